@@ -1,0 +1,1 @@
+"""The workshop: verdicts -> advantages -> samples -> step -> adapter version -> gate -> publish. torch lives here."""
