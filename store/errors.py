@@ -1,0 +1,105 @@
+"""Every error this program raises on purpose, and whose fault it is.
+
+* PatinaError
+  + OurError                 something of ours is wrong: the program, its set-up, its record
+    - ConfigError            a setting is missing or impossible; raised at start-up only, exit code 2
+    - RecordError            the record cannot be read or written
+      . RecordTooNew         the database was written by a newer Patina
+      . RecordUnavailable    locked, full, or gone: try again, nothing is lost
+      . RecordCorrupt        `verify` found content that does not hash to its name
+    - IllegalTransition      a turn was asked to skip or repeat a stage of its life
+    - AdapterError           an adapter folder is missing, torn, or not what its hash says
+    - GateRejected           a trained version failed the gate; the old one stays live
+  + TheirError               somebody else's input or service is wrong
+    - WireError              bytes that are not the OpenAI format
+    - AlignmentError         per-token streams differ in length; never repaired by padding
+    - UpstreamError          the serving backend failed; carries its status and body
+      . UpstreamUnreachable  nobody answers there
+      . UpstreamTimeout      it answered too late
+    - JudgeError             the judge answered in a form nobody can parse
+      . JudgeUnavailable     the judge cannot be reached: the turn waits, it is never mis-scored
+    - RewardError            the user's own reward function raised or returned nonsense
+"""
+
+from __future__ import annotations
+
+
+class PatinaError(Exception):
+    """Base class, so that a caller can catch all of ours and none of anybody else's."""
+
+
+class OurError(PatinaError):
+    """Something of ours is wrong."""
+
+
+class ConfigError(OurError):
+    """A setting is missing or impossible: one sentence, and how to mend it."""
+
+
+class RecordError(OurError):
+    """The record cannot be read or written."""
+
+
+class RecordTooNew(RecordError):
+    """The database was written by a newer Patina than this one."""
+
+
+class RecordUnavailable(RecordError):
+    """The database is locked, full or gone; the same call may succeed later."""
+
+
+class RecordCorrupt(RecordError):
+    """Stored content does not hash to the name it is stored under."""
+
+
+class IllegalTransition(OurError):
+    """A turn was asked to skip or repeat a stage of its life."""
+
+
+class AdapterError(OurError):
+    """An adapter folder is missing, torn, or not what its hash says."""
+
+
+class GateRejected(OurError):
+    """A trained version failed the gate."""
+
+
+class TheirError(PatinaError):
+    """Somebody else's input or service is wrong."""
+
+
+class WireError(TheirError):
+    """Bytes that are not the OpenAI format."""
+
+
+class AlignmentError(TheirError):
+    """Per-token streams differ in length."""
+
+
+class UpstreamError(TheirError):
+    """The serving backend failed; ``status`` and ``body`` are what it said."""
+
+    def __init__(self, message: str, *, status: int | None = None, body: bytes = b"") -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = body
+
+
+class UpstreamUnreachable(UpstreamError):
+    """Nobody answers at the backend's address."""
+
+
+class UpstreamTimeout(UpstreamError):
+    """The backend did not answer in time."""
+
+
+class JudgeError(TheirError):
+    """The judge answered in a form nobody can parse."""
+
+
+class JudgeUnavailable(JudgeError):
+    """The judge cannot be reached or refuses to serve; the turn waits."""
+
+
+class RewardError(TheirError):
+    """The user's own reward function raised or returned something that is not a verdict."""

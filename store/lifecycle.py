@@ -1,0 +1,87 @@
+"""The life of a turn, as one table.
+
+Rule 1: everything that decides which stage may follow which lives in this file.
+Rule 2: this file does not know who asks (proxy, scorer or trainer) nor how a stage is stored.
+(Both rules after h11's `_state.py`.)
+
+    recorded -> answered -> scored -> claimed -> trained      or dropped, always with the reason in the row
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from store.errors import IllegalTransition
+
+
+class Stage(StrEnum):
+    RECORDED = "recorded"  #: written; nothing has followed it yet
+    ANSWERED = "answered"  #: its next state, or explicit feedback, is known
+    SCORED = "scored"  #: a scorer gave a verdict
+    CLAIMED = "claimed"  #: in the batch of a running train step
+    TRAINED = "trained"  #: in the version that `trained_in_version` names
+    DROPPED = "dropped"  #: will never train; the row says why
+
+
+class Event(StrEnum):
+    NEXT_STATE = "next_state"  #: the next user or tool message, a retry, or explicit feedback came
+    VERDICT = "verdict"
+    CLAIM = "claim"
+    RELEASE = "release"  #: the step failed, or the worker died and its lease ran out
+    STEPPED = "stepped"
+    DROP = "drop"  #: with a reason, always
+    REVIVE = "revive"  #: later knowledge (explicit feedback) made a dropped turn worth scoring after all
+
+
+class DropReason(StrEnum):
+    """Why a turn will never train. `status` counts these."""
+
+    SIDE_TURN = "side_turn"  #: housekeeping: title, summary, heartbeat
+    OPTED_OUT = "opted_out"  #: the client said so
+    UNFINISHED = "unfinished"  #: the client left or the backend broke the stream
+    UPSTREAM_ERROR = "upstream_error"  #: the reply was an error
+    NO_TOKENS = "no_tokens"  #: the backend reported no token ids or logprobs
+    TOKEN_MISMATCH = "token_mismatch"  #: ids and logprobs of different length, or not what usage counted
+    UNREADABLE = "unreadable"  #: the reply was not the OpenAI format
+    NO_NEXT_STATE = "no_next_state"  #: the session was closed and nothing had followed
+    ABSTAINED = "abstained"  #: no scorer had an opinion
+    NO_SIGNAL = "no_signal"  #: verdict 0 and no hint: it has nothing to teach
+    STALE = "stale"  #: sampled by a version too long ago, or too unlike today's policy
+    TEACHER_FAILED = "teacher_failed"  #: the teacher could not be asked; never replaced by zeros
+    HINT_IRRELEVANT = "hint_irrelevant"  #: the hint does not move the teacher: nothing to distil
+    TOO_LONG = "too_long"  #: does not fit the trainer's context
+    FORGOTTEN = "forgotten"  #: the person asked for it
+
+
+TRANSITIONS: dict[Stage, dict[Event, Stage]] = {
+    Stage.RECORDED: {Event.NEXT_STATE: Stage.ANSWERED, Event.DROP: Stage.DROPPED},
+    Stage.ANSWERED: {Event.VERDICT: Stage.SCORED, Event.DROP: Stage.DROPPED},
+    Stage.SCORED: {Event.CLAIM: Stage.CLAIMED, Event.DROP: Stage.DROPPED, Event.VERDICT: Stage.SCORED},
+    Stage.CLAIMED: {
+        Event.STEPPED: Stage.TRAINED,
+        Event.RELEASE: Stage.SCORED,
+        Event.DROP: Stage.DROPPED,
+    },
+    Stage.TRAINED: {},
+    Stage.DROPPED: {Event.REVIVE: Stage.ANSWERED},
+}
+
+#: Only these drops may be revived: the turn itself is sound, there only was no feedback yet.
+REVIVABLE = frozenset({DropReason.ABSTAINED, DropReason.NO_SIGNAL, DropReason.NO_NEXT_STATE})
+
+
+def advance(stage: Stage, event: Event) -> Stage:
+    """Return the stage that follows.
+
+    Raises:
+        IllegalTransition: the table does not list it; the turn stays where it was.
+    """
+    try:
+        return TRANSITIONS[stage][event]
+    except KeyError:
+        raise IllegalTransition(f"{event.value} cannot follow {stage.value}") from None
+
+
+def sources(event: Event) -> tuple[Stage, ...]:
+    """Return the stages from which ``event`` is legal, in the order of life."""
+    return tuple(stage for stage in Stage if event in TRANSITIONS[stage])

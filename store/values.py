@@ -1,0 +1,324 @@
+"""What flows through the house. Plain frozen values, stdlib only: no I/O, no torch, no SQL.
+
+Shape letters, used in every docstring: P prompt tokens, C completion tokens, T = P + C, B batch, V vocabulary.
+Log-probabilities are natural logs. Times are seconds since the epoch (UTC).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from store.errors import AlignmentError
+from store.lifecycle import DropReason, Stage
+
+#: One chat message or any other JSON object, exactly as it was on the wire.
+Json = dict[str, Any]
+
+#: Version 0 is the bare base model: no adapter.
+BASE_VERSION = 0
+
+
+class TurnKind(StrEnum):
+    MAIN = "main"  #: the person (or their agent) talks to the policy
+    SIDE = "side"  #: the client's housekeeping: titles, summaries, heartbeats; logged, never trained
+
+
+class Relation(StrEnum):
+    """How a turn stands to its parent (decided by `proxy.linking`)."""
+
+    FIRST = "first"  #: no earlier turn is a prefix of this request
+    NEXT = "next"  #: extends the newest turn of its branch
+    BRANCH = "branch"  #: an earlier message was edited: extends an older turn
+    RETRY = "retry"  #: the same prompt asked again: an implicit negative
+    COMPACTION = "compaction"  #: the history was replaced by a summary
+
+
+class LogprobMode(StrEnum):
+    """What distribution the engine's sampling logprobs are of."""
+
+    RAW = "raw_logprobs"  #: log-softmax of the model's logits, before temperature and truncation
+    PROCESSED = "processed_logprobs"  #: of the distribution the token was drawn from
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One sampled choice, as the engine reported it.
+
+    Attributes:
+        tool_calls: OpenAI shape, arguments as the string that was sent.
+        token_ids: [C] ids the sampler emitted, end-of-turn token included.
+        sampling_logprobs: [C] their natural logs under the version that sampled.
+        finish_reason: None when the stream ended early.
+    """
+
+    index: int = 0
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[Json, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    sampling_logprobs: tuple[float, ...] = ()
+    finish_reason: str | None = None
+
+    def require_aligned(self) -> None:
+        """Raises: AlignmentError when ids and logprobs differ in length or a logprob is not a finite number <= 0."""
+        if len(self.token_ids) != len(self.sampling_logprobs):
+            raise AlignmentError(
+                f"{len(self.token_ids)} token ids but {len(self.sampling_logprobs)} logprobs"
+            )
+        for value in self.sampling_logprobs:
+            if not math.isfinite(value) or value > 1e-4:  # engines round: 1e-6 above zero is seen
+                raise AlignmentError(f"{value} is not a log-probability")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTurn:
+    """What the proxy hands to the record when a turn ends. Written in one transaction, then immutable.
+
+    Attributes:
+        messages: the request's messages exactly as sent; stored once each, content-addressed.
+        request: the other fields of the request body (tools, sampling parameters, ...), without ``messages``.
+        prompt_token_ids: [P] what the engine says it was given; empty when it did not say.
+        request_key: canonical hash of the whole request history (same prompt again -> retry).
+        reply_key: canonical hash of history + reply; the next request of this branch contains it as a prefix.
+        drop_reason: None for a turn that may train; else why not.
+        next_state: what this turn's request says about its parent, see `NextState`.
+    """
+
+    turn_id: str
+    completion_id: str | None  #: the engine's `chatcmpl-…` id, which clients see
+    session_id: str
+    parent_turn_id: str | None
+    turn_index: int
+    kind: TurnKind
+    relation: Relation
+    link_reason: str
+    link_confidence: float
+    policy: str
+    scope: str
+    adapter_version: int
+    client: str
+    user: str | None
+    created_at: float
+    finished_at: float
+    status_code: int
+    streamed: bool
+    messages: tuple[Json, ...]
+    request: Json
+    completion: Completion
+    prompt_token_ids: tuple[int, ...]
+    temperature: float
+    logprob_mode: LogprobMode
+    usage: Json | None
+    request_key: str
+    reply_key: str | None
+    drop_reason: DropReason | None = None
+    drop_detail: str = ""
+    next_state: NextState | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextState:
+    """What followed a turn: the feedback, before anybody has read it as such.
+
+    Attributes:
+        turn_id: the turn that is answered by this.
+        by_turn_id: the turn whose request carried it.
+        role: role of the first message that followed ("user", "tool"); for a retry "user".
+        text: the person's words (or the tools' output), as far as they can be told from harness noise.
+        messages: everything that followed, as sent.
+        relation: relation of ``by_turn_id`` to ``turn_id``: next, branch (edited away), retry, ...
+    """
+
+    turn_id: str
+    by_turn_id: str
+    role: str
+    text: str
+    messages: tuple[Json, ...]
+    relation: Relation
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tip:
+    """A stored turn as the linker sees it."""
+
+    turn_id: str
+    session_id: str
+    turn_index: int
+    kind: TurnKind
+    parent_turn_id: str | None
+    key: str  #: the request_key or reply_key that was found
+    is_newest: bool  #: no later main turn extends it
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feedback:
+    """Explicit feedback for one turn, by a client that knows Patina.
+
+    Attributes:
+        score: in [-1, 1]; None when only text was given.
+        idempotency_key: the same key twice is the same feedback.
+    """
+
+    feedback_id: str
+    turn_id: str
+    score: float | None
+    text: str
+    idempotency_key: str
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a scorer says of a turn.
+
+    Attributes:
+        value: -1, 0 or +1; None means it abstained.
+        hint: hindsight text that would have helped, or None.
+        hint_is_reaction: the hint is the person's own words (raw follow-up), not a judge's phrasing.
+        source: who said so ("rule:thanks", "judge:openai/gpt-…", "feedback", "custom:mod:fn").
+        confidence: in [0, 1]; the share of votes, or a rule's own estimate.
+        detail: votes, raw texts, rejected hints with their reasons.
+    """
+
+    turn_id: str
+    value: int | None
+    hint: str | None = None
+    hint_is_reaction: bool = True
+    source: str
+    confidence: float = 1.0
+    detail: Json = field(default_factory=dict)
+    created_at: float
+
+    def __post_init__(self) -> None:
+        if self.value not in (-1, 0, 1, None):
+            raise ValueError(f"a verdict is -1, 0, +1 or None, not {self.value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredTurn:
+    """A turn that waits for a verdict, with all that followed it."""
+
+    turn_id: str
+    session_id: str
+    policy: str
+    scope: str
+    messages: tuple[Json, ...]
+    request: Json
+    completion: Completion
+    next_states: tuple[NextState, ...]  #: oldest first; several when the person branched
+    feedback: tuple[Feedback, ...]
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredTurn:
+    """A claimed turn as the trainer takes it: exact tokens, verdict, hint.
+
+    Attributes:
+        prompt_token_ids: [P] ids the policy was given.
+        verdict: the newest one.
+    """
+
+    turn_id: str
+    session_id: str
+    turn_index: int
+    policy: str
+    scope: str
+    adapter_version: int
+    messages: tuple[Json, ...]
+    request: Json
+    completion: Completion
+    prompt_token_ids: tuple[int, ...]
+    temperature: float
+    logprob_mode: LogprobMode
+    verdict: Verdict
+    next_text: str
+    created_at: float
+
+
+class AdapterState(StrEnum):
+    CANDIDATE = "candidate"  #: written, not yet gated
+    PUBLISHED = "published"  #: passed the gate; may be (or may have been) live
+    REJECTED = "rejected"  #: failed the gate; kept for `versions` to show why
+    PRUNED = "pruned"  #: its files were removed by the retention policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterVersion:
+    """Immutable LoRA weights ``policy@version``; version 0 has none and no row.
+
+    Attributes:
+        path: folder that peft and vLLM load as it is (or a `tinker://` path).
+        content_hash: of the weight file's bytes.
+        parent_version: the version the step started from.
+        metrics: what the step and the gate measured.
+    """
+
+    policy: str
+    version: int
+    path: str
+    content_hash: str
+    parent_version: int
+    state: AdapterState
+    reason: str
+    method: str
+    metrics: Json
+    created_at: float
+
+    @property
+    def name(self) -> str:
+        return adapter_name(self.policy, self.version)
+
+
+def adapter_name(policy: str, version: int) -> str:
+    """Return the immutable name the backend serves a version under."""
+    return f"{policy}@{version}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AliasMove:
+    """``policy`` pointed to ``version`` from ``moved_at`` on; the newest row is what is live."""
+
+    policy: str
+    version: int
+    moved_at: float
+    by: str  #: "trainer", "rollback", ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """One optimizer step (or the attempt), for `status` and `why`."""
+
+    step_id: str
+    policy: str
+    method: str
+    started_at: float
+    finished_at: float | None
+    version: int | None
+    error: str | None
+    metrics: Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    process: str
+    pid: int
+    state: str
+    detail: Json
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnFate:
+    """One turn's place in life, as `trajectories`, `why` and the tests read it."""
+
+    turn_id: str
+    stage: Stage
+    drop_reason: DropReason | None
+    trained_in_version: int | None
