@@ -1,0 +1,454 @@
+"""Settings: one frozen value, read once at start-up. The only file that reads the environment.
+
+Precedence: command line, then environment, then the default. The command line is built from these fields (`run.py`), so
+a setting is described once. Flags and environment names of the OpenClaw-RL Tinker launcher are kept verbatim, where two
+of them had a meaning that was a bug (`kl_loss_coef` scaled the advantage; `opd` ignored the teacher), the help says what
+it means here.
+
+Children processes get the same value as a JSON file (`dump`, `load`), never through the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from store.errors import ConfigError
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+#: The built-in model's name; any other name or path is a Hugging Face one.
+BUILTIN_MODEL = "patina-tiny"
+BUILTIN_FOLDER = REPOSITORY / "models" / BUILTIN_MODEL
+
+Method = Literal["rl", "opd", "combine", "sdpo"]
+
+
+def _field(default: Any, env: str, help: str, group: str = "Patina") -> Any:
+    """A setting: its default, environment name and one line of help, told once."""
+    names = [env, *([] if env.startswith("PATINA_") else [f"PATINA_{env}"])]
+    return Field(
+        default=default,
+        validation_alias=AliasChoices(*names),
+        description=help,
+        json_schema_extra={"group": group, "env": env},
+    )
+
+
+class Settings(BaseSettings):
+    """Everything a process needs to know; see the field descriptions (they are `run.py --help`)."""
+
+    model_config = SettingsConfigDict(
+        # no populate_by_name: with it the environment is searched for field names too, and `home` would be $HOME
+        frozen=True,
+        extra="forbid",
+        env_ignore_empty=True,
+        protected_namespaces=(),
+    )
+    )
+
+    # -- what is learnt, and how (the seeds' flags)
+    method: Method = _field(
+        "combine", "METHOD", "how verdicts become steps: rl, opd, combine or sdpo", "learning"
+    )
+    model_name: str = _field(
+        BUILTIN_MODEL,
+        "MODEL_NAME",
+        "built-in model, or a folder or cached name of a Hugging Face causal LM",
+        "model",
+    )
+    lora_rank: int = _field(16, "LORA_RANK", "rank of the LoRA adapters", "learning")
+    teacher_model_name: str = _field(
+        "",
+        "TEACHER_MODEL_NAME",
+        "teacher with the hint in context; empty: the policy's own base model",
+        "learning",
+    )
+    learning_rate: float | None = _field(
+        None,
+        "LEARNING_RATE",
+        "AdamW learning rate; default 1e-4, and 1e-3 for the built-in model",
+        "learning",
+    )
+    batch_size: int = _field(4, "BATCH_SIZE", "turns per step", "learning")
+    max_steps: int = _field(0, "MAX_STEPS", "stop training after so many steps; 0: never", "learning")
+    loss_fn: Literal["ppo", "importance_sampling"] = _field(
+        "ppo", "LOSS_FN", "surrogate of the advantage term: ppo (clipped) or importance_sampling", "learning"
+    )
+    kl_loss_coef: float = _field(
+        0.02,
+        "KL_LOSS_COEF",
+        "weight of the k2 KL penalty to the base model (in the seeds it scaled the OPD advantage instead, "
+        "and at 0 switched the teacher off: a bug)",
+        "learning",
+    )
+    save_interval: int = _field(
+        20,
+        "SAVE_INTERVAL",
+        "besides the newest 8 versions, keep the files of every N-th one for rollback",
+        "learning",
+    )
+    resume_from_ckpt: str = _field(
+        "",
+        "RESUME_FROM_CKPT",
+        "start from this adapter folder when the record has no version yet",
+        "learning",
+    )
+    w_opd: float = _field(
+        1.0, "OPENCLAW_COMBINE_W_OPD", "combine: weight of the directive (teacher) term", "learning"
+    )
+    w_rl: float = _field(0.3, "OPENCLAW_COMBINE_W_RL", "combine: weight of the verdict term", "learning")
+    eval_mode: bool = _field(
+        False, "EVAL_MODE", "opd: also ask for verdicts and report them, without training on them", "learning"
+    )
+    prm_m: int = _field(3, "PRM_M", "judge votes per turn, decided by majority", "scoring")
+    prm_temperature: float = _field(0.6, "PRM_TEMPERATURE", "sampling temperature of the judge", "scoring")
+    prm_max_tokens: int = _field(4096, "PRM_MAX_TOKENS", "longest judge answer, in tokens", "scoring")
+    proxy_host: str = _field("127.0.0.1", "PROXY_HOST", "address the proxy listens on", "serving")
+    proxy_port: int = _field(30000, "PROXY_PORT", "port the proxy listens on", "serving")
+    served_model_name: str = _field(
+        "",
+        "SERVED_MODEL_NAME",
+        "name clients see and the policy is recorded under; default: from --model-name",
+        "model",
+    )
+    api_key: str | None = _field(
+        None,
+        "SGLANG_API_KEY",
+        'key clients must send as Bearer; default: generated on first start; "" on the command line: no key',
+        "serving",
+    )
+    record_dir: str = _field(
+        "", "RECORD_DIR", "folder of the record (patina.db); default: the home folder", "record"
+    )
+    wandb_project: str = _field(
+        "", "WANDB_PROJECT", "also log step metrics to this wandb project", "learning"
+    )
+
+    # -- ours
+    custom_rm_path: str = _field(
+        "", "PATINA_CUSTOM_RM_PATH", "own reward: module:function or file.py:function", "scoring"
+    )
+    opd_support: Literal["topk", "token"] = _field(
+        "topk",
+        "PATINA_OPD_SUPPORT",
+        "directive term on the student's top-K (ours) or on sampled tokens only (the seeds' form)",
+        "learning",
+    )
+    backend: Literal["embedded", "vllm", "tinker", "auto"] = _field(
+        "auto",
+        "PATINA_BACKEND",
+        "what serves the policy; auto: embedded, or none when --upstream is given",
+        "serving",
+    )
+    upstream: str = _field(
+        "",
+        "PATINA_UPSTREAM",
+        "base URL of an OpenAI-compatible endpoint to serve through instead of a local backend",
+        "serving",
+    )
+    upstream_api_key: str = _field("", "PATINA_UPSTREAM_API_KEY", "key sent to --upstream", "serving")
+    judge: str = _field(
+        "auto",
+        "PATINA_JUDGE",
+        "who scores besides the rules: none, self (the policy's base model) or a litellm model such as "
+        "openai/gpt-4.1-mini; auto: none for the built-in model, self otherwise",
+        "scoring",
+    )
+    judge_api_base: str = _field("", "PATINA_JUDGE_API_BASE", "own base URL for the judge", "scoring")
+    judge_api_key: str = _field(
+        "", "PATINA_JUDGE_API_KEY", "key for the judge; default: the provider's own variable", "scoring"
+    )
+    rubric: str = _field(
+        "", "PATINA_RUBRIC", "text file woven into the judge's question: what counts as good", "scoring"
+    )
+    home: Path = _field(Path("~/.patina"), "PATINA_HOME", "folder of the record, keys and adapters", "record")
+    database: str = _field(
+        "", "PATINA_DATABASE", "database URL instead of patina.db (sqlite or postgresql+asyncpg)", "record"
+    )
+    backend_port: int = _field(
+        0, "PATINA_BACKEND_PORT", "port of the local backend; 0: any free one", "serving"
+    )
+    threads: int = _field(
+        0,
+        "PATINA_THREADS",
+        "CPU threads for the engine and the trainer each; 0: half of the cores",
+        "serving",
+    )
+
+    # -- learning knobs beyond the seeds
+    teacher: Literal["base", "ema"] = _field(
+        "base",
+        "PATINA_TEACHER",
+        "whose weights teach when the hint is in context: the base model or the adapter's EMA",
+        "learning",
+    )
+    baseline: Literal["running", "none"] = _field(
+        "running",
+        "PATINA_BASELINE",
+        "subtract the running mean of recent verdicts; none is the seeds' A = r",
+        "learning",
+    )
+    alpha: float = _field(
+        0.5,
+        "PATINA_ALPHA",
+        "sdpo and combine: 0 forward KL, 1 reverse KL, between: Jensen-Shannon",
+        "learning",
+    )
+    top_k: int = _field(
+        20, "PATINA_TOP_K", "tokens of the student's support in the directive term", "learning"
+    )
+    opd_clip: float = _field(
+        1.0, "PATINA_OPD_CLIP", "clip of the per-token directive advantage (token support)", "learning"
+    )
+    steps_per_batch: int = _field(
+        2, "PATINA_STEPS_PER_BATCH", "optimizer steps per batch of turns", "learning"
+    )
+    anchors: int = _field(
+        4, "PATINA_ANCHORS", "anchor samples per step that keep explicit instructions obeyed", "learning"
+    )
+    replay: int = _field(0, "PATINA_REPLAY", "past feedback turns mixed into a step", "learning")
+    max_kl_step: float = _field(
+        0.02,
+        "PATINA_MAX_KL_STEP",
+        "trust region: stop the inner steps beyond this KL (nat/token) to the step's start",
+        "learning",
+    )
+    max_staleness: int = _field(
+        8, "PATINA_MAX_STALENESS", "drop turns sampled more than so many versions ago", "learning"
+    )
+    seed: int = _field(0, "PATINA_SEED", "seed of training", "learning")
+
+    @field_validator("proxy_port", "backend_port")
+    @classmethod
+    def _port(cls, value: int) -> int:
+        if not 0 <= value <= 65535:
+            raise ValueError("a port is a number from 0 to 65535")
+        return value
+
+    @field_validator(
+        "batch_size", "lora_rank", "prm_m", "prm_max_tokens", "top_k", "steps_per_batch", "save_interval"
+    )
+    @classmethod
+    def _positive(cls, value: int) -> int:
+        if value < 1:
+            raise ValueError("must be at least 1")
+        return value
+
+    @field_validator(
+        "max_steps",
+        "anchors",
+        "replay",
+        "threads",
+        "max_staleness",
+        "kl_loss_coef",
+        "w_opd",
+        "w_rl",
+        "prm_temperature",
+        "max_kl_step",
+        "opd_clip",
+    )
+    @classmethod
+    def _not_negative(cls, value: float) -> float:
+        if not value >= 0:  # also refuses NaN
+            raise ValueError("must not be negative")
+        return value
+
+    @field_validator("learning_rate")
+    @classmethod
+    def _rate(cls, value: float | None) -> float | None:
+        if value is not None and not 0 < value < 1:
+            raise ValueError("must lie between 0 and 1")
+        return value
+
+    @field_validator("alpha")
+    @classmethod
+    def _share(cls, value: float) -> float:
+        if not 0 <= value <= 1:
+            raise ValueError("must lie in [0, 1]")
+        return value
+
+    @field_validator("served_model_name")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        if value and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
+            raise ValueError("use letters, digits, '.', '_' and '-'")
+        return value
+
+    @field_validator("upstream", "judge_api_base")
+    @classmethod
+    def _url(cls, value: str) -> str:
+        if value and not re.match(r"https?://[^/\s]+", value):
+            raise ValueError("must be an http:// or https:// URL")
+        return value.rstrip("/")
+
+    @field_validator("home")
+    @classmethod
+    def _expand(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if self.upstream and self.backend in ("embedded", "tinker"):
+            raise ValueError(f"--upstream and --backend {self.backend} exclude each other")
+        return self
+
+    # -- derived: told once here, so that no process computes its own variant
+    @property
+    def policy(self) -> str:
+        """Name the policy is served and recorded under."""
+        return self.served_model_name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(self.model_name).name).strip(
+            "-."
+        )
+
+    @property
+    def is_builtin(self) -> bool:
+        return self.model_name == BUILTIN_MODEL
+
+    @property
+    def model_path(self) -> str:
+        """What `from_pretrained` is given."""
+        return str(BUILTIN_FOLDER) if self.is_builtin else self.model_name
+
+    @property
+    def trains_locally(self) -> bool:
+        """Whether adapters can be trained and served: an --upstream alone is served and recorded only."""
+        return not self.upstream
+
+    @property
+    def resolved_learning_rate(self) -> float:
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return 1e-3 if self.is_builtin else 1e-4
+
+    @property
+    def resolved_judge(self) -> str:
+        if self.judge != "auto":
+            return self.judge
+        return "none" if self.is_builtin or self.upstream else "self"
+
+    @property
+    def resolved_threads(self) -> int:
+        return self.threads or max(1, (os.cpu_count() or 2) // 2)
+
+    @property
+    def database_url(self) -> str:
+        if self.database:
+            return self.database
+        folder = Path(self.record_dir).expanduser().absolute() if self.record_dir else self.home
+        return f"sqlite+aiosqlite:///{folder / 'patina.db'}"
+
+    @property
+    def adapters_folder(self) -> Path:
+        return self.home / "adapters"
+
+    @property
+    def logs_folder(self) -> Path:
+        return self.home / "logs"
+
+    @property
+    def key_file(self) -> Path:
+        return self.home / "api_key"
+
+    def dump(self, path: Path) -> None:
+        """Write the value for child processes, readable by this user only (it may hold keys)."""
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = path.with_suffix(".tmp")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(self.model_dump_json())
+        temporary.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Settings:
+        """Read what `dump` wrote; neither environment nor defaults take part.
+
+        Raises:
+            ConfigError: the file is missing or not a settings file.
+        """
+        try:
+            return cls.model_validate_json(path.read_text(encoding="utf-8"), by_name=True, by_alias=False)
+        except (OSError, ValidationError) as exc:
+            raise ConfigError(f"cannot read the settings in {path}: {exc}") from exc
+
+
+def read_settings(given: dict[str, Any]) -> Settings:
+    """Return the settings from command-line values ``given`` (by field name), the environment and the defaults.
+
+    Raises:
+        ConfigError: one clear sentence for the first wrong value.
+    """
+    try:
+        return Settings(**{_first_alias(name): value for name, value in given.items()})
+    except ValidationError as exc:
+        error = exc.errors()[0]
+        raise ConfigError(_sentence(error, given)) from None
+
+
+def _first_alias(field: str) -> str:
+    alias = Settings.model_fields[field].validation_alias
+    assert isinstance(alias, AliasChoices)  # every field is made by `_field`
+    return str(alias.choices[0])  # the first choice wins over the same setting in the environment
+
+
+def _sentence(error: Any, given: dict[str, Any]) -> str:
+    place = str(error["loc"][0]) if error["loc"] else ""
+    message: str = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if not place:
+        return message
+    for field, info in Settings.model_fields.items():
+        alias = info.validation_alias
+        if isinstance(alias, AliasChoices) and place in alias.choices and field not in given:
+            return f"{place}={error['input']!r} (from the environment): {message}"
+        if isinstance(alias, AliasChoices) and (place in alias.choices or place == field):
+            return f"--{field.replace('_', '-')} {error['input']!r}: {message}"
+    return f"{place}: {message}"
+
+
+def ensure_api_key(settings: Settings) -> tuple[str, bool]:
+    """Return (key, whether it was made just now). The key file is 0600; an empty key means no authorisation.
+
+    Raises:
+        ConfigError: the key file cannot be read or written.
+    """
+    if settings.api_key is not None:
+        return settings.api_key, False
+    path = settings.key_file
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if path.exists():
+            return path.read_text(encoding="utf-8").strip(), False
+        key = "patina-" + secrets.token_urlsafe(24)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(key + "\n")
+    except OSError as exc:
+        raise ConfigError(f"cannot keep the API key in {path}: {exc.strerror or exc}") from exc
+    return key, True
+
+
+def child_environment(**extra: str) -> dict[str, str]:
+    """Return the environment for a child process: ours, plus ``extra``, offline and quiet where libraries allow."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        **extra,
+    }
+
+
+def to_json(settings: Settings) -> dict[str, Any]:
+    """Return the settings as JSON with every secret blanked, for `status` and version metrics."""
+    data: dict[str, Any] = json.loads(settings.model_dump_json())
+    for name in ("api_key", "upstream_api_key", "judge_api_key"):
+        if data.get(name):
+            data[name] = "***"
+    return data
