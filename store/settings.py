@@ -51,7 +51,6 @@ class Settings(BaseSettings):
         env_ignore_empty=True,
         protected_namespaces=(),
     )
-    )
 
     # -- what is learnt, and how (the seeds' flags)
     method: Method = _field(
