@@ -366,14 +366,18 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls, path: Path) -> Settings:
-        """Read what `dump` wrote; neither environment nor defaults take part.
+        """Read what `dump` wrote. It names every field, so neither environment nor defaults take part.
 
         Raises:
             ConfigError: the file is missing or not a settings file.
         """
         try:
-            return cls.model_validate_json(path.read_text(encoding="utf-8"), by_name=True, by_alias=False)
-        except (OSError, ValidationError) as exc:
+            data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            missing = cls.model_fields.keys() - data.keys()
+            if missing:
+                raise ConfigError(f"the settings in {path} lack {', '.join(sorted(missing))}")
+            return cls(**{_first_alias(name): value for name, value in data.items()})
+        except (OSError, ValueError, KeyError) as exc:
             raise ConfigError(f"cannot read the settings in {path}: {exc}") from exc
 
 
