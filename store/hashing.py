@@ -1,0 +1,48 @@
+"""Content addresses. Sans-IO: values in, names out.
+
+Two rules. The address of a message is of its bytes **as sent**, so that the record can prove what it stored. The canonical
+keys by which a conversation is recognised (`proxy.canonical`) forgive what clients change and are never used as addresses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+#: Parent of the first node of every chain.
+ROOT = ""
+
+
+def exact_json(value: Any) -> str:
+    """Return JSON text that parses back to the same value: key order kept, no white space, no escaping of letters.
+
+    Raises:
+        ValueError: NaN or infinity, which are not JSON.
+    """
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def digest(*parts: str) -> str:
+    """Return 32 hex digits over ``parts``; their boundaries count ("ab","c" is not "a","bc")."""
+    state = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        state.update(len(data).to_bytes(8, "big"))
+        state.update(data)
+    return state.hexdigest()
+
+
+def chain(parent: str, links: Iterable[str]) -> list[str]:
+    """Return node names h[i] = digest(h[i-1], links[i]) with h[-1] = ``parent``: equal prefixes, equal names."""
+    nodes: list[str] = []
+    for link in links:
+        parent = digest(parent, link)
+        nodes.append(parent)
+    return nodes
+
+
+def text_key(text: str) -> str:
+    """Return the key under which a text is found again whatever its surrounding white space."""
+    return digest(text.strip())

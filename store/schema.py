@@ -1,0 +1,265 @@
+"""The tables, one place. `migrations/` creates them; a test holds the two against each other.
+
+Rules: `turns`, `messages`, `nodes`, `next_states`, `feedback`, `verdicts`, `alias_moves` are append-only: a row never changes once it is
+written (what a person asks to forget is deleted, not edited). `lives` is the one baton that processes hand on, and it only
+moves by compare-and-set along `store.lifecycle`. Every other table has one writing process:
+
+    proxy   messages, nodes, turns, next_states, feedback        trainer  adapters, steps
+    scorer  verdicts                                             alias_moves: trainer (publish) and a person (rollback)
+
+A conversation is stored as a chain of nodes, each naming its parent and one message; messages are content-addressed, so a
+200-turn session costs what is new in it. Leading system messages form a chain of their own (`preamble_node`): clients change
+them every turn, and with them in front of the history every later node would be new as well.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+_HASH = String(32)
+_ID = String(64)
+
+messages = Table(
+    "messages",
+    metadata,
+    Column("hash", _HASH, primary_key=True),  # digest(body)
+    Column("body", Text, nullable=False),  # JSON exactly as sent
+)
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("node", _HASH, primary_key=True),  # digest(parent, message)
+    Column("parent", _HASH, nullable=False),  # "" for the first
+    Column("message", _HASH, ForeignKey("messages.hash"), nullable=False),
+    Column("depth", Integer, nullable=False),  # 0 for the first
+)
+
+turns = Table(
+    "turns",
+    metadata,
+    Column("turn_id", _ID, primary_key=True),
+    Column("completion_id", String(128)),
+    Column("session_id", String(256), nullable=False),
+    Column("parent_turn_id", _ID),
+    Column("turn_index", Integer, nullable=False),
+    Column("kind", String(8), nullable=False),
+    Column("relation", String(16), nullable=False),
+    Column("link_reason", String(200), nullable=False),
+    Column("link_confidence", Float, nullable=False),
+    Column("policy", String(128), nullable=False),
+    Column("scope", String(128), nullable=False),
+    Column("adapter_version", Integer, nullable=False),
+    Column("client", String(128), nullable=False),
+    Column("user", String(256)),
+    Column("created_at", Float, nullable=False),
+    Column("finished_at", Float, nullable=False),
+    Column("status_code", Integer, nullable=False),
+    Column("streamed", Boolean, nullable=False),
+    Column("preamble_node", _HASH, nullable=False),  # "" when there are no leading system messages
+    Column("history_node", _HASH, nullable=False),
+    Column(
+        "request", _HASH, ForeignKey("messages.hash"), nullable=False
+    ),  # body less messages, content-addressed too
+    Column("completion", Text, nullable=False),
+    Column("reasoning", Text, nullable=False),
+    Column("tool_calls", Text, nullable=False),  # JSON list
+    Column("completion_token_ids", Text, nullable=False),  # JSON list
+    Column("sampling_logprobs", Text, nullable=False),  # JSON list
+    Column("finish_reason", String(64)),
+    # Prompt ids grow with the session; what the parent's prompt + completion already says is not said again.
+    Column("prompt_base_turn_id", _ID),
+    Column("prompt_base_length", Integer, nullable=False),
+    Column("prompt_token_ids", Text, nullable=False),  # JSON list: the ids after the base
+    Column("temperature", Float, nullable=False),
+    Column("logprob_mode", String(32), nullable=False),
+    Column("usage", Text),
+    Column("request_key", _HASH, nullable=False),
+    Column("reply_key", _HASH),
+    Column("completion_key", _HASH, nullable=False),  # text_key(completion)
+    Column("drop_detail", Text, nullable=False),
+    Index(None, "scope", "reply_key"),
+    Index(None, "scope", "request_key"),
+    Index(None, "scope", "completion_key"),
+    Index(None, "completion_id"),
+    Index(None, "session_id", "turn_index"),
+    Index(None, "created_at"),
+)
+
+next_states = Table(
+    "next_states",
+    metadata,
+    Column("turn_id", _ID, ForeignKey("turns.turn_id", ondelete="CASCADE"), primary_key=True),
+    Column("by_turn_id", _ID, primary_key=True),
+    Column("role", String(16), nullable=False),
+    Column("text", Text, nullable=False),
+    Column("messages", Text, nullable=False),  # JSON list of message hashes
+    Column("relation", String(16), nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
+feedback = Table(
+    "feedback",
+    metadata,
+    Column("feedback_id", _ID, primary_key=True),
+    Column("turn_id", _ID, ForeignKey("turns.turn_id", ondelete="CASCADE"), nullable=False),
+    Column("score", Float),
+    Column("text", Text, nullable=False),
+    Column("idempotency_key", String(256), nullable=False, unique=True),
+    Column("created_at", Float, nullable=False),
+    Index(None, "turn_id"),
+)
+
+verdicts = Table(
+    "verdicts",
+    metadata,
+    Column("verdict_id", Integer, primary_key=True, autoincrement=True),
+    Column("turn_id", _ID, ForeignKey("turns.turn_id", ondelete="CASCADE"), nullable=False),
+    Column("value", Integer),
+    Column("hint", Text),
+    Column("hint_is_reaction", Boolean, nullable=False),
+    Column("source", String(256), nullable=False),
+    Column("confidence", Float, nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Index(None, "turn_id", "verdict_id"),
+)
+
+lives = Table(
+    "lives",
+    metadata,
+    Column("turn_id", _ID, ForeignKey("turns.turn_id", ondelete="CASCADE"), primary_key=True),
+    Column("policy", String(128), nullable=False),
+    Column("stage", String(16), nullable=False),
+    Column("drop_reason", String(32)),
+    Column("claimed_by", String(128)),
+    Column("lease_until", Float),
+    Column("trained_in_version", Integer),
+    Column("since", Float, nullable=False),  # when this stage began
+    Index(None, "stage", "policy", "since"),
+    Index(None, "policy", "trained_in_version"),
+)
+
+adapters = Table(
+    "adapters",
+    metadata,
+    Column("policy", String(128), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("path", Text, nullable=False),
+    Column("content_hash", String(64), nullable=False),
+    Column("parent_version", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("method", String(16), nullable=False),
+    Column("metrics", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
+alias_moves = Table(
+    "alias_moves",
+    metadata,
+    Column("move_id", Integer, primary_key=True, autoincrement=True),
+    Column("policy", String(128), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("moved_at", Float, nullable=False),
+    Column("by", String(64), nullable=False),
+    Index(None, "policy", "move_id"),
+)
+
+steps = Table(
+    "steps",
+    metadata,
+    Column("step_id", _ID, primary_key=True),
+    Column("policy", String(128), nullable=False),
+    Column("method", String(16), nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("finished_at", Float),
+    Column("version", Integer),
+    Column("error", Text),
+    Column("metrics", Text, nullable=False),
+    Index(None, "policy", "started_at"),
+)
+
+heartbeats = Table(
+    "heartbeats",
+    metadata,
+    Column("process", String(32), primary_key=True),  # each process writes its own row only
+    Column("pid", Integer, nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("at", Float, nullable=False),
+)
+
+controls = Table(
+    "controls",
+    metadata,
+    Column("name", String(32), primary_key=True),  # written by a person through run.py: "training" = "paused"
+    Column("value", Text, nullable=False),
+    Column("at", Float, nullable=False),
+)
+
+#: Columns of the view `trajectories`, in order: a fixed interface.
+TRAJECTORY_COLUMNS = (
+    "turn_id", "session_id", "parent_turn_id", "turn_index", "kind", "relation", "policy", "adapter_version", "client",
+    "created_at", "messages", "completion", "tool_calls", "completion_token_ids", "sampling_logprobs", "finish_reason",
+    "next_role", "next_text", "verdict", "hint", "verdict_source", "stage", "drop_reason", "trained_in_version",
+)  # fmt: skip
+
+
+def trajectories_view(dialect: str) -> str:
+    """Return the SQL that creates the view ``trajectories`` (one row a turn) on ``sqlite`` or ``postgresql``."""
+    if dialect == "postgresql":
+        collect = "COALESCE(json_agg(w.body::json ORDER BY w.part, w.depth), '[]'::json)::text"
+    else:
+        # json_group_array takes its rows in the order of the sub-select (ORDER BY inside it needs SQLite >= 3.44)
+        collect = "json_group_array(json(w.body))"
+    walk = f"""
+      WITH RECURSIVE walk(part, parent, message, depth) AS (
+        SELECT CASE WHEN n.node = t.preamble_node THEN 0 ELSE 1 END, n.parent, n.message, n.depth
+          FROM nodes n WHERE n.node = t.preamble_node
+        UNION ALL
+        SELECT 1, n.parent, n.message, n.depth FROM nodes n WHERE n.node = t.history_node
+        UNION ALL
+        SELECT walk.part, n.parent, n.message, n.depth FROM nodes n JOIN walk ON n.node = walk.parent
+      )
+      SELECT {collect} FROM (
+        SELECT walk.part AS part, walk.depth AS depth, m.body AS body
+          FROM walk JOIN messages m ON m.hash = walk.message ORDER BY walk.part, walk.depth
+      ) w"""
+    newest_next = """(SELECT {} FROM next_states s WHERE s.turn_id = t.turn_id
+      ORDER BY s.created_at DESC, s.by_turn_id LIMIT 1)"""
+    newest_verdict = (
+        "(SELECT v.{} FROM verdicts v WHERE v.turn_id = t.turn_id ORDER BY v.verdict_id DESC LIMIT 1)"
+    )
+    return f"""CREATE VIEW trajectories AS
+SELECT t.turn_id, t.session_id, t.parent_turn_id, t.turn_index, t.kind, t.relation, t.policy, t.adapter_version,
+  t.client, t.created_at,
+  ({walk}) AS messages,
+  t.completion, t.tool_calls, t.completion_token_ids, t.sampling_logprobs, t.finish_reason,
+  {newest_next.format("s.role")} AS next_role,
+  {newest_next.format("s.text")} AS next_text,
+  {newest_verdict.format("value")} AS verdict,
+  {newest_verdict.format("hint")} AS hint,
+  {newest_verdict.format("source")} AS verdict_source,
+  l.stage, l.drop_reason, l.trained_in_version
+FROM turns t JOIN lives l ON l.turn_id = t.turn_id"""
