@@ -30,6 +30,7 @@ class Event(StrEnum):
     RELEASE = "release"  #: the step failed, or the worker died and its lease ran out
     STEPPED = "stepped"
     DROP = "drop"  #: with a reason, always
+    RECONSIDER = "reconsider"  #: explicit feedback came after the verdict and before the claim: score again
     REVIVE = "revive"  #: later knowledge (explicit feedback) made a dropped turn worth scoring after all
 
 
@@ -50,13 +51,14 @@ class DropReason(StrEnum):
     TEACHER_FAILED = "teacher_failed"  #: the teacher could not be asked; never replaced by zeros
     HINT_IRRELEVANT = "hint_irrelevant"  #: the hint does not move the teacher: nothing to distil
     TOO_LONG = "too_long"  #: does not fit the trainer's context
+    GATE_REJECTED = "gate_rejected"  #: its step failed the gate, and again
     FORGOTTEN = "forgotten"  #: the person asked for it
 
 
 TRANSITIONS: dict[Stage, dict[Event, Stage]] = {
     Stage.RECORDED: {Event.NEXT_STATE: Stage.ANSWERED, Event.DROP: Stage.DROPPED},
     Stage.ANSWERED: {Event.VERDICT: Stage.SCORED, Event.DROP: Stage.DROPPED},
-    Stage.SCORED: {Event.CLAIM: Stage.CLAIMED, Event.DROP: Stage.DROPPED, Event.VERDICT: Stage.SCORED},
+    Stage.SCORED: {Event.CLAIM: Stage.CLAIMED, Event.DROP: Stage.DROPPED, Event.RECONSIDER: Stage.ANSWERED},
     Stage.CLAIMED: {
         Event.STEPPED: Stage.TRAINED,
         Event.RELEASE: Stage.SCORED,

@@ -372,7 +372,9 @@ class Settings(BaseSettings):
             ConfigError: the file is missing or not a settings file.
         """
         try:
-            data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(data, dict):
+                raise ConfigError(f"the settings in {path} are not an object")
             missing = cls.model_fields.keys() - data.keys()
             if missing:
                 raise ConfigError(f"the settings in {path} lack {', '.join(sorted(missing))}")

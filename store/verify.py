@@ -1,0 +1,106 @@
+"""`verify`: re-hash what is content-addressed, cross-check what must agree. Reads only; says what is wrong, mends nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from store import schema
+from store.errors import RecordError
+from store.hashing import ROOT, digest
+from store.lifecycle import Stage
+
+PromptIds = Callable[[AsyncConnection, str], Awaitable[list[int]]]
+
+
+async def verify(connection: AsyncConnection, prompt_ids: PromptIds) -> list[str]:
+    """Return one sentence for each thing wrong.
+
+    Args:
+        prompt_ids: rebuilds a turn's prompt ids (`Record._prompt_ids`).
+    """
+    wrong: list[str] = []
+    for name, body in await connection.execute(sa.select(schema.messages.c.hash, schema.messages.c.body)):
+        if digest(body) != name:
+            wrong.append(f"message {name}: its content hashes to {digest(body)}")
+    n = schema.nodes.c
+    depths: dict[str, int] = {}
+    nodes = (
+        await connection.execute(sa.select(n.node, n.parent, n.message, n.depth).order_by(n.depth))
+    ).all()
+    for node, parent, message, depth in nodes:
+        depths[node] = depth
+        if digest(parent, message) != node:
+            wrong.append(f"node {node}: parent and message hash to another name")
+        if (parent == ROOT) != (depth == 0) or (parent != ROOT and depths.get(parent) != depth - 1):
+            wrong.append(f"node {node}: its parent {parent} is missing or at a wrong depth")
+    wrong += await _turns(connection, depths, prompt_ids)
+    wrong += await _orphans(connection)
+    return wrong
+
+
+async def _turns(connection: AsyncConnection, depths: dict[str, int], prompt_ids: PromptIds) -> list[str]:
+    t, lv = schema.turns.c, schema.lives.c
+    wrong: list[str] = []
+    adapters = {
+        (policy, version)
+        for policy, version in await connection.execute(
+            sa.select(schema.adapters.c.policy, schema.adapters.c.version)
+        )
+    }
+    rows = (
+        await connection.execute(
+            sa.select(
+                t.turn_id, t.parent_turn_id, t.preamble_node, t.history_node, t.completion_token_ids,
+                t.sampling_logprobs, t.policy, lv.stage, lv.drop_reason, lv.trained_in_version, lv.claimed_by,
+            ).outerjoin(schema.lives, lv.turn_id == t.turn_id)
+        )
+    ).all()  # fmt: skip
+    known = {row.turn_id for row in rows}
+    for row in rows:
+        say = f"turn {row.turn_id}: "
+        if row.parent_turn_id is not None and row.parent_turn_id not in known:
+            wrong.append(say + f"its parent {row.parent_turn_id} is not there")
+        for node in (row.preamble_node, row.history_node):
+            if node != ROOT and node not in depths:
+                wrong.append(say + f"its messages end in node {node}, which is not there")
+        wrong += [say + fault for fault in _life_faults(row, adapters)]
+        try:
+            await prompt_ids(connection, row.turn_id)
+        except RecordError as exc:
+            wrong.append(str(exc))
+    return wrong
+
+
+def _life_faults(row: Any, adapters: set[tuple[str, int]]) -> list[str]:
+    if row.stage is None:
+        return ["it has no life"]
+    faults = []
+    ids, logprobs = json.loads(row.completion_token_ids), json.loads(row.sampling_logprobs)
+    if row.stage != Stage.DROPPED and len(ids) != len(logprobs):
+        faults.append(f"{len(ids)} ids but {len(logprobs)} logprobs, and it is not dropped")
+    if (row.stage == Stage.DROPPED) != (row.drop_reason is not None):
+        faults.append(f"stage {row.stage} with drop reason {row.drop_reason}")
+    if (row.stage == Stage.TRAINED) != (row.trained_in_version is not None):
+        faults.append(f"stage {row.stage} with trained_in_version {row.trained_in_version}")
+    if row.trained_in_version is not None and (row.policy, row.trained_in_version) not in adapters:
+        faults.append(f"trained in version {row.trained_in_version}, which is not there")
+    if (row.stage == Stage.CLAIMED) != (row.claimed_by is not None):
+        faults.append(f"stage {row.stage} claimed by {row.claimed_by}")
+    return faults
+
+
+async def _orphans(connection: AsyncConnection) -> list[str]:
+    wrong = []
+    for table in (schema.next_states, schema.feedback, schema.verdicts, schema.lives):
+        rows = await connection.execute(
+            sa.select(table.c.turn_id)
+            .outerjoin(schema.turns, schema.turns.c.turn_id == table.c.turn_id)
+            .where(schema.turns.c.turn_id.is_(None))
+        )
+        wrong += [f"{table.name}: its turn {turn_id} is not there" for turn_id in rows.scalars()]
+    return wrong

@@ -1,0 +1,39 @@
+import pytest
+
+from store.errors import IllegalTransition
+from store.lifecycle import REVIVABLE, TRANSITIONS, DropReason, Event, Stage, advance, sources
+
+
+def test_the_happy_life() -> None:
+    stage = Stage.RECORDED
+    for event in (Event.NEXT_STATE, Event.VERDICT, Event.CLAIM, Event.STEPPED):
+        stage = advance(stage, event)
+    assert stage is Stage.TRAINED
+
+
+@pytest.mark.parametrize("stage", Stage)
+@pytest.mark.parametrize("event", Event)
+def test_what_the_table_does_not_list_is_illegal(stage: Stage, event: Event) -> None:
+    if event in TRANSITIONS[stage]:
+        assert advance(stage, event) in Stage
+    else:
+        with pytest.raises(IllegalTransition, match=f"{event.value} cannot follow {stage.value}"):
+            advance(stage, event)
+
+
+def test_a_dead_worker_gives_its_turns_back() -> None:
+    assert advance(Stage.CLAIMED, Event.RELEASE) is Stage.SCORED
+
+
+def test_nothing_follows_training() -> None:
+    assert TRANSITIONS[Stage.TRAINED] == {}
+
+
+def test_a_claim_is_possible_from_one_stage_only_so_nothing_trains_twice() -> None:
+    assert sources(Event.CLAIM) == (Stage.SCORED,)
+    assert sources(Event.STEPPED) == (Stage.CLAIMED,)
+
+
+def test_broken_turns_are_never_revived() -> None:
+    broken = {DropReason.TOKEN_MISMATCH, DropReason.NO_TOKENS, DropReason.UNFINISHED, DropReason.SIDE_TURN}
+    assert REVIVABLE.isdisjoint(broken | {DropReason.OPTED_OUT, DropReason.FORGOTTEN})

@@ -1,0 +1,127 @@
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from store.errors import ConfigError
+from store.settings import Settings, ensure_api_key, read_settings, to_json
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for field in Settings.model_fields.values():
+        for name in field.validation_alias.choices:  # type: ignore[union-attr]  # every field is made by `_field`
+            monkeypatch.delenv(str(name), raising=False)
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert read_settings({}).batch_size == 4
+    monkeypatch.setenv("BATCH_SIZE", "16")
+    assert read_settings({}).batch_size == 16
+    assert read_settings({"batch_size": 2}).batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field", "expected"),
+    [
+        ("METHOD", "opd", "method", "opd"),
+        ("MODEL_NAME", "Qwen/Qwen3-8B", "model_name", "Qwen/Qwen3-8B"),
+        ("PRM_M", "5", "prm_m", 5),
+        ("OPENCLAW_COMBINE_W_OPD", "0.5", "w_opd", 0.5),
+        ("OPENCLAW_COMBINE_W_RL", "2", "w_rl", 2.0),
+        ("SGLANG_API_KEY", "secret", "api_key", "secret"),
+        ("PROXY_PORT", "31000", "proxy_port", 31000),
+        ("PATINA_HOME", "/tmp/elsewhere", "home", Path("/tmp/elsewhere")),
+        ("PATINA_LORA_RANK", "8", "lora_rank", 8),
+        ("EVAL_MODE", "1", "eval_mode", True),
+    ],
+)
+def test_the_seeds_environment_names_are_read(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, field: str, expected: object
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert getattr(read_settings({}), field) == expected
+
+
+def test_common_names_in_the_environment_do_not_leak_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/tmp/somebody")
+    monkeypatch.setenv("THREADS", "9")
+    monkeypatch.setenv("SEED", "9")
+    settings = read_settings({})
+    assert (settings.home, settings.threads, settings.seed) == (Path("/tmp/somebody/.patina"), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"method": "ppo"}, "--method 'ppo'"),
+        ({"batch_size": 0}, "--batch-size 0: must be at least 1"),
+        ({"proxy_port": 70000}, "--proxy-port 70000: a port is"),
+        ({"learning_rate": 3.0}, "--learning-rate 3.0: must lie between 0 and 1"),
+        ({"kl_loss_coef": float("nan")}, "must not be negative"),
+        ({"served_model_name": "a@b"}, "use letters, digits"),
+        ({"upstream": "localhost:8000"}, "must be an http"),
+        ({"upstream": "http://localhost:8000", "backend": "embedded"}, "exclude each other"),
+    ],
+)
+def test_a_wrong_value_gets_one_clear_sentence(given: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        read_settings(given)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_value_from_the_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRM_M", "many")
+    with pytest.raises(ConfigError, match=r"PRM_M='many' \(from the environment\)"):
+        read_settings({})
+
+
+def test_child_processes_get_the_same_value_through_a_private_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = read_settings({"home": tmp_path, "api_key": "", "w_rl": 0.7})
+    path = tmp_path / "run" / "settings.json"
+    settings.dump(path)
+    monkeypatch.setenv("BATCH_SIZE", "99")
+    assert Settings.load(path) == settings
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"method": "opd"}'])
+def test_a_torn_settings_file_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match="settings"):
+        Settings.load(path)
+
+
+def test_a_key_is_made_once_and_kept_private(tmp_path: Path) -> None:
+    settings = read_settings({"home": tmp_path / "home"})
+    key, made = ensure_api_key(settings)
+    assert made
+    assert len(key) > 20
+    assert ensure_api_key(settings) == (key, False)
+    assert stat.S_IMODE(settings.key_file.stat().st_mode) == 0o600
+
+
+def test_an_explicit_empty_key_means_no_authorisation(tmp_path: Path) -> None:
+    settings = read_settings({"home": tmp_path / "home", "api_key": ""})
+    assert ensure_api_key(settings) == ("", False)
+    assert not settings.key_file.exists()
+
+
+def test_secrets_never_show() -> None:
+    shown = json.dumps(to_json(read_settings({"api_key": "s3cret", "judge_api_key": "t0psecret"})))
+    assert "s3cret" not in shown
+    assert "t0psecret" not in shown
+
+
+@pytest.mark.parametrize(
+    ("model", "policy"),
+    [("patina-tiny", "patina-tiny"), ("Qwen/Qwen3-8B", "Qwen3-8B"), ("/data/my model/", "my-model")],
+)
+def test_the_policy_is_named_after_the_model(model: str, policy: str) -> None:
+    assert read_settings({"model_name": model}).policy == policy
