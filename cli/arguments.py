@@ -1,0 +1,122 @@
+"""The command line, built from the fields of `Settings`: a flag's name, type and help are told once, there."""
+
+from __future__ import annotations
+
+import argparse
+import typing
+from pathlib import Path
+from typing import Any
+
+from store.settings import Settings
+
+_GROUPS = {
+    "learning": "learning",
+    "model": "model",
+    "serving": "serving",
+    "scoring": "scoring",
+    "record": "record",
+}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _describe(name: str) -> tuple[str, str, dict[str, Any]]:
+    """Return (group, help, argparse keywords) of one setting."""
+    field = Settings.model_fields[name]
+    extra = field.json_schema_extra
+    assert isinstance(extra, dict)  # every field is made by `store.settings._field`
+    help = f"{field.description} [{extra['env']}]"
+    default = field.default
+    if default not in (None, "") and not isinstance(default, bool):
+        help += f" (default: {default})"
+    keywords: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": name, "help": help.replace("%", "%%")}
+    annotation = field.annotation
+    if annotation is bool:
+        keywords["action"] = argparse.BooleanOptionalAction
+    else:
+        choices = typing.get_args(annotation) if typing.get_origin(annotation) is typing.Literal else ()
+        keywords["metavar"] = "{" + ",".join(choices) + "}" if choices else name.upper()
+    return str(extra["group"]), help, keywords
+
+
+def settings_parser() -> Parser:
+    """Return a parent parser with a flag for every setting.
+
+    Values stay text: `Settings` converts and checks them, so that a wrong one is told the same way wherever it came from.
+    """
+    parser = Parser(add_help=False)
+    groups = {key: parser.add_argument_group(title) for key, title in _GROUPS.items()}
+    for name in Settings.model_fields:
+        group, _, keywords = _describe(name)
+        groups[group].add_argument(_flag(name), **keywords)
+    return parser
+
+
+def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what was given on the command line, by setting name."""
+    return {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with one sentence instead of a usage page when something is wrong."""
+
+    def error(self, message: str) -> typing.NoReturn:
+        self.exit(2, f"patina: {message} (see --help)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the whole command line: no command starts the house, the others look at it or steer it."""
+    shared = settings_parser()
+    parser = Parser(
+        prog="run.py",
+        description="Change one base URL, and your model starts to learn from you. Without a command: start "
+        "everything (serving backend, proxy, scorers, trainer) and print what to paste into the client.",
+        parents=[shared],
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+
+    def command(name: str, help: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=help, description=help, parents=[shared])
+
+    status = command("status", "what was seen, scored and trained, what is live, and who is running")
+    status.add_argument("--json", action="store_true", help="as JSON")
+
+    trajectories = command("trajectories", "show or export the recorded turns")
+    trajectories.add_argument(
+        "--format",
+        choices=["table", "jsonl", "datasets"],
+        default="table",
+        help="datasets: a folder load_from_disk reads",
+    )
+    trajectories.add_argument(
+        "--output", type=Path, help="file (jsonl) or folder (datasets) to write; default: stdout"
+    )
+    trajectories.add_argument("--session", help="only this session")
+    trajectories.add_argument("--stage", help="only turns in this stage of life")
+    trajectories.add_argument("--limit", type=int, default=50, help="rows of the table (default: 50)")
+
+    versions = command("versions", "every adapter version: what it was made of, and whether it lives")
+    versions.add_argument("--json", action="store_true", help="as JSON")
+
+    why = command("why", "which of your turns made a version, and what they said")
+    why.add_argument("version", type=int)
+    why.add_argument("--json", action="store_true", help="as JSON")
+
+    rollback = command("rollback", "serve an earlier version again; 0 is the bare model")
+    rollback.add_argument("version", type=int)
+
+    command("pause", "stop training; serving, recording and scoring go on")
+    command("resume", "go on training")
+    command("verify", "re-hash and cross-check the record")
+
+    demo = command("demo", "a simulated user complains, and you watch the model change")
+    demo.add_argument("--base-url", help="a running Patina; default: an own one in a fresh folder")
+    demo.add_argument(
+        "--preferences", default="concise,no_emoji", help="what the user wants (default: %(default)s)"
+    )
+    demo.add_argument("--interactions", type=int, default=72, help="most interactions (default: %(default)s)")
+    demo.add_argument("--output", type=Path, default=Path("demo.png"), help="the plot (.png or .svg)")
+    demo.add_argument("--json", type=Path, help="also write all numbers here")
+    return parser

@@ -1,0 +1,376 @@
+"""The commands that look at the record or steer it. Each works while Patina runs and while it does not.
+
+They read the database, not the processes: what `status` shows is what is stored. Tables go to stdout through rich; `--json`
+prints the same facts for programs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from store.errors import ConfigError, RecordError
+from store.lifecycle import Stage
+from store.record import Record, RecordStatus, last_user_text
+from store.settings import Settings
+from store.values import BASE_VERSION, AdapterVersion, Heartbeat, Json, ScoredTurn
+
+#: A process that has not said anything for so long is not there.
+SILENT_S = 5.0
+#: How long `rollback` waits to see the earlier version serve.
+_SWAP_WAIT_S = 10.0
+
+Command = Callable[[Settings, argparse.Namespace], int]
+
+
+@asynccontextmanager
+async def _opened(settings: Settings) -> AsyncIterator[Record]:
+    record = await Record.open(settings.database_url)
+    try:
+        yield record
+    finally:
+        await record.close()
+
+
+def _command(run: Callable[[Record, Settings, argparse.Namespace], Awaitable[int]]) -> Command:
+    async def opened(settings: Settings, arguments: argparse.Namespace) -> int:
+        async with _opened(settings) as record:
+            return await run(record, settings, arguments)
+
+    return lambda settings, arguments: asyncio.run(opened(settings, arguments))
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+# ---------------------------------------------------------------------- status
+
+
+async def _status(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
+    status = await record.status()
+    if arguments.json:
+        print(json.dumps({**status.to_json(), "sentence": sentence(status)}, default=str, indent=2))
+        return 0
+    console = _console()
+    console.print(sentence(status))
+    table = Table("process", "state", "pid", "last word", "detail", box=None, pad_edge=False)
+    now = time.time()
+    for beat in status.heartbeats:
+        alive = now - beat.at < SILENT_S
+        state = beat.state if alive else "not running"
+        style = "green" if alive else "red"
+        table.add_row(
+            beat.process,
+            f"[{style}]{escape(state)}[/]",
+            str(beat.pid),
+            f"{now - beat.at:.0f} s ago",
+            escape(_brief(beat)),
+        )
+    console.print(table)
+    live = ", ".join(f"{policy}@{version}" for policy, version in status.live.items()) or "the bare model"
+    console.print(
+        f"live: {live} · versions: {_counts(status.versions) or 'none yet'} · training: {status.training}"
+    )
+    if status.last_step is not None:
+        step = status.last_step
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(step.finished_at or step.started_at))
+        outcome = step.error or (f"version {step.version}" if step.version is not None else "under way")
+        console.print(f"last step: {when} · {step.method} · {escape(outcome)}")
+    if status.last_error is not None:
+        console.print(f"last error: {escape(status.last_error)}")
+    return 0
+
+
+def sentence(status: RecordStatus) -> str:
+    """Return the life of all turns in one line, e.g. "312 turns seen · 188 main · … · 61 dropped: 40 no_next_state, …"."""
+    reached = {stage: status.stages.get(stage.value, 0) for stage in Stage}
+    order = [Stage.ANSWERED, Stage.SCORED, Stage.CLAIMED, Stage.TRAINED]
+    parts = [f"{status.turns} turns seen", f"{status.kinds.get('main', 0)} main"]
+    parts.append(f"{reached[Stage.RECORDED]} waiting for what follows")
+    parts += [f"{reached[stage]} {stage.value}" for stage in order]
+    text = " · ".join(parts) + f" · {reached[Stage.DROPPED]} dropped"
+    return text + (f": {_counts(status.drop_reasons)}" if status.drop_reasons else "")
+
+
+def _counts(counts: Any) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _brief(beat: Heartbeat) -> str:
+    parts = []
+    for name, value in beat.detail.items():
+        if isinstance(value, dict):
+            restarts = value.get("restarts")
+            if restarts:
+                parts.append(f"{name} restarted {restarts}x")
+        elif value not in (None, "", 0, [], {}):
+            parts.append(f"{name}={value}")
+    return " ".join(parts)[:160]
+
+
+# ---------------------------------------------------------------- trajectories
+
+
+async def _trajectories(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
+    stage = None
+    if arguments.stage is not None:
+        try:
+            stage = Stage(arguments.stage)
+        except ValueError:
+            raise ConfigError(f"--stage {arguments.stage!r}: one of {', '.join(Stage)}") from None
+    if arguments.format == "table":
+        rows = await record.trajectories(
+            session_id=arguments.session, stage=stage, limit=arguments.limit, newest_first=True
+        )
+        _console().print(_trajectory_table(list(reversed(rows))))
+        return 0
+    wanted = (
+        row
+        async for row in record.all_turns()
+        if (arguments.session is None or row["session_id"] == arguments.session)
+        and (stage is None or row["stage"] == stage.value)
+    )
+    if arguments.format == "jsonl":
+        return await _write_jsonl(wanted, arguments.output)
+    return await _write_dataset(wanted, arguments.output)
+
+
+def _trajectory_table(rows: list[Json]) -> Table:
+    table = Table("turn", "session", "#", "kind", "asked", "answered", "then", "verdict", "stage", "v")
+    for row in rows:
+        verdict = {1: "+1", 0: "0", -1: "−1"}.get(row["verdict"], "")
+        stage = row["stage"] + (f" ({row['drop_reason']})" if row["drop_reason"] else "")
+        trained = row["trained_in_version"]
+        table.add_row(
+            row["turn_id"][-8:],
+            row["session_id"][-8:],
+            str(row["turn_index"]),
+            f"{row['kind']}/{row['relation']}",
+            escape(_clip(last_user_text(row["messages"]))),
+            escape(_clip(row["completion"] or json.dumps(row["tool_calls"]))),
+            escape(_clip(row["next_text"] or "")),
+            verdict,
+            stage,
+            f"{row['adapter_version']}" + (f"→{trained}" if trained is not None else ""),
+        )
+    return table
+
+
+def _clip(text: str, length: int = 48) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+async def _write_jsonl(rows: AsyncIterator[Json], output: Path | None) -> int:
+    count = 0
+    if output is None:
+        async for row in rows:
+            print(json.dumps(row, ensure_ascii=False))
+        return 0
+    temporary = output.with_name(output.name + ".part")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            async for row in rows:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                count += 1
+        temporary.replace(output)
+    except OSError as exc:
+        raise ConfigError(f"cannot write {output}: {exc.strerror or exc}") from exc
+    print(f"{count} turns written to {output}", file=sys.stderr)
+    return 0
+
+
+async def _write_dataset(rows: AsyncIterator[Json], output: Path | None) -> int:
+    if output is None:
+        raise ConfigError("--format datasets needs --output FOLDER")
+    try:
+        import datasets
+    except ModuleNotFoundError:
+        raise ConfigError("--format datasets needs the extra: pip install 'patina[datasets]'") from None
+    # Messages and tool calls differ in shape from row to row, which Arrow's columns cannot hold: they stay JSON text.
+    records = [
+        {**row, "messages": json.dumps(row["messages"]), "tool_calls": json.dumps(row["tool_calls"])}
+        async for row in rows
+    ]
+    if not records:
+        raise RecordError("there are no turns to export")
+    datasets.Dataset.from_list(records).save_to_disk(str(output))
+    print(f"{len(records)} turns written to {output}", file=sys.stderr)
+    return 0
+
+
+# -------------------------------------------------------------------- versions
+
+
+async def _versions(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
+    found = await record.adapters(settings.policy)
+    moves = await record.alias_moves(settings.policy)
+    live = moves[-1].version if moves else BASE_VERSION
+    if arguments.json:
+        print(
+            json.dumps(
+                {"policy": settings.policy, "live": live, "versions": [_version_json(a) for a in found]},
+                indent=2,
+            )
+        )
+        return 0
+    table = Table("version", "live", "state", "made", "method", "turns", "loss", "KL to base", "reason")
+    table.add_row("0", "●" if live == BASE_VERSION else "", "base model", "", "", "", "", "", "")
+    for adapter in found:
+        metrics = adapter.metrics
+        table.add_row(
+            str(adapter.version),
+            "●" if adapter.version == live else "",
+            adapter.state.value,
+            time.strftime("%m-%d %H:%M:%S", time.localtime(adapter.created_at)),
+            adapter.method,
+            str(metrics.get("turns", "")),
+            _number(metrics.get("loss")),
+            _number(metrics.get("kl_to_base")),
+            escape(_clip(adapter.reason, 80)),
+        )
+    _console().print(table)
+    return 0
+
+
+def _version_json(adapter: AdapterVersion) -> Json:
+    return {
+        "version": adapter.version,
+        "state": adapter.state.value,
+        "reason": adapter.reason,
+        "method": adapter.method,
+        "parent_version": adapter.parent_version,
+        "path": adapter.path,
+        "content_hash": adapter.content_hash,
+        "created_at": adapter.created_at,
+        "metrics": adapter.metrics,
+    }
+
+
+def _number(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, int | float) else ""
+
+
+async def _why(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
+    adapter = await record.adapter(settings.policy, arguments.version)
+    if adapter is None:
+        raise RecordError(f"{settings.policy} has no version {arguments.version}")
+    turns = list(reversed(await record.trained_turns(settings.policy, version=arguments.version)))
+    if arguments.json:
+        print(json.dumps({**_version_json(adapter), "turns": [_turn_json(t) for t in turns]}, indent=2))
+        return 0
+    console = _console()
+    console.print(
+        f"{adapter.name}: {adapter.state.value}, made by {adapter.method} from version {adapter.parent_version} "
+        f"and {len(turns)} of your turns"
+    )
+    if adapter.reason:
+        console.print(f"because: {escape(adapter.reason)}")
+    table = Table("turn", "you asked", "it said", "then you said", "verdict", "hint", "said by")
+    for turn in turns:
+        table.add_row(
+            turn.turn_id[-8:],
+            escape(_clip(last_user_text(turn.messages))),
+            escape(_clip(turn.completion.text)),
+            escape(_clip(turn.next_text)),
+            f"{turn.verdict.value:+d}" if turn.verdict.value else "0",
+            escape(_clip(turn.verdict.hint or "")),
+            turn.verdict.source,
+        )
+    console.print(table)
+    return 0
+
+
+def _turn_json(turn: ScoredTurn) -> Json:
+    return {
+        "turn_id": turn.turn_id,
+        "asked": last_user_text(turn.messages),
+        "completion": turn.completion.text,
+        "next_text": turn.next_text,
+        "verdict": turn.verdict.value,
+        "hint": turn.verdict.hint,
+        "verdict_source": turn.verdict.source,
+    }
+
+
+async def _rollback(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
+    start = time.monotonic()
+    await record.rollback(settings.policy, arguments.version)
+    name = (
+        f"{settings.policy}@{arguments.version}"
+        if arguments.version
+        else f"{settings.policy} without adapter"
+    )
+    while (serving := await _serving(record, settings.policy)) is not None and serving != arguments.version:
+        if time.monotonic() - start > _SWAP_WAIT_S:
+            print(f"{name} is set, but the proxy does not serve it yet: see `run.py status`")
+            return 1
+        await asyncio.sleep(0.02)
+    took = time.monotonic() - start
+    print(f"{name} is live" + (f" ({took:.2f} s)" if serving is not None else "; Patina is not running now"))
+    return 0
+
+
+async def _serving(record: Record, policy: str) -> int | None:
+    """Return the version the running proxy says it serves; None when no proxy runs."""
+    for beat in (await record.status()).heartbeats:
+        if beat.process == "proxy" and time.time() - beat.at < SILENT_S and _is_alive(beat.pid):
+            version = beat.detail.get("live_version")
+            return int(version) if version is not None else None
+    return None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+async def _pause(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
+    await record.set_paused(True)
+    print("training is paused; serving, recording and scoring go on (`run.py resume` ends it)")
+    return 0
+
+
+async def _resume(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
+    await record.set_paused(False)
+    print("training goes on")
+    return 0
+
+
+async def _verify(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
+    wrong = await record.verify()
+    for line in wrong:
+        print(line)
+    status = await record.status()
+    print(f"{status.turns} turns checked: " + (f"{len(wrong)} things wrong" if wrong else "all is well"))
+    return 1 if wrong else 0
+
+
+COMMANDS: dict[str, Command] = {
+    "status": _command(_status),
+    "trajectories": _command(_trajectories),
+    "versions": _command(_versions),
+    "why": _command(_why),
+    "rollback": _command(_rollback),
+    "pause": _command(_pause),
+    "resume": _command(_resume),
+    "verify": _command(_verify),
+}

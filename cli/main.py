@@ -1,0 +1,37 @@
+"""From arguments to the command. Errors of ours end as one sentence and exit code 2, everything else as what it is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from cli.arguments import build_parser, given_settings
+from store.errors import PatinaError
+from store.settings import read_settings
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command; returns the exit code: 0 done, 1 it found something wrong, 2 it could not be done."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        settings = read_settings(given_settings(arguments))
+        if arguments.command is None:
+            from cli.supervisor import serve
+
+            return serve(settings)
+        if arguments.command == "demo":
+            from evals.demo import run_demo
+
+            return run_demo(settings, arguments)
+        from cli.commands import COMMANDS
+
+        return COMMANDS[arguments.command](settings, arguments)
+    except PatinaError as exc:
+        print(f"patina: {exc}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # `run.py trajectories | head`: the reader has seen enough. Keep Python from complaining at exit as well.
+        sys.stderr.close()
+        return 0

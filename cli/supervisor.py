@@ -1,0 +1,318 @@
+"""Starts the four processes and keeps them running. None of them knows another but through HTTP or rows.
+
+Rules: a process that dies is started again (with a growing pause while it keeps dying); one that ends with exit code 2 has
+said in one sentence what is wrong with its set-up, which ends the house with that sentence; when we end, by whatever
+death, they end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from migrations import upgrade
+from store.errors import ConfigError, RecordError
+from store.record import Record
+from store.settings import REPOSITORY, Settings, child_environment, ensure_api_key
+from store.values import Heartbeat
+
+_PR_SET_PDEATHSIG = 1
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
+#: A process that lived so long is not "dying again" when it dies.
+_SETTLED_S = 30.0
+_STOP_S = 10.0
+_LOG_LIMIT = 10 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class Child:
+    """One supervised process."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+    log: Path
+    process: asyncio.subprocess.Process | None = None
+    restarts: int = 0
+    started_at: float = 0.0
+    log_start: int = 0
+    last_exit: int | None = None
+
+    async def start(self) -> None:
+        _rotate(self.log)
+        with self.log.open("ab") as log:
+            self.log_start = log.tell()
+            self.process = await asyncio.create_subprocess_exec(
+                *self.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=REPOSITORY,
+                env=self.environment,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+        self.started_at = time.time()
+
+    def last_words(self) -> str:
+        """Return the last line it printed since it was started."""
+        with self.log.open("rb") as log:
+            log.seek(self.log_start)
+            lines = [line for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        return lines[-1].strip() if lines else f"no word of why; see {self.log}"
+
+    async def stop(self) -> None:
+        process = self.process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), _STOP_S)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def serve(settings: Settings) -> int:
+    """Start everything and stay until told to stop; returns the exit code.
+
+    Raises:
+        ConfigError: port in use, home in use, a process that cannot be set up.
+        RecordError: the record cannot be opened or migrated.
+    """
+    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    settings.logs_folder.mkdir(exist_ok=True, mode=0o700)
+    with _only_one(settings.home):
+        _require_free(settings.proxy_host, settings.proxy_port)
+        upgrade(settings.database_url)
+        key, is_new = ensure_api_key(settings)
+        path = settings.home / "run" / "settings.json"
+        settings.dump(path)
+        _announce(settings, key, is_new)
+        return asyncio.run(_supervise(settings, plan(settings, path)))
+
+
+def plan(settings: Settings, path: Path) -> list[Child]:
+    """Return the processes that these settings ask for, in the order in which they start."""
+
+    def child(name: str, module: str, *arguments: str) -> Child:
+        threads = str(settings.resolved_threads)
+        return Child(
+            name=name,
+            command=[sys.executable, "-m", module, *arguments],
+            environment=child_environment(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads),
+            log=settings.logs_folder / f"{name}.log",
+        )
+
+    children: list[Child] = []
+    given = ["--settings", str(path)]
+    url = ""
+    if settings.trains_locally:
+        if settings.backend not in ("auto", "embedded"):
+            raise ConfigError(
+                f"--backend {settings.backend} is not built yet; use embedded, or --upstream URL"
+            )
+        port = settings.backend_port or _free_port()
+        url = f"http://127.0.0.1:{port}"
+        children.append(
+            child(
+                "backend",
+                "serving.embedded",
+                "--model",
+                settings.model_path,
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+                "--served-model-name",
+                settings.policy,
+                "--max-lora-rank",
+                str(max(64, settings.lora_rank)),
+                "--threads",
+                str(settings.resolved_threads),
+            )
+        )
+    children.append(child("proxy", "proxy", *given, *(["--backend-url", url] if url else [])))
+    children.append(child("scorer", "scorers", *given, *(["--judge-url", url] if url else [])))
+    if settings.trains_locally:
+        children.append(child("trainer", "trainer", *given))
+    return children
+
+
+async def _supervise(settings: Settings, children: list[Child]) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    watchers = [asyncio.create_task(_keep_running(child), name=child.name) for child in children]
+    beat = asyncio.create_task(_beat(settings, children))
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        done, _ = await asyncio.wait([stopped, *watchers], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            if task is not stopped:
+                await task  # a watcher only ends by raising what is wrong
+    finally:
+        for task in (*watchers, beat, stopped):
+            task.cancel()
+        await asyncio.gather(*watchers, beat, stopped, return_exceptions=True)
+        for child in reversed(children):
+            await child.stop()
+    return 0
+
+
+async def _keep_running(child: Child) -> None:
+    """Start it, wait for its death, start it again.
+
+    Raises:
+        ConfigError: it ended with exit code 2: its last words are the sentence.
+    """
+    pause = _FIRST_PAUSE_S
+    while True:
+        await child.start()
+        assert child.process is not None
+        child.last_exit = await child.process.wait()
+        if child.last_exit == 2:
+            raise ConfigError(f"the {child.name} cannot start: {child.last_words().removeprefix('patina: ')}")
+        lived = time.time() - child.started_at
+        pause = _FIRST_PAUSE_S if lived > _SETTLED_S else min(pause * 2, _LONGEST_PAUSE_S)
+        print(
+            f"patina: the {child.name} ended with code {child.last_exit} after {lived:.0f} s; "
+            f"starting it again in {pause:.2g} s (log: {child.log})",
+            file=sys.stderr,
+            flush=True,
+        )
+        await asyncio.sleep(pause)
+        child.restarts += 1
+
+
+async def _beat(settings: Settings, children: list[Child]) -> None:
+    """Tell `status` who runs. The record being away for a while is the proxy's to report, not a reason to end."""
+    record: Record | None = None
+    try:
+        while True:
+            try:
+                if record is None:
+                    record = await Record.open(settings.database_url)
+                await record.heartbeat(
+                    Heartbeat(
+                        process="supervisor",
+                        pid=os.getpid(),
+                        state="running",
+                        detail=_detail(children),
+                        at=time.time(),
+                    )
+                )
+            except RecordError as exc:
+                print(f"patina: cannot write the supervisor's state: {exc}", file=sys.stderr, flush=True)
+            await asyncio.sleep(1.0)
+    finally:
+        if record is not None:
+            await record.close()
+
+
+def _detail(children: list[Child]) -> dict[str, dict[str, int | float | None]]:
+    return {
+        child.name: {
+            "pid": child.process.pid
+            if child.process is not None and child.process.returncode is None
+            else None,
+            "restarts": child.restarts,
+            "last_exit": child.last_exit,
+            "started_at": child.started_at,
+        }
+        for child in children
+    }
+
+
+def _die_with_parent() -> None:
+    """Runs in the child: be told when the supervisor dies, even by kill -9."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _rotate(log: Path) -> None:
+    if log.exists() and log.stat().st_size > _LOG_LIMIT:
+        log.replace(log.with_suffix(".log.1"))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _require_free(host: str, port: int) -> None:
+    """Raises: ConfigError when somebody listens there already."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as exc:
+            raise ConfigError(
+                f"cannot listen on {host}:{port}: {exc.strerror}; stop what runs there or give --proxy-port"
+            ) from exc
+
+
+@contextlib.contextmanager
+def _only_one(home: Path) -> Iterator[None]:
+    """Hold the home's lock. The kernel frees it whatever way we die.
+
+    Raises:
+        ConfigError: another Patina runs on this home.
+    """
+    folder = home / "run"
+    folder.mkdir(exist_ok=True, mode=0o700)
+    with (folder / "lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise ConfigError(
+                f"another Patina (process {file.read().strip() or 'unknown'}) runs on {home}; "
+                "stop it or give another --home"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def _announce(settings: Settings, key: str, is_new: bool) -> None:
+    base = f"http://{settings.proxy_host}:{settings.proxy_port}/v1"
+    what = f"{settings.policy} through {settings.upstream}" if settings.upstream else settings.policy
+    print(f"Patina serves {what} at {base} (method {settings.method}, record {settings.home})")
+    if is_new:
+        print(
+            f"""
+Your key, shown this once (kept in {settings.key_file}):
+
+    {key}
+
+    from openai import OpenAI
+    client = OpenAI(base_url="{base}", api_key="{key}")
+    reply = client.chat.completions.create(
+        model="{settings.policy}", messages=[{{"role": "user", "content": "What is the capital of France?"}}]
+    )
+    print(reply.choices[0].message.content)
+"""
+        )
+    elif key:
+        print(
+            f"The key is in {settings.key_file}."
+            if settings.api_key is None
+            else "The key is the one you gave."
+        )
+    else:
+        print("No key is asked for.")
+    print("Logs:", settings.logs_folder, "· stop with Ctrl-C", flush=True)
