@@ -1,0 +1,1 @@
+"""Backends that serve the policy and load adapter versions."""

@@ -1,0 +1,148 @@
+"""The command line of the built-in engine: `python -m serving.embedded --model DIR --port N`.
+
+Nothing heavy is imported before the arguments are right, so that `--help` and a wrong flag answer at once. What cannot start says
+why in one sentence on stderr and leaves with exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from store.errors import ConfigError
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The flags; where vLLM has the same thing it has the same name."""
+    parser = argparse.ArgumentParser(
+        prog="python -m serving.embedded",
+        description="Serve a Hugging Face causal LM and LoRA adapters of it over an OpenAI-compatible HTTP interface.",
+    )
+    add = parser.add_argument
+    add(
+        "--model",
+        required=True,
+        help="a model folder, or the name of a model in the local Hugging Face cache",
+    )
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=int, default=8000, help="port to listen on; 0: any free one (default: %(default)s)")
+    add("--served-model-name", nargs="+", metavar="NAME", help="names of the base model (default: --model)")
+    add("--dtype", choices=["auto", "float32", "bfloat16", "float16"], default="auto",
+        help="auto: float32 below 200 million parameters, else bfloat16")  # fmt: skip
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
+    add("--threads", type=_positive, help="CPU threads (default: 1 for tiny models, else all cores)")
+    add("--max-model-len", type=_positive, help="context in tokens (default: what the model was made for)")
+    add("--max-num-seqs", type=_positive, default=16, help="sequences in one batch (default: %(default)s)")
+    add(
+        "--max-loras",
+        type=_positive,
+        default=8,
+        help="different adapters in one batch (default: %(default)s)",
+    )
+    add(
+        "--max-lora-rank",
+        type=_positive,
+        default=64,
+        help="highest rank of an adapter (default: %(default)s)",
+    )
+    add("--kv-cache-gb", type=float, default=4.0, help="memory for keys and values (default: %(default)s)")
+    add("--logprobs-mode", choices=["raw_logprobs", "processed_logprobs"], default="raw_logprobs",
+        help="report log-probabilities before (raw) or after temperature, penalties and truncation (default: %(default)s)")  # fmt: skip
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not above 0")
+    return value
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the port, without listening yet. Raises ConfigError if somebody has it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return listener
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; 0 after a clean end, 2 if it could not start."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        listener = bind(arguments.host, arguments.port)
+        serve(arguments, listener)
+    except ConfigError as error:
+        print(f"serving.embedded: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
+    """Load the model and serve it on a bound socket. Raises ConfigError if either cannot be had."""
+    import torch
+    import uvicorn
+
+    from serving.embedded.app import Server, ServerOptions
+    from serving.embedded.model import default_threads, load_model
+
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    model = load_model(
+        arguments.model,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        max_model_len=arguments.max_model_len,
+    )
+    if arguments.threads is None:
+        torch.set_num_threads(default_threads(model.parameters, os.cpu_count() or 1))
+    server = Server(
+        model,
+        ServerOptions(
+            served_names=tuple(arguments.served_model_name or [arguments.model]),
+            root=arguments.model,
+            max_num_seqs=arguments.max_num_seqs,
+            max_loras=arguments.max_loras,
+            max_lora_rank=arguments.max_lora_rank,
+            logprobs_mode=arguments.logprobs_mode,
+            cache_bytes=int(arguments.kv_cache_gb * (1 << 30)),
+        ),
+    )
+    try:
+        listener.listen(512)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {arguments.host}:{arguments.port}: {error.strerror or error}"
+        ) from error
+    host, port = listener.getsockname()[:2]
+    size = f"{model.parameters / 1e6:.1f} M parameters, {str(model.dtype).removeprefix('torch.')}, {model.device}"
+    print(
+        f"serving.embedded: {arguments.model} ({size}) on http://{host}:{port}", file=sys.stderr, flush=True
+    )
+    # uvicorn raises the signal again once it has shut down, for the handler that was there before: this one, so that a clean end
+    # is exit code 0 and not death by signal.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    uvicorn.Server(
+        uvicorn.Config(
+            server.app,
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            log_level="warning",
+            timeout_graceful_shutdown=3,
+        )
+    ).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

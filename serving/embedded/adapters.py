@@ -1,0 +1,235 @@
+"""LoRA adapters: reading peft folders, and applying several of them to the rows of one batch.
+
+For a batch whose rows use different adapters, the A matrices of all of them are stacked into one [R, in] and the B matrices into one
+[out, R], R the sum of their ranks. A row's activations under the A of somebody else's adapter are multiplied by 0, so two matrix
+products serve the whole mixed batch, and a row without an adapter gets exactly the base model's output plus 0. When all rows share
+one adapter there is nothing to mask, and when none has one there is nothing to add.
+
+An adapter is immutable: its name never gets other weights. Whoever samples with it holds a reference; the memory goes when the last
+one does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from store.errors import AdapterError
+
+_PREFIX = "base_model.model."
+_KEPT_STACKS = (
+    4  # combinations of adapters that keep their stacked matrices; a new one costs one copy of its adapters
+)
+# Each of these changes what the adapter computes. Ignoring one would serve another policy than the trainer made.
+_MUST_BE_EMPTY = (
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "layer_replication",
+    "lora_bias",
+    "megatron_config",
+    "modules_to_save",
+    "monteclora_config",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_dora",
+    "use_qalora",
+    "velora_config",
+)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Adapter:
+    """One adapter in memory: for each module it touches, A [r, in] and B [out, r], the scaling already in B."""
+
+    name: str
+    path: str
+    rank: int
+    layers: Mapping[str, tuple[Tensor, Tensor]]
+
+
+def read_adapter(
+    name: str,
+    folder: Path,
+    modules: Mapping[str, nn.Linear],
+    *,
+    max_rank: int,
+) -> Adapter:
+    """Read a peft folder and check it against the model it is for. May run in any thread.
+
+    Raises AdapterError with the reason if the folder is missing, torn, of another model, or uses what this engine cannot apply.
+    """
+    config = _read_config(folder)
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+        raise AdapterError(f"{folder}: adapter_config.json has no usable r and lora_alpha")
+    if rank > max_rank:
+        raise AdapterError(f"{folder}: rank {rank} is above this server's --max-lora-rank {max_rank}")
+    scaling = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    found: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in _read_tensors(folder).items():
+        module, part = _split_key(key, folder)
+        found.setdefault(module, {})[part] = tensor
+    if not found:
+        raise AdapterError(f"{folder}: adapter_model.safetensors holds no weights")
+    layers: dict[str, tuple[Tensor, Tensor]] = {}
+    for module, parts in found.items():
+        linear = modules.get(module)
+        if linear is None:
+            raise AdapterError(
+                f"{folder}: the served model has no linear layer {module}; the adapter is of another model"
+            )
+        if parts.keys() != {"A", "B"}:
+            raise AdapterError(f"{folder}: {module} has only one of lora_A and lora_B")
+        a, b = parts["A"], parts["B"]
+        wanted = (rank, linear.in_features), (linear.out_features, rank)
+        if (tuple(a.shape), tuple(b.shape)) != wanted:
+            raise AdapterError(
+                f"{folder}: {module} has shapes {tuple(a.shape)} and {tuple(b.shape)}, the served model needs "
+                f"{wanted[0]} and {wanted[1]}"
+            )
+        if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
+            raise AdapterError(f"{folder}: {module} has weights that are not finite")
+        weight = linear.weight
+        layers[module] = (
+            a.to(weight.device, weight.dtype),
+            (b.to(torch.float32) * scaling).to(weight.device, weight.dtype),
+        )
+    return Adapter(name=name, path=str(folder), rank=rank, layers=layers)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "adapter_config.json").read_text())
+    except FileNotFoundError:
+        raise AdapterError(f"{folder} is not an adapter folder: no adapter_config.json") from None
+    except (OSError, ValueError) as error:
+        raise AdapterError(f"{folder}: adapter_config.json cannot be read: {error}") from None
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise AdapterError(f"{folder}: only LoRA adapters can be served")
+    unsupported = [key for key in _MUST_BE_EMPTY if config.get(key)]
+    if config.get("bias", "none") != "none":
+        unsupported.append("bias")
+    for key in ("rank_pattern", "alpha_pattern", "fan_in_fan_out"):
+        if config.get(key):
+            unsupported.append(key)
+    if unsupported:
+        raise AdapterError(f"{folder}: the adapter uses {', '.join(unsupported)}, which is not supported")
+    return config
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    path = folder / "adapter_model.safetensors"
+    try:
+        with safe_open(path, framework="pt") as file:
+            # Cloned: a mapped file that somebody truncates later would take the engine down with SIGBUS.
+            return {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise AdapterError(f"{folder} has no adapter_model.safetensors") from None
+    except (OSError, SafetensorError) as error:
+        raise AdapterError(f"{folder}: adapter_model.safetensors cannot be read: {error}") from None
+
+
+def _split_key(key: str, folder: Path) -> tuple[str, str]:
+    for part in ("A", "B"):
+        module = key.removeprefix(_PREFIX).removesuffix(f".lora_{part}.weight")
+        if key.endswith(f".lora_{part}.weight"):
+            return module, part
+    raise AdapterError(f"{folder}: {key} is not the weight of a linear layer's LoRA")
+
+
+class LoraLinear(nn.Linear):
+    """A linear layer that adds the low-rank product of the adapters that are active now."""
+
+    active: tuple[Tensor, Tensor, Tensor | None] | None
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., in] -> [..., out]; the first dimension is the batch row that the mask speaks of."""
+        output = nn.functional.linear(input, self.weight, self.bias)
+        if self.active is None:
+            return output
+        a, b, mask = self.active
+        hidden = nn.functional.linear(input, a)
+        if mask is not None:
+            hidden = hidden * mask
+        return output + nn.functional.linear(hidden, b)
+
+
+class LoraSwitch:
+    """Decides, forward by forward, which row is served by which adapter. One thread only."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules: dict[str, LoraLinear] = {}
+        for name, module in model.named_modules():
+            if type(module) is nn.Linear:  # a subclass computes something else than a plain product
+                module.__class__ = LoraLinear
+                assert isinstance(module, LoraLinear)
+                module.active = None
+                self.modules[name] = module
+        self._rows: tuple[Adapter | None, ...] = ()
+        self._stacks: dict[tuple[Adapter, ...], dict[str, tuple[Tensor, Tensor, tuple[Adapter, ...]]]] = {}
+
+    def activate(self, rows: Sequence[Adapter | None]) -> None:
+        """Row i of the next forwards is served by rows[i]; None is the base model."""
+        rows = tuple(rows)
+        if rows == self._rows:
+            return
+        self._rows = rows
+        distinct = tuple(dict.fromkeys(row for row in rows if row is not None))
+        if not distinct:
+            for module in self.modules.values():
+                module.active = None
+            return
+        if len(distinct) == 1 and None not in rows:
+            layers = distinct[0].layers
+            for name, module in self.modules.items():
+                pair = layers.get(name)
+                module.active = None if pair is None else (*pair, None)
+            return
+        distinct = tuple(sorted(distinct, key=id))
+        stack = self._stacks.get(distinct)
+        if stack is None:
+            while len(self._stacks) >= _KEPT_STACKS:
+                del self._stacks[next(iter(self._stacks))]
+            stack = self._stacks[distinct] = self._build_stack(distinct)
+        masks: dict[tuple[Adapter, ...], Tensor] = {}
+        for name, module in self.modules.items():
+            entry = stack.get(name)
+            if entry is None:
+                module.active = None
+                continue
+            a, b, owners = entry
+            mask = masks.get(owners)
+            if mask is None:
+                lines = [[float(row is owner) for owner in owners for _ in range(owner.rank)] for row in rows]
+                mask = masks[owners] = torch.tensor(lines, dtype=a.dtype, device=a.device)[:, None, :]
+            module.active = (a, b, mask)
+
+    def _build_stack(
+        self, adapters: tuple[Adapter, ...]
+    ) -> dict[str, tuple[Tensor, Tensor, tuple[Adapter, ...]]]:
+        stack = {}
+        for name in self.modules:
+            owners = tuple(adapter for adapter in adapters if name in adapter.layers)
+            if owners:
+                pairs = [owner.layers[name] for owner in owners]
+                stack[name] = (torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs], 1), owners)
+        return stack
+
+    def keep_only(self, adapters: Sequence[Adapter | None]) -> None:
+        """Drop what is kept for adapters other than these, so that their memory can go."""
+        wanted = set(adapters)
+        self._stacks = {key: stack for key, stack in self._stacks.items() if wanted.issuperset(key)}
+        if not wanted.issuperset(self._rows):
+            self._rows = ()
+            for module in self.modules.values():
+                module.active = None

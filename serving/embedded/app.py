@@ -1,0 +1,602 @@
+"""The HTTP shell: requests in, the engine's pieces out. The only file of this engine that knows HTTP; it never touches a tensor.
+
+Everything here runs on one event loop. The adapters' names live here and only here: a request takes hold of its adapter when it
+arrives, so unloading a name stops new requests at once and never touches a running one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from serving.embedded.adapters import Adapter, read_adapter
+from serving.embedded.engine import Engine, Job
+from serving.embedded.model import Model
+from serving.embedded.prompts import render_chat
+from serving.embedded.toolcalls import ToolCallParser
+from serving.embedded.values import LogprobsMode, Piece, SamplingParams
+from serving.embedded.wire import (
+    ChatBody,
+    ChatChoice,
+    CompletionBody,
+    DetokenizeBody,
+    LoadAdapterBody,
+    RequestError,
+    TokenizeBody,
+    UnloadAdapterBody,
+    build_completion_logprobs,
+    build_error,
+    build_model_card,
+    build_usage,
+    check_context,
+    check_token_ids,
+    merge_pieces,
+    parse_body,
+    tool_use,
+)
+from store.errors import AdapterError
+
+VERSION = "0.1.0"
+# Rendering and encoding a prompt of this many bytes takes about a millisecond; longer ones leave the event loop.
+_INLINE_BYTES = 16_384
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """What the command line says."""
+
+    served_names: tuple[str, ...]
+    root: str
+    max_num_seqs: int = 16
+    max_loras: int = 8
+    max_lora_rank: int = 64
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    cache_bytes: int = 4 << 30
+
+
+class _Json(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+def _error_response(error: RequestError) -> Response:
+    return _Json(build_error(str(error), error.status, error.kind, error.param), status_code=error.status)
+
+
+class Results:
+    """The pieces of one request, on the event loop. A reader that is slower than the engine gets several steps as one."""
+
+    def __init__(self, count: int) -> None:
+        self._arrived: dict[int, list[Piece]] = {}
+        self._event = asyncio.Event()
+        self._unfinished = count
+        self._abandoned = False
+
+    def push(self, index: int, piece: Piece) -> None:
+        self._arrived.setdefault(index, []).append(piece)
+        self._event.set()
+
+    def abandon(self) -> None:
+        """The client has gone: the reader ends."""
+        self._abandoned = True
+        self._event.set()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Piece]]:
+        while self._unfinished and not self._abandoned:
+            await self._event.wait()
+            self._event.clear()
+            arrived, self._arrived = self._arrived, {}
+            for index, pieces in arrived.items():
+                piece = merge_pieces(pieces)
+                if piece.finish_reason == "error":
+                    raise RequestError(
+                        f"the engine failed: {piece.error}", status=500, kind="InternalServerError"
+                    )
+                if piece.finish_reason == "abort":
+                    raise RequestError("the engine is stopping", status=503, kind="ServiceUnavailableError")
+                if piece.finish_reason is not None:
+                    self._unfinished -= 1
+                yield index, piece
+
+
+class Server:
+    """One model, its adapters by name, and the routes."""
+
+    def __init__(self, model: Model, options: ServerOptions) -> None:
+        self.model = model
+        self.options = options
+        self.adapters: dict[str, tuple[Adapter, int]] = {}
+        self._loading: set[str] = set()
+        self._started = int(time.time())
+        self._engine: Engine | None = None
+        self.app = Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/version", self._version),
+                Route("/stats", self._stats),
+                Route("/v1/models", self._models),
+                Route("/v1/models/{name:path}", self._one_model),
+                Route("/v1/load_lora_adapter", self._load_adapter, methods=["POST"]),
+                Route("/v1/unload_lora_adapter", self._unload_adapter, methods=["POST"]),
+                Route("/tokenize", self._tokenize, methods=["POST"]),
+                Route("/detokenize", self._detokenize, methods=["POST"]),
+                Route("/v1/chat/completions", _Asgi(self._chat), methods=["POST"]),
+                Route("/v1/completions", _Asgi(self._complete), methods=["POST"]),
+            ],
+            lifespan=self._lifespan,
+            exception_handlers={RequestError: _on_request_error, HTTPException: _on_http_error},
+        )
+
+    @property
+    def engine(self) -> Engine:
+        """The running engine; there is none before the application has started."""
+        if self._engine is None:
+            raise RuntimeError("the application has not started")
+        return self._engine
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+
+        def post(deliver: Callable[[], None]) -> None:
+            loop.call_soon_threadsafe(deliver)
+
+        self._engine = Engine(
+            self.model,
+            post=post,
+            max_num_seqs=self.options.max_num_seqs,
+            max_loras=self.options.max_loras,
+            logprobs_mode=self.options.logprobs_mode,
+            cache_bytes=self.options.cache_bytes,
+        )
+        self._engine.start()
+        yield
+        await asyncio.to_thread(self._engine.stop)
+
+    # ---- small routes
+
+    async def _health(self, request: Request) -> Response:
+        return Response(status_code=200)
+
+    async def _version(self, request: Request) -> Response:
+        return _Json(
+            {
+                "version": VERSION,
+                "engine": "patina-embedded",
+                "logprobs_mode": self.options.logprobs_mode,
+                "dtype": str(self.model.dtype).removeprefix("torch."),
+                "device": str(self.model.device),
+                "sampling_defaults": asdict(self.model.defaults),
+            }
+        )
+
+    async def _stats(self, request: Request) -> Response:
+        return _Json({**asdict(self.engine.stats()), "adapters": sorted(self.adapters)})
+
+    def _card(self, name: str) -> dict[str, Any]:
+        adapter, created = self.adapters.get(name, (None, self._started))
+        return build_model_card(
+            name,
+            root=adapter.path if adapter else self.options.root,
+            parent=self.options.served_names[0] if adapter else None,
+            created=created,
+            max_model_len=self.model.max_model_len,
+            logprobs_mode=self.options.logprobs_mode,
+        )
+
+    async def _models(self, request: Request) -> Response:
+        names = [*self.options.served_names, *self.adapters]
+        return _Json({"object": "list", "data": [self._card(name) for name in names]})
+
+    async def _one_model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        self._adapter_of(name)
+        return _Json(self._card(name))
+
+    def _adapter_of(self, name: str | None) -> Adapter | None:
+        if name is None or name in self.options.served_names:
+            return None
+        if name not in self.adapters:
+            raise RequestError(
+                f"the model {name} does not exist", status=404, kind="NotFoundError", param="model"
+            )
+        return self.adapters[name][0]
+
+    async def _load_adapter(self, request: Request) -> Response:
+        body = parse_body(LoadAdapterBody, await request.body())
+        name = body.lora_name
+        if body.load_inplace:
+            raise RequestError(
+                "load_inplace is not supported: an adapter's name keeps its weights for ever; load the new ones under a new name",
+                param="load_inplace",
+            )
+        if name in self.adapters or name in self._loading or name in self.options.served_names:
+            raise RequestError(f"the name {name} is taken", param="lora_name")
+        self._loading.add(name)
+        try:
+            adapter = await asyncio.to_thread(
+                read_adapter,
+                name,
+                Path(body.lora_path),
+                self.model.loras.modules,
+                max_rank=self.options.max_lora_rank,
+            )
+        except AdapterError as error:
+            raise RequestError(str(error), param="lora_path") from error
+        finally:
+            self._loading.discard(name)
+        self.adapters[name] = (adapter, int(time.time()))
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def _unload_adapter(self, request: Request) -> Response:
+        body = parse_body(UnloadAdapterBody, await request.body())
+        if body.lora_name not in self.adapters:
+            raise RequestError(
+                f"the LoRA adapter {body.lora_name} is not loaded",
+                status=404,
+                kind="NotFoundError",
+                param="lora_name",
+            )
+        # Running sequences hold the adapter itself; its memory goes with the last of them.
+        del self.adapters[body.lora_name]
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+    async def _tokenize(self, request: Request) -> Response:
+        body = parse_body(TokenizeBody, await request.body())
+        self._adapter_of(body.model)
+        vocabulary = self.model.vocabulary
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError("send either prompt or messages")
+        if body.messages is not None:
+            ids = render_chat(
+                vocabulary,
+                body.messages,
+                tools=body.tools,
+                add_generation_prompt=body.add_generation_prompt is not False,
+                continue_final_message=bool(body.continue_final_message),
+                template_arguments=body.chat_template_kwargs,
+            )
+        else:
+            ids = vocabulary.encode(
+                body.prompt or "", add_special_tokens=body.add_special_tokens is not False
+            )
+        return _Json(
+            {
+                "count": len(ids),
+                "max_model_len": self.model.max_model_len,
+                "tokens": ids,
+                "token_strs": [vocabulary.text(one) for one in ids] if body.return_token_strs else None,
+            }
+        )
+
+    async def _detokenize(self, request: Request) -> Response:
+        body = parse_body(DetokenizeBody, await request.body())
+        self._adapter_of(body.model)
+        for token_id in body.tokens:
+            if token_id >= self.model.vocabulary.size:
+                raise RequestError(f"token id {token_id} is outside the vocabulary", param="tokens")
+        return _Json({"prompt": self.model.vocabulary.decode(body.tokens)})
+
+    # ---- completions
+
+    def _limit_n(self, sequences: int) -> None:
+        if sequences > self.options.max_num_seqs:
+            raise RequestError(
+                f"{sequences} completions in one request are more than this server runs at once "
+                f"(--max-num-seqs {self.options.max_num_seqs})",
+                param="n",
+            )
+
+    async def _chat(self, raw: bytes, results_of: _Run) -> None:
+        body = parse_body(ChatBody, raw)
+        adapter = self._adapter_of(body.model)
+        vocabulary = self.model.vocabulary
+        check_token_ids(body, vocabulary)
+        n = body.n or 1
+        self._limit_n(n)
+        use = tool_use(body)
+
+        def render() -> list[int]:
+            return render_chat(
+                vocabulary,
+                body.messages,
+                tools=body.tools,
+                add_generation_prompt=body.add_generation_prompt is not False,
+                continue_final_message=bool(body.continue_final_message),
+                template_arguments=body.chat_template_kwargs,
+            )
+
+        prompt_ids = render() if len(raw) <= _INLINE_BYTES else await asyncio.to_thread(render)
+        forced = vocabulary.encode(use.forced, add_special_tokens=False) if use.forced else []
+        wished = body.max_completion_tokens or body.max_tokens
+        room = check_context(len(prompt_ids), wished, self.model.max_model_len)
+        params = body.sampled_with(
+            self.model.defaults,
+            room,
+            wished=wished,
+            logprobs=bool(body.logprobs),
+            top_logprobs=body.top_logprobs or 0,
+        )
+        results = Results(n)
+        job = Job(
+            prompt_ids=prompt_ids,
+            params=replace(params, keep_tool_tags=use.parse),
+            adapter=adapter,
+            deliver=results.push,
+            n=n,
+            forced_ids=forced,
+        )
+        head = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion.chunk" if body.stream else "chat.completion",
+            "created": int(time.time()),
+            "model": body.model or self.options.served_names[0],
+        }
+        choices = [
+            ChatChoice(
+                index=index,
+                vocabulary=vocabulary,
+                head=head,
+                parser=ToolCallParser() if use.parse else None,
+                wants_logprobs=bool(body.logprobs),
+                wants_ids=bool(body.return_token_ids),
+                as_ids=bool(body.return_tokens_as_token_ids),
+                one_call=body.parallel_tool_calls is False,
+            )
+            for index in range(n)
+        ]
+
+        def usage() -> dict[str, int]:
+            return build_usage(len(prompt_ids), sum(len(choice.token_ids) for choice in choices))
+
+        if not body.stream:
+            async with results_of(self.engine, [job], results):
+                async for index, piece in results:
+                    choices[index].take(piece)
+                if results_of.gone:
+                    return
+            reply: dict[str, Any] = {
+                **head,
+                "choices": [choice.whole() for choice in choices],
+                "usage": usage(),
+            }
+            if body.return_token_ids:
+                reply["prompt_token_ids"] = prompt_ids
+            await results_of.reply(reply)
+            return
+        options = body.stream_options
+        continuous = options is not None and bool(options.continuous_usage_stats)
+        async with results_of(self.engine, [job], results):
+            for choice in choices:
+                await results_of.event(choice.first_chunk(prompt_ids))
+            async for index, piece in results:
+                for chunk in choices[index].chunks(piece):
+                    await results_of.event({**chunk, "usage": usage()} if continuous else chunk)
+            if results_of.gone:
+                return
+            if options is not None and options.include_usage:
+                await results_of.event({**head, "choices": [], "usage": usage()})
+        await results_of.end()
+
+    async def _complete(self, raw: bytes, results_of: _Run) -> None:
+        body = parse_body(CompletionBody, raw)
+        adapter = self._adapter_of(body.model)
+        vocabulary = self.model.vocabulary
+        check_token_ids(body, vocabulary)
+        prompts = _prompts(body, vocabulary.encode)
+        n = body.n or 1
+        self._limit_n(n)
+        as_ids = bool(body.return_tokens_as_token_ids)
+        results = Results(n * len(prompts))
+        jobs: list[Job] = []
+        for number, prompt_ids in enumerate(prompts):
+            # The OpenAI default of 16 tokens; only chat fills the context.
+            wished = 16 if body.max_tokens is None else body.max_tokens
+            room = check_context(len(prompt_ids), wished, self.model.max_model_len)
+            params: SamplingParams = body.sampled_with(
+                self.model.defaults,
+                room,
+                wished=wished,
+                logprobs=body.logprobs is not None,
+                top_logprobs=body.logprobs or 0,
+            )
+            jobs.append(
+                Job(
+                    prompt_ids=prompt_ids,
+                    params=params,
+                    adapter=adapter,
+                    deliver=results.push,
+                    n=n,
+                    first_index=number * n,
+                )
+            )
+        head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": body.model or self.options.served_names[0],
+        }
+        whole: list[list[Piece]] = [[] for _ in range(n * len(prompts))]
+        offsets = [0] * len(whole)
+
+        def choice_of(index: int, piece: Piece, *, opening: bool) -> dict[str, Any]:
+            logprobs = None
+            if body.logprobs is not None:
+                logprobs, offsets[index] = build_completion_logprobs(
+                    piece.logprobs, vocabulary, offsets[index], as_ids=as_ids
+                )
+            choice: dict[str, Any] = {
+                "index": index,
+                "text": piece.text,
+                "logprobs": logprobs,
+                "finish_reason": piece.finish_reason,
+                "stop_reason": piece.stop_reason,
+            }
+            if body.return_token_ids:
+                choice["token_ids"] = list(piece.token_ids)
+                choice["prompt_token_ids"] = list(prompts[index // n]) if opening else None
+            return choice
+
+        def usage() -> dict[str, int]:
+            sampled = sum(len(piece.token_ids) for pieces in whole for piece in pieces)
+            return build_usage(sum(len(prompt) for prompt in prompts), sampled)
+
+        async with results_of(self.engine, jobs, results):
+            async for index, piece in results:
+                whole[index].append(piece)
+                if body.stream:
+                    opening = len(whole[index]) == 1
+                    await results_of.event({**head, "choices": [choice_of(index, piece, opening=opening)]})
+            if results_of.gone:
+                return
+        if body.stream:
+            if body.stream_options is not None and body.stream_options.include_usage:
+                await results_of.event({**head, "choices": [], "usage": usage()})
+            await results_of.end()
+            return
+        done = [choice_of(i, merge_pieces(pieces), opening=True) for i, pieces in enumerate(whole)]
+        await results_of.reply({**head, "choices": done, "usage": usage()})
+
+
+def _prompts(body: CompletionBody, encode: Callable[..., list[int]]) -> list[list[int]]:
+    special = body.add_special_tokens is not False
+    given: Sequence[str | int | list[int]] = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    if not given:
+        raise RequestError("the prompt is empty", param="prompt")
+    ids = [one for one in given if isinstance(one, int)]
+    if ids:
+        return [ids]
+    prompts = []
+    for one in given:
+        if isinstance(one, str):
+            prompts.append(encode(one, add_special_tokens=special))
+        elif isinstance(one, list):
+            prompts.append(one)
+    return prompts
+
+
+class _Run:
+    """One request's way out: a JSON reply or a stream of events, and the watch for a client that leaves.
+
+    Written as plain ASGI, because the watch must run beside the work, and because a client that leaves in the middle must free its
+    rows in the batch at once.
+    """
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._engine: Engine | None = None
+        self._jobs: Sequence[Job] = ()
+        self._results: Results | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._submitted = False
+        self.streaming = False
+        self.gone = False
+
+    def __call__(self, engine: Engine, jobs: Sequence[Job], results: Results) -> _Run:
+        self._engine, self._jobs, self._results = engine, jobs, results
+        return self
+
+    async def __aenter__(self) -> _Run:
+        assert self._engine is not None
+        for job in self._jobs:
+            self._engine.submit(job)
+        self._watch = asyncio.create_task(self._wait_for_leave())
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        # At a normal end this cancels what has finished, which does nothing.
+        self._cancel_jobs()
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def _cancel_jobs(self) -> None:
+        assert self._engine is not None
+        for job in self._jobs:
+            self._engine.cancel(job)
+
+    async def _wait_for_leave(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        self._cancel_jobs()
+        assert self._results is not None
+        self._results.abandon()
+
+    async def reply(self, body: dict[str, Any]) -> None:
+        """Send the whole reply."""
+        data = orjson.dumps(body)
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": data})
+
+    async def event(self, body: dict[str, Any]) -> None:
+        """Send one chunk of a stream, the head before the first."""
+        await self._write(b"data: " + orjson.dumps(body) + b"\n\n")
+
+    async def end(self) -> None:
+        """Close the stream."""
+        await self._write(b"data: [DONE]\n\n")
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def fail(self, error: RequestError) -> None:
+        """Tell the client in the middle of a stream; the status has gone out already."""
+        body = build_error(str(error), error.status, error.kind, error.param)
+        await self._write(b"data: " + orjson.dumps(body) + b"\n\n")
+        await self.end()
+
+    async def _write(self, data: bytes) -> None:
+        if not self.streaming:
+            self.streaming = True
+            headers = [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+            ]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+class _Asgi:
+    """Makes an ASGI endpoint of a handler that takes the body's bytes and a `_Run`."""
+
+    def __init__(self, handler: Callable[[bytes, _Run], Awaitable[None]]) -> None:
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raw = await Request(scope, receive).body()
+        run = _Run(receive, send)
+        try:
+            await self._handler(raw, run)
+        except RequestError as error:
+            if run.streaming:
+                await run.fail(error)
+            else:
+                await _error_response(error)(scope, receive, send)
+
+
+async def _on_request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return _error_response(error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kind = {404: "NotFoundError", 405: "MethodNotAllowedError"}.get(error.status_code, "BadRequestError")
+    body = build_error(f"{request.method} {request.url.path}: {error.detail}", error.status_code, kind)
+    return _Json(body, status_code=error.status_code, headers=error.headers)

@@ -1,0 +1,454 @@
+"""The batch loop: requests join and leave the running batch between token steps, on one dedicated thread.
+
+The thread owns the model, the cache and every running sequence. Others talk to it in two ways only: `submit` and `cancel` put a note
+into a mailbox that is read between steps, and results leave through `deliver`, once a step, for all sequences together.
+
+A step is: read the mailbox; take waiting requests in as long as there is room; one chunk of prompt for those coming in; one token for
+everybody in the batch. A long prompt is taken in by chunks, so that running streams never wait for more than one of them.
+
+What a sequence gets does not depend on its companions: its own row of the cache, its own adapter, its own random numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from serving.embedded.adapters import Adapter
+from serving.embedded.cache import SlotCache
+from serving.embedded.detokenize import StopFinder
+from serving.embedded.model import Model
+from serving.embedded.sampling import SamplingBatch, edit_logits, sample
+from serving.embedded.values import FinishReason, LogprobsMode, Piece, SamplingParams, TokenLogprob
+
+log = logging.getLogger("patina.embedded")
+
+# Prompt tokens taken in by one forward; bounds how long running streams wait for somebody's long prompt.
+PREFILL_TOKENS = 512
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Job:
+    """One prompt to be continued `n` times by one adapter. `deliver(index, piece)` is called through the engine's `post`."""
+
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    adapter: Adapter | None
+    deliver: Callable[[int, Piece], None]
+    n: int = 1
+    first_index: int = 0
+    forced_ids: Sequence[int] = ()
+    cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Counts since the start, and who is in the house now."""
+
+    running: int
+    waiting: int
+    steps: int
+    prompt_tokens: int
+    completion_tokens: int
+    preemptions: int
+    step_errors: int
+    last_error: str | None
+
+
+class _Sequence:
+    """One row of the batch, from prompt to finish."""
+
+    __slots__ = (
+        "adapter",
+        "counts",
+        "detokenizer",
+        "ids",
+        "index",
+        "job",
+        "params",
+        "prompt_set",
+        "prompt_tokens",
+        "rng",
+        "stops",
+    )
+
+    def __init__(self, job: Job, number: int, model: Model) -> None:
+        self.job = job
+        self.index = job.first_index + number
+        self.params = job.params
+        self.adapter = job.adapter
+        self.ids = list(job.prompt_ids)
+        self.prompt_tokens = len(self.ids)
+        seed = job.params.seed
+        # Each of n samples draws from its own stream, so none depends on how long the others become.
+        self.rng = random.Random(None if seed is None else f"{seed}/{number}")
+        self.detokenizer = model.vocabulary.detokenizer(
+            skip_special_tokens=job.params.skip_special_tokens, keep_tool_tags=job.params.keep_tool_tags
+        )
+        self.stops = StopFinder(job.params.stop, include=job.params.include_stop)
+        self.counts: Counter[int] = Counter()
+        self.prompt_set = frozenset(self.ids) if job.params.repetition_penalty != 1.0 else frozenset[int]()
+
+    @property
+    def sampled(self) -> int:
+        return len(self.ids) - self.prompt_tokens
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """Sequences that share one prompt (n > 1), or one that comes back after it was preempted."""
+
+    sequences: list[_Sequence]
+
+    @property
+    def ids(self) -> list[int]:
+        return self.sequences[0].ids
+
+    @property
+    def adapter(self) -> Adapter | None:
+        return self.sequences[0].adapter
+
+
+@dataclass(slots=True)
+class _Prefill:
+    """Arrivals on their way into the batch, with a cache of their own until their prompts are through."""
+
+    arrivals: list[_Arrival]
+    cache: SlotCache = field(default_factory=SlotCache)
+    done: int = 0
+
+
+class Engine:
+    """Serves one model to many requests. `post` hands a callable to the thread that wants the results."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        post: Callable[[Callable[[], None]], None],
+        max_num_seqs: int = 16,
+        max_loras: int = 8,
+        logprobs_mode: LogprobsMode = "raw_logprobs",
+        cache_bytes: int = 4 << 30,
+    ) -> None:
+        self.model = model
+        self.logprobs_mode = logprobs_mode
+        self._post = post
+        self._max_num_seqs = max_num_seqs
+        self._max_loras = max_loras
+        self._cache_bytes = cache_bytes
+        self._mail: deque[Job] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._any_cancelled = False
+        self._waiting: deque[_Arrival] = deque()
+        self._prefill: _Prefill | None = None
+        self._running: list[_Sequence] = []
+        self._cache = SlotCache()
+        self._batch: SamplingBatch | None = None
+        self._outbox: list[tuple[Job, int, Piece]] = []
+        self._steps = self._prompt_tokens = self._completion_tokens = self._preemptions = self._errors = 0
+        self._last_error: str | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # ---- for other threads
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after its current step; what is unfinished is delivered as aborted."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join()
+
+    def submit(self, job: Job) -> None:
+        """Queue a job. Its prompt must be shorter than the model's context, n at most max_num_seqs."""
+        with self._wake:
+            if self._stopping:
+                raise RuntimeError("the engine is stopping")
+            self._mail.append(job)
+            self._wake.notify()
+
+    def cancel(self, job: Job) -> None:
+        """Drop a job before its next step. Nothing more is delivered for it."""
+        job.cancelled = True
+        self._any_cancelled = True
+
+    def stats(self) -> EngineStats:
+        """A snapshot, exact to a step."""
+        arriving = sum(len(one.sequences) for one in self._prefill.arrivals) if self._prefill else 0
+        return EngineStats(
+            running=len(self._running),
+            waiting=len(self._mail) + sum(len(one.sequences) for one in tuple(self._waiting)) + arriving,
+            steps=self._steps,
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            preemptions=self._preemptions,
+            step_errors=self._errors,
+            last_error=self._last_error,
+        )
+
+    # ---- the engine's thread from here on
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                if not (self._mail or self._waiting or self._prefill or self._running or self._stopping):
+                    self._rest()
+                    self._wake.wait()
+                if self._stopping:
+                    break
+            try:
+                self._step()
+            except Exception as error:
+                # One request's bad luck (out of memory, a kernel that refuses a shape) must not end the service: everybody in
+                # flight is told, the cache starts afresh, the next request finds a working engine. `stats` counts it.
+                log.exception("a step failed")
+                self._errors += 1
+                self._last_error = f"{type(error).__name__}: {error}"
+                self._drop_all(
+                    Piece(text="", token_ids=(), logprobs=(), finish_reason="error", error=self._last_error)
+                )
+            self._flush()
+        self._drop_all(Piece(text="", token_ids=(), logprobs=(), finish_reason="abort"))
+        self._flush()
+
+    def _rest(self) -> None:
+        """Nothing to do: give back what is only kept for speed."""
+        self.model.loras.keep_only([])
+        if self._cache.bytes_for(self._cache.rows, self._cache.capacity) > self._cache_bytes // 4:
+            self._cache.clear()
+
+    def _step(self) -> None:
+        self._read_mail()
+        self._drop_cancelled()
+        self._admit()
+        if self._prefill is not None:
+            self._prefill_chunk(self._prefill)
+        if self._running:
+            self._decode()
+        self._steps += 1
+
+    def _read_mail(self) -> None:
+        while self._mail:
+            job = self._mail.popleft()
+            self._waiting.append(_Arrival([_Sequence(job, i, self.model) for i in range(job.n)]))
+
+    def _drop_cancelled(self) -> None:
+        if not self._any_cancelled:
+            return
+        self._any_cancelled = False
+        for i in range(len(self._running) - 1, -1, -1):
+            if self._running[i].job.cancelled:
+                self._leave(i)
+        self._waiting = deque(one for one in self._waiting if not one.sequences[0].job.cancelled)
+        # An arrival whose prompt is half through stays until it is whole: it is dropped before it enters the batch, unless nobody
+        # else arrives with it.
+        if self._prefill and all(one.sequences[0].job.cancelled for one in self._prefill.arrivals):
+            self._prefill = None
+
+    def _admit(self) -> None:
+        """First come, first served; the first that does not fit holds the queue, so nobody starves."""
+        if self._prefill is not None or not self._waiting:
+            return
+        rows = len(self._running)
+        adapters = {one.adapter for one in self._running} - {None}
+        longest = max((len(one.ids) for one in self._running), default=0)
+        taken: list[_Arrival] = []
+        widest = 0
+        while self._waiting:
+            arrival = self._waiting[0]
+            rows += len(arrival.sequences)
+            longest = max(longest, len(arrival.ids) + 1)
+            widest = max(widest, len(arrival.ids))
+            adapters |= {arrival.adapter} - {None}
+            if rows > self._max_num_seqs or len(adapters) > self._max_loras:
+                break
+            if (self._running or taken) and not self._fits(rows, longest):
+                break
+            if taken and widest * (len(taken) + 1) > PREFILL_TOKENS:
+                break
+            taken.append(self._waiting.popleft())
+        if taken:
+            self._prefill = _Prefill(taken)
+
+    def _fits(self, rows: int, length: int) -> bool:
+        return self._cache.bytes_for(rows, length) <= self._cache_bytes
+
+    def _prefill_chunk(self, prefill: _Prefill) -> None:
+        rows = [one.ids for one in prefill.arrivals]
+        longest = max(len(row) for row in rows)
+        length = min(longest - prefill.done, PREFILL_TOKENS) if len(rows) == 1 else longest
+        chunk = [row[prefill.done : prefill.done + length] for row in rows]
+        padded = [part + [part[-1]] * (length - len(part)) for part in chunk]
+        logits = self.model.forward(
+            prefill.cache,
+            padded,
+            [prefill.done] * len(rows),
+            [one.adapter for one in prefill.arrivals],
+            [len(part) - 1 for part in chunk],
+        )
+        prefill.done += length
+        self._prompt_tokens += sum(len(part) for part in chunk)
+        if prefill.done < longest:
+            return
+        self._prefill = None
+        newcomers: list[_Sequence] = []
+        sources: list[int] = []
+        for source, arrival in enumerate(prefill.arrivals):
+            if arrival.sequences[0].job.cancelled:
+                continue
+            for sequence in arrival.sequences:
+                newcomers.append(sequence)
+                sources.append(source)
+        if not newcomers:
+            return
+        first = len(self._running)
+        everyone = [*self._running, *newcomers]
+        self._cache.reserve(len(everyone), max(len(one.ids) for one in everyone))
+        for row, (sequence, source) in enumerate(zip(newcomers, sources, strict=True), start=first):
+            self._cache.copy_row(prefill.cache, source, row, len(sequence.ids))
+        self._running = everyone
+        self._batch = None
+        self._take(logits[torch.tensor(sources, device=logits.device)], first)
+
+    def _decode(self) -> None:
+        longest = max(len(one.ids) for one in self._running)
+        while len(self._running) > 1 and not self._fits(len(self._running), longest):
+            # The last to come goes back to the head of the queue and is taken in again, said words included, when there is room.
+            sequence = self._running[-1]
+            self._leave(len(self._running) - 1)
+            self._waiting.appendleft(_Arrival([sequence]))
+            self._preemptions += 1
+            longest = max(len(one.ids) for one in self._running)
+        logits = self.model.forward(
+            self._cache,
+            [[one.ids[-1]] for one in self._running],
+            [len(one.ids) - 1 for one in self._running],
+            [one.adapter for one in self._running],
+            [0] * len(self._running),
+        )
+        self._take(logits, 0)
+
+    @torch.inference_mode()
+    def _take(self, raw: torch.Tensor, first: int) -> None:
+        """Sample one token for the running rows from `first` on, deliver it, and let the finished leave."""
+        rows = self._running[first:]
+        if first == 0:
+            if self._batch is None:
+                self._batch = SamplingBatch([one.params for one in rows], raw.shape[-1], raw.device)
+            batch = self._batch
+        else:
+            batch = SamplingBatch([one.params for one in rows], raw.shape[-1], raw.device)
+        edited = raw
+        if any(one.params.edits_logits for one in rows):
+            edited = raw.clone()
+            for row, one in enumerate(rows):
+                if one.params.edits_logits:
+                    ends = one.params.stop_token_ids | self.model.end_ids
+                    edit_logits(edited, row, one.params, one.prompt_set, one.counts, ends)
+        forced = {
+            row: one.job.forced_ids[one.sampled]
+            for row, one in enumerate(rows)
+            if one.sampled < len(one.job.forced_ids)
+        }
+        uniforms = [0.0] * len(rows) if batch.all_greedy else [one.rng.random() for one in rows]
+        drawn = sample(raw, edited, batch, uniforms, forced, self.logprobs_mode)
+        self._completion_tokens += len(rows)
+        finished = []
+        for row, one in enumerate(rows):
+            top = drawn.top[row][: one.params.top_logprobs] if drawn.top and one.params.top_logprobs else []
+            piece = self._piece(one, drawn.ids[row], drawn.logprobs[row], top)
+            self._outbox.append((one.job, one.index, piece))
+            if piece.finish_reason is not None:
+                finished.append(first + row)
+        for row in reversed(finished):
+            self._leave(row)
+
+    def _piece(self, one: _Sequence, token_id: int, logprob: float, top: list[tuple[int, float]]) -> Piece:
+        params = one.params
+        if logprob != logprob or logprob in (float("inf"), float("-inf")):
+            # Never reported as a number: the learner would take it for one.
+            return Piece(
+                text="",
+                token_ids=(),
+                logprobs=(),
+                finish_reason="error",
+                error="the model's logits are not finite for this prompt and adapter",
+            )
+        one.ids.append(token_id)
+        if params.edits_logits:
+            one.counts[token_id] += 1
+        reason: FinishReason | None = None
+        stop: str | int | None = None
+        ends_turn = token_id in self.model.end_ids and not params.ignore_eos
+        if ends_turn or token_id in params.stop_token_ids:
+            reason = "stop"
+            if token_id in params.stop_token_ids:
+                stop = token_id
+        text = "" if reason == "stop" and not params.include_stop else one.detokenizer.feed(token_id)
+        text = one.stops.feed(text) if text else ""
+        if (
+            one.stops.hit is None
+            and reason is None
+            and (one.sampled >= params.max_tokens or len(one.ids) >= self.model.max_model_len)
+        ):
+            reason = "length"
+        if reason is not None and one.stops.hit is None:
+            text += one.stops.feed(one.detokenizer.flush()) + one.stops.flush()
+        if one.stops.hit is not None:
+            reason, stop = "stop", one.stops.hit
+        wants = params.logprobs
+        # Top lists of the processed distribution can hold tokens that were cut off; they have no log-probability to report.
+        kept = tuple(pair for pair in top if pair[1] != float("-inf")) if wants else ()
+        return Piece(
+            text=text,
+            token_ids=(token_id,),
+            logprobs=(TokenLogprob(token_id=token_id, logprob=logprob, top=kept),) if wants else (),
+            finish_reason=reason,
+            stop_reason=stop,
+        )
+
+    def _leave(self, row: int) -> None:
+        """Take a sequence out of the batch; the last row moves into the gap."""
+        last = self._running.pop()
+        if row < len(self._running):
+            # The newest id's keys and values are not in the cache yet, but copying one position too many is harmless.
+            self._cache.move_row(len(self._running), row, len(last.ids))
+            self._running[row] = last
+        self._batch = None
+        arriving = [one.adapter for one in self._prefill.arrivals] if self._prefill else []
+        self.model.loras.keep_only([*arriving, *(one.adapter for one in self._running)])
+
+    def _drop_all(self, piece: Piece) -> None:
+        self._read_mail()
+        arrivals = [*self._waiting, *(self._prefill.arrivals if self._prefill else [])]
+        everyone = [*self._running, *(one for arrival in arrivals for one in arrival.sequences)]
+        self._outbox += [(one.job, one.index, piece) for one in everyone]
+        self._running.clear()
+        self._waiting.clear()
+        self._prefill = None
+        self._batch = None
+        self._cache.clear()
+        self.model.loras.keep_only([])
+
+    def _flush(self) -> None:
+        if not self._outbox:
+            return
+        outbox, self._outbox = self._outbox, []
+
+        def deliver() -> None:
+            for job, index, piece in outbox:
+                if not job.cancelled:
+                    job.deliver(index, piece)
+
+        self._post(deliver)

@@ -1,0 +1,250 @@
+"""Loading a Hugging Face causal LM, and one forward of the batch. The only file that calls the model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging as transformers_logging
+
+from serving.embedded.adapters import Adapter, LoraSwitch
+from serving.embedded.cache import SlotCache, build_mask
+from serving.embedded.values import SamplingDefaults
+from serving.embedded.vocabulary import Vocabulary
+from store.errors import ConfigError
+
+# Below this size float32 costs little and makes outputs independent of the batch to six digits.
+_FLOAT32_BELOW = 200_000_000
+_TINY_BELOW = 20_000_000
+
+
+class Model:
+    """A causal LM with a cache of rows and adapters per row. One thread only, but for `vocabulary`."""
+
+    def __init__(self, *, network: Any, tokenizer: Any, max_model_len: int, device: torch.device) -> None:
+        self.network = network
+        self.device = device
+        self.max_model_len = max_model_len
+        config = network.config.get_text_config()
+        self.vocabulary = Vocabulary(tokenizer, int(config.vocab_size))
+        self.loras = LoraSwitch(network)
+        self.parameters = sum(parameter.numel() for parameter in network.parameters())
+        self.dtype: torch.dtype = network.dtype
+        self.end_ids = _end_ids(network, tokenizer)
+        self.defaults = _defaults(network)
+        layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+        unknown = layer_types - {"full_attention", "sliding_attention"}
+        if unknown:
+            raise ConfigError(
+                f"{type(network).__name__} has {', '.join(sorted(unknown))} layers; the built-in engine serves models with "
+                "full and sliding attention only. Serve it with vLLM."
+            )
+        self._layer_types = layer_types
+        self._window: int | None = getattr(config, "sliding_window", None)
+        if "sliding_attention" not in layer_types and getattr(config, "layer_types", None):
+            self._window = None
+        self._masks_by_layer_type = bool(getattr(config, "layer_types", None))
+        self._takes_keep = "logits_to_keep" in inspect.signature(network.forward).parameters
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        cache: SlotCache,
+        ids: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        adapters: Sequence[Adapter | None],
+        last: Sequence[int],
+    ) -> Tensor:
+        """Logits [B, V] in float32 at position last[i] of row i's new tokens.
+
+        Row i of the cache gets ids[i], all rows the same number Q of tokens (shorter ones padded behind: causality hides the
+        padding, and the row's next tokens overwrite it), the first at index starts[i].
+        """
+        length = len(ids[0])
+        self.loras.activate(adapters)
+        cache.begin(starts, length, self.device)
+        begin = torch.tensor(starts, device=self.device)[:, None]
+        position = begin + torch.arange(length, device=self.device) if length > 1 else begin
+        arguments: dict[str, Any] = {}
+        if self._takes_keep and length > 1:
+            arguments["logits_to_keep"] = torch.tensor(last, device=self.device)[:, None]
+        logits: Tensor = self.network(
+            input_ids=torch.tensor(ids, device=self.device),
+            position_ids=position,
+            attention_mask=self._mask(starts, length),
+            past_key_values=cache,
+            use_cache=True,
+            **arguments,
+        ).logits
+        if logits.shape[1] != 1:
+            logits = logits[torch.arange(len(last)), torch.tensor(last)][:, None]
+        return logits[:, 0].to(torch.float32)
+
+    def _mask(self, starts: Sequence[int], length: int) -> Any:
+        """What the model's layers want as attention mask, one for all or one for each layer type."""
+        if not self._masks_by_layer_type:
+            return self._shape(build_mask(starts, length, self.device, self._window))
+        masks: dict[str, Tensor | None] = {}
+        for kind in self._layer_types:
+            window = self._window if kind == "sliding_attention" else None
+            uniform = len(set(starts)) == 1 and (length == 1 or starts[0] == 0)
+            fits = window is None or starts[0] + length <= window
+            if uniform and fits and self.network.config._attn_implementation == "sdpa":
+                masks[kind] = None  # plain causal attention, which has a faster kernel
+            else:
+                masks[kind] = self._shape(build_mask(starts, length, self.device, window))
+        return masks
+
+    def _shape(self, seen: Tensor) -> Tensor:
+        if self.network.config._attn_implementation == "sdpa":
+            return seen
+        # Other implementations add the mask to the scores.
+        zero = torch.zeros((), dtype=self.dtype, device=self.device)
+        return torch.where(seen, zero, torch.finfo(self.dtype).min)
+
+    def check(self) -> None:
+        """Serve a few tokens in two rows of different length, against the model's own forward without a cache.
+
+        Architectures differ in how they take masks, positions and caches; what does not come out right is refused at start.
+        """
+        for masks_by_layer_type, attention in (
+            (self._masks_by_layer_type, None),
+            (False, None),
+            (False, "eager"),
+        ):
+            self._masks_by_layer_type = masks_by_layer_type
+            if attention is not None:
+                self.network.set_attn_implementation(attention)
+            try:
+                error = self._probe()
+            except (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError) as failure:
+                error, reason = float("inf"), f"{type(failure).__name__}: {failure}"
+            else:
+                reason = f"its logits differ by {error:.3g}"
+            if error < (1e-3 if self.dtype == torch.float32 else 0.5):
+                return
+        raise ConfigError(
+            f"the built-in engine cannot batch {type(self.network).__name__} ({reason}). Serve it with vLLM."
+        )
+
+    @torch.inference_mode()
+    def _probe(self) -> float:
+        usable = [i for i in range(self.vocabulary.size) if i not in self.vocabulary.special][:64] or [0]
+        long, short = usable[: min(12, self.max_model_len - 2)], usable[-5:]
+        long = (long * 12)[: min(12, self.max_model_len - 2)]
+        rows = [long, short]
+        padded = [long, [*short, *[short[-1]] * (len(long) - len(short))]]
+        cache = SlotCache()
+        self.forward(cache, padded, [0, 0], [None, None], [len(row) - 1 for row in rows])
+        worst = 0.0
+        for step in range(2):
+            chosen = usable[step % len(usable)]
+            starts = [len(row) for row in rows]
+            got = self.forward(cache, [[chosen], [chosen]], starts, [None, None], [0, 0])
+            rows = [[*row, chosen] for row in rows]
+            for i, row in enumerate(rows):
+                wanted = self.network(input_ids=torch.tensor([row], device=self.device), use_cache=False)
+                difference = (got[i] - wanted.logits[0, -1].to(torch.float32)).abs().max().item()
+                scale = max(1.0, wanted.logits[0, -1].abs().max().item())
+                worst = max(worst, difference / scale)
+        return worst
+
+
+def load_model(
+    name: str, *, dtype: str = "auto", device: str = "auto", max_model_len: int | None = None
+) -> Model:
+    """A model folder, or the name of a model in the Hugging Face cache. Nothing is downloaded.
+
+    Raises ConfigError, one sentence, if there is no such model or it cannot be served.
+    """
+    transformers_logging.disable_progress_bar()
+    folder = Path(name).expanduser()
+    local = folder.is_dir()
+    if not local and (folder.is_absolute() or name.startswith((".", "~"))):
+        raise ConfigError(f"there is no model folder {name}")
+    if local and not (folder / "config.json").is_file():
+        raise ConfigError(f"{name} is not a model folder: it has no config.json")
+    source = str(folder) if local else name
+    place = _device(device)
+    try:
+        config = AutoConfig.from_pretrained(source, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
+        network = AutoModelForCausalLM.from_pretrained(
+            source, local_files_only=True, dtype=_dtype(dtype, config, place)
+        )
+    except (
+        Exception
+    ) as error:  # a dozen libraries read these files, each with its own errors; all of them end the start
+        what = "the model folder" if local else "the model (no such folder, and not whole in the local cache)"
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(f"{what} {name} cannot be loaded: {first}") from error
+    network.to(place).eval().requires_grad_(False)
+    limit = int(getattr(config.get_text_config(), "max_position_embeddings", None) or 2048)
+    if max_model_len is not None and max_model_len > limit:
+        raise ConfigError(f"--max-model-len {max_model_len} is above what {name} was made for ({limit})")
+    model = Model(network=network, tokenizer=tokenizer, max_model_len=max_model_len or limit, device=place)
+    model.check()
+    return model
+
+
+def default_threads(parameters: int, cores: int) -> int:
+    """Threads for a model of that size: a tiny one loses more by handing work around than it wins."""
+    return 1 if parameters < _TINY_BELOW else cores
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"--device {wanted} cannot be used: {str(error).strip().splitlines()[0]}"
+        ) from error
+    return device
+
+
+def _dtype(wanted: str, config: Any, device: torch.device) -> torch.dtype:
+    if wanted != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[wanted]
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+    return torch.float32 if size < _FLOAT32_BELOW else torch.bfloat16
+
+
+def _end_ids(network: Any, tokenizer: Any) -> frozenset[int]:
+    """The ids that end a turn: the generation config's, the model config's, the tokenizer's."""
+    ends: set[int] = set()
+    for value in (
+        getattr(network.generation_config, "eos_token_id", None),
+        getattr(network.config, "eos_token_id", None),
+        tokenizer.eos_token_id,
+    ):
+        if isinstance(value, int):
+            ends.add(value)
+        elif value is not None:
+            ends.update(int(one) for one in value)
+    return frozenset(ends)
+
+
+def _defaults(network: Any) -> SamplingDefaults:
+    config: GenerationConfig | None = network.generation_config
+    plain = SamplingDefaults()
+
+    def value(name: str, default: float) -> float:
+        got = getattr(config, name, None)
+        return default if got is None else float(got)
+
+    return SamplingDefaults(
+        temperature=value("temperature", plain.temperature),
+        top_p=value("top_p", plain.top_p),
+        top_k=int(value("top_k", plain.top_k)),
+        min_p=value("min_p", plain.min_p),
+        repetition_penalty=value("repetition_penalty", plain.repetition_penalty),
+    )
