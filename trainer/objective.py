@@ -1,0 +1,480 @@
+"""The training objective: a padded batch of streams, the student's logits -> a scalar. Blind to the method.
+
+``loss = policy + directive + kl_coef · k2``, where each term is a mean over the live tokens of a sequence and
+then over the live sequences of the batch. What a sample asks for is on the sample (`trainer.advantages`);
+this file has no method to branch on. Anchors are samples like any other: a directive weight, and a teacher
+that is the base model without hint.
+
+Rules of the room:
+- Dead positions are never read. They are left out before the first computation, not multiplied away after the
+  last, so NaN or inf in padding can neither reach the loss nor a gradient. Padding log-probabilities should
+  *be* NaN: 0.0 would mean "certain".
+- Student, teacher, base and the weights before the step are compared at one temperature for each sample.
+  Whole distributions arrive as raw logits and get their temperature here.
+- A live position with a missing number is an error, never a default.
+
+Shapes: B samples, C completion tokens (padded), V vocabulary, K token support. Notation as in
+`trainer.losses`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self, cast
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from trainer.losses import (
+    generalized_jsd,
+    kl_k2,
+    kl_k3,
+    likeliest,
+    log_distribution,
+    masked_mean,
+    ppo_surrogate,
+    sdpo_token_loss,
+    staleness_weight,
+    support_divergence,
+    topk_overlap,
+)
+
+#: Size of the token sets whose overlap is reported when the divergence is over the whole vocabulary.
+OVERLAP_TOP_K = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """Settings of the objective; none of them names a method.
+
+    Attributes:
+        alpha: divergence of samples that do not bring their own: 0 forward KL, 1 reverse KL, between:
+            Jensen-Shannon.
+        top_k: the student's K likeliest tokens and a tail bin; None = the whole vocabulary. A batch that
+            brings a support (`Batch.support_ids`) has decided already.
+        clip_low, clip_high, dual_clip: trust region of the surrogate. 0, inf and None make it the plain
+            importance-sampled policy gradient.
+        kl_coef: weight of the k2 penalty to the base model. It scales nothing else.
+        staleness_cap, importance_cap: bounds of the two truncated importance weights.
+    """
+
+    alpha: float = 0.5
+    top_k: int | None = 20
+    clip_low: float = 0.8
+    clip_high: float = 1.28
+    dual_clip: float | None = 3.0
+    kl_coef: float = 0.02
+    staleness_cap: float = 2.0
+    importance_cap: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.alpha <= 1.0:
+            raise ValueError(f"alpha must lie in [0, 1], not {self.alpha}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1, not {self.top_k}")
+        if not 0.0 <= self.clip_low <= 1.0 <= self.clip_high:
+            raise ValueError(f"the clip range [{self.clip_low}, {self.clip_high}] must hold 1")
+        if self.dual_clip is not None and not self.dual_clip > 1.0:
+            raise ValueError(f"dual_clip must exceed 1, not {self.dual_clip}")
+        if not (math.isfinite(self.kl_coef) and self.kl_coef >= 0.0):
+            raise ValueError(f"kl_coef must be finite and not negative, not {self.kl_coef}")
+        if not (self.staleness_cap > 0.0 and self.importance_cap > 0.0):
+            raise ValueError("the caps of importance weights must be positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """The samples of one optimizer step (or a part of them), response-aligned and padded to [B, C].
+
+    What stands at masked positions is never read; pad log-probabilities with NaN.
+
+    Attributes:
+        completion_ids: y [B, C] int64, the ids the sampler emitted, end-of-turn token included.
+        mask: [B, C] bool, the tokens to learn from (a loss mask, not an attention mask).
+        sampling_logprobs: b [B, C], as the engine reported them, at the sample's temperature.
+        trainer_logprobs: o [B, C], the weights before this step, same temperature.
+        base_logprobs: p [B, C], adapter disabled, same temperature; None only without a KL penalty.
+        advantages: A [B, C].
+        advantage_mask: [B, C] bool, where the policy term is live.
+        directive_weight: [B], 0 = the teacher is not asked.
+        directive_alpha: B numbers, or None for the objective's.
+        teacher_logits: [B, C, V] raw logits of the teacher (or its log-probabilities at temperature 1), any
+            float dtype. They get the sample's temperature here, like the student's.
+        support_ids: [B, C, K] token ids where the teacher reports only some tokens, instead of
+            `teacher_logits`.
+        support_logprobs: [B, C, K] the teacher's log-probabilities of these, **at the sample's temperature**;
+            -inf = unused slot.
+        sample_weight: [B].
+        temperature: [B], positive: the one the completion was sampled at.
+    """
+
+    completion_ids: torch.Tensor
+    mask: torch.Tensor
+    sampling_logprobs: torch.Tensor
+    trainer_logprobs: torch.Tensor
+    base_logprobs: torch.Tensor | None
+    advantages: torch.Tensor
+    advantage_mask: torch.Tensor
+    directive_weight: torch.Tensor
+    directive_alpha: tuple[float, ...] | None = None
+    teacher_logits: torch.Tensor | None = None
+    support_ids: torch.Tensor | None = None
+    support_logprobs: torch.Tensor | None = None
+    sample_weight: torch.Tensor
+    temperature: torch.Tensor
+
+    def __post_init__(self) -> None:
+        rows, columns = self.completion_ids.shape
+        expected: dict[str, tuple[int | None, ...]] = {
+            "mask": (rows, columns),
+            "sampling_logprobs": (rows, columns),
+            "trainer_logprobs": (rows, columns),
+            "base_logprobs": (rows, columns),
+            "advantages": (rows, columns),
+            "advantage_mask": (rows, columns),
+            "directive_weight": (rows,),
+            "teacher_logits": (rows, columns, None),
+            "support_ids": (rows, columns, None),
+            "support_logprobs": (rows, columns, None),
+            "sample_weight": (rows,),
+            "temperature": (rows,),
+        }
+        for name, shape in expected.items():
+            tensor: torch.Tensor | None = getattr(self, name)
+            if tensor is not None and not _fits(tuple(tensor.shape), shape):
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)} in a batch of {rows} x {columns}")
+        if self.mask.dtype != torch.bool or self.advantage_mask.dtype != torch.bool:
+            raise ValueError("masks are bool tensors")
+        if self.directive_alpha is not None and len(self.directive_alpha) != rows:
+            raise ValueError(f"{len(self.directive_alpha)} directive_alpha for {rows} samples")
+        if (self.support_ids is None) != (self.support_logprobs is None):
+            raise ValueError("support_ids and support_logprobs belong together")
+        if (
+            self.support_ids is not None
+            and self.support_logprobs is not None
+            and self.support_ids.shape != self.support_logprobs.shape
+        ):
+            raise ValueError("support_ids and support_logprobs differ in shape")
+        if self.teacher_logits is not None and self.support_ids is not None:
+            raise ValueError("a batch has one kind of teacher: whole logits or a token support")
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same batch on another device."""
+        moved: dict[str, Any] = {
+            field.name: value.to(device)
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), torch.Tensor)
+        }
+        return replace(self, **moved)
+
+    def live(self) -> torch.Tensor:
+        """Which samples any term reads, [B] bool: a token to learn from, and an advantage or a teacher.
+
+        Only these count in means, and only these are held to the base model: a turn that says nothing moves
+        nothing.
+        """
+        return self.mask.any(dim=-1) & (
+            (self.directive_weight > 0) | (self.advantage_mask & self.mask).any(dim=-1)
+        )
+
+
+def _fits(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(expected) and all(
+        want is None or have == want for have, want in zip(shape, expected, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Positions:
+    """The live positions of a piece of the flattened batch: N of them, all [N] unless told."""
+
+    within: torch.Tensor  #: index into the piece
+    flat: torch.Tensor  #: index into the flattened batch
+    ids: torch.Tensor
+    temperature: torch.Tensor
+    divergence: torch.Tensor  #: index into the list of alphas; -1 = no teacher
+
+
+_Read = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def compute_loss(
+    objective: Objective,
+    batch: Batch,
+    logits: torch.Tensor,
+    *,
+    chunk: int | None = None,
+    live_samples: float | None = None,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """Loss of a batch under the student's logits, and what there is to know about it.
+
+    Args:
+        objective: the settings.
+        batch: [B, C] streams, on the device of the logits.
+        logits: [B, C, V], the student's, with gradient, any float dtype; response-aligned.
+        chunk: positions to widen and normalise at a time. Their vocabulary-sized intermediates are computed
+            again in the backward pass instead of kept, so that beside the logits and their gradient only
+            ``chunk * V`` floats live. The result is the same.
+        live_samples: N of the means, where this is a part of a larger batch: ``batch.live().sum()`` over all
+            parts. The parts' losses then add up to the loss of the whole.
+
+    Returns:
+        The scalar to minimise (0, with gradient 0, where nothing is live), and metrics as floats. Losses are
+        as they enter the total; all others are unweighted means over the live tokens of live samples, in nats
+        where they have a
+        unit: ``loss policy_loss directive_loss kl_base_k2 kl_base_k3 kl_step ratio_mean ratio_max
+        clip_fraction staleness_mean entropy teacher_shift topk_overlap live_samples effective_samples
+        live_tokens``. What a batch does not measure (no base, no teacher, no advantages) is absent, not 0.
+        ``kl_step`` is KL(o‖s), for the trust region; ``teacher_shift`` is mean |q - o| over tokens the
+        teacher reports.
+
+    Raises:
+        ValueError: shapes that differ, a live position with a number missing, a directive weight without a
+            teacher, a KL penalty without a base.
+    """
+    rows, columns = batch.completion_ids.shape
+    if logits.shape[:2] != (rows, columns):
+        raise ValueError(f"logits of shape {tuple(logits.shape)} for a batch of {rows} x {columns}")
+    live_rows = batch.live()
+    live = batch.mask & live_rows.unsqueeze(-1)
+    directive_rows = live_rows & (batch.directive_weight > 0)
+    flat = live.reshape(-1).nonzero().squeeze(-1)
+    row_of = torch.div(flat, columns, rounding_mode="floor")
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+
+    def pick(stream: torch.Tensor) -> torch.Tensor:
+        return stream.reshape(-1)[flat].to(dtype)
+
+    before, sampled = pick(batch.trainer_logprobs), pick(batch.sampling_logprobs)
+    base = None if batch.base_logprobs is None else pick(batch.base_logprobs)
+    policy_mask = batch.advantage_mask & live
+    # `where` first: an advantage outside its own mask is padding too.
+    advantages = pick(torch.where(policy_mask, batch.advantages, 0.0))
+    _require_complete(objective, batch, live_rows, directive_rows, before, sampled, base, advantages)
+
+    alphas, divergence_of = _divergences(objective, batch, directive_rows)
+    logprobs, divergence, entropy, teacher_logprobs, overlap = _read(
+        logits,
+        batch,
+        objective,
+        alphas,
+        _Positions(
+            within=flat,
+            flat=flat,
+            ids=batch.completion_ids.reshape(-1)[flat],
+            temperature=batch.temperature[row_of].to(dtype),
+            divergence=divergence_of[row_of],
+        ),
+        chunk,
+    )
+
+    def grid(values: torch.Tensor) -> torch.Tensor:
+        # Back to [B, C], so that one function does every mean.
+        return values.new_zeros(rows * columns).index_put((flat,), values).reshape(rows, columns)
+
+    sequences = float(live_rows.sum()) if live_samples is None else float(live_samples)
+    weight = batch.sample_weight.to(dtype)
+
+    def term(values: torch.Tensor, mask: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return masked_mean(grid(values), mask, weight=scale, sequences=sequences)
+
+    stale = staleness_weight(before, sampled, cap=objective.staleness_cap)
+    surrogate = ppo_surrogate(
+        logprobs,
+        before,
+        advantages,
+        clip_low=objective.clip_low,
+        clip_high=objective.clip_high,
+        dual_clip=objective.dual_clip,
+    )
+    directive = sdpo_token_loss(divergence, logprobs, before, cap=objective.importance_cap)
+    directive_mask = live & directive_rows.unsqueeze(-1)
+    policy_loss = term(surrogate * stale, policy_mask, weight)
+    directive_loss = term(directive * stale, directive_mask, weight * batch.directive_weight.to(dtype))
+    loss = policy_loss + directive_loss
+    if base is not None and objective.kl_coef:
+        loss = loss + objective.kl_coef * term(kl_k2(logprobs, base), live, weight)
+
+    with torch.no_grad():
+        metrics = {
+            "loss": loss,
+            "live_samples": live_rows.sum(),
+            "live_tokens": live.sum(),
+            "effective_samples": (directive_rows | ((batch.advantages != 0) & policy_mask).any(dim=-1)).sum(),
+        }
+        if flat.numel():
+            ratio = (logprobs - before).exp()
+            metrics |= {
+                "kl_step": kl_k3(before, logprobs).mean(),
+                "ratio_mean": ratio.mean(),
+                "ratio_max": ratio.max(),
+                "staleness_mean": stale.mean(),
+                "entropy": entropy.mean(),
+            }
+            if base is not None:
+                metrics |= {
+                    "kl_base_k2": kl_k2(logprobs, base).mean(),
+                    "kl_base_k3": kl_k3(logprobs, base).mean(),
+                }
+        in_policy = policy_mask.reshape(-1)[flat]
+        if bool(in_policy.any()):
+            clipped = torch.where(
+                advantages > 0,
+                ratio > objective.clip_high,
+                # The dual clip bounds the loss of A < 0 far above the region; between the two there is a
+                # gradient.
+                (ratio < objective.clip_low)
+                | (ratio > (math.inf if objective.dual_clip is None else objective.dual_clip)),
+            )
+            metrics |= {
+                "policy_loss": policy_loss,
+                "clip_fraction": clipped[in_policy & (advantages != 0)].to(dtype).sum() / in_policy.sum(),
+            }
+        if alphas:
+            taught = directive_mask.reshape(-1)[flat]
+            shift = (teacher_logprobs - before)[taught].abs()
+            known = ~shift.isnan()
+            metrics |= {"directive_loss": directive_loss, "topk_overlap": overlap[taught].mean()}
+            if bool(known.any()):
+                metrics["teacher_shift"] = shift[known].mean()
+        values = torch.stack([value.detach().double() for value in metrics.values()]).tolist()
+    return loss, dict(zip(metrics, values, strict=True))
+
+
+def _require_complete(
+    objective: Objective,
+    batch: Batch,
+    live_rows: torch.Tensor,
+    directive_rows: torch.Tensor,
+    before: torch.Tensor,
+    sampled: torch.Tensor,
+    base: torch.Tensor | None,
+    advantages: torch.Tensor,
+) -> None:
+    if base is None and objective.kl_coef:
+        raise ValueError("a KL penalty needs the base model's log-probabilities")
+    if batch.teacher_logits is None and batch.support_ids is None and bool(directive_rows.any()):
+        raise ValueError("a sample with a directive weight has no teacher: it has to be dropped")
+    streams = {
+        "trainer_logprobs": before,
+        "sampling_logprobs": sampled,
+        "advantages": advantages,
+        "sample_weight": batch.sample_weight[live_rows],
+        "directive_weight": batch.directive_weight[live_rows],
+        # log is finite for a positive temperature and only then
+        "temperature": batch.temperature[live_rows].log(),
+    }
+    if base is not None:
+        streams["base_logprobs"] = base
+    complete = torch.stack([stream.isfinite().all() for stream in streams.values()]).tolist()
+    for name, is_complete in zip(streams, complete, strict=True):
+        if not is_complete:
+            raise ValueError(
+                f"{name} is missing or impossible at a live position: its sample has to be dropped"
+            )
+
+
+def _divergences(
+    objective: Objective, batch: Batch, directive_rows: torch.Tensor
+) -> tuple[list[float], torch.Tensor]:
+    """The different alphas in use, and for each sample which of them, [B]; -1 = none."""
+    wanted = batch.directive_alpha or (objective.alpha,) * len(directive_rows)
+    asked = directive_rows.tolist()
+    alphas = sorted({alpha for alpha, has_teacher in zip(wanted, asked, strict=True) if has_teacher})
+    codes = [
+        alphas.index(alpha) if has_teacher else -1 for alpha, has_teacher in zip(wanted, asked, strict=True)
+    ]
+    return alphas, torch.tensor(codes, device=directive_rows.device, dtype=torch.long)
+
+
+def _read(
+    logits: torch.Tensor,
+    batch: Batch,
+    objective: Objective,
+    alphas: list[float],
+    positions: _Positions,
+    chunk: int | None,
+) -> _Read:
+    """Everything that needs the vocabulary, for the live positions only, a piece at a time."""
+    reader = _reader(batch, objective, alphas)
+    flat_logits = logits.reshape(-1, logits.shape[-1])
+    if chunk is None:
+        return reader(flat_logits, positions)
+    starts = torch.arange(0, len(flat_logits) + chunk, chunk, device=logits.device)
+    bounds = torch.searchsorted(positions.flat, starts).tolist()
+    parts = []
+    # split, not slices: its backward writes the gradient of all pieces once.
+    for number, piece in enumerate(torch.split(flat_logits, chunk)):
+        low, high = bounds[number], bounds[number + 1]
+        if low == high:
+            continue
+        here = _Positions(
+            within=positions.flat[low:high] - number * chunk,
+            flat=positions.flat[low:high],
+            ids=positions.ids[low:high],
+            temperature=positions.temperature[low:high],
+            divergence=positions.divergence[low:high],
+        )
+        parts.append(
+            cast(
+                _Read,
+                checkpoint(reader, piece, here, use_reentrant=False, preserve_rng_state=False),
+            )
+        )
+    if not parts:
+        return reader(flat_logits, positions)
+    first, second, third, fourth, fifth = (torch.cat(column) for column in zip(*parts, strict=True))
+    return first, second, third, fourth, fifth
+
+
+def _reader(
+    batch: Batch, objective: Objective, alphas: list[float]
+) -> Callable[[torch.Tensor, _Positions], _Read]:
+    teacher_logits = None if batch.teacher_logits is None else batch.teacher_logits.detach().flatten(0, 1)
+    support_ids = None if batch.support_ids is None else batch.support_ids.flatten(0, 1)
+    support_logprobs = None if batch.support_logprobs is None else batch.support_logprobs.flatten(0, 1)
+
+    def read_piece(logits: torch.Tensor, at: _Positions) -> _Read:
+        """Log-probabilities s, divergence from the teacher, entropy, q of the token, top-K overlap; all [N].
+
+        Positions without a teacher have divergence 0 (they are masked) and NaN for what a teacher would have
+        said.
+        """
+        student = log_distribution(logits[at.within], at.temperature)
+        logprobs = student.gather(-1, at.ids.unsqueeze(-1)).squeeze(-1)
+        entropy = torch.special.entr(student.detach().exp()).sum(dim=-1)
+        divergence = torch.zeros_like(logprobs)
+        teacher_logprobs = torch.full_like(entropy, math.nan)
+        overlap = torch.full_like(entropy, math.nan)
+
+        for code, alpha in enumerate(alphas):
+            here = (at.divergence == code).nonzero().squeeze(-1)
+            some, ids = student[here], at.ids[here]
+            if teacher_logits is not None:
+                teacher = log_distribution(teacher_logits[at.flat[here]].to(some.dtype), at.temperature[here])
+                mine = likeliest(some, objective.top_k or OVERLAP_TOP_K)
+                if objective.top_k is None:
+                    values = generalized_jsd(some, teacher, alpha)
+                else:
+                    values = support_divergence(some, mine, teacher.gather(-1, mine), alpha=alpha)
+                said = teacher.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+                theirs = likeliest(teacher, mine.shape[-1])
+            else:
+                assert support_ids is not None
+                assert support_logprobs is not None
+                indices = support_ids[at.flat[here]]
+                reported = support_logprobs[at.flat[here]].to(some.dtype)
+                values = support_divergence(some, indices, reported, alpha=alpha)
+                theirs = indices.masked_fill(torch.isneginf(reported), -1)
+                is_said = theirs == ids.unsqueeze(-1)
+                said = torch.where(is_said, reported, 0.0).sum(dim=-1)
+                said = torch.where(is_said.any(dim=-1), said, math.nan)
+                mine = likeliest(some, indices.shape[-1])
+            divergence = divergence.index_put((here,), values)
+            teacher_logprobs[here] = said
+            overlap[here] = topk_overlap(mine, theirs).to(overlap.dtype)
+        return logprobs, divergence, entropy, teacher_logprobs, overlap
+
+    return read_piece
