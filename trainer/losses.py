@@ -231,10 +231,9 @@ def renormalised(logprobs: torch.Tensor) -> torch.Tensor:
 def generalized_jsd(student: torch.Tensor, teacher: torch.Tensor, alpha: float) -> torch.Tensor:
     """Generalised Jensen-Shannon divergence of each position.
 
-    ``M = (1-a) S + a Q``; ``a · KL(Q‖M) + (1-a) · KL(S‖M)``. At the ends this is 0 with no gradient at all,
-    so there
-    the limits that mean something take its place: a = 0 is the forward ``KL(Q‖S)``, a = 1 the reverse
-        ``KL(S‖Q)``.
+    ``M = (1-a) S + a Q``; ``a · KL(Q‖M) + (1-a) · KL(S‖M)``. At both ends this is 0 with no gradient at all,
+    so the limits that mean something take its place: a = 0 is the forward ``KL(Q‖S)``, a = 1 the reverse
+    ``KL(S‖Q)``.
     Source: Agarwal et al. 2024 (GKD) eq. 1; Hübotter et al. 2026 (SDPO).
 
     Args:

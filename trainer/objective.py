@@ -28,6 +28,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from trainer.losses import (
+    LOG_ZERO,
     generalized_jsd,
     kl_k2,
     kl_k3,
@@ -221,13 +222,12 @@ def compute_loss(
             parts. The parts' losses then add up to the loss of the whole.
 
     Returns:
-        The scalar to minimise (0, with gradient 0, where nothing is live), and metrics as floats. Losses are
-        as they enter the total; all others are unweighted means over the live tokens of live samples, in nats
-        where they have a
-        unit: ``loss policy_loss directive_loss kl_base_k2 kl_base_k3 kl_step ratio_mean ratio_max
-        clip_fraction staleness_mean entropy teacher_shift topk_overlap live_samples effective_samples
-        live_tokens``. What a batch does not measure (no base, no teacher, no advantages) is absent, not 0.
-        ``kl_step`` is KL(o‖s), for the trust region; ``teacher_shift`` is mean |q - o| over tokens the
+        The scalar to minimise (0, with gradient 0, where nothing is live), and metrics as floats:
+        ``loss policy_loss directive_loss kl_base_k2 kl_base_k3 kl_step ratio_mean ratio_max clip_fraction
+        staleness_mean entropy teacher_shift topk_overlap live_samples effective_samples live_tokens``.
+        Losses are as they enter the total; all others are unweighted means over the live tokens, in nats
+        where they have a unit. What a batch does not measure (no base, no teacher, no advantages) is absent,
+        not 0. ``kl_step`` is KL(o‖s), for the trust region; ``teacher_shift`` is mean |q - o| over tokens the
         teacher reports.
 
     Raises:
@@ -454,6 +454,8 @@ def _reader(
             some, ids = student[here], at.ids[here]
             if teacher_logits is not None:
                 teacher = log_distribution(teacher_logits[at.flat[here]].to(some.dtype), at.temperature[here])
+                # A token this teacher rules out is a disagreement, not an unused slot of a support.
+                teacher = teacher.clamp(min=LOG_ZERO)
                 mine = likeliest(some, objective.top_k or OVERLAP_TOP_K)
                 if objective.top_k is None:
                     values = generalized_jsd(some, teacher, alpha)

@@ -503,11 +503,17 @@ def test_constants_carry_no_gradient_into_any_loss() -> None:
     one = torch.full((4,), -1.0, dtype=torch.float64, requires_grad=True)
     other = torch.full((4,), -1.5, dtype=torch.float64, requires_grad=True)
     advantages = torch.ones(4, dtype=torch.float64, requires_grad=True)
-    (ppo_surrogate(one, other, advantages) + kl_k2(one, other)).sum().backward()  # type:
-    ignore[no-untyped-call]  # torch assert one.grad is not None assert other.grad is None assert
-    advantages.grad is None teacher = torch.randn(4, dtype=torch.float64, requires_grad=True) student =
-    torch.randn(4, dtype=torch.float64, requires_grad=True) full(student, teacher, 0.5).backward()  # type:
-    ignore[no-untyped-call]  # torch assert teacher.grad is None
+    loss = (ppo_surrogate(one, other, advantages) + kl_k2(one, other)).sum()
+    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
+    assert one.grad is not None
+    assert other.grad is None
+    assert advantages.grad is None
+    student = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    teacher = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    divergence = full(student, teacher, 0.5)
+    divergence.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
+    assert student.grad is not None
+    assert teacher.grad is None
 
 
 def test_k2_and_k3_by_hand() -> None:

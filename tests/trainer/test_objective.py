@@ -422,6 +422,30 @@ def test_the_teacher_of_a_low_precision_model_is_read_at_the_students_precision(
     assert loss == pytest.approx(run(Objective(), batch, logits.bfloat16().float())[0], abs=1e-6)
 
 
+@pytest.mark.parametrize("top_k", [None, 1, 4])
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+def test_a_token_the_teacher_rules_out_is_unlearnt(alpha: float, top_k: int | None) -> None:
+    """A banned token the student would say: a finite loss whose descent makes it less likely."""
+    logits, batch = make_batch(lengths=[3])
+    first = logits[0].argmax(-1)
+    banned = logits.scatter(-1, first.reshape(1, 3, 1), -math.inf)
+    batch = replace(batch, teacher_logits=banned, advantage_mask=torch.zeros_like(batch.mask))
+    loss, gradient, _ = run(Objective(alpha=alpha, top_k=top_k, kl_coef=0.0), batch, logits)
+    assert math.isfinite(loss)
+    assert loss > 0.01
+    assert (gradient[0].gather(-1, first.unsqueeze(-1)) > 1e-3).all()
+
+
+def test_without_a_gradient_the_same_numbers_are_measured() -> None:
+    logits, batch = make_batch()
+    loss, _, metrics = run(Objective(), batch, logits)
+    for chunk in (None, 4):
+        with torch.no_grad():
+            measured, same = compute_loss(Objective(), batch, logits, chunk=chunk)
+        assert measured.item() == pytest.approx(loss, abs=1e-13)
+        assert same == pytest.approx(metrics, abs=1e-13)
+
+
 # -- metrics
 
 
