@@ -52,6 +52,7 @@ class DropReason(StrEnum):
     HINT_IRRELEVANT = "hint_irrelevant"  #: the hint does not move the teacher: nothing to distil
     TOO_LONG = "too_long"  #: does not fit the trainer's context
     GATE_REJECTED = "gate_rejected"  #: its step failed the gate, and again
+    STEP_FAILED = "step_failed"  #: its step raised an error, again and again
     FORGOTTEN = "forgotten"  #: the person asked for it
 
 

@@ -83,6 +83,15 @@ class RecordStatus:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Scored turns that no step has claimed yet."""
+
+    scored: int
+    ready: int  #: of these, with something to teach
+    oldest_since: float | None  #: when the first of them was scored
+
+
 class Record:
     """The open record. Make it with `open`; safe for concurrent tasks of one event loop."""
 
@@ -656,17 +665,35 @@ class Record:
 
     # ---------------------------------------------------------------- trainer
 
-    async def scored_count(self, policy: str) -> int:
-        """Return how many turns wait to be trained."""
-        lv = schema.lives.c
+    async def waiting(self, policy: str, *, hint_only: bool = False) -> Waiting:
+        """Return what waits to be trained.
+
+        Args:
+            hint_only: count only turns with a hint as ready (methods that do not read the verdict), not those with a
+                verdict of +1 or -1 as well.
+        """
+        lv, v = schema.lives.c, schema.verdicts.c
+        w = schema.verdicts.alias("w")
+        newest = (
+            sa.select(sa.func.max(w.c.verdict_id))
+            .where(w.c.turn_id == lv.turn_id)
+            .correlate(schema.lives)
+            .scalar_subquery()
+        )
+        has_signal = v.hint.is_not(None) if hint_only else sa.or_(v.hint.is_not(None), v.value != 0)
         async with self._read() as connection:
-            return int(
-                (
-                    await connection.execute(
-                        sa.select(sa.func.count()).where(lv.policy == policy, lv.stage == Stage.SCORED.value)
+            row = (
+                await connection.execute(
+                    sa.select(
+                        sa.func.count().label("scored"),
+                        sa.func.coalesce(sa.func.sum(sa.case((has_signal, 1), else_=0)), 0).label("ready"),
+                        sa.func.min(lv.since).label("oldest_since"),
                     )
-                ).scalar_one()
-            )
+                    .select_from(schema.lives.join(schema.verdicts, v.verdict_id == newest))
+                    .where(lv.policy == policy, lv.stage == Stage.SCORED.value)
+                )
+            ).one()
+        return Waiting(scored=int(row.scored), ready=int(row.ready), oldest_since=row.oldest_since)
 
     async def claim(
         self, policy: str, limit: int, *, worker: str, lease_s: float, now: float | None = None

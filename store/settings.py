@@ -209,6 +209,12 @@ class Settings(BaseSettings):
     steps_per_batch: int = _field(
         2, "PATINA_STEPS_PER_BATCH", "optimizer steps per batch of turns", "learning"
     )
+    max_wait_s: float = _field(
+        60.0,
+        "PATINA_MAX_WAIT_S",
+        "train on fewer turns than --batch-size once one has waited so long",
+        "learning",
+    )
     anchors: int = _field(
         4, "PATINA_ANCHORS", "anchor samples per step that keep explicit instructions obeyed", "learning"
     )
@@ -251,6 +257,7 @@ class Settings(BaseSettings):
         "w_rl",
         "prm_temperature",
         "max_kl_step",
+        "max_wait_s",
         "opd_clip",
     )
     @classmethod

@@ -9,7 +9,7 @@ import pytest
 from migrations import upgrade
 from store.errors import IllegalTransition, RecordError, RecordTooNew, RecordUnavailable
 from store.lifecycle import DropReason, Stage
-from store.record import Record
+from store.record import Record, Waiting
 from store.values import (
     AdapterState,
     AdapterVersion,
@@ -215,7 +215,8 @@ async def test_the_walk_from_recorded_to_trained(record: Record) -> None:
     assert waiting.turn_id == turn_id
     assert waiting.next_states[0].messages == (SHORTER,)
     await record.add_verdict(make_verdict(turn_id))
-    assert await record.scored_count(POLICY) == 1
+    waiting = await record.waiting(POLICY)
+    assert (waiting.scored, waiting.ready, waiting.oldest_since) == (1, 1, 1_020.0)
     (claimed,) = await record.claim(POLICY, 8, worker="w", lease_s=60)
     assert (claimed.verdict.value, claimed.verdict.hint) == (-1, "shorter please")
     assert await record.claim(POLICY, 8, worker="other", lease_s=60) == []
@@ -225,6 +226,17 @@ async def test_the_walk_from_recorded_to_trained(record: Record) -> None:
     assert (await record.aliases())[POLICY].version == 1
     assert [t.turn_id for t in await record.trained_turns(POLICY, version=1)] == [turn_id]
     assert await record.verify() == []
+
+
+async def test_what_is_ready_depends_on_whether_the_method_reads_verdicts(record: Record) -> None:
+    complaint, thanks, neutral = await answered(record, 3)
+    assert await record.waiting(POLICY) == Waiting(scored=0, ready=0, oldest_since=None)
+    await record.add_verdict(make_verdict(complaint, -1))
+    await record.add_verdict(make_verdict(thanks, 1))
+    await record.add_verdict(make_verdict(neutral, 0))
+    assert (await record.waiting(POLICY)).scored == 3
+    assert (await record.waiting(POLICY)).ready == 2
+    assert (await record.waiting(POLICY, hint_only=True)).ready == 1
 
 
 async def test_a_claim_whose_lease_ran_out_goes_back_and_the_late_worker_cannot_publish(

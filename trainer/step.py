@@ -1,0 +1,467 @@
+"""One training step: claimed turns -> samples with streams -> a few optimizer steps inside a trust region.
+
+Reads top to bottom: `prepare` decides what each turn has to teach (or why it teaches nothing), `train` moves the weights.
+Blind to where turns come from and what becomes of the new weights; the worker knows both.
+
+Rules of the room:
+- A turn that cannot be trained is dropped **with its reason**. Nothing is guessed, padded or replaced by zeros.
+- The teacher reads the response tokens with the hint in its context; only its numbers for these very tokens are used.
+- A hint has to prove itself: it must change what the teacher says, and the teacher must still speak of the same thing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from store.errors import AlignmentError
+from store.lifecycle import DropReason
+from store.settings import Settings
+from store.values import ScoredTurn
+from trainer.advantages import (
+    Candidate,
+    Method,
+    at_least_one,
+    build_streams,
+    directive_refusal,
+    running_baseline,
+)
+from trainer.batch import Sample, SampleKind, build_batch, micro_batches, sample_of
+from trainer.losses import likeliest, topk_overlap
+from trainer.objective import Objective, compute_loss
+from trainer.policy import LocalPolicy, Weights
+from trainer.teacher import teacher_prompt
+
+#: A hint that moves the teacher by less than this (mean nats a token) has nothing to say about this completion.
+MIN_SHIFT = 0.02
+#: Sequence-level bounds of exp(mean(o - b)): beyond them the sampler was another policy than ours.
+RATIO_BOUNDS = (0.5, 2.0)
+#: Padded tokens of one forward and backward pass.
+MICRO_TOKENS = 8_192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What of the settings a step reads."""
+
+    method: Method
+    objective: Objective
+    teacher: Weights
+    w_rl: float = 0.3
+    w_opd: float = 1.0
+    opd_support: Literal["topk", "token"] = "topk"
+    opd_clip: float = 1.0
+    baseline: Literal["running", "none"] = "running"
+    steps_per_batch: int = 2
+    max_kl_step: float = 0.02
+    max_staleness: int = 8
+    min_shift: float = MIN_SHIFT
+    micro_tokens: int = MICRO_TOKENS
+
+    @classmethod
+    def of(cls, settings: Settings) -> StepPlan:
+        """Return the plan these settings ask for."""
+        if settings.teacher_model_name:
+            teacher = Weights.TEACHER
+        else:
+            teacher = Weights.EMA if settings.teacher == "ema" else Weights.BASE
+        clipped = settings.loss_fn == "ppo"
+        return cls(
+            method=settings.method,
+            objective=Objective(
+                alpha=settings.alpha,
+                top_k=settings.top_k,
+                clip_low=0.8 if clipped else 0.0,
+                clip_high=1.28 if clipped else math.inf,
+                dual_clip=3.0 if clipped else None,
+                kl_coef=settings.kl_loss_coef,
+            ),
+            teacher=teacher,
+            w_rl=settings.w_rl,
+            w_opd=settings.w_opd,
+            opd_support=settings.opd_support,
+            opd_clip=settings.opd_clip,
+            baseline=settings.baseline,
+            steps_per_batch=settings.steps_per_batch,
+            max_kl_step=settings.max_kl_step,
+            max_staleness=settings.max_staleness,
+        )
+
+    @property
+    def reads_hints(self) -> bool:
+        return self.method != "rl"
+
+    @property
+    def reads_verdicts(self) -> bool:
+        return self.method in ("rl", "combine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a turn does not train."""
+
+    reason: DropReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What became of the claimed turns: each is in exactly one of the two."""
+
+    samples: tuple[Sample, ...]
+    refused: Mapping[str, Refusal]
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A turn on its way to a sample."""
+
+    turn: ScoredTurn
+    sample: Sample
+    hint: str | None = None
+    is_reaction: bool = True
+    teacher_logprobs: list[float] | None = None
+    trainer_logprobs: list[float] = field(default_factory=list)
+
+
+def prepare(
+    policy: LocalPolicy,
+    turns: Sequence[ScoredTurn],
+    plan: StepPlan,
+    *,
+    recent_verdicts: Sequence[int],
+    version: int,
+    kind: SampleKind = SampleKind.FEEDBACK,
+) -> Prepared:
+    """Decide what each turn teaches.
+
+    Args:
+        recent_verdicts: earlier verdicts of this policy, oldest first, those of ``turns`` not among them.
+        version: the version the weights of ``policy`` are.
+    """
+    refused: dict[str, Refusal] = {}
+    drafts: list[_Draft] = []
+    for turn in turns:
+        try:
+            drafts.append(_draft(policy, turn, plan, version=version, kind=kind))
+        except _RefusedTurn as exc:
+            refused[turn.turn_id] = exc.refusal
+    if plan.reads_hints:
+        _choose_hints(drafts)
+        drafts = _ask_for_prompts(policy, drafts, refused)
+    drafts = _read_policy(policy, drafts, plan, refused)
+    irrelevant = _read_teacher(policy, drafts, plan) if plan.reads_hints else {}
+    baseline = running_baseline(recent_verdicts, kind=plan.baseline)
+    samples: list[Sample] = []
+    for draft in drafts:
+        turn_id = draft.turn.turn_id
+        streams = build_streams(
+            plan.method,
+            verdict=draft.turn.verdict.value,
+            baseline=baseline,
+            has_hint=draft.teacher_logprobs is not None,
+            teacher_logprobs=draft.teacher_logprobs,
+            trainer_logprobs=draft.trainer_logprobs,
+            w_rl=plan.w_rl,
+            w_opd=plan.w_opd,
+            opd_support=plan.opd_support,
+            opd_clip=plan.opd_clip,
+            completion_length=len(draft.sample.completion_ids),
+            alpha=plan.objective.alpha,
+        )
+        if streams.is_effective:
+            samples.append(draft.sample.with_streams(streams))
+        elif turn_id in irrelevant:
+            refused[turn_id] = Refusal(reason=DropReason.HINT_IRRELEVANT, detail=irrelevant[turn_id])
+        else:
+            refused[turn_id] = Refusal(reason=DropReason.NO_SIGNAL)
+    return Prepared(samples=tuple(samples), refused=refused)
+
+
+class _RefusedTurn(Exception):
+    def __init__(self, reason: DropReason, detail: str) -> None:
+        super().__init__(detail)
+        self.refusal = Refusal(reason=reason, detail=detail)
+
+
+def _draft(
+    policy: LocalPolicy, turn: ScoredTurn, plan: StepPlan, *, version: int, kind: SampleKind
+) -> _Draft:
+    age = version - turn.adapter_version
+    if kind is SampleKind.FEEDBACK and age > plan.max_staleness:
+        raise _RefusedTurn(DropReason.STALE, f"sampled {age} versions ago")
+    try:
+        sample = sample_of(turn, kind=kind)
+    except AlignmentError as exc:
+        raise _RefusedTurn(DropReason.TOKEN_MISMATCH, str(exc)) from exc
+    if sample.tokens > policy.max_context:
+        raise _RefusedTurn(
+            DropReason.TOO_LONG, f"{sample.tokens} tokens, the context holds {policy.max_context}"
+        )
+    highest = max(max(sample.prompt_ids), max(sample.completion_ids))
+    if highest >= policy.vocabulary_size:
+        raise _RefusedTurn(
+            DropReason.TOKEN_MISMATCH, f"token id {highest} is not in the trainer's vocabulary"
+        )
+    return _Draft(turn=turn, sample=sample)
+
+
+def _choose_hints(drafts: Sequence[_Draft]) -> None:
+    """A turn that pleased needs no hint. A session that said nothing else teaches through its best-supported follow-up."""
+    for draft in drafts:
+        verdict = draft.turn.verdict
+        if verdict.hint and (verdict.value or 0) <= 0:
+            draft.hint, draft.is_reaction = verdict.hint, verdict.hint_is_reaction
+    sessions: dict[str, list[_Draft]] = defaultdict(list)
+    for draft in drafts:
+        sessions[draft.turn.session_id].append(draft)
+    for session in sessions.values():
+        chosen = at_least_one(
+            [
+                Candidate(
+                    turn_id=draft.turn.turn_id,
+                    verdict=draft.turn.verdict.value,
+                    hint=draft.turn.verdict.hint,
+                    follow_up=_follow_up(draft.turn),
+                    support=draft.turn.verdict.confidence,
+                )
+                for draft in session
+            ]
+        )
+        if chosen is None:
+            continue
+        for draft in session:
+            if draft.turn.turn_id == chosen.turn_id:
+                draft.hint, draft.is_reaction = chosen.hint, chosen.is_reaction
+
+
+def _follow_up(turn: ScoredTurn) -> str | None:
+    text = turn.verdict.detail.get("follow_up")
+    return text if isinstance(text, str) else None
+
+
+def _ask_for_prompts(
+    policy: LocalPolicy, drafts: Sequence[_Draft], refused: dict[str, Refusal]
+) -> list[_Draft]:
+    kept = []
+    for draft in drafts:
+        if draft.hint is not None:
+            turn, sample = draft.turn, draft.sample
+            try:
+                ids = teacher_prompt(
+                    policy.render,
+                    messages=turn.messages,
+                    request=turn.request,
+                    hint=draft.hint,
+                    is_reaction=draft.is_reaction,
+                    recorded_prompt_ids=sample.prompt_ids,
+                    max_tokens=policy.max_context - len(sample.completion_ids),
+                )
+            except AlignmentError as exc:
+                refused[turn.turn_id] = Refusal(reason=DropReason.TEACHER_FAILED, detail=str(exc))
+                continue
+            draft.sample = sample_of(turn, kind=sample.kind, teacher_prompt_ids=ids)
+        kept.append(draft)
+    return kept
+
+
+def _read_policy(
+    policy: LocalPolicy, drafts: Sequence[_Draft], plan: StepPlan, refused: dict[str, Refusal]
+) -> list[_Draft]:
+    """Fill in o, and drop what another policy than ours seems to have said."""
+    by_id = {draft.sample.turn_id: draft for draft in drafts}
+    kept: list[_Draft] = []
+    for part in micro_batches([draft.sample for draft in drafts], plan.micro_tokens):
+        own, reported, _ = _own_logprobs(policy, part)
+        for row, sample in enumerate(part):
+            draft, count = by_id[sample.turn_id], len(sample.completion_ids)
+            draft.trainer_logprobs = own[row, :count].tolist()
+            assert sample.sampling_logprobs is not None  # only anchors have none
+            gap = reported[row, :count].double().cpu() - torch.tensor(sample.sampling_logprobs).double()
+            ratio = math.exp(max(-20.0, min(20.0, float(gap.mean()))))
+            if sample.kind is SampleKind.FEEDBACK and not RATIO_BOUNDS[0] <= ratio <= RATIO_BOUNDS[1]:
+                refused[sample.turn_id] = Refusal(
+                    reason=DropReason.STALE, detail=f"geometric mean of the probability ratio is {ratio:.2f}"
+                )
+            else:
+                kept.append(draft)
+    order = {draft.sample.turn_id: i for i, draft in enumerate(drafts)}
+    return sorted(kept, key=lambda draft: order[draft.sample.turn_id])
+
+
+def _own_logprobs(policy: LocalPolicy, part: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
+    """o at the loss temperature, o' at the engine's, mask; all [B, C], no gradient."""
+    prompts = [sample.prompt_ids for sample in part]
+    responses = [sample.completion_ids for sample in part]
+    own, mask = policy.response_logprobs(
+        prompts, responses, temperature=[sample.loss_temperature for sample in part]
+    )
+    if all(s.kind is SampleKind.ANCHOR or s.reported_temperature == s.loss_temperature for s in part):
+        return own, own, mask
+    reported, _ = policy.response_logprobs(
+        prompts, responses, temperature=[sample.reported_temperature for sample in part]
+    )
+    return own, reported, mask
+
+
+@torch.no_grad()
+def _read_teacher(policy: LocalPolicy, drafts: Sequence[_Draft], plan: StepPlan) -> dict[str, str]:
+    """Fill in q where the hint proves itself; returns why not, by turn id, where it does not."""
+    by_id = {draft.sample.turn_id: draft for draft in drafts if draft.sample.teacher_prompt_ids}
+    top_k = plan.objective.top_k or 20
+    why: dict[str, str] = {}
+    for part in micro_batches([draft.sample for draft in by_id.values()], plan.micro_tokens):
+        responses = [sample.completion_ids for sample in part]
+        hinted = [sample.teacher_prompt_ids or () for sample in part]
+        teacher, _ = policy.response_logits(hinted, responses, plan.teacher)
+        student, _ = policy.response_logits([sample.prompt_ids for sample in part], responses)
+        for row, sample in enumerate(part):
+            count = len(sample.completion_ids)
+            theirs = torch.log_softmax(teacher[row, :count] / sample.loss_temperature, dim=-1)
+            said = theirs.gather(-1, torch.tensor(sample.completion_ids, device=theirs.device)[:, None])[:, 0]
+            draft = by_id[sample.turn_id]
+            own = torch.tensor(draft.trainer_logprobs, device=said.device)
+            overlap = topk_overlap(
+                likeliest(student[row, :count], top_k), likeliest(teacher[row, :count], top_k)
+            )
+            refusal = directive_refusal(
+                mean_shift=float((said - own).abs().mean()),
+                overlap=float(overlap.float().mean()),
+                min_shift=plan.min_shift,
+            )
+            if refusal is None:
+                draft.teacher_logprobs = said.tolist()
+            else:
+                why[sample.turn_id] = refusal
+    return why
+
+
+def train(policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan) -> dict[str, float]:
+    """Move the policy's weights by up to ``plan.steps_per_batch`` optimizer steps on these samples; returns the metrics.
+
+    Stops before a step when the weights are already further than ``plan.max_kl_step`` from where they began.
+
+    Raises:
+        GateRejected: a gradient is not finite; the weights are those after the last good step.
+    """
+    parts = [_Part(policy, part, plan) for part in micro_batches(samples, plan.micro_tokens)]
+    live = float(sum(float(part.live_samples) for part in parts))
+    metrics: dict[str, float] = {}
+    steps, norm = 0, 0.0
+    for _ in range(plan.steps_per_batch):
+        here = [part.backward(policy, plan, live) for part in parts]
+        found = _merged(here)
+        if not metrics:
+            metrics = found
+        if steps and found.get("kl_step", 0.0) > plan.max_kl_step:
+            policy.drop_gradients()
+            break
+        norm = policy.apply_gradients()
+        steps += 1
+    after = _merged([part.measure(policy, plan, live) for part in parts])
+    return {
+        **metrics,
+        "gradient_norm": norm,
+        "optimizer_steps": float(steps),
+        "kl_step": after.get("kl_step", 0.0),
+        "kl_to_base": after.get("kl_base_k3", 0.0),
+        "loss_after": after.get("loss", 0.0),
+        "entropy_after": after.get("entropy", 0.0),
+    }
+
+
+class _Part:
+    """A part of the batch that goes through the model at once; what does not change over the inner steps is kept."""
+
+    def __init__(self, policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan) -> None:
+        self._prompts = [sample.prompt_ids for sample in samples]
+        self._responses = [sample.completion_ids for sample in samples]
+        temperatures = [sample.loss_temperature for sample in samples]
+        own, reported, mask = _own_logprobs(policy, samples)
+        base, _ = policy.response_logprobs(
+            self._prompts, self._responses, Weights.BASE, temperature=temperatures
+        )
+        self._batch = build_batch(
+            samples,
+            trainer_logprobs=own,
+            reported_logprobs=reported,
+            base_logprobs=base,
+            teacher_logits=self._teacher_logits(policy, samples, plan, mask),
+        )
+        self.live_samples = self._batch.live().sum()
+
+    @torch.no_grad()
+    def _teacher_logits(
+        self, policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan, mask: Tensor
+    ) -> Tensor | None:
+        """[B, C, V], NaN for rows without a teacher. An anchor's teacher is the base model without a hint."""
+        result: Tensor | None = None
+        for weights, is_anchor in ((plan.teacher, False), (Weights.BASE, True)):
+            rows = [
+                i
+                for i, sample in enumerate(samples)
+                if sample.teacher_prompt_ids is not None and (sample.kind is SampleKind.ANCHOR) is is_anchor
+            ]
+            if not rows:
+                continue
+            logits, _ = policy.response_logits(
+                [samples[i].teacher_prompt_ids or () for i in rows],
+                [samples[i].completion_ids for i in rows],
+                weights,
+            )
+            if result is None:
+                result = torch.full((*mask.shape, logits.shape[-1]), math.nan, device=logits.device)
+            result[rows, : logits.shape[1]] = logits
+        return result
+
+    def backward(self, policy: LocalPolicy, plan: StepPlan, live: float) -> tuple[dict[str, float], float]:
+        logits, _ = policy.response_logits(self._prompts, self._responses)
+        loss, metrics = compute_loss(
+            plan.objective, self._batch, logits, live_samples=live, chunk=_chunk(logits)
+        )
+        loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
+        return metrics, metrics["live_tokens"]
+
+    @torch.no_grad()
+    def measure(self, policy: LocalPolicy, plan: StepPlan, live: float) -> tuple[dict[str, float], float]:
+        logits, _ = policy.response_logits(self._prompts, self._responses)
+        _, metrics = compute_loss(
+            plan.objective, self._batch, logits, live_samples=live, chunk=_chunk(logits)
+        )
+        return metrics, metrics["live_tokens"]
+
+
+def _chunk(logits: Tensor) -> int | None:
+    """Positions normalised at a time: with a small vocabulary all of them, with a large one a few hundred."""
+    return None if logits.shape[-1] <= 8_192 else 256
+
+
+#: Metrics of the parts that add up; all others are means over live tokens.
+_SUMS = frozenset(
+    {"loss", "policy_loss", "directive_loss", "live_samples", "live_tokens", "effective_samples"}
+)
+_MAXIMA = frozenset({"ratio_max"})
+
+
+def _merged(parts: Sequence[tuple[dict[str, float], float]]) -> dict[str, float]:
+    """Metrics of a whole batch from those of its parts with their numbers of live tokens."""
+    values: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for metrics, tokens in parts:
+        for name, value in metrics.items():
+            values[name].append((value, tokens))
+    merged = {}
+    for name, pairs in values.items():
+        if name in _SUMS:
+            merged[name] = sum(value for value, _ in pairs)
+        elif name in _MAXIMA:
+            merged[name] = max(value for value, _ in pairs)
+        else:
+            total = sum(tokens for _, tokens in pairs)
+            merged[name] = sum(value * tokens for value, tokens in pairs) / total if total else 0.0
+    return merged
