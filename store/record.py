@@ -872,6 +872,14 @@ class Record:
             )
             return [await self._scored(connection, turn_id) for turn_id in ids]
 
+    async def scored_turns(self, turn_ids: Sequence[str]) -> list[ScoredTurn]:
+        """Return these turns with their newest verdicts, those that are still in the record, in the given order."""
+        v = schema.verdicts.c
+        async with self._read() as connection:
+            rows = await connection.execute(sa.select(v.turn_id).where(v.turn_id.in_(list(turn_ids))))
+            known = set(rows.scalars())
+            return [await self._scored(connection, i) for i in turn_ids if i in known]
+
     async def recent_verdict_values(self, policy: str, limit: int) -> list[int]:
         """Return the values of a policy's newest verdicts that had an opinion, newest first: the baseline's window."""
         v, lv = schema.verdicts.c, schema.lives.c

@@ -1,0 +1,371 @@
+"""The trainer's loop: what waits -> claim -> step -> gate -> publish, one batch after the other, until told to stop.
+
+The event loop here talks to the record and keeps the lease and the heartbeat alive; the weights belong to one thread
+(`trainer.workshop`). What happens to claimed turns is decided here, in one transaction each:
+
+    published   turns trained, version live                 (kill -9 before it: the lease runs out, they are trained later)
+    rejected    turns go back once; the second time they are dropped (gate_rejected)
+    failed      turns go back; after `MAX_FAILURES` failures they are dropped (step_failed)
+
+A turn is never trained twice: the transaction that publishes insists that every turn is still claimed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from store.errors import AdapterError, IllegalTransition, PatinaError, RecordError
+from store.lifecycle import DropReason
+from store.record import Record
+from store.settings import Settings
+from store.values import (
+    BASE_VERSION,
+    AdapterState,
+    AdapterVersion,
+    Heartbeat,
+    Json,
+    ScoredTurn,
+    StepReport,
+)
+from trainer.checkpoint import remove_version, sweep, versions_to_keep
+from trainer.step import StepPlan
+from trainer.workshop import Outcome, Workshop
+
+POLL_S = 0.25
+LEASE_S = 120.0
+#: After so many failed steps a turn is held to be the cause.
+MAX_FAILURES = 3
+#: Pause after a step that failed, doubled up to the longest with every failure in a row.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+#: How many verdicts the baseline may look at.
+_RECENT = 64
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Counters:
+    """What the heartbeat shows."""
+
+    steps: int = 0
+    published: int = 0
+    rejected: int = 0
+    failed: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    last_error: str | None = None
+
+    def to_json(self) -> Json:
+        return {
+            "steps": self.steps,
+            "published": self.published,
+            "rejected": self.rejected,
+            "failed": self.failed,
+            "dropped": dict(self.dropped),
+            "last_error": self.last_error,
+        }
+
+
+class Worker:
+    """One trainer process. Make it, then `run` it."""
+
+    def __init__(
+        self, record: Record, settings: Settings, *, log: Callable[[Json], None] | None = None
+    ) -> None:
+        self._record = record
+        self._settings = settings
+        self._plan = StepPlan.of(settings)
+        self._name = f"trainer-{os.getpid()}-{uuid4().hex[:8]}"
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
+        self._workshop: Workshop | None = None
+        self._state = "loading"
+        self._counters = _Counters()
+        self._failures: Counter[str] = Counter()
+        self._rejections: Counter[str] = Counter()
+        self._pause_until = 0.0
+        self._pause_s = _FIRST_PAUSE_S
+        self._log = log
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until ``stop`` is set; a step that is under way is finished first.
+
+        Raises:
+            ConfigError, AdapterError: the model or the version to start from cannot be loaded.
+        """
+        beat = asyncio.create_task(self._beat())
+        try:
+            self._workshop = await self._on_thread(lambda: Workshop(self._settings))
+            await self._start()
+            while not stop.is_set():
+                did_something = await self._survive(self.work_once)
+                if not did_something:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(stop.wait(), POLL_S)
+        finally:
+            beat.cancel()
+            await asyncio.gather(beat, return_exceptions=True)
+            self._thread.shutdown(wait=True)
+
+    async def _start(self) -> None:
+        """Be the live version; remove what a worker that died left behind."""
+        known = [Path(a.path) for a in await self._record.adapters(self._settings.policy)]
+        await self._on_thread(lambda: sweep(self._settings.adapters_folder, known))
+        self._state = "waiting"
+
+    async def _survive(self, work: Callable[[], Any]) -> bool:
+        """One turn of the loop. An error must not end training for good: it is counted, shown in `status`, and waited out."""
+        try:
+            return bool(await work())
+        except Exception as exc:  # whatever a step can raise: torch's errors share no base class  # noqa: BLE001
+            self._counters.failed += 1
+            self._counters.last_error = _sentence(exc)
+            self._state = "failed"
+            if not isinstance(exc, PatinaError):
+                traceback.print_exc()
+            print(f"patina: the trainer failed: {_sentence(exc)}", file=sys.stderr, flush=True)
+            self._pause_until = time.monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            return False
+
+    async def work_once(self) -> bool:
+        """Train one batch if there is one to train; returns whether there was."""
+        if time.monotonic() < self._pause_until:
+            return False
+        await self._record.release_expired()
+        if await self._record.is_paused():
+            self._state = "paused"
+            return False
+        steps = self._settings.max_steps
+        if steps and self._counters.published >= steps:
+            self._state = f"done: {steps} steps"
+            return False
+        waiting = await self._record.waiting(
+            self._settings.policy, hint_only=not self._plan.reads_verdicts
+        )
+        is_due = (
+            waiting.oldest_since is not None
+            and time.time() - waiting.oldest_since > self._settings.max_wait_s
+        )
+        if waiting.ready < self._settings.batch_size and not is_due:
+            self._state = "waiting"
+            return False
+        await self._follow_alias()
+        self._state = "training"
+        await self._step()
+        self._state = "waiting"
+        self._pause_s = _FIRST_PAUSE_S
+        return True
+
+    async def _follow_alias(self) -> None:
+        """Train on from what is live: after a rollback that is an earlier version, and what came after it is left aside."""
+        workshop = self._ready()
+        move = (await self._record.aliases()).get(self._settings.policy)
+        live = move.version if move is not None else BASE_VERSION
+        if workshop.version == live:
+            return
+        if live == BASE_VERSION:
+            await self._on_thread(workshop.start_over)
+            return
+        adapter = await self._record.adapter(self._settings.policy, live)
+        if adapter is None:
+            raise AdapterError(f"the live version {live} has no row in the record")
+        await self._on_thread(lambda: workshop.become(adapter))
+
+    async def _step(self) -> None:
+        policy = self._settings.policy
+        report = StepReport(
+            step_id=uuid4().hex,
+            policy=policy,
+            method=self._settings.method,
+            started_at=time.time(),
+            finished_at=None,
+            version=None,
+            error=None,
+            metrics={},
+        )
+        renewal = asyncio.create_task(self._renew())
+        claimed: list[ScoredTurn] = []
+        try:
+            claimed = await self._claim()
+            if not claimed:
+                return
+            workshop = self._ready()
+            ids = {turn.turn_id for turn in claimed}
+            values = await self._record.recent_verdict_values(policy, _RECENT + len(claimed))
+            # The newest verdicts are those of the batch itself, which is judged against what came before.
+            recent = list(reversed(values[len(claimed) :]))
+            replay = await self._replay(workshop, ids)
+            number = await self._record.next_version(policy)
+            outcome = await self._on_thread(lambda: workshop.attempt(claimed, replay, recent, number))
+            await self._settle(claimed, outcome, report, number)
+        except Exception as exc:
+            await self._give_back([turn.turn_id for turn in claimed], report, exc)
+            raise
+        finally:
+            renewal.cancel()
+            await asyncio.gather(renewal, return_exceptions=True)
+
+    async def _claim(self) -> list[ScoredTurn]:
+        """Take turns until a batch of them has something to teach: those that have not come along and are dropped."""
+        claimed: list[ScoredTurn] = []
+        while True:
+            more = await self._record.claim(
+                self._settings.policy, self._settings.batch_size, worker=self._name, lease_s=LEASE_S
+            )
+            claimed += more
+            with_signal = sum(self._has_signal(turn) for turn in claimed)
+            if not more or with_signal >= self._settings.batch_size:
+                return claimed
+
+    def _has_signal(self, turn: ScoredTurn) -> bool:
+        verdict = turn.verdict
+        return bool(verdict.hint) or (self._plan.reads_verdicts and bool(verdict.value))
+
+    async def _replay(self, workshop: Workshop, exclude: set[str]) -> list[ScoredTurn]:
+        wanted = workshop.draw_replay(exclude)
+        if not wanted:
+            return []
+        return await self._record.scored_turns(wanted)
+
+    async def _settle(
+        self, claimed: list[ScoredTurn], outcome: Outcome, report: StepReport, number: int
+    ) -> None:
+        """Write what became of the claimed turns."""
+        policy = self._settings.policy
+        by_reason: dict[DropReason, list[str]] = {}
+        for turn_id, refusal in outcome.refused.items():
+            by_reason.setdefault(refusal.reason, []).append(turn_id)
+        for reason, ids in by_reason.items():
+            await self._record.drop(ids, reason)
+            self._counters.dropped[reason.value] += len(ids)
+        trained = [turn.turn_id for turn in claimed if turn.turn_id not in outcome.refused]
+        if outcome.written is None:
+            return  # nothing in the batch had anything to teach
+        self._counters.steps += 1
+        now = time.time()
+        adapter = AdapterVersion(
+            policy=policy,
+            version=number,
+            path=str(outcome.written.path),
+            content_hash=outcome.written.content_hash,
+            parent_version=outcome.parent_version,
+            state=AdapterState.REJECTED if outcome.rejected else AdapterState.PUBLISHED,
+            reason="; ".join(outcome.rejected) or outcome.reason,
+            method=self._settings.method,
+            metrics={**outcome.metrics, "turns": len(trained)},
+            created_at=now,
+        )
+        done = StepReport(
+            step_id=report.step_id,
+            policy=policy,
+            method=report.method,
+            started_at=report.started_at,
+            finished_at=now,
+            version=number,
+            error=f"version {number} was rejected: {adapter.reason}" if outcome.rejected else None,
+            metrics=outcome.metrics,
+        )
+        if outcome.rejected:
+            self._counters.rejected += 1
+            self._counters.last_error = done.error
+            self._rejections.update(trained)
+            again = [i for i in trained if self._rejections[i] < 2]
+            await self._record.reject(
+                adapter, done, release=again, drop=[i for i in trained if i not in again]
+            )
+        else:
+            try:
+                await self._record.publish(adapter, trained, done)
+            except IllegalTransition:
+                # Our lease ran out and somebody else has the turns: their step counts, ours is undone.
+                await self._on_thread(self._ready().undo)
+                raise
+            self._counters.published += 1
+            await self._on_thread(lambda: self._ready().adopt(number))
+            await self._prune(number)
+        if self._log is not None:
+            self._log({"version": number, "rejected": bool(outcome.rejected), **outcome.metrics})
+
+    async def _prune(self, live: int) -> None:
+        policy = self._settings.policy
+        adapters = await self._record.adapters(policy)
+        with_files = {
+            a.version: a.parent_version
+            for a in adapters
+            if a.state in (AdapterState.PUBLISHED, AdapterState.REJECTED)
+        }
+        keep = versions_to_keep(with_files, live, every=self._settings.save_interval)
+        doomed = [a for a in adapters if a.version in with_files and a.version not in keep]
+        for adapter in doomed:
+            # The row first: a version that is marked pruned is never loaded, one without files might be.
+            await self._record.mark_pruned(policy, [adapter.version])
+            await self._on_thread(lambda path=Path(adapter.path): remove_version(path))  # type: ignore[misc]
+
+    async def _give_back(self, turn_ids: list[str], report: StepReport, exc: Exception) -> None:
+        self._failures.update(turn_ids)
+        hopeless = [i for i in turn_ids if self._failures[i] >= MAX_FAILURES]
+        await self._record.drop(hopeless, DropReason.STEP_FAILED)
+        await self._record.release([i for i in turn_ids if i not in hopeless])
+        await self._record.write_step(
+            StepReport(
+                step_id=report.step_id,
+                policy=report.policy,
+                method=report.method,
+                started_at=report.started_at,
+                finished_at=time.time(),
+                version=None,
+                error=_sentence(exc),
+                metrics={},
+            )
+        )
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_S / 4)
+            try:
+                await self._record.renew(self._name, LEASE_S)
+            except RecordError as exc:
+                # The lease has three quarters of its time left; the next renewal may succeed, and if none does the
+                # publishing transaction refuses.
+                self._counters.last_error = f"the lease was not renewed: {exc}"
+
+    async def _beat(self) -> None:
+        while True:
+            try:
+                await self._record.heartbeat(
+                    Heartbeat(
+                        process="trainer",
+                        pid=os.getpid(),
+                        state=self._state,
+                        detail=self._counters.to_json(),
+                        at=time.time(),
+                    )
+                )
+            except RecordError as exc:
+                # `status` shows silence for what it is; training itself notices on its own.
+                self._counters.last_error = f"the heartbeat was not written: {exc}"
+            await asyncio.sleep(1.0)
+
+    def _ready(self) -> Workshop:
+        assert self._workshop is not None  # `run` loads it before any work
+        return self._workshop
+
+    async def _on_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _sentence(exc: BaseException) -> str:
+    text = " ".join(str(exc).split())
+    name = "" if isinstance(exc, PatinaError) and text else f"{type(exc).__name__}: "
+    return (name + text)[:500]
