@@ -1,0 +1,179 @@
+"""Versions on disk: whole or absent, never overwritten, and known by what is in them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.errors import AdapterError
+from trainer.checkpoint import (
+    WrittenVersion,
+    content_hash,
+    read_state,
+    remove_version,
+    sweep,
+    verify_version,
+    versions_to_keep,
+    write_version,
+)
+from trainer.policy import LocalPolicy
+
+
+@pytest.fixture
+def files(policy: LocalPolicy) -> dict[str, bytes]:
+    return policy.version_files()
+
+
+def write(adapters: Path, files: dict[str, bytes], version: int = 1) -> WrittenVersion:
+    return write_version(
+        adapters, "mine", version, files, state={"steps": 3}, metrics={"loss": 0.5, "kl": float("nan")}
+    )
+
+
+def test_a_version_is_a_folder_with_its_hash_in_its_name(tmp_path: Path, files: dict[str, bytes]) -> None:
+    written = write(tmp_path / "adapters", files)
+    assert written.path.name == f"mine@1.{written.content_hash[:12]}"
+    assert verify_version(written.path) == written.content_hash == content_hash(files)
+    assert sorted(p.relative_to(written.path).as_posix() for p in written.path.rglob("*") if p.is_file()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "patina/metrics.json",
+        "patina/state.json",
+        "patina/trainer_state.safetensors",
+    ]
+    assert read_state(written.path) == {"steps": 3}
+    assert json.loads((written.path / "patina/metrics.json").read_text()) == {"kl": None, "loss": 0.5}
+    assert [p.name for p in (tmp_path / "adapters").iterdir()] == [written.path.name]
+
+
+def test_the_hash_is_of_what_is_served_and_of_nothing_else(files: dict[str, bytes]) -> None:
+    whole = content_hash(files)
+    assert content_hash({**files, "patina/trainer_state.safetensors": b"other"}) == whole
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        assert content_hash({**files, name: files[name] + b" "}) != whole
+    # a byte that moves from one file to the other is a change, too
+    moved = {
+        "adapter_config.json": files["adapter_config.json"] + files["adapter_model.safetensors"][:1],
+        "adapter_model.safetensors": files["adapter_model.safetensors"][1:],
+    }
+    assert content_hash(moved) != whole
+
+
+def test_the_same_version_again_is_the_same_folder_and_another_content_goes_beside_it(
+    tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    first = write(tmp_path, files)
+    before = {path: path.stat().st_mtime_ns for path in first.path.rglob("*")}
+    assert write(tmp_path, files) == first
+    assert {path: path.stat().st_mtime_ns for path in first.path.rglob("*")} == before
+    changed = {**files, "adapter_config.json": files["adapter_config.json"] + b"\n"}
+    second = write(tmp_path, changed)
+    assert second.path != first.path
+    verify_version(first.path, first.content_hash)
+    verify_version(second.path, second.content_hash)
+
+
+def test_a_damaged_folder_under_the_same_name_is_an_error_and_stays_as_it_is(
+    tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    path = write(tmp_path, files).path / "adapter_model.safetensors"
+    path.write_bytes(b"damaged")
+    with pytest.raises(AdapterError, match="not what was published"):
+        write(tmp_path, files)
+    assert path.read_bytes() == b"damaged"
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_torn_changed_and_missing_files_are_told_apart(
+    tmp_path: Path, files: dict[str, bytes], name: str
+) -> None:
+    written = write(tmp_path, files)
+    path = written.path / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(AdapterError, match="not what was published"):
+        verify_version(written.path, written.content_hash)
+    with pytest.raises(AdapterError, match="is torn"):
+        verify_version(written.path)
+    path.unlink()
+    with pytest.raises(AdapterError, match=f"no {name}"):
+        verify_version(written.path, written.content_hash)
+    shutil.rmtree(written.path)
+    with pytest.raises(AdapterError, match="there is no adapter folder"):
+        verify_version(written.path)
+
+
+def test_a_folder_of_something_else_is_no_adapter(tmp_path: Path, files: dict[str, bytes]) -> None:
+    written = write(tmp_path, {**files, "adapter_config.json": b'{"peft_type": "PROMPT_TUNING"}'})
+    with pytest.raises(AdapterError, match="no LoRA"):
+        verify_version(written.path)
+
+
+def test_an_unwritable_place_is_one_clear_sentence(tmp_path: Path, files: dict[str, bytes]) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(AdapterError, match="version 1 of mine cannot be written"):
+        write(tmp_path / "file", files)
+
+
+def test_the_state_of_a_foreign_adapter_is_empty_and_a_broken_one_is_an_error(
+    tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    assert read_state(tmp_path) == {}
+    written = write(tmp_path, files)
+    (written.path / "patina/state.json").write_text("{")
+    with pytest.raises(AdapterError, match="cannot be read"):
+        read_state(written.path)
+    (written.path / "patina/state.json").write_text("[]")
+    with pytest.raises(AdapterError, match="no object"):
+        read_state(written.path)
+
+
+def test_sweeping_removes_what_dead_workers_left_and_nothing_else(
+    tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    assert sweep(tmp_path / "nowhere") == []
+    kept, orphan = write(tmp_path, files, 1), write(tmp_path, files, 2)
+    unfinished = tmp_path / ".writing-123-abcd"
+    (unfinished / "patina").mkdir(parents=True)
+    own = tmp_path / "notes"
+    own.mkdir()
+    assert sweep(tmp_path) == [unfinished]
+    assert sweep(tmp_path, known=[kept.path]) == [orphan.path]
+    assert {p.name for p in tmp_path.iterdir()} == {kept.path.name, "notes"}
+
+
+def test_a_removed_version_is_gone_at_once_and_twice_is_once(tmp_path: Path, files: dict[str, bytes]) -> None:
+    written = write(tmp_path, files)
+    remove_version(written.path)
+    remove_version(written.path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_newest_eight_every_twentieth_the_live_one_and_its_parents_stay() -> None:
+    parents = {version: version - 1 for version in range(1, 61)}
+    assert versions_to_keep(parents, live=60) == set(range(1, 61))  # one line of descent
+    # A rollback to 5: the later ones start from there, and the old line is no ancestor any more.
+    parents = {version: version - 1 for version in range(1, 41)} | {41: 5} | {v: v - 1 for v in range(42, 61)}
+    assert versions_to_keep(parents, live=60) == {1, 2, 3, 4, 5, 20, 40, *range(41, 61)}
+    assert versions_to_keep(parents, live=0, newest=2, every=25) == {25, 50, 59, 60}
+    assert versions_to_keep({}, live=0) == set()
+
+
+@given(
+    st.dictionaries(st.integers(1, 80), st.integers(0, 80), max_size=40),
+    st.integers(0, 80),
+    st.integers(0, 9),
+    st.integers(1, 30),
+)
+def test_retention_keeps_only_what_exists_and_always_the_live_version(
+    parents: dict[int, int], live: int, newest: int, every: int
+) -> None:
+    kept = versions_to_keep(parents, live, newest=newest, every=every)
+    assert kept <= set(parents)
+    assert live not in parents or live in kept
+    assert set(sorted(parents, reverse=True)[:newest]) <= kept

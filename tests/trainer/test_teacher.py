@@ -1,0 +1,188 @@
+"""The teacher's prompt: the recorded one plus the hint, proven by rendering, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from store.errors import AlignmentError
+from trainer.hindsight import HINT_TEMPLATE, REACTION_TEMPLATE
+from trainer.policy import LocalPolicy
+from trainer.teacher import teacher_prompt
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
+CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'},
+}
+
+
+def ask(
+    policy: LocalPolicy,
+    messages: Sequence[dict[str, Any]],
+    recorded: Sequence[int],
+    *,
+    hint: str = "shorter please",
+    is_reaction: bool = True,
+    request: dict[str, Any] | None = None,
+    max_tokens: int = 2000,
+) -> str:
+    ids = teacher_prompt(
+        policy.render,
+        messages=messages,
+        request=request or {},
+        hint=hint,
+        is_reaction=is_reaction,
+        recorded_prompt_ids=recorded,
+        max_tokens=max_tokens,
+    )
+    return str(policy.tokenizer.decode(ids))
+
+
+def test_the_teacher_sees_the_recorded_prompt_with_the_hint_at_the_last_user_message(
+    policy: LocalPolicy,
+) -> None:
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        *QUESTION,
+        {"role": "assistant", "content": "Paris."},
+        {"role": "user", "content": "And of Spain?"},
+    ]
+    text = ask(policy, messages, policy.render(messages))
+    expected = (
+        "<|im_start|>system\nBe kind.<|im_end|>\n"
+        "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
+        "<|im_start|>assistant\nParis.<|im_end|>\n"
+        "<|im_start|>user\nAnd of Spain?" + REACTION_TEMPLATE.format(hint="shorter please") + "<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert text == expected
+    judged = ask(policy, messages, policy.render(messages), is_reaction=False)
+    assert HINT_TEMPLATE.format(hint="shorter please") in judged
+
+
+def test_a_prompt_that_no_rendering_gives_drops_the_turn(policy: LocalPolicy) -> None:
+    recorded = policy.render(QUESTION)
+    for wrong in (recorded[:-1], [*recorded, 5], recorded[1:], policy.render(QUESTION, TOOLS)):
+        with pytest.raises(AlignmentError, match="template mismatch"):
+            ask(policy, QUESTION, wrong)
+    with pytest.raises(AlignmentError, match="did not say"):
+        ask(policy, QUESTION, [])
+
+
+@pytest.mark.parametrize("joiner", ["\n", ""])
+def test_text_in_parts_is_recognised_however_the_engine_joins_it(policy: LocalPolicy, joiner: str) -> None:
+    parts = [{"type": "text", "text": "What is the capital"}, {"type": "text", "text": "of France?"}]
+    recorded = policy.render([{"role": "user", "content": joiner.join(p["text"] for p in parts)}])
+    text = ask(policy, [{"role": "user", "content": parts}], recorded)
+    assert text.startswith(f"<|im_start|>user\nWhat is the capital{joiner}of France?")
+    assert "shorter please" in text
+
+
+def test_tool_arguments_are_recognised_as_object_and_as_string(policy: LocalPolicy) -> None:
+    conversation: list[dict[str, Any]] = [
+        *QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+    ]
+    for arguments in ('{"city": "Paris"}', {"city": "Paris"}):
+        call = {**CALL, "function": {"name": "get_weather", "arguments": arguments}}
+        for content in ("", None):
+            rendered = [
+                QUESTION[0],
+                {**conversation[1], "content": content, "tool_calls": [call]},
+                conversation[2],
+            ]
+            text = ask(policy, conversation, policy.render(rendered, TOOLS), request={"tools": TOOLS})
+            # the hint is with the person's words, not with the tool's
+            assert text.index("shorter please") < text.rindex("<tool_call>")
+
+
+def test_tools_that_may_not_be_called_may_have_been_hidden(policy: LocalPolicy) -> None:
+    recorded = policy.render(QUESTION)
+    assert "get_weather" not in ask(
+        policy, QUESTION, recorded, request={"tools": TOOLS, "tool_choice": "none"}
+    )
+    with pytest.raises(AlignmentError, match="template mismatch"):
+        ask(policy, QUESTION, recorded, request={"tools": TOOLS, "tool_choice": "auto"})
+
+
+def test_template_arguments_of_the_request_reach_the_template(policy: LocalPolicy) -> None:
+    seen = []
+
+    def render(messages: Any, tools: Any = None, **template: Any) -> list[int]:
+        seen.append(template)
+        return policy.render(messages, tools)
+
+    teacher_prompt(
+        render,
+        messages=QUESTION,
+        request={"chat_template_kwargs": {"enable_thinking": False}},
+        hint="x",
+        is_reaction=True,
+        recorded_prompt_ids=policy.render(QUESTION),
+        max_tokens=2000,
+    )
+    assert seen == [{"enable_thinking": False}] * 2
+
+
+def test_no_user_message_and_an_empty_hint_drop_the_turn(policy: LocalPolicy) -> None:
+    system = [{"role": "system", "content": "Say hello."}]
+    with pytest.raises(AlignmentError, match="no user message"):
+        ask(policy, system, policy.render(system))
+    with pytest.raises(AlignmentError, match="teaches nothing"):
+        ask(policy, QUESTION, policy.render(QUESTION), hint="  ")
+
+
+def long_session(turns: int) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "Be kind."}]
+    for i in range(turns):
+        messages += [
+            {"role": "user", "content": f"Question {i}?"},
+            {"role": "assistant", "content": f"Answer {i}."},
+        ]
+    return [*messages, {"role": "user", "content": "The last question?"}]
+
+
+def test_a15_a_prompt_without_room_loses_whole_old_exchanges_and_never_its_end(policy: LocalPolicy) -> None:
+    messages = long_session(8)
+    recorded = policy.render(messages)
+    whole = ask(policy, messages, recorded)
+    ending = (
+        "<|im_start|>user\nThe last question?"
+        + REACTION_TEMPLATE.format(hint="shorter please")
+        + "<|im_end|>\n<|im_start|>assistant\n"
+    )
+    hint_alone = len(policy.encode("<|im_start|>system\nBe kind.<|im_end|>\n" + ending))
+    for room in range(len(policy.encode(whole)), hint_alone - 1, -7):
+        text = ask(policy, messages, recorded, max_tokens=room)
+        assert len(policy.encode(text)) <= room
+        assert text.startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n")
+        assert text.endswith(ending)
+        kept = [i for i in range(8) if f"Answer {i}." in text]
+        assert kept == list(range(8 - len(kept), 8))  # the newest ones
+        assert [i for i in range(8) if f"Question {i}?" in text] == kept
+    with pytest.raises(AlignmentError, match="no room for the hint"):
+        ask(policy, messages, recorded, max_tokens=hint_alone - 1)
+
+
+def test_a_long_run_of_tool_calls_loses_its_oldest_calls_with_their_results(policy: LocalPolicy) -> None:
+    messages: list[dict[str, Any]] = [*QUESTION]
+    for i in range(6):
+        messages += [
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "c1", "content": f"result {i}"},
+        ]
+    recorded = policy.render(messages)
+    text = ask(policy, messages, recorded)
+    shorter = ask(policy, messages, recorded, max_tokens=len(policy.encode(text)) - 1)
+    assert "result 0" not in shorter
+    assert "result 1" in shorter
+    assert shorter.count("<tool_call>") == shorter.count("result ") == 5
+    assert shorter.startswith("<|im_start|>user\nWhat is the capital of France?")
+    with pytest.raises(AlignmentError, match="no room"):
+        ask(policy, messages, recorded, max_tokens=40)

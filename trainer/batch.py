@@ -1,0 +1,256 @@
+"""Samples -> padded tensors, exactly. Knows tokens, not turns; the model is asked elsewhere.
+
+Rules of the room:
+- Every stream of a sample has one number for each completion token. A different length is an error; nothing is cut or filled.
+- Padding log-probabilities are NaN: whoever reads one notices.
+- **One temperature for what is compared.** Student, teacher, base and the weights before the step are all read at the
+  temperature the completion was sampled at. What the engine reported may be of another one: engines that report *raw*
+  log-probabilities leave the temperature out. Those are compared with the trainer's own log-probabilities at temperature 1, and
+  the difference (how far the sampler was from the trainer) is carried over: ``b := o - (o' - b')``, where the primed ones are at
+  the temperature the engine reports. An identical model then gets a staleness weight of exactly 1, at any temperature.
+- A greedy completion (temperature 0) is no sample of any distribution; it is trained at temperature 1, which is what
+  engines report for it.
+
+Shapes: P prompt tokens, C completion tokens (padded to the longest), B batch, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from store.errors import AlignmentError
+from store.values import LogprobMode, ScoredTurn
+from trainer.advantages import Streams
+from trainer.objective import Batch
+
+#: Below this a temperature means greedy decoding.
+GREEDY_BELOW = 1e-5
+_NAN = math.nan
+
+
+class SampleKind(StrEnum):
+    FEEDBACK = "feedback"  #: a turn of this step
+    REPLAY = "replay"  #: a turn of an earlier step
+    ANCHOR = "anchor"  #: no person spoke: the base model is the teacher, without a hint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One completion to learn from.
+
+    Attributes:
+        turn_id: of an anchor, a name that says what it is.
+        prompt_ids: [P] as the policy was given them.
+        completion_ids: [C] as the sampler emitted them, end-of-turn token included.
+        sampling_logprobs: [C] as the engine reported them; None for an anchor, which no version of the policy sampled: it has
+            no staleness.
+        logprob_mode: what those are of.
+        temperature: the completion was sampled at; 0 is greedy.
+        teacher_prompt_ids: [P'] the prompt with the hint; of an anchor, the prompt itself. None: no teacher.
+        streams: what it teaches; None until the teacher has been asked.
+        weight: of this sample's terms.
+        adapter_version: that sampled it.
+    """
+
+    turn_id: str
+    kind: SampleKind = SampleKind.FEEDBACK
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    sampling_logprobs: tuple[float, ...] | None
+    logprob_mode: LogprobMode = LogprobMode.RAW
+    temperature: float = 1.0
+    teacher_prompt_ids: tuple[int, ...] | None = None
+    streams: Streams | None = None
+    weight: float = 1.0
+    adapter_version: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids or not self.completion_ids:
+            raise AlignmentError(f"sample {self.turn_id} has no prompt or no completion")
+        count = len(self.completion_ids)
+        if self.sampling_logprobs is not None and len(self.sampling_logprobs) != count:
+            raise AlignmentError(
+                f"sample {self.turn_id}: {len(self.sampling_logprobs)} sampling logprobs for {count} tokens"
+            )
+        if self.streams is not None and len(self.streams.advantages) != count:
+            raise AlignmentError(
+                f"sample {self.turn_id}: {len(self.streams.advantages)} advantages for {count} tokens"
+            )
+        if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
+            raise AlignmentError(f"sample {self.turn_id}: {self.temperature} is no temperature")
+
+    @property
+    def loss_temperature(self) -> float:
+        """At which student, teacher and base are compared; positive."""
+        return 1.0 if self.temperature < GREEDY_BELOW else self.temperature
+
+    @property
+    def reported_temperature(self) -> float:
+        """At which the engine's log-probabilities are.
+
+        Raises:
+            AlignmentError: the engine did not say, and it makes a difference.
+        """
+        if self.logprob_mode is LogprobMode.RAW:
+            return 1.0
+        if self.logprob_mode is LogprobMode.UNKNOWN and self.loss_temperature != 1.0:
+            raise AlignmentError(
+                f"sample {self.turn_id}: sampled at temperature {self.temperature:g}, and the engine does not say whether its "
+                "logprobs are raw or processed"
+            )
+        return self.loss_temperature
+
+    @property
+    def tokens(self) -> int:
+        """Longest sequence a model sees of it."""
+        return max(len(self.prompt_ids), len(self.teacher_prompt_ids or ())) + len(self.completion_ids)
+
+    def with_streams(self, streams: Streams) -> Sample:
+        """The sample with what it teaches."""
+        return replace(self, streams=streams)
+
+
+def sample_of(
+    turn: ScoredTurn,
+    *,
+    kind: SampleKind = SampleKind.FEEDBACK,
+    teacher_prompt_ids: Sequence[int] | None = None,
+    weight: float = 1.0,
+) -> Sample:
+    """A claimed turn as a sample: the recorded ids, untouched.
+
+    Raises:
+        AlignmentError: ids and logprobs differ in length, a logprob is none, the prompt was not recorded, or the engine
+            did not say what its logprobs are of.
+    """
+    turn.completion.require_aligned()
+    sample = Sample(
+        turn_id=turn.turn_id,
+        kind=kind,
+        prompt_ids=turn.prompt_token_ids,
+        completion_ids=turn.completion.token_ids,
+        sampling_logprobs=turn.completion.sampling_logprobs,
+        logprob_mode=turn.logprob_mode,
+        temperature=turn.temperature,
+        teacher_prompt_ids=None if teacher_prompt_ids is None else tuple(teacher_prompt_ids),
+        weight=weight,
+        adapter_version=turn.adapter_version,
+    )
+    _ = sample.reported_temperature
+    return sample
+
+
+def pad(rows: Sequence[Sequence[float] | Tensor], columns: int, fill: float = _NAN) -> Tensor:
+    """Rows of numbers -> [B, columns] float32, padded behind.
+
+    Raises:
+        AlignmentError: a row is longer.
+    """
+    grid = torch.full((len(rows), columns), fill)
+    for i, row in enumerate(rows):
+        if len(row) > columns:
+            raise AlignmentError(f"a stream of {len(row)} numbers for {columns} tokens")
+        grid[i, : len(row)] = torch.as_tensor(row, dtype=torch.float32)
+    return grid
+
+
+def behaviour_logprobs(
+    samples: Sequence[Sample], trainer_logprobs: Tensor, reported_logprobs: Tensor, mask: Tensor
+) -> Tensor:
+    """What the sampler would have reported at each sample's own temperature: ``o - (o' - b')``, [B, C].
+
+    Args:
+        trainer_logprobs: o [B, C], the weights before the step, at `Sample.loss_temperature`.
+        reported_logprobs: o' [B, C], the same weights at `Sample.reported_temperature`.
+        mask: [B, C] bool.
+
+    Returns:
+        NaN in padding; o itself for anchors. The staleness weight reads nothing but ``o - b``.
+    """
+    columns = mask.shape[1]
+    rows = []
+    for sample, reported in zip(samples, reported_logprobs, strict=True):
+        own = sample.sampling_logprobs
+        rows.append(reported[: len(sample.completion_ids)] if own is None else own)
+    sampled = pad([torch.as_tensor(row).cpu() for row in rows], columns).to(trainer_logprobs.device)
+    gap = reported_logprobs - sampled
+    return torch.where(mask, trainer_logprobs - gap, _NAN)
+
+
+def build_batch(
+    samples: Sequence[Sample],
+    *,
+    trainer_logprobs: Tensor,
+    reported_logprobs: Tensor,
+    base_logprobs: Tensor | None,
+    teacher_logits: Tensor | None,
+) -> Batch:
+    """Samples with streams -> the tensors of `trainer.objective`, on the device of ``trainer_logprobs``.
+
+    Args:
+        trainer_logprobs, reported_logprobs: see :func:`behaviour_logprobs`.
+        base_logprobs: p [B, C], adapter off, at `Sample.loss_temperature`.
+        teacher_logits: [B, C, V]; rows without a teacher are never read and may hold anything.
+
+    Raises:
+        AlignmentError: a sample without streams, or tensors of another shape than the samples.
+    """
+    if not samples:
+        raise AlignmentError("a batch needs a sample")
+    lengths = [len(sample.completion_ids) for sample in samples]
+    columns = max(lengths)
+    device = trainer_logprobs.device
+    for name, tensor in {
+        "trainer_logprobs": trainer_logprobs,
+        "reported_logprobs": reported_logprobs,
+        "base_logprobs": base_logprobs,
+        "teacher_logits": teacher_logits,
+    }.items():
+        if tensor is not None and tuple(tensor.shape[:2]) != (len(samples), columns):
+            raise AlignmentError(
+                f"{name} has shape {tuple(tensor.shape)} for {len(samples)} samples of at most {columns} tokens"
+            )
+    streams = []
+    for sample in samples:
+        if sample.streams is None:
+            raise AlignmentError(f"sample {sample.turn_id} has no streams yet")
+        streams.append(sample.streams)
+    mask = torch.arange(columns)[None] < torch.tensor(lengths)[:, None]
+    ids = torch.zeros(len(samples), columns, dtype=torch.long)
+    advantage_mask = torch.zeros(len(samples), columns, dtype=torch.bool)
+    for i, (sample, stream) in enumerate(zip(samples, streams, strict=True)):
+        ids[i, : lengths[i]] = torch.tensor(sample.completion_ids)
+        advantage_mask[i, : lengths[i]] = torch.tensor(stream.advantage_mask)
+    mask = mask.to(device)
+    return Batch(
+        completion_ids=ids.to(device),
+        mask=mask,
+        sampling_logprobs=behaviour_logprobs(samples, trainer_logprobs, reported_logprobs, mask),
+        trainer_logprobs=trainer_logprobs,
+        base_logprobs=base_logprobs,
+        advantages=pad([stream.advantages for stream in streams], columns).to(device),
+        advantage_mask=advantage_mask.to(device),
+        directive_weight=torch.tensor([stream.directive_weight for stream in streams], device=device),
+        directive_alpha=tuple(stream.directive_alpha for stream in streams),
+        teacher_logits=teacher_logits,
+        sample_weight=torch.tensor([sample.weight for sample in samples], device=device),
+        temperature=torch.tensor([sample.loss_temperature for sample in samples], device=device),
+    )
+
+
+def micro_batches(samples: Iterable[Sample], max_tokens: int) -> Iterator[list[Sample]]:
+    """Split samples, longest first, so that no padded part exceeds ``max_tokens`` (rows times longest), one sample at least."""
+    part: list[Sample] = []
+    for sample in sorted(samples, key=lambda s: (-s.tokens, s.turn_id)):
+        if part and (len(part) + 1) * part[0].tokens > max_tokens:
+            yield part
+            part = []
+        part.append(sample)
+    if part:
+        yield part

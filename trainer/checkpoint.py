@@ -1,0 +1,251 @@
+"""Adapter versions on disk: immutable, content-addressed folders that peft and vLLM load as they are. No torch.
+
+    <adapters>/<policy>@<version>.<first 12 of the hash>/
+        adapter_config.json            peft's format
+        adapter_model.safetensors      peft's format
+        patina/trainer_state.safetensors   Adam's moments, EMA of the adapter, torch's random state
+        patina/state.json              what the worker needs to go on: counters, reservoir, learning rate, ...
+        patina/metrics.json            what the step and the gate measured
+
+Rules of the room:
+- A folder is written beside its place, flushed to the disk, then renamed: it exists whole or not at all.
+- **Nothing is ever overwritten.** The name holds the content's hash, so the same content finds itself there already, and other
+  content under the same version number (a step that died before its row was written, and ran again) goes beside it.
+- Engines key their caches by adapter name and path; a folder that changed under them would serve a mixture.
+- Loading never unpickles: safetensors and JSON only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+
+from store.errors import AdapterError
+from store.values import adapter_name
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+TRAINER_STATE = "patina/trainer_state.safetensors"
+STATE = "patina/state.json"
+METRICS = "patina/metrics.json"
+
+#: What an engine loads; the content hash is of these two and nothing else.
+_SERVED = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+#: Prefix of folders that are still being written. A worker that dies leaves one; `sweep` removes it.
+_UNFINISHED = ".writing-"
+_HASH_IN_NAME = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenVersion:
+    """A version on disk. ``content_hash`` is the hex SHA-256 of what an engine loads."""
+
+    path: Path
+    content_hash: str
+
+
+def content_hash(served: Mapping[str, bytes]) -> str:
+    """Hex SHA-256 of the two served files, each with its name and length."""
+    digest = hashlib.sha256()
+    for name in _SERVED:
+        body = served[name]
+        digest.update(f"{name}\0{len(body)}\0".encode())
+        digest.update(body)
+    return digest.hexdigest()
+
+
+def write_version(
+    adapters: Path,
+    policy: str,
+    version: int,
+    files: Mapping[str, bytes],
+    *,
+    state: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+) -> WrittenVersion:
+    """Write one version; when this returns it is on the disk and will survive a power cut.
+
+    Args:
+        adapters: the folder of all versions; made when missing.
+        files: from `LocalPolicy.version_files`.
+        state: JSON the worker goes on from, see `read_state`.
+        metrics: JSON; not a number is written as null.
+
+    Raises:
+        AdapterError: the disk is full, the folder cannot be written, or holds something else under this very name.
+    """
+    digest = content_hash(files)
+    target = adapters / f"{adapter_name(policy, version)}.{digest[:_HASH_IN_NAME]}"
+    unfinished = adapters / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        adapters.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if target.exists():
+            verify_version(target, digest)
+            return WrittenVersion(path=target, content_hash=digest)
+        for name, body in {**files, STATE: _json(state), METRICS: _json(metrics)}.items():
+            _write(unfinished / name, body)
+        for folder in (unfinished / "patina", unfinished):
+            _flush_folder(folder)
+        unfinished.rename(target)  # refuses a folder that somebody filled in the meantime
+        _flush_folder(adapters)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)  # what stays behind, `sweep` finds
+        raise AdapterError(
+            f"version {version} of {policy} cannot be written to {adapters}: {error.strerror or error}"
+        ) from error
+    return WrittenVersion(path=target, content_hash=digest)
+
+
+def verify_version(folder: Path, expected_hash: str | None = None) -> str:
+    """Content hash of a version folder, after a look at whether it can be loaded.
+
+    Raises:
+        AdapterError: missing, torn, or not what ``expected_hash`` says.
+    """
+    if not folder.is_dir():
+        raise AdapterError(f"there is no adapter folder {folder}")
+    try:
+        served = {name: (folder / name).read_bytes() for name in _SERVED}
+    except FileNotFoundError as error:
+        raise AdapterError(
+            f"{folder} is not an adapter folder: no {Path(str(error.filename)).name}"
+        ) from None
+    except OSError as error:
+        raise AdapterError(f"the adapter in {folder} cannot be read: {error.strerror or error}") from error
+    found = content_hash(served)
+    if expected_hash is not None and found != expected_hash:
+        raise AdapterError(
+            f"the adapter in {folder} is not what was published: its hash is {found[:_HASH_IN_NAME]}…, "
+            f"not {expected_hash[:_HASH_IN_NAME]}…"
+        )
+    try:
+        config = json.loads(served[ADAPTER_CONFIG])
+        # safetensors does not type it; its numpy and torch readers would not do: no bfloat16 there, no torch here
+        tensors = safetensors.deserialize(served[ADAPTER_WEIGHTS])  # type: ignore[no-untyped-call]
+    except (ValueError, safetensors.SafetensorError) as error:
+        raise AdapterError(f"the adapter in {folder} is torn: {error}") from error
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA" or not tensors:
+        raise AdapterError(f"{folder} holds no LoRA adapter")
+    return found
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What `write_version` was given as ``state``; empty for an adapter that was not made here.
+
+    Raises:
+        AdapterError: the file is there and cannot be read.
+    """
+    try:
+        value = json.loads((folder / STATE).read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise AdapterError(f"{folder / STATE} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise AdapterError(f"{folder / STATE} holds no object")
+    return value
+
+
+def versions_to_keep(parents: Mapping[int, int], live: int, *, newest: int = 8, every: int = 20) -> set[int]:
+    """Versions whose files stay: the newest, every N-th, the live one, and all the live one descends from.
+
+    The line of descent is kept so that a rollback can go back step by step from wherever it is.
+
+    Args:
+        parents: version -> the version its step started from, for all versions that have files.
+        live: what the alias points to; 0 when it is the base model.
+    """
+    keep = {
+        *sorted(parents)[len(parents) - min(newest, len(parents)) :],
+        *(v for v in parents if v % every == 0),
+    }
+    ancestor = live
+    while ancestor in parents and ancestor > 0:
+        keep.add(ancestor)
+        # A step's parent is always older, so this ends; a pruned ancestor has no files to keep, nor have those behind it.
+        ancestor = min(parents[ancestor], ancestor - 1)
+    return keep
+
+
+def remove_version(folder: Path) -> None:
+    """Remove a version's files for good: renamed first, so that a half-removed folder is never taken for a version.
+
+    Raises:
+        AdapterError: the files cannot be removed.
+    """
+    try:
+        doomed = folder.rename(folder.parent / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}")
+        shutil.rmtree(doomed)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise AdapterError(f"{folder} cannot be removed: {error.strerror or error}") from error
+
+
+def sweep(adapters: Path, known: Iterable[Path] | None = None) -> list[Path]:
+    """Remove what a dead worker left behind; call at start, when no other worker writes here.
+
+    Args:
+        known: folders the record speaks of. When given, version folders it does not speak of are removed too: their step
+            died between writing and publishing, and its turns will be trained again.
+
+    Returns:
+        What was removed.
+    """
+    if not adapters.is_dir():
+        return []
+    keep = None if known is None else {path.resolve() for path in known}
+    removed = []
+    for folder in sorted(adapters.iterdir()):
+        is_unfinished = folder.name.startswith(_UNFINISHED)
+        is_orphan = keep is not None and "@" in folder.name and folder.resolve() not in keep
+        if folder.is_dir() and (is_unfinished or is_orphan):
+            if is_unfinished:
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                remove_version(folder)
+            removed.append(folder)
+    return removed
+
+
+def _write(path: Path, body: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with path.open("xb") as file:
+        file.write(body)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        # Some network file systems cannot flush a folder; their rename is as safe as they make it.
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    # JSON has no NaN; a reader in another language would choke on Python's.
+    return json.dumps(_finite(value), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

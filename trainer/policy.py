@@ -1,0 +1,761 @@
+"""The policy as the trainer holds it: one base model, one trainable LoRA adapter, its EMA, its optimizer.
+
+Rules of the room:
+- Only this file calls a model. It knows tokens and weights; it does not know methods, verdicts or turns.
+- **Prompt and response meet as ids.** A response is never decoded and encoded again: its ids are what the sampler emitted.
+- Sequences are padded behind. Under causal attention no real token sees padding, so there is no attention mask and no
+  position shift to get wrong, and a row of a batch computes what it computes alone.
+- No dropout anywhere, neither while training nor while reading: the log-probabilities of one pass are those of the next.
+- LoRA weights, their gradients and moments are float32 whatever the base is, and so are logits: in bfloat16 the
+  difference of two nearly equal distributions is rounding.
+
+Shapes: P prompt tokens, C completion tokens (padded to the longest), T = P + C, B batch, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, cast
+
+import safetensors.torch
+import torch
+from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+from peft.utils import get_peft_model_state_dict
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import logging as transformers_logging
+
+from store.errors import AdapterError, AlignmentError, ConfigError, GateRejected
+from trainer.batch import GREEDY_BELOW
+from trainer.checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS, TRAINER_STATE
+
+#: Models smaller than this are held in float32, larger ones in bfloat16 with gradient checkpointing.
+FLOAT32_BELOW = 200_000_000
+#: Weight of the newest adapter in the moving average, per optimizer step (SDPO; 3-step memory of about 20 steps).
+EMA_RATE = 0.05
+#: Largest gradient norm; what is above is scaled down to it.
+MAX_GRADIENT_NORM = 1.0
+#: AdamW's moments: a shorter second-moment memory than the usual .999, since steps are few and far between.
+BETAS = (0.9, 0.99)
+#: Rows generated at a time.
+SAMPLE_ROWS = 32
+_ADAPTER = "default"
+
+
+class Weights(StrEnum):
+    """Whose weights answer."""
+
+    STUDENT = "student"  #: base + the adapter being trained
+    EMA = "ema"  #: base + the adapter's moving average
+    BASE = "base"  #: no adapter
+    TEACHER = "teacher"  #: another model with the same vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A sampled completion.
+
+    Attributes:
+        token_ids: [C], end-of-turn token included when there is one.
+        logprobs: [C] at temperature 1, whatever temperature it was drawn at.
+        finished: the model ended its turn within the allowance.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finished: bool
+
+
+class LocalPolicy:
+    """Base model and adapter in this process. One thread only.
+
+    Args:
+        model: folder, or name of a model in the local Hugging Face cache. Nothing is downloaded.
+        rank: of the LoRA matrices on every linear layer but the output layer; alpha is twice the rank, so that the update's
+            scale does not depend on the rank.
+        learning_rate: of AdamW, without decay: LoRA is already a bound on how far weights can go.
+        seed: of the adapter's initial weights.
+        teacher: another model to teach with the hint in context; empty: none is loaded.
+        device: "auto" or a torch device.
+        checkpointing: recompute layers in the backward pass; None: for models of `FLOAT32_BELOW` parameters and more.
+
+    Raises:
+        ConfigError: there is no such model, its files are torn or incomplete, or it cannot be trained here.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        rank: int = 16,
+        learning_rate: float = 1e-4,
+        seed: int = 0,
+        teacher: str = "",
+        device: str = "auto",
+        checkpointing: bool | None = None,
+    ) -> None:
+        self.device = _device(device)
+        self.name = model
+        self.tokenizer = _load_tokenizer(model)
+        network = _load_network(model, self.device)
+        self.parameters = sum(parameter.numel() for parameter in network.parameters())
+        config = network.config.get_text_config()
+        self.max_context = int(getattr(config, "max_position_embeddings", None) or 2048)
+        self.vocabulary_size = int(config.vocab_size)
+        self.end_ids = _end_ids(network, self.tokenizer)
+        self._pad = int(self.tokenizer.pad_token_id or 0)
+        self._head_checked: set[int] = set()
+        self._learning_rate = learning_rate
+        self._checkpointing = self.parameters >= FLOAT32_BELOW if checkpointing is None else checkpointing
+        self._base_name = str(Path(model).resolve()) if Path(model).is_dir() else model
+        lora = LoraConfig(
+            r=rank,
+            lora_alpha=2 * rank,
+            target_modules="all-linear",
+            lora_dropout=0.0,
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=self._base_name,
+        )
+        self._wrap(network, lora, seed)
+        self._check_head(network)
+        self._teacher: Any = None
+        if teacher:
+            self._teacher = _load_network(teacher, self.device)
+            self._check_vocabulary(teacher)
+            self._check_head(self._teacher)
+
+    # -- set-up
+
+    def _wrap(self, network: Any, config: LoraConfig, seed: int) -> None:
+        """Put a fresh adapter of that form on the bare network, with fresh moments and average."""
+        if network.is_activation_checkpointing:  # from an adapter before; peft would add hooks we do not need
+            network.activation_checkpointing_disable()
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            # peft 0.21 asks for a property that transformers 5.23 has renamed.
+            warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
+            torch.manual_seed(seed)
+            self._peft: Any = get_peft_model(network, config)
+        self._peft.eval()
+        self._layers: list[nn.Module] = []
+        if self._checkpointing:
+            network.activation_checkpointing_enable({"use_reentrant": False})
+            self._layers = [
+                module for module in network.modules() if isinstance(module, GradientCheckpointingLayer)
+            ]
+        self._trainable: dict[str, nn.Parameter] = {
+            name: parameter for name, parameter in self._peft.named_parameters() if parameter.requires_grad
+        }
+        self._start_afresh()
+
+    def _start_afresh(self) -> None:
+        """Forget moments and average: the adapter as it is now is all there is."""
+        self._ema = {name: parameter.detach().clone() for name, parameter in self._trainable.items()}
+        self._optimizer = torch.optim.AdamW(
+            list(self._trainable.values()), lr=self._learning_rate, betas=BETAS, weight_decay=0.0, fused=True
+        )
+
+    @property
+    def _network(self) -> Any:
+        return self._peft.get_base_model()
+
+    @property
+    def rank(self) -> int:
+        return int(self._peft.peft_config[_ADAPTER].r)
+
+    @property
+    def learning_rate(self) -> float:
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._learning_rate = value
+        for group in self._optimizer.param_groups:
+            group["lr"] = value
+
+    @property
+    def has_teacher(self) -> bool:
+        return self._teacher is not None
+
+    def _check_vocabulary(self, teacher: str) -> None:
+        mine, theirs = self.tokenizer.get_vocab(), _load_tokenizer(teacher).get_vocab()
+        width = int(self._teacher.config.get_text_config().vocab_size)
+        if mine != theirs or width != self.vocabulary_size:
+            raise ConfigError(
+                f"the teacher {teacher} has another vocabulary than {self.name}: it cannot speak of the same tokens. "
+                "Choose a teacher of the same model family"
+            )
+
+    @torch.no_grad()
+    def _check_head(self, network: Any) -> None:
+        """Logits from hidden states must be the model's own: some architectures scale or cap them in between."""
+        ids = torch.arange(8, device=self.device)[None] % self.vocabulary_size
+        hidden = network.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        mine = self._head(network, hidden)
+        theirs = network(input_ids=ids, use_cache=False).logits.float()
+        tolerance = 1e-4 if network.dtype == torch.float32 else 0.1
+        scale = max(1.0, float(theirs.abs().max()))
+        if not bool(((mine - theirs).abs() <= tolerance * scale).all()):
+            raise ConfigError(
+                f"{type(network).__name__} computes its logits in a way this trainer does not know; it cannot be trained here"
+            )
+
+    # -- forward
+
+    def response_logits(
+        self,
+        prompts: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        weights: Weights = Weights.STUDENT,
+    ) -> tuple[Tensor, Tensor]:
+        """Logits that predict each response token, and which positions are real.
+
+        ``model(prompt + response).logits[P-1:-1]`` of each row; the output layer is computed for these positions only. The
+        student's carry a gradient (unless grad mode is off), all others none.
+
+        Returns:
+            logits [B, C, V] float32 (padding holds some other position's logits), mask [B, C] bool.
+
+        Raises:
+            AlignmentError: an empty prompt or response, an id outside the vocabulary, more tokens than the context holds.
+        """
+        hidden, mask = self.response_hidden(prompts, responses, weights)
+        return self.logits(hidden, weights), mask
+
+    def response_hidden(
+        self,
+        prompts: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        weights: Weights = Weights.STUDENT,
+    ) -> tuple[Tensor, Tensor]:
+        """As :meth:`response_logits`, one layer earlier: hidden states [B, C, D] for :meth:`logits`, mask [B, C].
+
+        For large vocabularies: D is far below V, so logits can be made, read and dropped a few positions at a time.
+        """
+        ids, index, mask = self._pack(prompts, responses)
+        grad = torch.is_grad_enabled() and weights is Weights.STUDENT
+        with self._as(weights), torch.set_grad_enabled(grad), self._recompute(grad):
+            # The last response token predicts nothing that is asked for; what is padding is behind, so no mask is needed.
+            output = self._of(weights).get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+            hidden = output[torch.arange(len(ids), device=self.device)[:, None], index]
+        return hidden, mask
+
+    def logits(self, hidden: Tensor, weights: Weights = Weights.STUDENT) -> Tensor:
+        """The output layer: [..., D] -> [..., V] float32. With a gradient for the hidden states if they carry one."""
+        with self._as(weights):
+            return self._head(self._of(weights), hidden)
+
+    @torch.no_grad()
+    def response_logprobs(
+        self,
+        prompts: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        weights: Weights = Weights.STUDENT,
+        *,
+        temperature: float | Sequence[float] = 1.0,
+        chunk: int = 512,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the response tokens, without a gradient and without ever holding [B, C, V].
+
+        Args:
+            temperature: one, or one for each row.
+            chunk: positions whose logits exist at a time.
+
+        Returns:
+            logprobs [B, C] float32, NaN in padding; mask [B, C] bool.
+        """
+        hidden, mask = self.response_hidden(prompts, responses, weights)
+        targets = _padded(responses, mask.shape[1], 0).to(self.device)
+        heat = torch.tensor(
+            [temperature] * len(prompts) if isinstance(temperature, int | float) else list(temperature),
+            device=self.device,
+        )[:, None].expand(mask.shape)
+        flat_hidden, flat_ids, flat_heat = hidden[mask], targets[mask], heat[mask]
+        pieces = []
+        for start in range(0, len(flat_ids), chunk):
+            piece = slice(start, start + chunk)
+            logits = self.logits(flat_hidden[piece], weights) / flat_heat[piece, None]
+            taken = logits.gather(-1, flat_ids[piece, None]).squeeze(-1)
+            pieces.append(taken - torch.logsumexp(logits, dim=-1))
+        logprobs = torch.full(mask.shape, math.nan, device=self.device)
+        logprobs[mask] = torch.cat(pieces)
+        return logprobs, mask
+
+    def _pack(
+        self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if len(prompts) != len(responses) or not prompts:
+            raise AlignmentError(f"{len(prompts)} prompts for {len(responses)} responses")
+        for prompt, response in zip(prompts, responses, strict=True):
+            if not prompt or not response:
+                raise AlignmentError("a sequence to train on has a prompt and a response")
+            if len(prompt) + len(response) > self.max_context:
+                raise AlignmentError(
+                    f"{len(prompt)} prompt and {len(response)} response tokens exceed the context of {self.max_context}"
+                )
+            low, high = min(min(prompt), min(response)), max(max(prompt), max(response))
+            if low < 0 or high >= self.vocabulary_size:
+                raise AlignmentError(
+                    f"token id {low if low < 0 else high} is not in the vocabulary of {self.vocabulary_size}"
+                )
+        rows = [[*prompt, *response[:-1]] for prompt, response in zip(prompts, responses, strict=True)]
+        length = max(map(len, rows))
+        columns = torch.arange(max(map(len, responses)), device=self.device)
+        starts = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device)
+        mask = columns < torch.tensor([len(response) for response in responses], device=self.device)[:, None]
+        index = (starts[:, None] + columns).clamp(max=length - 1)
+        return _padded(rows, length, self._pad).to(self.device), index, mask
+
+    def _of(self, weights: Weights) -> Any:
+        if weights is not Weights.TEACHER:
+            return self._network
+        if self._teacher is None:
+            raise ConfigError("no teacher model was loaded: set --teacher-model-name")
+        return self._teacher
+
+    def _head(self, network: Any, hidden: Tensor) -> Tensor:
+        layer = network.get_output_embeddings()
+        if type(layer) is nn.Linear and layer.weight.dtype != torch.float32:
+            logits = wide_linear(hidden, layer.weight, layer.bias)
+        else:
+            logits = layer(hidden).float()
+        config = network.config.get_text_config()
+        if scale := getattr(config, "logit_scale", None):  # Cohere
+            logits = logits * scale
+        if scale := getattr(config, "logits_scaling", None):  # Granite
+            logits = logits / scale
+        if cap := getattr(config, "final_logit_softcapping", None):  # Gemma
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    @contextmanager
+    def _as(self, weights: Weights) -> Iterator[None]:
+        """The network speaks with these weights inside; the adapter's own are back afterwards, also after an error."""
+        if weights is Weights.BASE:
+            self._peft.base_model.disable_adapter_layers()
+            try:
+                yield
+            finally:
+                self._peft.base_model.enable_adapter_layers()
+        elif weights is Weights.EMA:
+            own = {name: parameter.data for name, parameter in self._trainable.items()}
+            for name, parameter in self._trainable.items():
+                parameter.data = self._ema[name]
+            try:
+                yield
+            finally:
+                for name, parameter in self._trainable.items():
+                    parameter.data = own[name]
+        else:
+            yield
+
+    @contextmanager
+    def _recompute(self, grad: bool) -> Iterator[None]:
+        """Gradient checkpointing for the forward inside. It hangs on `training` of each layer; what is in the layer (dropout)
+        stays in evaluation mode."""
+        if not (grad and self._layers):
+            yield
+            return
+        for layer in self._layers:
+            layer.training = True
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer.training = False
+
+    # -- text and samples
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template: Any,
+    ) -> list[int]:
+        """Prompt ids [P] of a request under the model's chat template, generation header included.
+
+        Raises:
+            AlignmentError: the template refuses these messages.
+        """
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] if tools else None,
+                add_generation_prompt=True,
+                tokenize=False,
+                **template,
+            )
+        except Exception as error:  # a template is a program by the model's author, and raises what it likes
+            raise AlignmentError(f"the chat template refuses the messages: {_first_line(error)}") from error
+        return self.encode(text)
+
+    def encode(self, text: str) -> list[int]:
+        """Text to ids, markup recognised, nothing added."""
+        return [int(i) for i in self.tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids to text without markup."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_tokens: int,
+        temperature: float = 1.0,
+        seed: int = 0,
+        weights: Weights = Weights.STUDENT,
+    ) -> list[Reply]:
+        """Completions, `SAMPLE_ROWS` prompts at a time. Temperature 0 is greedy. No top-k, no top-p, no penalties.
+
+        The same arguments give the same replies; another grouping of the prompts may not.
+        """
+        generator = torch.Generator(self.device).manual_seed(seed)
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        replies: dict[int, Reply] = {}
+        with self._as(weights), torch.no_grad():
+            for start in range(0, len(order), SAMPLE_ROWS):
+                rows = order[start : start + SAMPLE_ROWS]
+                some = self._generate(
+                    self._of(weights), [prompts[i] for i in rows], max_tokens, temperature, generator
+                )
+                replies.update(zip(rows, some, strict=True))
+        return [replies[i] for i in range(len(prompts))]
+
+    def _generate(
+        self,
+        network: Any,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        temperature: float,
+        generator: torch.Generator,
+    ) -> list[Reply]:
+        length = max(map(len, prompts))
+        # Here padding is in front, so that all rows' newest token is in the last column; mask and positions say so.
+        ids = torch.full((len(prompts), length), self._pad, device=self.device)
+        seen = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, length - len(prompt) :] = torch.tensor(prompt, device=self.device)
+            seen[row, length - len(prompt) :] = 1
+        position = (seen.cumsum(dim=1) - 1).clamp(min=0)
+        ends = torch.tensor(sorted(self.end_ids), device=self.device)
+        finished = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
+        cache: Any = None
+        tokens: list[Tensor] = []
+        logprobs: list[Tensor] = []
+        for _ in range(min(max_tokens, self.max_context - length)):
+            output = network.get_decoder()(
+                input_ids=ids,
+                attention_mask=seen,
+                position_ids=position,
+                past_key_values=cache,
+                use_cache=True,
+            )
+            cache = output.past_key_values
+            distribution = torch.log_softmax(self._head(network, output.last_hidden_state[:, -1]), dim=-1)
+            if temperature < GREEDY_BELOW:
+                token = distribution.argmax(dim=-1)
+            else:
+                heated = torch.softmax(distribution / temperature, dim=-1)
+                token = torch.multinomial(heated, 1, generator=generator).squeeze(-1)
+            tokens.append(token)
+            logprobs.append(distribution.gather(-1, token[:, None]).squeeze(-1))
+            finished = finished | torch.isin(token, ends)
+            if bool(finished.all()):
+                break
+            ids = token[:, None]
+            seen = torch.cat([seen, seen.new_ones(len(prompts), 1)], dim=1)
+            position = position[:, -1:] + 1
+        if not tokens:
+            return [Reply(token_ids=(), logprobs=(), finished=False) for _ in prompts]
+        all_tokens, all_logprobs = torch.stack(tokens, 1).tolist(), torch.stack(logprobs, 1).tolist()
+        replies = []
+        for row, values in zip(all_tokens, all_logprobs, strict=True):
+            end = next((i for i, token in enumerate(row) if token in self.end_ids), None)
+            count = len(row) if end is None else end + 1
+            replies.append(
+                Reply(
+                    token_ids=tuple(row[:count]),
+                    logprobs=tuple(values[:count]),
+                    finished=end is not None,
+                )
+            )
+        return replies
+
+    # -- the step
+
+    def apply_gradients(self) -> float:
+        """One AdamW step with the accumulated gradients (clipped), then the moving average. Gives the norm before clipping.
+
+        Raises:
+            GateRejected: a gradient is not finite; weights and moments are untouched and the gradients are gone.
+        """
+        norm = float(nn.utils.clip_grad_norm_(self._trainable.values(), MAX_GRADIENT_NORM))
+        if not math.isfinite(norm):
+            self.drop_gradients()
+            raise GateRejected("the gradient is not finite: no step was taken")
+        self._optimizer.step()
+        self.drop_gradients()
+        with torch.no_grad():
+            for name, parameter in self._trainable.items():
+                self._ema[name].lerp_(parameter, EMA_RATE)
+        return norm
+
+    def drop_gradients(self) -> None:
+        """Forget what backward passes have accumulated."""
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def is_finite(self) -> bool:
+        """Whether every weight of the adapter is a number."""
+        return all(bool(torch.isfinite(parameter).all()) for parameter in self._trainable.values())
+
+    # -- state
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Copies of all that a step changes: weights, moving average, moments, torch's random state."""
+        state = {f"weight/{name}": p.detach().clone() for name, p in self._trainable.items()}
+        state |= {f"ema/{name}": value.clone() for name, value in self._ema.items()}
+        for name, parameter in self._trainable.items():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                state[f"adam.{key}/{name}"] = value.detach().clone()
+        state["rng"] = torch.get_rng_state()
+        return state
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Be exactly what :meth:`snapshot` saw; gradients are dropped.
+
+        Raises:
+            AdapterError: the state is of another adapter (names or shapes differ).
+        """
+        for kind in ("weight", "ema"):
+            for name, parameter in self._trainable.items():
+                value = state.get(f"{kind}/{name}")
+                if value is None or value.shape != parameter.shape:
+                    raise AdapterError(f"the saved trainer state has no {kind} that fits {name}")
+        moments: dict[nn.Parameter, dict[str, Tensor]] = {}
+        for key, value in state.items():
+            kind, _, name = key.partition("/")
+            if not kind.startswith("adam."):
+                continue
+            if name not in self._trainable:
+                raise AdapterError(f"the saved trainer state speaks of {name}, which this adapter lacks")
+            moments.setdefault(self._trainable[name], {})[kind.removeprefix("adam.")] = value.clone().to(
+                self.device
+            )
+        self._start_afresh()
+        with torch.no_grad():
+            for name, parameter in self._trainable.items():
+                parameter.copy_(state[f"weight/{name}"])
+                self._ema[name].copy_(state[f"ema/{name}"])
+        for parameter, moment in moments.items():
+            self._optimizer.state[parameter] = moment
+        if (rng := state.get("rng")) is not None:
+            torch.set_rng_state(rng.cpu())
+        self.drop_gradients()
+
+    def version_files(self) -> dict[str, bytes]:
+        """The adapter and the trainer's state as files of a version folder: relative path -> bytes.
+
+        The same weights give the same bytes. ``adapter_config.json`` and ``adapter_model.safetensors`` are peft's format.
+        """
+        weights = get_peft_model_state_dict(self._peft, adapter_name=_ADAPTER, save_embedding_layers=False)
+        config = self._peft.peft_config[_ADAPTER].to_dict()
+        config |= {"inference_mode": True, "base_model_name_or_path": self._base_name}
+        plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+        state = {key: value for key, value in self.snapshot().items() if not key.startswith("weight/")}
+        return {
+            ADAPTER_CONFIG: json.dumps(plain, indent=2, sort_keys=True).encode(),
+            ADAPTER_WEIGHTS: safetensors.torch.save(
+                {key: value.detach().cpu().contiguous() for key, value in weights.items()}, {"format": "pt"}
+            ),
+            TRAINER_STATE: safetensors.torch.save(
+                {key: value.cpu().contiguous() for key, value in state.items()}, {"format": "pt"}
+            ),
+        }
+
+    def load_version(self, folder: Path) -> None:
+        """Become the version in ``folder``: weights, and moments and average where it has them (a foreign peft adapter does
+        not; it starts with none). An adapter of another form (rank, layers) replaces the form, too.
+
+        Raises:
+            AdapterError: missing, torn, or of another model. The policy is as before.
+        """
+        try:
+            config = LoraConfig.from_pretrained(folder)
+            weights = safetensors.torch.load((folder / ADAPTER_WEIGHTS).read_bytes())
+            saved = folder / TRAINER_STATE
+            state = safetensors.torch.load(saved.read_bytes()) if saved.exists() else None
+        except Exception as error:  # peft, safetensors and json each have their own; all mean a broken folder
+            raise AdapterError(f"the adapter in {folder} cannot be loaded: {_first_line(error)}") from error
+        before = self.snapshot()
+        form = self._peft.peft_config[_ADAPTER]
+        try:
+            if _form(config) != _form(form):
+                config.lora_dropout, config.inference_mode = 0.0, False
+                self._wrap(self._peft.unload(), config, seed=0)
+            self._load_weights(weights, folder)
+            self._start_afresh()
+            if state is not None:
+                self.restore({**self._weights_state(), **state})
+        except AdapterError:
+            if self._peft.peft_config[_ADAPTER] is not form:
+                self._wrap(self._peft.unload(), form, seed=0)
+            self.restore(before)
+            raise
+
+    def reset(self, seed: int = 0) -> None:
+        """Be version 0 again: an adapter that changes nothing, with no past."""
+        self._wrap(self._peft.unload(), self._peft.peft_config[_ADAPTER], seed)
+
+    def _weights_state(self) -> dict[str, Tensor]:
+        return {f"weight/{name}": parameter.detach().clone() for name, parameter in self._trainable.items()}
+
+    def _load_weights(self, weights: Mapping[str, Tensor], folder: Path) -> None:
+        mine = get_peft_model_state_dict(self._peft, adapter_name=_ADAPTER, save_embedding_layers=False)
+        if mine.keys() != weights.keys():
+            odd = sorted(mine.keys() ^ weights.keys())[0]
+            raise AdapterError(f"the adapter in {folder} is not of {self.name}: {odd} is on one side only")
+        for key, value in weights.items():
+            if mine[key].shape != value.shape:
+                raise AdapterError(
+                    f"the adapter in {folder} is not of {self.name}: {key} has shape {tuple(value.shape)}, "
+                    f"not {tuple(mine[key].shape)}"
+                )
+        set_peft_model_state_dict(self._peft, dict(weights), adapter_name=_ADAPTER)
+
+
+def wide_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``hidden @ weight.T + bias`` in float32 for a frozen half-precision weight, [..., D] -> [..., V]."""
+    # torch does not type what a Function returns
+    return cast(Tensor, _WideLinear.apply(hidden, weight, bias))  # type: ignore[no-untyped-call]
+
+
+class _WideLinear(torch.autograd.Function):
+    """A frozen half-precision linear layer with float32 products: a few thousand rows of its weight widened at a time."""
+
+    ROWS = 16_384
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.dtype = hidden.dtype
+        wide = hidden.float()
+        logits = torch.cat([wide @ part.float().T for part in torch.split(weight, _WideLinear.ROWS)], dim=-1)
+        return logits if bias is None else logits + bias.float()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (weight,) = ctx.saved_tensors
+        (gradient,) = gradients
+        parts = zip(
+            torch.split(gradient, _WideLinear.ROWS, dim=-1),
+            torch.split(weight, _WideLinear.ROWS),
+            strict=True,
+        )
+        total = sum((g @ part.float() for g, part in parts), start=torch.zeros((), device=weight.device))
+        return total.to(ctx.dtype), None, None
+
+
+def _form(config: LoraConfig) -> dict[str, Any]:
+    """What of an adapter's configuration decides what its weights compute."""
+    skip = {
+        "base_model_name_or_path",
+        "inference_mode",
+        "init_lora_weights",
+        "lora_dropout",
+        "peft_version",
+        "revision",
+        "task_type",
+        "auto_mapping",
+    }
+    return {
+        key: sorted(value) if isinstance(value, set | list) else value
+        for key, value in config.to_dict().items()
+        if key not in skip and value not in (None, {}, [], "", False)
+    }
+
+
+def _padded(rows: Sequence[Sequence[int]], length: int, value: int) -> Tensor:
+    return torch.tensor([[*row, *[value] * (length - len(row))] for row in rows])
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"the device {wanted} cannot be used: {_first_line(error)}") from error
+    return device
+
+
+def _check_folder(name: str) -> None:
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and (folder.is_absolute() or name.startswith((".", "~"))):
+        raise ConfigError(f"there is no model folder {name}")
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ConfigError(f"{name} is not a model folder: it has no config.json")
+
+
+def _load_tokenizer(name: str) -> Any:
+    _check_folder(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
+    except (
+        Exception
+    ) as error:  # several libraries read these files, each with its own errors; all end the start
+        raise ConfigError(f"the tokenizer of {name} cannot be loaded: {_first_line(error)}") from error
+    if not tokenizer.chat_template:
+        raise ConfigError(f"{name} has no chat template: it is not a chat model")
+    return tokenizer
+
+
+def _load_network(name: str, device: torch.device) -> Any:
+    _check_folder(name)
+    transformers_logging.disable_progress_bar()
+    local = Path(name).expanduser().is_dir()
+    try:
+        config = AutoConfig.from_pretrained(name, local_files_only=True)
+        with torch.device("meta"):
+            size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+        network, info = AutoModelForCausalLM.from_pretrained(
+            name,
+            local_files_only=True,
+            dtype=torch.float32 if size < FLOAT32_BELOW else torch.bfloat16,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+        )
+    except Exception as error:  # as above
+        what = "the model folder" if local else "the model (no such folder, and not whole in the local cache)"
+        raise ConfigError(f"{what} {name} cannot be loaded: {_first_line(error)}") from error
+    # Weights that a file lacks are made up at random, with a warning at most: a policy of noise.
+    missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    if missing:
+        raise ConfigError(f"the weights of {name} are incomplete: {missing[0]} is missing or misshapen")
+    return network.to(device).eval()
+
+
+def _end_ids(network: Any, tokenizer: Any) -> frozenset[int]:
+    """The ids that end a turn: the generation config's, the model config's, the tokenizer's."""
+    ends: set[int] = set()
+    for value in (
+        getattr(network.generation_config, "eos_token_id", None),
+        getattr(network.config, "eos_token_id", None),
+        tokenizer.eos_token_id,
+    ):
+        if value is not None:
+            ends.update([value] if isinstance(value, int) else value)
+    return frozenset(ends)

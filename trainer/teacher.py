@@ -1,0 +1,182 @@
+"""The teacher's prompt: the student's, with the hint at the last user message. Sans-IO; the template is a callable.
+
+The student's prompt is never rendered: it is what the engine says it was given. So the teacher's, which has to be rendered, must
+be known to differ from it **by the hint and nothing else**. The proof is that the same rendering without the hint gives the
+recorded ids, token for token. Clients and engines write the same message in several ways (text as parts, tool arguments as
+a string, content null); the few known ways are tried. Where none gives the recorded ids the turn is dropped: a teacher with
+another context would teach the difference between contexts.
+
+A prompt that no longer fits with its hint loses whole old messages, never its end: the generation header is what makes the
+next token the first of an answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+from store.errors import AlignmentError
+from trainer.hindsight import with_hint
+
+#: messages, tools, further template arguments -> prompt ids, generation header included; raises AlignmentError.
+Render = Callable[..., list[int]]
+Messages = list[dict[str, Any]]
+
+
+def teacher_prompt(
+    render: Render,
+    *,
+    messages: Sequence[Mapping[str, Any]],
+    request: Mapping[str, Any],
+    hint: str,
+    is_reaction: bool,
+    recorded_prompt_ids: Sequence[int],
+    max_tokens: int,
+) -> tuple[int, ...]:
+    """Ids [P'] of the prompt with the hint in context.
+
+    Args:
+        render: `LocalPolicy.render`.
+        messages, request: as recorded; of the request, ``tools``, ``tool_choice`` and ``chat_template_kwargs`` count.
+        hint: what would have helped.
+        is_reaction: it is the person's own words.
+        recorded_prompt_ids: [P] what the engine says the policy was given.
+        max_tokens: room for the prompt: the context less the completion.
+
+    Raises:
+        AlignmentError: "template mismatch" (no known way of writing the messages gives the recorded ids), no user
+            message, or no room for the hint.
+    """
+    if not recorded_prompt_ids:
+        raise AlignmentError("the engine did not say what prompt it was given")
+    recorded = list(recorded_prompt_ids)
+    template = request.get("chat_template_kwargs") or {}
+    if not isinstance(template, Mapping):
+        raise AlignmentError("chat_template_kwargs is not an object")
+    refusal = ""
+    for write, tools in _ways(messages, request):
+        try:
+            if render(write(messages), tools, **template) != recorded:
+                continue
+        except AlignmentError as error:
+            refusal = f": {error}"
+            continue
+        try:
+            hinted = with_hint(messages, hint, is_reaction=is_reaction)
+        except ValueError as error:
+            raise AlignmentError(str(error)) from error
+        return _fit(partial(_rendered, render, write, tools, template), hinted, max_tokens)
+    raise AlignmentError(
+        f"template mismatch: no rendering of the messages gives the recorded prompt{refusal}"
+    )
+
+
+def _rendered(
+    render: Render,
+    write: Callable[[Sequence[Mapping[str, Any]]], Messages],
+    tools: list[Any] | None,
+    template: Mapping[str, Any],
+    messages: Messages,
+) -> list[int]:
+    return render(write(messages), tools, **template)
+
+
+def _ways(
+    messages: Sequence[Mapping[str, Any]], request: Mapping[str, Any]
+) -> Iterator[tuple[Callable[[Sequence[Mapping[str, Any]]], Messages], list[Any] | None]]:
+    """Each way to hand these messages and tools to a template that differs from those before, the commonest first."""
+    tools = request.get("tools") or None
+    tool_sets: list[list[Any] | None] = [tools]
+    if tools and request.get("tool_choice") == "none":
+        tool_sets.append(None)  # some engines hide the tools that may not be called
+    seen: list[tuple[Messages, list[Any] | None]] = []
+    for some_tools, parts, arguments, null in product(
+        tool_sets, ("lines", "parts", "glued"), ("object", "string"), ("empty", "null", "absent")
+    ):
+
+        def write(
+            given: Sequence[Mapping[str, Any]], p: str = parts, a: str = arguments, n: str = null
+        ) -> Messages:
+            return [_written(message, p, a, n) for message in given]
+
+        written = (write(messages), some_tools)
+        if written not in seen:
+            seen.append(written)
+            yield write, some_tools
+
+
+def _written(message: Mapping[str, Any], parts: str, arguments: str, null: str) -> dict[str, Any]:
+    result = dict(message)
+    content = result.get("content")
+    if isinstance(content, list) and parts != "parts":
+        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        if all(isinstance(text, str) for text in texts):  # an image has no text: its message stays as it is
+            result["content"] = ("\n" if parts == "lines" else "").join(str(text) for text in texts)
+    elif content is None:
+        if null == "empty":
+            result["content"] = ""
+        elif null == "null":
+            result["content"] = None
+        else:
+            result.pop("content", None)
+    calls = result.get("tool_calls")
+    if isinstance(calls, list) and arguments == "object":
+        result["tool_calls"] = [_parsed(call) for call in calls]
+    return result
+
+
+def _parsed(call: Any) -> Any:
+    """A tool call with its arguments as an object; as it is when they are not JSON."""
+    if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
+        return call
+    text = function.get("arguments")
+    if not isinstance(text, str):
+        return call
+    try:
+        return {**call, "function": {**function, "arguments": json.loads(text or "{}")}}
+    except ValueError:
+        return call
+
+
+def _fit(render: Callable[[Messages], list[int]], messages: Messages, room: int) -> tuple[int, ...]:
+    """Render; while it is too long, leave out the oldest exchange that is neither a system message nor the hinted message.
+
+    An exchange goes as a whole: a tool's answer without the call it answers breaks templates and teaches nonsense.
+    """
+    while True:
+        ids = render(messages)
+        if len(ids) <= room:
+            return tuple(ids)
+        shorter = _without_oldest(messages)
+        if shorter is None:
+            raise AlignmentError(
+                f"no room for the hint: the teacher's prompt has {len(ids)} tokens and may have {room}"
+            )
+        messages = shorter
+
+
+def _without_oldest(messages: Messages) -> Messages | None:
+    last_user = max(i for i, message in enumerate(messages) if message.get("role") == "user")
+    start = next(
+        (i for i, message in enumerate(messages) if message.get("role") not in ("system", "developer")), None
+    )
+    if start is None:
+        return None
+    if start == last_user:  # the last question of a long run of tool calls: its oldest call goes
+        start += 1
+        stop = _end_of_exchange(messages, start, ("assistant",))
+        # What the answer follows directly stays: the newest message, and the call it answers.
+        if stop >= len(messages):
+            return None
+    else:
+        stop = min(_end_of_exchange(messages, start, ("user",)), last_user)
+    return messages[:start] + messages[stop:]
+
+
+def _end_of_exchange(messages: Messages, start: int, begins: tuple[str, ...]) -> int:
+    return next(
+        (i for i in range(start + 1, len(messages)) if messages[i].get("role") in begins), len(messages)
+    )
