@@ -143,7 +143,7 @@ class Engine:
         self._max_num_seqs = max_num_seqs
         self._max_loras = max_loras
         self._cache_bytes = cache_bytes
-        self._mail: deque[Job] = deque()
+        self._mail: deque[_Arrival] = deque()
         self._wake = threading.Condition()
         self._stopping = False
         self._any_cancelled = False
@@ -172,10 +172,11 @@ class Engine:
 
     def submit(self, job: Job) -> None:
         """Queue a job. Its prompt must be shorter than the model's context, n at most max_num_seqs."""
+        arrival = _Arrival([_Sequence(job, i, self.model) for i in range(job.n)])
         with self._wake:
             if self._stopping:
                 raise RuntimeError("the engine is stopping")
-            self._mail.append(job)
+            self._mail.append(arrival)
             self._wake.notify()
 
     def cancel(self, job: Job) -> None:
@@ -188,7 +189,7 @@ class Engine:
         arriving = sum(len(one.sequences) for one in self._prefill.arrivals) if self._prefill else 0
         return EngineStats(
             running=len(self._running),
-            waiting=len(self._mail) + sum(len(one.sequences) for one in tuple(self._waiting)) + arriving,
+            waiting=sum(len(one.sequences) for one in (*self._mail, *self._waiting)) + arriving,
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
@@ -199,6 +200,7 @@ class Engine:
 
     # ---- the engine's thread from here on
 
+    @torch.inference_mode()
     def _run(self) -> None:
         while True:
             with self._wake:
@@ -240,8 +242,7 @@ class Engine:
 
     def _read_mail(self) -> None:
         while self._mail:
-            job = self._mail.popleft()
-            self._waiting.append(_Arrival([_Sequence(job, i, self.model) for i in range(job.n)]))
+            self._waiting.append(self._mail.popleft())
 
     def _drop_cancelled(self) -> None:
         if not self._any_cancelled:
@@ -301,7 +302,6 @@ class Engine:
         self._prompt_tokens += sum(len(part) for part in chunk)
         if prefill.done < longest:
             return
-        self._prefill = None
         newcomers: list[_Sequence] = []
         sources: list[int] = []
         for source, arrival in enumerate(prefill.arrivals):
@@ -311,12 +311,14 @@ class Engine:
                 newcomers.append(sequence)
                 sources.append(source)
         if not newcomers:
+            self._prefill = None
             return
         first = len(self._running)
         everyone = [*self._running, *newcomers]
         self._cache.reserve(len(everyone), max(len(one.ids) for one in everyone))
         for row, (sequence, source) in enumerate(zip(newcomers, sources, strict=True), start=first):
             self._cache.copy_row(prefill.cache, source, row, len(sequence.ids))
+        self._prefill = None
         self._running = everyone
         self._batch = None
         self._take(logits[torch.tensor(sources, device=logits.device)], first)
@@ -339,7 +341,6 @@ class Engine:
         )
         self._take(logits, 0)
 
-    @torch.inference_mode()
     def _take(self, raw: torch.Tensor, first: int) -> None:
         """Sample one token for the running rows from `first` on, deliver it, and let the finished leave."""
         rows = self._running[first:]
