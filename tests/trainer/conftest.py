@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,3 +25,12 @@ def _one_thread() -> Iterator[None]:
 def policy(tiny_model: Path) -> LocalPolicy:
     """A fresh policy on the tiny random model; its adapter changes nothing yet."""
     return LocalPolicy(str(tiny_model), rank=4, learning_rate=1e-2, seed=3, device="cpu")
+
+
+def step_once(policy: LocalPolicy, seed: int = 0) -> None:
+    """Make the policy differ from its base."""
+    rng = random.Random(seed)
+    response = [rng.randrange(3, 400) for _ in range(5)]
+    logits, _ = policy.response_logits([[9, 8, 7]], [response])
+    torch.autograd.backward(torch.nn.functional.cross_entropy(logits[0], torch.tensor(response)))
+    policy.apply_gradients()
