@@ -112,10 +112,7 @@ def _languages() -> tuple[_Language, ...]:
             return re.compile(_fold_pattern(regex))
 
         known = everywhere.union(
-            *(
-                fold(classes[key]).split()
-                for key in ("fill", "reply", "verb", "mark", "bad", "good", "thank")
-            )
+            *(fold(classes[key]).split() for key in ("fill", "reply", "verb", "mark", "bad", "good", "thank"))
         )
         built.append(
             _Language(
@@ -314,7 +311,9 @@ def _asks(folded: str, raw: str) -> bool:
         opens = any(language.ask.search(folded) for language in _languages())
         return opens or len(folded.split()) > _FRAGMENT
     english, *others = _languages()
-    if english.ask.search(folded) and re.match(r"(?:and |but |so )?(?:how|what|which|who|where|when|is there|are there)\b", folded):
+    if english.ask.search(folded) and re.match(
+        r"(?:and |but |so )?(?:how|what|which|who|where|when|is there|are there)\b", folded
+    ):
         return True
     return any(language.ask.search(folded) and "¿" in raw for language in others)
 

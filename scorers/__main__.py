@@ -1,0 +1,58 @@
+"""`python -m scorers --settings PATH [--judge-url URL]`: the scorer process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from scorers.registry import build_jury
+from scorers.worker import Worker
+from store.errors import ConfigError, OurError
+from store.record import Record
+from store.settings import Settings
+
+
+async def serve(settings: Settings, judge_url: str) -> None:
+    """Score until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        RecordError: the record cannot be opened.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    jury = build_jury(settings, judge_url)
+    record = await Record.open(settings.database_url)
+    try:
+        await jury.start()
+        await Worker(record, jury).run(stop)
+    finally:
+        await jury.close()
+        await record.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m scorers", description=__doc__)
+    parser.add_argument("--settings", type=Path, required=True, help="JSON file written by run.py")
+    parser.add_argument("--judge-url", default="", help="base URL of the local backend, for --judge self")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        asyncio.run(serve(Settings.load(arguments.settings), arguments.judge_url))
+    except ConfigError as exc:
+        print(exc, file=sys.stderr)
+        return 2
+    except OurError as exc:
+        print(exc, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

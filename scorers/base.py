@@ -1,0 +1,177 @@
+"""Opinions of many scorers and the one verdict made of them. Sans-IO.
+
+Order of say: explicit feedback > the user's own reward > strong rules (thanks, complaint, tool error, retry) > the judges'
+majority > weak rules. The first opinion with a value decides it; a hint may come from a later one as long as it does not
+contradict the value. Nothing is invented: a turn nobody has an opinion of and nothing was said about is abstained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+from store.lifecycle import DropReason
+from store.values import AnsweredTurn, Json, NextState, Relation, Verdict
+
+#: A score within this distance of 0 is "neither": thumbs are ±1, stars and graded rewards may be in between.
+DEAD_ZONE = 0.1
+#: Longest raw next text kept with a verdict, in characters.
+MAX_FOLLOW_UP = 2000
+
+
+class Rank(IntEnum):
+    """Who is heard first."""
+
+    FEEDBACK = 0
+    CUSTOM = 1
+    STRONG_RULE = 2
+    JUDGE = 3
+    WEAK_RULE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opinion:
+    """What one scorer says of a turn.
+
+    Attributes:
+        value: -1, 0 or +1; None when it has only a hint to give.
+        confidence: in [0, 1].
+        hint_is_reaction: the hint is the person's own words.
+        source: who says so, as it will stand in the verdict.
+        detail: votes, patterns, rejected hints with reasons.
+    """
+
+    value: int | None
+    rank: Rank
+    source: str
+    confidence: float = 1.0
+    hint: str | None = None
+    hint_is_reaction: bool = True
+    detail: Json = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.value not in (-1, 0, 1, None):
+            raise ValueError(f"an opinion is -1, 0, +1 or None, not {self.value!r}")
+
+
+class Scorer(Protocol):
+    """Anything that has an opinion of an answered turn."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def score(self, turn: AnsweredTurn) -> Opinion | None:
+        """Return an opinion, or None when this scorer cannot tell.
+
+        Raises:
+            JudgeUnavailable: the turn has to wait.
+            JudgeError: the judge answered, but not in a form that can be read.
+            RewardError: the user's own function failed.
+        """
+        ...
+
+
+def sign(score: float) -> int:
+    """Map a graded score to a verdict: 0 within `DEAD_ZONE` of 0, else its sign."""
+    if abs(score) <= DEAD_ZONE:
+        return 0
+    return 1 if score > 0 else -1
+
+
+def replies_to(turn: AnsweredTurn) -> tuple[NextState, ...]:
+    """What was said *to* the reply, newest first. A retry repeats the old prompt, so its words say nothing about it."""
+    return tuple(state for state in reversed(turn.next_states) if state.relation is not Relation.RETRY)
+
+
+def next_words(turn: AnsweredTurn) -> tuple[str, str] | None:
+    """Return (role, text) of the newest thing that was said to the reply, or None."""
+    for state in replies_to(turn):
+        if state.text.strip():
+            return state.role, state.text
+    for feedback in reversed(turn.feedback):
+        if feedback.text.strip():
+            return "user", feedback.text
+    return None
+
+
+def person_follow_up(turn: AnsweredTurn) -> str:
+    """The person's newest words after the reply, bounded; "" when only tools or nobody spoke."""
+    for state in replies_to(turn):
+        if state.role == "user" and state.text.strip():
+            return state.text.strip()[:MAX_FOLLOW_UP]
+    return ""
+
+
+def decided(opinions: Iterable[Opinion]) -> Opinion | None:
+    """Return the opinion that outranks any judge, or None while the judge should be heard."""
+    ranked = sorted(opinions, key=lambda o: o.rank)
+    return next((o for o in ranked if o.value is not None and o.rank < Rank.JUDGE), None)
+
+
+def compose(
+    turn: AnsweredTurn,
+    opinions: Sequence[Opinion],
+    *,
+    now: float,
+    notes: Json | None = None,
+    follow_up_is_question: bool = False,
+) -> tuple[Verdict, DropReason | None]:
+    """Make the one verdict of a turn.
+
+    ``detail["follow_up"]`` keeps the person's raw next words, so that a session whose verdicts are all 0 can still contribute
+    a directive sample; ``detail["follow_up_is_question"]`` says that they open a new topic. A turn with neither opinion nor
+    words is abstained; one with a neutral opinion and no words has nothing to teach. Both keep their verdict row.
+
+    Args:
+        opinions: in any order; within a rank the earlier one is heard first.
+        notes: what went wrong on the way (a judge that could not be read, ...), for the detail.
+    """
+    ranked = sorted(opinions, key=lambda o: o.rank)
+    head = next((o for o in ranked if o.value is not None), None)
+    hinting = _hinting(ranked, head)
+    follow_up = person_follow_up(turn)
+    detail: Json = {"opinions": [_row(o) for o in ranked]} if ranked else {}
+    if follow_up:
+        detail["follow_up"] = follow_up
+        detail["follow_up_is_question"] = follow_up_is_question
+    detail.update(notes or {})
+    hint = hinting.hint if hinting else None
+    speaker = head or hinting
+    verdict = Verdict(
+        turn_id=turn.turn_id,
+        value=head.value if head else (0 if hint or follow_up else None),
+        hint=hint,
+        hint_is_reaction=hinting.hint_is_reaction if hinting else True,
+        source=speaker.source if speaker else "nobody",
+        confidence=speaker.confidence if speaker else 0.0,
+        detail=detail,
+        created_at=now,
+    )
+    if verdict.value is None:
+        return verdict, DropReason.ABSTAINED
+    if verdict.value == 0 and not hint and not follow_up:
+        return verdict, DropReason.NO_SIGNAL
+    return verdict, None
+
+
+def _hinting(ranked: Sequence[Opinion], head: Opinion | None) -> Opinion | None:
+    if head is not None and head.hint:
+        return head
+    if head is not None and head.value == 1:
+        return None  # praise that outranks a complaint also outranks its hint
+    return next((o for o in ranked if o.hint and o.value != 1), None)
+
+
+def _row(opinion: Opinion) -> Json:
+    row: Json = {
+        "source": opinion.source,
+        "value": opinion.value,
+        "confidence": round(opinion.confidence, 3),
+    }
+    if opinion.hint:
+        row["hint"] = opinion.hint
+    if opinion.detail:
+        row["detail"] = opinion.detail
+    return row
