@@ -1,0 +1,210 @@
+"""The weights' side of the trainer: one policy, what it has learnt so far, and how an attempt at a new version goes.
+
+Everything here runs on the worker's one thread and knows nothing of the record. An attempt either leaves the policy at the new
+weights (the caller publishes and calls `adopt`, or fails to and calls `undo`) or exactly where it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from store.settings import Settings, to_json
+from store.values import BASE_VERSION, AdapterVersion, Json, ScoredTurn
+from trainer.anchors import Anchors
+from trainer.batch import SampleKind
+from trainer.checkpoint import WrittenVersion, read_state, verify_version, write_version
+from trainer.gate import Gate
+from trainer.policy import LocalPolicy
+from trainer.replay import Reservoir
+from trainer.step import Refusal, StepPlan, prepare, train
+
+#: After a rejection the learning rate is halved, down to this share of what was asked for; every published version wins
+#: back a quarter.
+_RATE_FLOOR, _RATE_CUT, _RATE_GAIN = 1 / 64, 0.5, 1.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What an attempt came to.
+
+    Attributes:
+        written: the version on disk, published or rejected; None when no turn had anything to teach.
+        rejected: what the gate says against it; empty: it may be published.
+        reason: in one sentence, what the version was made of.
+    """
+
+    refused: Mapping[str, Refusal]
+    parent_version: int
+    written: WrittenVersion | None = None
+    rejected: tuple[str, ...] = ()
+    reason: str = ""
+    metrics: Json = field(default_factory=dict)
+
+
+class Workshop:
+    """The policy between steps.
+
+    Raises:
+        ConfigError: the model cannot be loaded.
+        AdapterError: ``--resume-from-ckpt`` names no adapter of this model.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._plan = StepPlan.of(settings)
+        self._policy = LocalPolicy(
+            settings.model_path,
+            rank=settings.lora_rank,
+            learning_rate=settings.resolved_learning_rate,
+            seed=settings.seed,
+            teacher=settings.teacher_model_name,
+        )
+        self._gate = Gate(self._policy, settings.model_path)
+        self._anchors = Anchors(self._policy, settings.model_path, seed=settings.seed)
+        self.version = BASE_VERSION
+        self._steps = 0
+        self._rate = settings.resolved_learning_rate
+        self._reservoir = Reservoir(seed=settings.seed)
+        self._before: dict[str, Tensor] | None = None
+        self._trained: tuple[str, ...] = ()
+        if settings.resume_from_ckpt:
+            folder = Path(settings.resume_from_ckpt).expanduser()
+            verify_version(folder)
+            self._load(folder)
+
+    def become(self, adapter: AdapterVersion) -> None:
+        """Be a published version: weights, moments, learning rate, reservoir.
+
+        Raises:
+            AdapterError: its folder is missing, torn, or not what was published.
+        """
+        folder = Path(adapter.path)
+        verify_version(folder, adapter.content_hash)
+        self._load(folder)
+        self.version = adapter.version
+
+    def start_over(self) -> None:
+        """Be the bare base model again, with nothing learnt."""
+        self._policy.reset(self._settings.seed)
+        self._take_state({})
+        self.version = BASE_VERSION
+
+    def _load(self, folder: Path) -> None:
+        self._policy.load_version(folder)
+        self._take_state(read_state(folder))
+
+    def _take_state(self, state: Mapping[str, Any]) -> None:
+        self._steps = int(state.get("steps", 0))
+        self._set_rate(float(state.get("learning_rate", self._settings.resolved_learning_rate)))
+        saved = state.get("reservoir")
+        self._reservoir = Reservoir.from_json(saved) if saved else Reservoir(seed=self._settings.seed)
+        self._before = None
+
+    def _set_rate(self, rate: float) -> None:
+        asked = self._settings.resolved_learning_rate
+        self._rate = min(asked, max(asked * _RATE_FLOOR, rate))
+        self._policy.learning_rate = self._rate
+
+    def draw_replay(self, exclude: Collection[str]) -> tuple[str, ...]:
+        """Ids of past turns to repeat beside the new ones."""
+        if not self._settings.replay:
+            return ()
+        return self._reservoir.draw(self._settings.replay, self._steps, exclude=exclude)
+
+    def attempt(
+        self, turns: Sequence[ScoredTurn], replay: Sequence[ScoredTurn], recent: Sequence[int], number: int
+    ) -> Outcome:
+        """Make version ``number`` from these turns, and let the gate look at it.
+
+        Args:
+            recent: earlier verdicts, oldest first.
+
+        Raises:
+            AdapterError: the version cannot be written; the policy is as before.
+        """
+        started = time.monotonic()
+        policy, plan = self._policy, self._plan
+        prepared = prepare(policy, turns, plan, recent_verdicts=recent, version=self.version)
+        if not prepared.samples:
+            return Outcome(refused=prepared.refused, parent_version=self.version)
+        repeated = prepare(
+            policy, replay, plan, recent_verdicts=recent, version=self.version, kind=SampleKind.REPLAY
+        )
+        anchors = self._anchors.draw(self._settings.anchors, self._steps, turns=turns)
+        self._before = policy.snapshot()
+        try:
+            numbers = train(policy, [*prepared.samples, *repeated.samples, *anchors], plan)
+            trained_s = time.monotonic() - started
+            verdict = self._gate.examine(policy)
+            metrics: Json = {
+                **numbers,
+                "turns": len(prepared.samples),
+                "replayed": len(repeated.samples),
+                "anchors": len(anchors),
+                "learning_rate": self._rate,
+                "train_s": trained_s,
+                "gate_s": time.monotonic() - started - trained_s,
+                "gate": verdict.measures,
+                "settings": to_json(self._settings),
+            }
+            written = write_version(
+                self._settings.adapters_folder,
+                self._settings.policy,
+                number,
+                policy.version_files(),
+                state={
+                    "steps": self._steps + 1,
+                    "learning_rate": min(self._settings.resolved_learning_rate, self._rate * _RATE_GAIN),
+                    "reservoir": self._reservoir.add(s.turn_id for s in prepared.samples).to_json(),
+                },
+                metrics=metrics,
+            )
+        except BaseException:
+            self.undo()
+            raise
+        self._trained = tuple(sample.turn_id for sample in prepared.samples)
+        if verdict.rejected:
+            self.undo()
+            self._set_rate(self._rate * _RATE_CUT)
+        return Outcome(
+            refused=prepared.refused,
+            parent_version=self.version,
+            written=written,
+            rejected=verdict.rejected,
+            reason=_reason(turns, prepared.samples),
+            metrics=metrics,
+        )
+
+    def adopt(self, number: int) -> None:
+        """The attempt was published as this version."""
+        self.version = number
+        self._steps += 1
+        self._reservoir = self._reservoir.add(self._trained)
+        self._set_rate(self._rate * _RATE_GAIN)
+        self._before = None
+
+    def undo(self) -> None:
+        """Be what the policy was before the attempt, to the bit."""
+        if self._before is not None:
+            self._policy.restore(self._before)
+            self._before = None
+
+
+def _reason(turns: Sequence[ScoredTurn], samples: Sequence[Any]) -> str:
+    """What a person would call the cause: how many of their turns, and the commonest of their complaints."""
+    ids = {sample.turn_id for sample in samples}
+    used = [turn for turn in turns if turn.turn_id in ids]
+    hints = [turn.verdict.hint for turn in used if turn.verdict.hint]
+    praised = sum(1 for turn in used if turn.verdict.value == 1)
+    blamed = sum(1 for turn in used if turn.verdict.value == -1)
+    text = f"{len(used)} turns: {blamed} complaints, {praised} thanks"
+    if hints:
+        newest = " ".join(hints[-1].split())
+        text += f'; "{newest if len(newest) <= 60 else newest[:59] + "…"}"'
+    return text
