@@ -93,38 +93,45 @@ def _ways(
     if tools and request.get("tool_choice") == "none":
         tool_sets.append(None)  # some engines hide the tools that may not be called
     seen: list[tuple[Messages, list[Any] | None]] = []
-    for some_tools, parts, arguments, null in product(
-        tool_sets, ("lines", "parts", "glued"), ("object", "string"), ("empty", "null", "absent")
+    for some_tools, parts, arguments, null, developer in product(
+        tool_sets,
+        ("lines", "parts", "glued"),
+        ("object", "string"),
+        ("empty", "null", "absent"),
+        ("system", "kept"),
     ):
-
-        def write(
-            given: Sequence[Mapping[str, Any]], p: str = parts, a: str = arguments, n: str = null
-        ) -> Messages:
-            return [_written(message, p, a, n) for message in given]
-
+        write = partial(_rewritten, parts, arguments, null, developer)
         written = (write(messages), some_tools)
         if written not in seen:
             seen.append(written)
             yield write, some_tools
 
 
-def _written(message: Mapping[str, Any], parts: str, arguments: str, null: str) -> dict[str, Any]:
-    result = dict(message)
+def _rewritten(
+    parts: str, arguments: str, null: str, developer: str, messages: Sequence[Mapping[str, Any]]
+) -> Messages:
+    return [_written(message, parts, arguments, null, developer) for message in messages]
+
+
+def _written(
+    message: Mapping[str, Any], parts: str, arguments: str, null: str, developer: str
+) -> dict[str, Any]:
+    # Nothing, said in so many words, is still nothing: engines and templates differ only about `content`.
+    result = {key: value for key, value in message.items() if value is not None}
     content = result.get("content")
     if isinstance(content, list) and parts != "parts":
-        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        texts = [part.get("text", part.get("refusal")) for part in content if isinstance(part, Mapping)]
         if all(isinstance(text, str) for text in texts):  # an image has no text: its message stays as it is
             result["content"] = ("\n" if parts == "lines" else "").join(str(text) for text in texts)
-    elif content is None:
-        if null == "empty":
-            result["content"] = ""
-        elif null == "null":
-            result["content"] = None
-        else:
-            result.pop("content", None)
+    elif content is None and null != "absent":
+        result["content"] = "" if null == "empty" else None
     calls = result.get("tool_calls")
-    if isinstance(calls, list) and arguments == "object":
+    if calls == []:
+        del result["tool_calls"]
+    elif isinstance(calls, list) and arguments == "object":
         result["tool_calls"] = [_parsed(call) for call in calls]
+    if developer == "system" and result.get("role") == "developer":
+        result["role"] = "system"
     return result
 
 
@@ -133,10 +140,10 @@ def _parsed(call: Any) -> Any:
     if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
         return call
     text = function.get("arguments")
-    if not isinstance(text, str):
+    if text is not None and not isinstance(text, str):
         return call
     try:
-        return {**call, "function": {**function, "arguments": json.loads(text or "{}")}}
+        return {**call, "function": {**function, "arguments": json.loads((text or "").strip() or "{}")}}
     except ValueError:
         return call
 

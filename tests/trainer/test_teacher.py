@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from serving.embedded.prompts import render_chat
+from serving.embedded.vocabulary import Vocabulary
 from store.errors import AlignmentError
 from trainer.hindsight import HINT_TEMPLATE, REACTION_TEMPLATE
 from trainer.policy import LocalPolicy
@@ -100,6 +102,34 @@ def test_tool_arguments_are_recognised_as_object_and_as_string(policy: LocalPoli
             text = ask(policy, conversation, policy.render(rendered, TOOLS), request={"tools": TOOLS})
             # the hint is with the person's words, not with the tool's
             assert text.index("shorter please") < text.rindex("<tool_call>")
+
+
+def test_what_the_built_in_engine_is_given_is_recognised_in_every_form_clients_write(
+    policy: LocalPolicy,
+) -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be kind."}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "Weather"}, {"type": "text", "text": "in Paris?"}],
+        },
+        {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None, "audio": None},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "rain"}]},
+        {"role": "assistant", "content": "It rains.", "tool_calls": None},
+        {"role": "user", "content": "Thanks. And in Rome?", "name": "Ada"},
+        {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "get_weather", "arguments": ""}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "sun"},
+        {
+            "role": "assistant",
+            "content": [{"type": "refusal", "refusal": "I will not say."}],
+            "tool_calls": [],
+        },
+        {"role": "user", "content": "Say it."},
+    ]
+    served = render_chat(Vocabulary(policy.tokenizer, policy.vocabulary_size), messages, tools=TOOLS)
+    text = ask(policy, messages, served, request={"tools": TOOLS})
+    assert text.count("shorter please") == 1
+    assert "Say it.\n\n[The user" in text
 
 
 def test_tools_that_may_not_be_called_may_have_been_hidden(policy: LocalPolicy) -> None:
