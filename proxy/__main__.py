@@ -1,0 +1,139 @@
+"""The proxy process: ``python -m proxy --settings PATH [--backend-url URL]``.
+
+What cannot start says why in one sentence on stderr and leaves with exit code 2. SIGTERM lets requests in flight finish, for a bounded
+time, writes what is still unwritten, and leaves with 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+
+from proxy.app import Proxy
+from serving.http import HttpEngine
+from store.errors import ConfigError, RecordError, RecordUnavailable
+from store.record import Record
+from store.settings import Settings, ensure_api_key
+
+#: Requests in flight at SIGTERM may take so long to finish.
+GRACE_S = 10
+
+#: Longer than clients keep idle connections, so that they never send into one that is being closed.
+_KEEP_ALIVE_S = 75
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m proxy", description="The OpenAI-compatible proxy that records every turn."
+    )
+    parser.add_argument("--settings", type=Path, required=True, help="settings file written by run.py")
+    parser.add_argument(
+        "--backend-url", default="", help="base URL of the local backend; default: the setting `upstream`"
+    )
+    return parser
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Take the port. Raises: ConfigError when it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as exc:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host}:{port} ({exc.strerror or exc}): stop what runs there, or give another --proxy-port"
+        ) from exc
+    return listener
+
+
+async def check_record(url: str) -> None:
+    """See that the record can be used. One that is only locked or away now is waited for later, while replies flow.
+
+    Raises:
+        RecordError: it is too new, too old, or no record at all.
+    """
+    try:
+        record = await Record.open(url)
+    except RecordUnavailable as exc:
+        print(f"proxy: {exc}; starting without it, turns wait in memory", file=sys.stderr, flush=True)
+        return
+    await record.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT: 0 after a clean end, 1 after a crash, 2 when it could not start."""
+    arguments = build_parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s proxy %(levelname)s %(name)s: %(message)s")
+    try:
+        settings = Settings.load(arguments.settings)
+        url = arguments.backend_url or settings.upstream
+        if not url:
+            raise ConfigError(
+                "there is nothing to serve from: give --backend-url, or --upstream in the settings"
+            )
+        key, _ = ensure_api_key(settings)
+        asyncio.run(check_record(settings.database_url))
+        listener = bind(settings.proxy_host, settings.proxy_port)
+    except (ConfigError, RecordError) as exc:
+        print(f"proxy: {exc}", file=sys.stderr)
+        return 2
+    is_local = bool(arguments.backend_url)
+    return serve(settings, listener, url, key, is_local=is_local)
+
+
+def serve(settings: Settings, listener: socket.socket, url: str, key: str, *, is_local: bool) -> int:
+    """Serve on a bound socket; returns the exit code."""
+    crashed = False
+
+    def crash() -> None:
+        nonlocal crashed
+        crashed = True
+        server.should_exit = True
+
+    engine = HttpEngine(url, api_key="" if is_local else settings.upstream_api_key, speaks_vllm=is_local)
+    proxy = Proxy(
+        engine=engine,
+        policy=settings.policy,
+        opening=lambda: Record.open(settings.database_url),
+        key=key,
+        is_local=is_local,
+        on_crash=crash,
+    )
+    config = uvicorn.Config(
+        proxy,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        date_header=False,  # the backend's own are passed on
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    server = uvicorn.Server(config)
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # it reports every cut stream as an error of ours
+    # uvicorn raises the signal again once it has shut down, for the handler that was there before: this one, so that a clean end is
+    # exit code 0 and not death by signal.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    host, port = listener.getsockname()[:2]
+    print(f"proxy: http://{host}:{port}/v1 for {settings.policy}", file=sys.stderr, flush=True)
+    server.run(sockets=[listener])
+    return 1 if crashed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,341 @@
+"""The proxy as an ASGI application: who may come in, and which of three doors a path leads to.
+
+* the hot route, ``/v1/chat/completions``: relayed and recorded;
+* our own: ``/healthz``, ``/v1/models`` (of a local backend), ``/v1/patina/status``, ``/v1/feedback``;
+* everything else under ``/v1/``: passed through as bytes, except what would let a client administer the backend.
+
+A path may name its session: ``/s/<session>/v1/…``. Bodies, keys and headers are never logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import posixpath
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+from urllib.parse import unquote
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from proxy.adapters import AdapterAlias, Alias, UpstreamAlias
+from proxy.asgi import BodyTooLarge, ClientLeft, read_body, send_error, send_json
+from proxy.ours import Caller, parse_feedback, read_caller
+from proxy.recorder import Recorder
+from proxy.relay import ChatRelay, Counters, PassThrough
+from serving.protocol import Engine
+from store.errors import RecordError, RecordUnavailable, WireError
+from store.hashing import digest
+from store.record import Record
+from store.values import Feedback, Heartbeat, Json
+
+log = logging.getLogger(__name__)
+
+_CHAT = "/v1/chat/completions"
+#: Administration of the backend: loading code and weights is not a client's business.
+_FORBIDDEN = ("load_lora_adapter", "unload_lora_adapter")
+
+_HEARTBEAT_S = 1.0
+_STATUS_TIMEOUT_S = 2.0
+#: Feedback may come before a late turn is written: so long is its row waited for.
+_FEEDBACK_PATIENCE_S = 2.0
+_DRAIN_S = 5.0
+
+
+class Proxy:
+    """The application and its background work.
+
+    Args:
+        engine: the backend.
+        policy: name the policy is served and recorded under.
+        opening: opens the record.
+        key: what clients must send; empty: nothing.
+        is_local: the backend is ours (it loads adapters, and somebody restarts it).
+        on_crash: called when background work ended by an error nobody expected; the process should end.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        policy: str,
+        opening: Callable[[], Awaitable[Record]],
+        key: str,
+        is_local: bool,
+        wait_s: float = 0.25,
+        on_crash: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._engine = engine
+        self._policy = policy
+        self._key = key
+        self._on_crash = on_crash
+        self._started = time.time()
+        self._counters = Counters()
+        self._heartbeat_errors = 0
+        self._recorder = Recorder(opening, wait_s=wait_s)
+        self._alias: Alias = (
+            AdapterAlias(engine, policy, lambda: self._recorder.record)
+            if is_local
+            else UpstreamAlias(engine, policy)
+        )
+        self._is_local = is_local
+        self._through = PassThrough(engine, self._counters)
+        self._chat = ChatRelay(engine, self._alias, self._recorder, self._counters, self._through)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Start the background work."""
+        for work in (self._recorder.run(), self._alias.run(), self._beat()):
+            self._spawn(work)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A proxy without its writer or its alias would look alive and do harm; the supervisor starts a new one.
+            log.critical("background work ended: %s: %s", type(error).__name__, error, exc_info=error)
+            self._on_crash()
+
+    async def stop(self) -> None:
+        """Write what still waits, then end the background work."""
+        left = await self._recorder.drain(_DRAIN_S)
+        if left:
+            log.error("%d turns could not be written before the end", left)
+        record = self._recorder.record
+        if record is not None:
+            await self._beat_once(record, "stopped")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._engine.close()
+        if record is not None:
+            await record.close()
+
+    async def _beat(self) -> None:
+        """Open the record and say every second that this process lives."""
+        while True:
+            try:
+                record = await self._recorder.opened()
+            except RecordError as exc:
+                # Away or not there yet: replies flow without it, `status` says so, and the next beat tries again.
+                self._heartbeat_errors += 1
+                self._recorder.last_error = str(exc)
+            else:
+                await self._beat_once(record, "running")
+            await asyncio.sleep(_HEARTBEAT_S)
+
+    async def _beat_once(self, record: Record, state: str) -> None:
+        beat = Heartbeat(
+            process="proxy", pid=os.getpid(), state=state, detail=self._own_state(), at=time.time()
+        )
+        try:
+            await record.heartbeat(beat)
+        except RecordError:
+            self._heartbeat_errors += 1  # shown in `status`; the next beat tries again
+
+    def _own_state(self) -> Json:
+        counters = self._counters
+        return {
+            "pid": os.getpid(),
+            "started_at": self._started,
+            "in_flight": counters.in_flight,
+            "requests": counters.requests,
+            "passed_through": counters.passed_through,
+            "unfinished": counters.unfinished,
+            "unrecorded": counters.unrecorded,
+            "upstream_errors": counters.upstream_errors,
+            "heartbeat_errors": self._heartbeat_errors,
+            "refused_fields": self._chat.refused,
+            "recorder": self._recorder.state(),
+            "backend": self._alias.state(),
+        }
+
+    # ---- doors
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1003})
+            return
+        path: str = scope["path"]
+        if path == "/healthz":
+            await self._health(send)
+            return
+        caller = read_caller(scope["headers"], self._key)
+        if caller is None:
+            await send_error(
+                send,
+                401,
+                "Incorrect or missing API key. Send the key that Patina printed at its first start as a Bearer token.",
+                code="invalid_api_key",
+                headers=[(b"www-authenticate", b"Bearer")],
+            )
+            return
+        session, path = _session_of(path)
+        await self._enter(scope, receive, send, caller, path, session)
+
+    async def _enter(
+        self, scope: Scope, receive: Receive, send: Send, caller: Caller, path: str, session: str | None
+    ) -> None:
+        method: str = scope["method"]
+        if path == _CHAT and method == "POST":
+            await self._chat(
+                scope, receive, send, caller=caller, path=_target(scope, session), session=session
+            )
+        elif path == "/v1/patina/status" and method == "GET":
+            await send_json(send, 200, await self._status())
+        elif path == "/v1/feedback" and method == "POST":
+            await self._feedback(receive, send, caller)
+        elif self._is_local and path == "/v1/models" and method == "GET":
+            await send_json(send, 200, {"object": "list", "data": [self._card()]})
+        elif self._is_local and path.startswith("/v1/models/") and method == "GET":
+            await self._one_model(send, path.removeprefix("/v1/models/"))
+        elif _is_forbidden(path) or not path.startswith("/v1/"):
+            await send_error(send, 404, f"There is no {path} here.", code="not_found")
+        else:
+            await self._through(scope, receive, send, path=_target(scope, session))
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        await self.start()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    # ---- our own
+
+    async def _health(self, send: Send) -> None:
+        recorder = self._recorder.state()
+        await send_json(
+            send,
+            200,
+            {
+                "status": "ok",
+                "policy": self._policy,
+                "backend": self._alias.state(),
+                "record": {"available": recorder["available"], "last_error": recorder["last_error"]},
+            },
+        )
+
+    async def _status(self) -> Json:
+        """Return the record's counts and this process's own; the latter even when the record is away."""
+        own = {"policy": self._policy, "proxy": self._own_state()}
+        try:
+            async with asyncio.timeout(_STATUS_TIMEOUT_S):
+                record = await self._recorder.opened()
+                found = (await record.status()).to_json()
+        except (RecordError, TimeoutError) as exc:
+            return {**own, "record_error": str(exc) or "the record does not answer"}
+        now = time.time()
+        processes = {
+            beat["process"]: {**beat, "age_s": round(now - beat["at"], 3)} for beat in found["heartbeats"]
+        }
+        return {**found, **own, "processes": processes, "record_error": None}
+
+    def _card(self) -> Json:
+        state = self._alias.state()
+        return {
+            "id": self._policy,
+            "object": "model",
+            "created": int(self._started),
+            "owned_by": "patina",
+            "metadata": {"version": state["live"], "name": f"{self._policy}@{state['live']}"},
+        }
+
+    async def _one_model(self, send: Send, name: str) -> None:
+        if name == self._policy:
+            await send_json(send, 200, self._card())
+        else:
+            await send_error(
+                send, 404, f"The model `{name}` does not exist.", code="model_not_found", param="model"
+            )
+
+    async def _feedback(self, receive: Receive, send: Send, caller: Caller) -> None:
+        try:
+            raw = await read_body(receive)
+        except ClientLeft:
+            return
+        except BodyTooLarge:
+            await send_error(send, 413, "The request body is larger than 64 MB.", code="request_too_large")
+            return
+        try:
+            body = parse_feedback(orjson.loads(raw))
+        except orjson.JSONDecodeError:
+            await send_error(send, 400, "The body is not JSON.")
+            return
+        except WireError as exc:
+            await send_error(send, 400, f"Feedback: {exc}.")
+            return
+        try:
+            record = await self._recorder.opened()
+
+            async def find() -> str | None:
+                if body.reference is not None:
+                    return await record.find_turn(caller.scope, body.reference)
+                return await record.find_exchange(caller.scope, body.prompt or "", body.response or "")
+
+            turn_id = await find()
+            if turn_id is None and await self._recorder.drain(_FEEDBACK_PATIENCE_S) == 0:
+                turn_id = await find()
+            if turn_id is None:
+                await send_error(send, 404, "No turn of yours is known by that.", code="unknown_turn")
+                return
+            key = body.idempotency_key or digest("content", turn_id, repr(body.score), body.text)
+            is_new = await record.add_feedback(
+                Feedback(
+                    feedback_id=f"feedback_{uuid.uuid4().hex}",
+                    turn_id=turn_id,
+                    score=body.score,
+                    text=body.text,
+                    idempotency_key=f"{caller.scope}:{key}",
+                    created_at=time.time(),
+                )
+            )
+        except RecordUnavailable as exc:
+            await send_error(
+                send,
+                503,
+                f"The record cannot be written now: {exc}. Send it again.",
+                kind="server_error",
+                headers=[(b"retry-after", b"1")],
+            )
+            return
+        await send_json(send, 200, {"status": "recorded" if is_new else "duplicate", "turn_id": turn_id})
+
+
+def _session_of(path: str) -> tuple[str | None, str]:
+    """Split ``/s/<session>/v1/…``; other paths come back as they are."""
+    if path.startswith("/s/"):
+        session, slash, rest = path[3:].partition("/")
+        if slash and session and rest.startswith("v1/"):
+            return session, "/" + rest
+    return None, path
+
+
+def _target(scope: Scope, session: str | None) -> str:
+    """Return path and query for the backend, percent-encoded as the client sent them."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    path = raw.decode("latin-1")
+    if session is not None:
+        path = path[path.index("/", 3) :]
+    query: bytes = scope.get("query_string") or b""
+    return f"{path}?{query.decode('latin-1')}" if query else path
+
+
+def _is_forbidden(path: str) -> bool:
+    """Whether a path leads to the backend's administration, however it is written."""
+    decoded = unquote(unquote(path)).lower()
+    parts = posixpath.normpath(decoded).split("/")
+    return ".." in decoded.split("/") or any(part in _FORBIDDEN for part in parts)

@@ -1,0 +1,232 @@
+"""Canonical keys: by what a conversation is recognised when its client re-sends it. Sans-IO.
+
+A request names its own parent by carrying the history, so identity is a hash chain: equal prefixes, equal keys. Clients do not
+re-send quite what they got, though, and the chain is over a form that absorbs what they change (every item was seen in
+real traffic):
+
+* content as string, list of parts, null, empty or absent; white space trimmed or re-flowed;
+* reasoning dropped, or re-wrapped as ``<think>``; ``reasoning_content`` beside the content;
+* tool-call ids re-issued, arguments re-serialised (spaces, key order), results of parallel calls reordered;
+* system and developer messages changed, added or moved: they are no part of the chain;
+* neighbouring messages of one role merged into one, or split; machine context around the person's words (`words`) that is
+  gone one turn later.
+
+These keys are for recognising only. What is stored and hashed as content is always the bytes as sent (`store.hashing`).
+The chain starts from the scope, so that two people who both open with "hi" never meet.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.words import collapse, content_text, own_words, spoken
+from store.hashing import digest
+from store.values import Completion
+
+Message = Mapping[str, Any]
+
+_SYSTEM_ROLES = frozenset({"system", "developer"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """The end of a run of messages of one role.
+
+    Attributes:
+        end: messages[:end] are what ``key`` stands for.
+        own: key of this run alone, whatever came before it.
+        last: key of its last message alone (a summary may have been put in front of it).
+        size: characters of its canonical text: how telling it is.
+    """
+
+    key: str
+    role: str
+    end: int
+    own: str
+    last: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """A request's messages as the linker sees them.
+
+    Attributes:
+        root: key of the empty history of this scope.
+        marks: one for each run, oldest first.
+    """
+
+    root: str
+    marks: tuple[Mark, ...]
+    messages: tuple[Message, ...]
+
+    @property
+    def request_key(self) -> str:
+        """Key of the whole history: the same prompt again has the same."""
+        return self.marks[-1].key if self.marks else self.root
+
+    @property
+    def keys(self) -> list[str]:
+        return [mark.key for mark in self.marks]
+
+    @property
+    def is_opening(self) -> bool:
+        """Nobody has answered yet: a conversation starts (again) from its first message."""
+        return not any(mark.role == "assistant" for mark in self.marks)
+
+    def following(self, end: int) -> tuple[Message, ...]:
+        return self.messages[end:]
+
+
+def read_history(messages: Sequence[Message], scope: str, user: str | None = None) -> History:
+    """Return the canonical chain of ``messages``; ``scope`` (the key) and ``user`` keep people apart."""
+    root = digest("patina-history", scope, user or "")
+    runs = _runs(messages)
+    if not runs and messages:
+        # only system messages, or only machine context: still a prompt, and a different one each time it differs
+        whole = collapse("\n".join(content_text(m.get("content")) for m in messages))
+        runs = [_Run("system", [whole], len(messages))]
+    return _chain(root, runs, messages)
+
+
+def _chain(root: str, runs: Sequence[_Run], messages: Sequence[Message]) -> History:
+    marks: list[Mark] = []
+    key = root
+    for run in runs:
+        own = run.digest()
+        key = digest(key, own)
+        last = digest(run.role, run.texts[-1] if run.texts else "")
+        marks.append(Mark(key=key, role=run.role, end=run.end, own=own, last=last, size=run.size()))
+    return History(root=root, marks=tuple(marks), messages=tuple(messages))
+
+
+def reply_key(history: History, completion: Completion) -> str:
+    """Return the key of ``history`` plus the reply, as a client will re-send it in the next request."""
+    message = assistant_message(completion)
+    if history.marks and history.marks[-1].role == "assistant":
+        # The request ended with the assistant's own words (a prefill): the client will send both as one message or two.
+        extended = read_history_from(history, [*history.messages, message])
+        return extended.request_key
+    run = _Run("assistant", [], len(history.messages) + 1)
+    run.add(message)
+    return digest(history.request_key, run.digest())
+
+
+def read_history_from(history: History, messages: Sequence[Message]) -> History:
+    """Return the chain of ``messages`` under the same root as ``history``."""
+    return _chain(history.root, _runs(messages), messages)
+
+
+def reply_mark(completion: Completion) -> tuple[str, int]:
+    """Return (key of the reply alone, its canonical size), comparable with an assistant `Mark`'s own and size."""
+    run = _Run("assistant", [], 0)
+    run.add(assistant_message(completion))
+    return run.digest(), run.size()
+
+
+def assistant_message(completion: Completion) -> dict[str, Any]:
+    """Return the reply as the message that a client appends to its history."""
+    message: dict[str, Any] = {"role": "assistant", "content": completion.text}
+    if completion.tool_calls:
+        message["tool_calls"] = list(completion.tool_calls)
+    return message
+
+
+class _Run:
+    """Neighbouring messages of one role, gathered into one canonical unit."""
+
+    __slots__ = ("calls", "end", "role", "texts")
+
+    def __init__(self, role: str, texts: list[str], end: int) -> None:
+        self.role = role
+        self.texts = texts
+        self.calls: list[str] = []
+        self.end = end
+
+    def add(self, message: Message) -> None:
+        if self.role == "assistant":
+            text = collapse(spoken(content_text(message.get("content"))))
+            if not text:
+                refusal = message.get("refusal")
+                text = collapse(refusal) if isinstance(refusal, str) else ""
+            self.calls.extend(_calls(message))
+        elif self.role == "user":
+            text = collapse(own_words(content_text(message.get("content"))))
+            self.texts.extend(_other_parts(message.get("content")))
+        else:
+            text = collapse(content_text(message.get("content")))
+        if text:
+            self.texts.append(text)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.texts and not self.calls
+
+    def digest(self) -> str:
+        if self.role == "tool":
+            return digest("tool", *sorted(self.texts))  # results of parallel calls come in any order
+        # Joined, not listed: two messages merged into one are the same words.
+        return digest(self.role, " ".join(self.texts), *self.calls)
+
+    def size(self) -> int:
+        return sum(map(len, self.texts)) + sum(map(len, self.calls))
+
+
+def _runs(messages: Sequence[Message]) -> list[_Run]:
+    runs: list[_Run] = []
+    current: _Run | None = None
+    for position, message in enumerate(messages):
+        role = message.get("role")
+        if role in _SYSTEM_ROLES:
+            continue
+        name = "tool" if role in ("tool", "function") else str(role)
+        if current is None or current.role != name:
+            if current is not None and current.is_empty:
+                # machine context only: as if it had not been there, so that its neighbours meet
+                runs.pop()
+                current = runs[-1] if runs else None
+            if current is None or current.role != name:
+                current = _Run(name, [], position + 1)
+                runs.append(current)
+        current.add(message)
+        current.end = position + 1
+    if current is not None and current.is_empty:
+        runs.pop()
+    return runs
+
+
+def _calls(message: Message) -> list[str]:
+    found = []
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, Sequence) else ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            found.append(f"{function.get('name')}({canonical_arguments(function.get('arguments'))})")
+    single = message.get("function_call")
+    if isinstance(single, Mapping):
+        found.append(f"{single.get('name')}({canonical_arguments(single.get('arguments'))})")
+    return found
+
+
+def canonical_arguments(arguments: Any) -> str:
+    """Return arguments as sorted compact JSON; text that is no JSON only loses its white space."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return collapse(arguments).replace(" ", "")
+    return json.dumps(arguments, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _other_parts(content: Any) -> list[str]:
+    """Return a stand-in for every part that is not text: an image is part of what was asked."""
+    if isinstance(content, str) or not isinstance(content, Sequence):
+        return []
+    return [
+        "[" + digest(json.dumps(part, sort_keys=True, ensure_ascii=False)) + "]"
+        for part in content
+        if isinstance(part, Mapping) and not isinstance(part.get("text"), str)
+    ]

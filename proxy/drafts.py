@@ -1,0 +1,146 @@
+"""From one exchange and its link to the turns that are recorded. Sans-IO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from proxy.canonical import History, reply_key
+from proxy.classify import Kind
+from proxy.linking import Link
+from proxy.ours import Wishes
+from proxy.wire import Assembled, ChatRequest, token_fault
+from proxy.words import following_words
+from store.lifecycle import DropReason
+from store.values import Completion, Json, LogprobMode, NewTurn, NextState, Relation, TurnKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """An exchange that has ended, before it is known what it continues.
+
+    Attributes:
+        fault: why the whole exchange cannot train (the client left, an error), or None.
+        body_key: same for requests that are identical field by field.
+        size: bytes of request and reply, for the bound on what waits in memory.
+    """
+
+    turn_id: str
+    created_at: float
+    finished_at: float
+    scope: str
+    client: str
+    wishes: Wishes
+    kind: Kind
+    policy: str
+    adapter_version: int
+    status_code: int
+    streamed: bool
+    chat: ChatRequest
+    history: History
+    body_key: str
+    reply: Assembled
+    fault: tuple[DropReason, str] | None
+    temperature: float
+    logprob_mode: LogprobMode
+    size: int
+
+    @property
+    def is_whole(self) -> bool:
+        """The client got a whole answer: asking again is an opinion about it, not a second attempt."""
+        return self.fault is None and self.reply.is_finished
+
+
+def choice_id(turn_id: str, index: int) -> str:
+    """Return the id of a choice: the first is the turn itself, the others its siblings."""
+    return turn_id if index == 0 else f"{turn_id}.{index}"
+
+
+def build_turns(draft: Draft, link: Link, session_id: str) -> tuple[NewTurn, ...]:
+    """Return the turn and, for n > 1, a sibling for each further choice: whichever is continued, that one links."""
+    completions = draft.reply.completions or (Completion(),)
+    return tuple(
+        _build_turn(draft, link, session_id, position, completion)
+        for position, completion in enumerate(completions)
+    )
+
+
+def request_of(chat: ChatRequest) -> Json:
+    """Return the body without its messages, which are stored on their own."""
+    return {name: value for name, value in chat.body.items() if name != "messages"}
+
+
+def _build_turn(draft: Draft, link: Link, session_id: str, position: int, completion: Completion) -> NewTurn:
+    drop = _drop(draft, link.kind, completion)
+    turn_id = choice_id(draft.turn_id, position)
+    is_empty = not completion.text and not completion.tool_calls
+    return NewTurn(
+        turn_id=turn_id,
+        completion_id=draft.reply.completion_id,
+        session_id=session_id,
+        parent_turn_id=link.parent_turn_id,
+        turn_index=link.turn_index,
+        kind=link.kind,
+        relation=link.relation,
+        link_reason=f"{link.reason}; {link.kind.value}: {draft.kind.reason}",
+        link_confidence=link.confidence,
+        policy=draft.policy,
+        scope=draft.scope,
+        adapter_version=draft.adapter_version,
+        client=draft.client,
+        user=draft.wishes.user,
+        created_at=draft.created_at,
+        finished_at=draft.finished_at,
+        status_code=draft.status_code,
+        streamed=draft.streamed,
+        messages=draft.chat.messages,
+        request=request_of(draft.chat),
+        completion=completion,
+        prompt_token_ids=draft.reply.prompt_token_ids,
+        temperature=draft.temperature,
+        logprob_mode=draft.logprob_mode,
+        usage=draft.reply.usage,
+        request_key=draft.history.request_key,
+        reply_key=None if is_empty else reply_key(draft.history, completion),
+        drop_reason=drop[0] if drop else None,
+        drop_detail=drop[1] if drop else "",
+        next_state=_next_state(draft, link) if position == 0 else None,
+    )
+
+
+def _drop(draft: Draft, kind: TurnKind, completion: Completion) -> tuple[DropReason, str] | None:
+    """Return why this turn will never train: what happened to the exchange first, then who wished what, then its tokens."""
+    if draft.fault is not None:
+        return draft.fault
+    if draft.reply.error is not None:
+        return DropReason.UPSTREAM_ERROR, draft.reply.error
+    if draft.reply.problem:
+        return DropReason.UNREADABLE, draft.reply.problem
+    if completion.finish_reason is None:
+        return DropReason.UNFINISHED, "the reply ended without a finish reason"
+    if draft.wishes.is_opted_out:
+        return DropReason.OPTED_OUT, ""
+    if kind is TurnKind.SIDE:
+        return DropReason.SIDE_TURN, draft.kind.reason
+    return token_fault(completion, draft.reply.completions, draft.reply.usage)
+
+
+def _next_state(draft: Draft, link: Link) -> NextState | None:
+    if link.answered is None:
+        return None
+    if link.relation is Relation.RETRY:
+        # Nobody said a word; asking again is the message.
+        role, text = "user", ""
+    else:
+        roles = [m.get("role") for m in link.following if m.get("role") in ("user", "tool", "function")]
+        if not roles:
+            return None
+        role, text = "user" if roles[0] == "user" else "tool", following_words(link.following)
+    return NextState(
+        turn_id=link.answered,
+        by_turn_id=draft.turn_id,
+        role=role,
+        text=text,
+        messages=tuple(dict(m) for m in link.following),
+        relation=link.relation,
+        created_at=draft.created_at,
+    )

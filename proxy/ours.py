@@ -1,0 +1,231 @@
+"""What a client that knows Patina can say, and who is speaking. Sans-IO: headers and bodies in, values out.
+
+Explicit words win over anything that is guessed. `store: false` is not one of them: a popular client sends it by default.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from store.errors import WireError
+from store.hashing import digest
+from store.values import Json, TurnKind
+
+#: Hop-by-hop fields (RFC 9110, 7.6.1): of one connection, never passed on.
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+#: Secrets of the client's and words for us: none of the backend's business.
+_KEPT_HERE = frozenset(
+    {
+        b"host",
+        b"authorization",
+        b"x-api-key",
+        b"api-key",
+        b"expect",
+        b"x-turn-type",
+        b"x-session-id",
+        b"x-session-done",
+        b"x-patina-train",
+    }
+)
+
+_MAX_SESSION = 200
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who speaks: ``scope`` stands for the key and never reveals it."""
+
+    scope: str
+    client: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the request says explicitly.
+
+    Attributes:
+        user: the OpenAI field `user`: several people behind one key.
+    """
+
+    kind: TurnKind | None
+    session: str | None
+    is_session_done: bool
+    is_opted_out: bool
+    user: str | None
+
+
+def header(headers: Headers, name: bytes) -> str | None:
+    """Return the first field of that (lower-case) name."""
+    for found, value in headers:
+        if found.lower() == name:
+            return value.decode("latin-1").strip()
+    return None
+
+
+def read_caller(headers: Headers, key: str) -> Caller | None:
+    """Return who speaks, or None when the key is missing or wrong; with an empty ``key`` nobody needs one."""
+    headers = tuple(headers)
+    client = (header(headers, b"user-agent") or "unknown")[:100]
+    if not key:
+        return Caller(scope="anonymous", client=client)
+    given = header(headers, b"authorization") or ""
+    scheme, _, token = given.partition(" ")
+    if scheme.lower() != "bearer":
+        token = header(headers, b"x-api-key") or header(headers, b"api-key") or ""
+    if not hmac.compare_digest(token.strip().encode("utf-8", "replace"), key.encode()):
+        return None
+    return Caller(scope=scope_of(key), client=client)
+
+
+def scope_of(key: str) -> str:
+    """Return the name under which the record knows the holder of a key."""
+    return digest("patina-key", key)[:12] if key else "anonymous"
+
+
+def read_wishes(headers: Headers, body: Json, session_in_path: str | None = None) -> Wishes:
+    """Return what the headers and the body's metadata say explicitly."""
+    headers = tuple(headers)
+    metadata = body.get("metadata")
+    said: Mapping[str, Any] = metadata if isinstance(metadata, Mapping) else {}
+    kind = (header(headers, b"x-turn-type") or "").lower()
+    session = session_in_path or header(headers, b"x-session-id") or said.get("session_id")
+    train = header(headers, b"x-patina-train") or said.get("patina_train")
+    user = body.get("user")
+    return Wishes(
+        kind=TurnKind(kind) if kind in ("main", "side") else None,
+        session=session[:_MAX_SESSION] if isinstance(session, str) and session else None,
+        is_session_done=(header(headers, b"x-session-done") or "").lower() in ("1", "true", "yes"),
+        is_opted_out=isinstance(train, str) and train.lower() in ("off", "false", "no", "0"),
+        user=user if isinstance(user, str) and user else None,
+    )
+
+
+def request_headers(headers: Headers, *, drop: frozenset[bytes] = frozenset()) -> list[tuple[bytes, bytes]]:
+    """Return the fields that go to the backend."""
+    headers = tuple(headers)
+    gone = _HOP_BY_HOP | _KEPT_HERE | _named_by_connection(headers) | drop
+    return [(name, value) for name, value in headers if name.lower() not in gone]
+
+
+def response_headers(headers: Headers, *, drop: frozenset[bytes] = frozenset()) -> list[tuple[bytes, bytes]]:
+    """Return the fields that go to the client."""
+    headers = tuple(headers)
+    gone = _HOP_BY_HOP | _named_by_connection(headers) | drop
+    return [(name, value) for name, value in headers if name.lower() not in gone]
+
+
+def _named_by_connection(headers: tuple[tuple[bytes, bytes], ...]) -> frozenset[bytes]:
+    return frozenset(
+        part.strip().lower()
+        for name, value in headers
+        if name.lower() == b"connection"
+        for part in value.split(b",")
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedbackBody:
+    """Explicit feedback as a client sent it.
+
+    Attributes:
+        reference: turn id or completion id; None when ``prompt`` and ``response`` say which turn.
+        score: in [-1, 1].
+    """
+
+    reference: str | None
+    prompt: str | None
+    response: str | None
+    score: float | None
+    text: str
+    idempotency_key: str | None
+
+
+_THUMBS: Mapping[Any, float] = {
+    "up": 1.0, "down": -1.0, "+1": 1.0, "-1": -1.0, "good": 1.0, "bad": -1.0, "positive": 1.0, "negative": -1.0,
+    "like": 1.0, "dislike": -1.0, "👍": 1.0, "👎": -1.0,
+}  # fmt: skip
+
+
+def parse_feedback(body: Any) -> FeedbackBody:
+    """Read a feedback body.
+
+    Raises:
+        WireError: one sentence that tells the client what is wrong.
+    """
+    if not isinstance(body, dict):
+        raise WireError("the body must be a JSON object")
+    reference = body.get("turn_id") or body.get("completion_id")
+    if reference is not None and not isinstance(reference, str):
+        raise WireError("turn_id and completion_id are strings")
+    prompt, response = _last_words(body.get("prompt")), body.get("response")
+    if reference is None and not (isinstance(prompt, str) and isinstance(response, str)):
+        raise WireError("say which turn: turn_id, completion_id, or prompt and response")
+    texts = [body.get(name) for name in ("text", "feedback", "comment")]
+    text = next((t for t in texts if isinstance(t, str) and t.strip()), "")
+    score = _score(body)
+    if score is None and not text:
+        raise WireError("give a score, thumbs, a rating, or text")
+    key = body.get("idempotency_key")
+    if key is not None and not (isinstance(key, str) and 0 < len(key) <= 200):
+        raise WireError("idempotency_key is a string of at most 200 characters")
+    return FeedbackBody(
+        reference=reference,
+        prompt=prompt,
+        response=response if isinstance(response, str) else None,
+        score=score,
+        text=text,
+        idempotency_key=key,
+    )
+
+
+def _score(body: Json) -> float | None:
+    score = body.get("score")
+    if score is not None:
+        if isinstance(score, bool) or not isinstance(score, int | float) or not -1 <= score <= 1:
+            raise WireError("score is a number from -1 to 1")
+        return float(score)
+    thumbs = body.get("thumbs")
+    if thumbs is not None:
+        if isinstance(thumbs, bool):
+            return 1.0 if thumbs else -1.0
+        found = _THUMBS.get(thumbs.lower()) if isinstance(thumbs, str) else None
+        if found is None:
+            raise WireError('thumbs is "up" or "down"')
+        return found
+    rating = body.get("rating")
+    if rating is not None:
+        if isinstance(rating, str) and rating.lower() in _THUMBS:
+            return _THUMBS[rating.lower()]
+        if isinstance(rating, bool) or not isinstance(rating, int | float) or not 1 <= rating <= 5:
+            raise WireError('rating is a number from 1 to 5, or "up" or "down"')
+        return (float(rating) - 3.0) / 2.0
+    return None
+
+
+def _last_words(prompt: Any) -> str | None:
+    """Return the last user text of a prompt that is a string or a list of messages."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list):
+        for message in reversed(prompt):
+            if isinstance(message, dict) and message.get("role") == "user":
+                content = message.get("content")
+                return content if isinstance(content, str) else None
+    return None

@@ -1,0 +1,238 @@
+"""A backend reached over HTTP: vLLM, the built-in engine, or any OpenAI-compatible endpoint.
+
+The only file that knows aiohttp as a client; its exceptions are mapped once, in `_mapped`. Bodies pass as bytes: nothing is decompressed,
+redirected, retried or re-encoded here, so that a proxy in front can be invisible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from serving.protocol import Capabilities, Headers, ServedModel
+from store.errors import AdapterError, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from store.values import LogprobMode
+
+#: Below the 5 s after which uvicorn (vLLM, the built-in engine) closes an idle connection: a request never meets a closing one.
+_KEEPALIVE_S = 4.0
+
+_SMALL_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
+_LOAD_TIMEOUT = aiohttp.ClientTimeout(total=120.0)
+
+
+class HttpReply:
+    """An answer whose head has arrived (`serving.protocol.Reply`)."""
+
+    def __init__(self, response: aiohttp.ClientResponse, address: str) -> None:
+        self._response = response
+        self._address = address
+
+    @property
+    def status(self) -> int:
+        return self._response.status
+
+    @property
+    def headers(self) -> Headers:
+        return self._response.raw_headers
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        content = self._response.content
+        with _mapped(self._address):
+            while True:
+                data = await content.readany()
+                if not data:
+                    return
+                yield data
+
+    async def read(self) -> bytes:
+        with _mapped(self._address):
+            return await self._response.read()
+
+    def close(self) -> None:
+        # A body that was read to its end gave its connection back already; for any other this closes the socket, which
+        # is how a backend learns that nobody listens any more.
+        self._response.close()
+
+
+class HttpEngine:
+    """A backend at a base URL (`serving.protocol.Engine`).
+
+    Args:
+        base_url: with or without a trailing ``/v1``.
+        api_key: sent as Bearer; never logged.
+        speaks_vllm: it understands `return_token_ids` and loads adapters at runtime.
+        connect_timeout_s: for a connection to be made.
+        read_timeout_s: longest silence before and within an answer.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str = "",
+        speaks_vllm: bool = True,
+        connect_timeout_s: float = 10.0,
+        read_timeout_s: float = 1800.0,
+    ) -> None:
+        url = URL(base_url.rstrip("/").removesuffix("/v1"), encoded=True)
+        self._root = str(url.with_user(None)) if url.user else str(url)
+        self._api_key = api_key
+        self._speaks_vllm = speaks_vllm
+        self._timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s
+        )
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def address(self) -> str:
+        return self._root
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:  # made on first use: a session belongs to a running loop
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=self._timeout,
+                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+                read_bufsize=1 << 18,
+                max_line_size=1 << 16,
+                max_field_size=1 << 16,
+            )
+        return self._session
+
+    async def open(
+        self, method: str, path: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None
+    ) -> HttpReply:
+        """Send a request and return once the head of the answer is there (`serving.protocol.Engine.open`)."""
+        sent = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+        if self._api_key:
+            sent.append(("Authorization", f"Bearer {self._api_key}"))
+        with _mapped(self.address):
+            response = await self._open_session().request(
+                method, URL(self._root + path, encoded=True), headers=sent, data=body, allow_redirects=False
+            )
+        return HttpReply(response, self.address)
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        payload: Mapping[str, Any] | None = None,
+        *,
+        timeout: aiohttp.ClientTimeout,
+    ) -> tuple[int, bytes]:
+        headers = {"Content-Type": "application/json"} if payload is not None else {}
+        if self._api_key:
+            headers["Authorization"] = f"Bearer {self._api_key}"
+        data = None if payload is None else orjson.dumps(payload)
+        with _mapped(self.address):
+            async with self._open_session().request(
+                method, self._root + path, headers=headers, data=data, timeout=timeout, allow_redirects=False
+            ) as response:
+                return response.status, await response.read()
+
+    async def _ask_json(self, path: str) -> dict[str, Any]:
+        status, body = await self._ask("GET", path, timeout=_SMALL_TIMEOUT)
+        if status != 200:
+            raise UpstreamError(f"{self.address}{path} answered {status}", status=status, body=body)
+        try:
+            found = orjson.loads(body)
+        except orjson.JSONDecodeError as exc:
+            raise UpstreamError(f"{self.address}{path} answered no JSON", status=status, body=body) from exc
+        if not isinstance(found, dict):
+            raise UpstreamError(f"{self.address}{path} answered no JSON object", status=status, body=body)
+        return found
+
+    async def capabilities(self) -> Capabilities:
+        """Ask what it can do; an endpoint that is not vLLM's dialect is not asked."""
+        if not self._speaks_vllm:
+            return Capabilities(token_ids=True, logprobs=True, adapters=False)
+        cards = (await self._ask_json("/v1/models")).get("data") or [{}]
+        # The built-in engine says so in its cards; vLLM reports raw log-probabilities unless it was told otherwise.
+        mode = str(cards[0].get("logprobs_mode") or LogprobMode.RAW)
+        defaults: Any = {}
+        try:
+            defaults = (await self._ask_json("/version")).get("sampling_defaults") or {}
+        except UpstreamError as exc:
+            if exc.status is None:
+                raise  # it went away while being asked; a server without this path is fine
+        temperature = defaults.get("temperature") if isinstance(defaults, dict) else None
+        return Capabilities(
+            token_ids=True,
+            logprobs=True,
+            adapters=True,
+            logprob_mode=LogprobMode(mode) if mode in tuple(LogprobMode) else LogprobMode.UNKNOWN,
+            default_temperature=float(temperature) if isinstance(temperature, int | float) else 1.0,
+        )
+
+    async def models(self) -> tuple[ServedModel, ...]:
+        """Return what it serves now."""
+        cards = (await self._ask_json("/v1/models")).get("data")
+        return tuple(
+            ServedModel(name=str(card["id"]), parent=card.get("parent"))
+            for card in (cards if isinstance(cards, list) else ())
+            if isinstance(card, dict) and "id" in card
+        )
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA folder under an immutable name."""
+        status, body = await self._ask(
+            "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, timeout=_LOAD_TIMEOUT
+        )
+        if status == 200:
+            return
+        if any(model.name == name for model in await self.models()):
+            return  # loaded before, by us in an earlier life
+        raise AdapterError(f"{self.address} would not load {name} from {path}: {_said(status, body)}")
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter; one that is not there is fine."""
+        status, body = await self._ask(
+            "POST", "/v1/unload_lora_adapter", {"lora_name": name}, timeout=_LOAD_TIMEOUT
+        )
+        if status not in (200, 404):
+            raise UpstreamError(
+                f"{self.address} would not unload {name}: {_said(status, body)}", status=status, body=body
+            )
+
+    async def is_healthy(self) -> bool:
+        """Whether it answers; an endpoint without /health counts as long as anybody answers."""
+        try:
+            status, _ = await self._ask("GET", "/health", timeout=aiohttp.ClientTimeout(total=2.0))
+        except UpstreamError:
+            return False
+        return status == 200 if self._speaks_vllm else status < 500
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+def _said(status: int, body: bytes) -> str:
+    return f"status {status}, {body[:300].decode('utf-8', 'replace')}"
+
+
+@contextmanager
+def _mapped(address: str) -> Iterator[None]:
+    """Map aiohttp's exceptions to ours, once. Timeouts first: aiohttp's are connection errors too."""
+    try:
+        yield
+    except TimeoutError as exc:
+        raise UpstreamTimeout(f"the backend at {address} did not answer in time") from exc
+    except aiohttp.ClientConnectorError as exc:
+        raise UpstreamUnreachable(
+            f"nobody answers at {address}: {exc.os_error.strerror or exc.os_error}"
+        ) from exc
+    except aiohttp.ClientPayloadError as exc:
+        raise UpstreamError(f"the backend at {address} broke off its answer") from exc
+    except (aiohttp.ClientConnectionError, OSError) as exc:
+        raise UpstreamUnreachable(f"the backend at {address} closed the connection") from exc
+    except (aiohttp.ClientError, ValueError) as exc:
+        raise UpstreamError(f"the backend at {address} did not speak HTTP: {type(exc).__name__}") from exc
