@@ -448,8 +448,9 @@ class LocalPolicy:
         ends = torch.tensor(sorted(self.end_ids), device=self.device)
         finished = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
         cache: Any = None
-        tokens: list[Tensor] = []
-        logprobs: list[Tensor] = []
+        live = list(range(len(prompts)))  # row of the batch -> prompt
+        tokens: list[list[int]] = [[] for _ in prompts]
+        logprobs: list[list[float]] = [[] for _ in prompts]
         for _ in range(min(max_tokens, self.max_context - length)):
             output = network.get_decoder()(
                 input_ids=ids,
@@ -465,29 +466,33 @@ class LocalPolicy:
             else:
                 heated = torch.softmax(distribution / temperature, dim=-1)
                 token = torch.multinomial(heated, 1, generator=generator).squeeze(-1)
-            tokens.append(token)
-            logprobs.append(distribution.gather(-1, token[:, None]).squeeze(-1))
+            taken = distribution.gather(-1, token[:, None]).squeeze(-1)
+            for row, one, value, done in zip(
+                live, token.tolist(), taken.tolist(), finished.tolist(), strict=True
+            ):
+                if not done:
+                    tokens[row].append(one)
+                    logprobs[row].append(value)
             finished = finished | torch.isin(token, ends)
             if bool(finished.all()):
                 break
             ids = token[:, None]
-            seen = torch.cat([seen, seen.new_ones(len(prompts), 1)], dim=1)
+            seen = torch.cat([seen, seen.new_ones(len(live), 1)], dim=1)
             position = position[:, -1:] + 1
-        if not tokens:
-            return [Reply(token_ids=(), logprobs=(), finished=False) for _ in prompts]
-        all_tokens, all_logprobs = torch.stack(tokens, 1).tolist(), torch.stack(logprobs, 1).tolist()
-        replies = []
-        for row, values in zip(all_tokens, all_logprobs, strict=True):
-            end = next((i for i, token in enumerate(row) if token in self.end_ids), None)
-            count = len(row) if end is None else end + 1
-            replies.append(
-                Reply(
-                    token_ids=tuple(row[:count]),
-                    logprobs=tuple(values[:count]),
-                    finished=end is not None,
-                )
+            keep = (~finished).nonzero().squeeze(-1)
+            if 2 * len(keep) <= len(live) and hasattr(cache, "batch_select_indices"):
+                # Most rows have ended: go on with the others alone.
+                cache.batch_select_indices(keep)
+                ids, seen, position, finished = ids[keep], seen[keep], position[keep], finished[keep]
+                live = [live[i] for i in keep.tolist()]
+        return [
+            Reply(
+                token_ids=tuple(row),
+                logprobs=tuple(values),
+                finished=bool(row) and row[-1] in self.end_ids,
             )
-        return replies
+            for row, values in zip(tokens, logprobs, strict=True)
+        ]
 
     # -- the step
 

@@ -1,0 +1,130 @@
+"""Anchors: explicit wishes with the base model as the teacher, spread over the styles, the same for the same step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store.values import Completion, LogprobMode, ScoredTurn, Verdict
+from tests.trainer.conftest import step_once
+from trainer.anchors import Anchors, with_wish
+from trainer.batch import SampleKind
+from trainer.canaries import load_canaries
+from trainer.objective import Objective
+from trainer.policy import LocalPolicy, Weights
+from trainer.step import StepPlan, train
+
+
+def turn(content: Any = "What is the capital of France?") -> ScoredTurn:
+    return ScoredTurn(
+        turn_id="t1",
+        session_id="s1",
+        turn_index=0,
+        policy="mine",
+        scope="key",
+        adapter_version=0,
+        messages=({"role": "system", "content": "Be kind."}, {"role": "user", "content": content}),
+        request={},
+        completion=Completion(token_ids=(5,), sampling_logprobs=(-1.0,)),
+        prompt_token_ids=(4,),
+        temperature=1.0,
+        logprob_mode=LogprobMode.RAW,
+        verdict=Verdict(turn_id="t1", value=-1, source="rule", created_at=0.0),
+        next_text="",
+        created_at=0.0,
+    )
+
+
+def test_an_anchor_is_an_explicit_wish_taught_by_the_base_without_a_hint(
+    policy: LocalPolicy, tiny_model: Path
+) -> None:
+    samples = Anchors(policy, str(tiny_model), seed=1).draw(6, step=0)
+    trained_on = {anchor.prompt for anchor in load_canaries(str(tiny_model)).split()[0]}
+    assert len(samples) == 6
+    for sample in samples:
+        assert sample.kind is SampleKind.ANCHOR
+        assert sample.teacher_prompt_ids == sample.prompt_ids
+        assert sample.sampling_logprobs is None
+        assert sample.streams is not None
+        assert sample.streams.directive_weight == 1.0
+        assert not any(sample.streams.advantage_mask)
+        text = policy.tokenizer.decode(sample.prompt_ids)
+        assert text.removeprefix("<|im_start|>user\n").split("<|im_end|>")[0] in trained_on
+    assert len({sample.prompt_ids for sample in samples}) == 6
+
+
+def test_the_same_step_draws_the_same_anchors_in_a_new_process_too(
+    policy: LocalPolicy, tiny_model: Path
+) -> None:
+    first = Anchors(policy, str(tiny_model), seed=1)
+    assert first.draw(4, step=3) == Anchors(policy, str(tiny_model), seed=1).draw(4, step=3)
+    assert first.draw(4, step=3) != first.draw(4, step=4)
+    assert first.draw(0, step=3) == []
+
+
+def test_one_anchor_in_eight_is_a_tool_request(policy: LocalPolicy, tiny_model: Path) -> None:
+    anchors = Anchors(policy, str(tiny_model))
+    texts = [policy.tokenizer.decode(s.prompt_ids) for step in range(4) for s in anchors.draw(4, step)]
+    assert sum("You may call these functions" in text for text in texts) == 2
+
+
+def test_the_persons_own_question_comes_back_with_another_wish(policy: LocalPolicy, tiny_model: Path) -> None:
+    canaries = load_canaries(str(tiny_model))
+    samples = Anchors(policy, str(tiny_model)).draw(4, step=0, turns=[turn()])
+    texts = [policy.tokenizer.decode(sample.prompt_ids) for sample in samples]
+    own = [text for text in texts if "What is the capital of France? " in text]
+    assert len(own) == 1
+    assert own[0].startswith("<|im_start|>system\nBe kind.<|im_end|>\n")
+    assert any(f"What is the capital of France? {wish}<|im_end|>" in own[0] for wish in canaries.instructions)
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([{"role": "user", "content": "Why? "}], "Why? Be brief."),
+        ([{"role": "user", "content": [{"type": "text", "text": "Why?"}]}], "Why? Be brief."),
+        ([{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}], "Why? Be brief."),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], None),
+        ([{"role": "user", "content": None}], None),
+        ([{"role": "system", "content": "Be kind."}], None),
+    ],
+)
+def test_a_wish_goes_behind_the_last_words_of_the_person(
+    messages: list[dict[str, Any]], expected: str | None
+) -> None:
+    found = with_wish(messages, "Be brief.")
+    assert (found[-1]["content"] if found else None) == expected
+
+
+def test_base_replies_are_sampled_once_and_the_policys_anew(policy: LocalPolicy, tiny_model: Path) -> None:
+    kept = Anchors(policy, str(tiny_model), source="base")
+    before = kept.draw(4, step=0)
+    fresh = Anchors(policy, str(tiny_model), source="policy").draw(4, step=0)
+    for seed in range(3):
+        step_once(policy, seed)
+    assert kept.draw(4, step=0) == before
+    again = Anchors(policy, str(tiny_model), source="policy").draw(4, step=0)
+    assert [s.prompt_ids for s in again] == [s.prompt_ids for s in fresh] == [s.prompt_ids for s in before]
+    assert [s.completion_ids for s in again] != [s.completion_ids for s in fresh]
+
+
+def test_anchors_pull_a_policy_that_drifted_back_to_its_base(policy: LocalPolicy, tiny_model: Path) -> None:
+    """And do nothing to one that did not."""
+    plan = StepPlan(
+        method="sdpo",
+        objective=Objective(kl_coef=0.0),
+        teacher=Weights.BASE,
+        steps_per_batch=1,
+        max_kl_step=9.0,
+    )
+    anchors = Anchors(policy, str(tiny_model)).draw(4, step=0)
+    fresh = policy.snapshot()
+    assert train(policy, anchors, plan)["gradient_norm"] < 1e-4
+    policy.restore(fresh)
+    for seed in range(40):
+        step_once(policy, seed)
+    losses = [train(policy, anchors, plan)["directive_loss"] for _ in range(12)]
+    assert losses[0] > 0.01
+    assert losses[-1] < 0.5 * losses[0]

@@ -1,0 +1,396 @@
+"""The gate: may this version be published? A pure decision on measures, and the measuring.
+
+What a person teaches is meant to change the policy: shorter replies, another language, JSON. What it must not change is what
+they did not ask for. So a preference is never measured where it may show:
+
+=================  ==========================================================================================
+plain questions    (`facts`) style is free here. Only what no preference excuses counts: the right answer is still
+                   in there, replies are not empty, end, are not all the same, are not three times as long.
+explicit wishes    (`anchors`) a reply follows the wish in the prompt, whatever the person prefers by default. Here the
+                   policy should still be the base model: KL to base, entropy and length are compared **here**.
+tool calls         (`tools`) machines read them: the call is valid and of the right tool.
+=================  ==========================================================================================
+
+A policy that was taught "concise" falls from 45 to 8 tokens on plain questions, far outside any sane bound for length, and is
+right to; one whose *detailed* answers on request fall by two thirds has lost something.
+
+Every bound is relative to the base model, measured the same way once. Replies are greedy, so that a measure moves only when the
+weights do. A version that is beyond a bound is let through where it is no worse there than the version before it: an adapter
+taken over from elsewhere may begin outside, and training must be able to bring it back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from serving.embedded.toolcalls import ToolCall, ToolCallParser
+from store.errors import ConfigError
+from trainer.canaries import AnchorPrompt, Canaries, load_canaries
+from trainer.policy import LocalPolicy, Reply, Weights
+
+T = TypeVar("T")
+
+#: Longest reply the gate waits for. Replies of the base that do not end within it are no fault of the candidate.
+MAX_TOKENS = 96
+#: At most so many prompts of each kind; the same ones for base and candidate.
+MAX_FACTS, MAX_TOOLS, MAX_ANCHORS = 24, 8, 28
+#: Padded tokens of one scoring pass.
+_MICRO_TOKENS = 8_192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """How far a version may be from the base model.
+
+    Attributes:
+        facts_drop, tools_drop, obeyed_drop: share of prompts by which a measure may fall; one prompt always may.
+        entropy_low, entropy_high: bounds of the ratio of entropies on explicit wishes, with `entropy_slack` nats added to both
+            sides of the ratio: a model that is nearly certain anyway has no meaningful ratio.
+        length_low, length_high: bounds of the ratio of reply lengths on explicit wishes; the upper one holds on plain
+            questions too.
+        ends_drop: share of replies by which those that end may fall; one reply always may.
+        kl: nat/token to base on explicit wishes, mean over all.
+        kl_worst: the same for the worst style alone: losing one wish altogether hides in a mean over many.
+        distinct_low: share of the base's number of different replies to different questions.
+    """
+
+    facts_drop: float = 0.10
+    tools_drop: float = 0.15
+    obeyed_drop: float = 0.20
+    entropy_low: float = 0.6
+    entropy_high: float = 1.6
+    entropy_slack: float = 0.05
+    length_low: float = 1 / 3
+    length_high: float = 3.0
+    ends_drop: float = 0.02
+    kl: float = 0.5
+    kl_worst: float = 1.5
+    distinct_low: float = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """What the gate knows of some weights. Shares are in [0, 1].
+
+    Attributes:
+        finite: every weight is a number. When False nothing else was measured.
+        facts, tools: share answered right; tools None: there were no cases.
+        obeyed: share of checkable explicit wishes that were followed; None: there are no checks.
+        empty: share of plain replies without any text.
+        distinct: number of different plain replies, by number of questions.
+        ends: share of all replies that ended within `MAX_TOKENS`.
+        plain_length, length: mean tokens of a reply, to plain questions / explicit wishes.
+        entropy, kl: nats a token on explicit wishes, along the replies; kl is KL(these weights ‖ base).
+        kl_by_style: the same by style.
+        counts: number of prompts behind facts, tools, obeyed, all replies.
+    """
+
+    finite: bool = True
+    facts: float = math.nan
+    tools: float | None = None
+    obeyed: float | None = None
+    empty: float = math.nan
+    distinct: float = math.nan
+    ends: float = math.nan
+    plain_length: float = math.nan
+    length: float = math.nan
+    entropy: float = math.nan
+    kl: float = math.nan
+    kl_by_style: Mapping[str, float] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateVerdict:
+    """``rejected`` holds a sentence for each check that failed; empty: the version may be published."""
+
+    rejected: tuple[str, ...]
+    measures: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Check:
+    """A measure with its bounds; ``excess`` is how far beyond, 0 or less: within."""
+
+    excess: float
+    sentence: str
+
+
+def judge_gate(
+    before: Measures | None, after: Measures, base: Measures, thresholds: Thresholds | None = None
+) -> tuple[str, ...]:
+    """Why a version may not be published, one sentence each; empty: it may. Pure.
+
+    Args:
+        before: the version it was trained from; None: unknown, so being beyond a bound is never excused.
+        after: the candidate.
+        base: the base model.
+    """
+    limits = thresholds or Thresholds()
+    if not after.finite:
+        return ("a weight is not a finite number",)
+    checks = _checks(after, base, limits)
+    earlier = _checks(before, base, limits) if before is not None and before.finite else {}
+    reasons = []
+    for name, check in checks.items():
+        if check.excess <= 1e-9:  # NaN is beyond every bound
+            continue
+        excused = name in earlier and 0 < check.excess <= earlier[name].excess
+        if not excused:
+            reasons.append(check.sentence)
+    return tuple(reasons)
+
+
+def _checks(after: Measures, base: Measures, limits: Thresholds) -> dict[str, _Check]:
+    found: dict[str, _Check] = {}
+
+    def fallen(name: str, now: float | None, then: float | None, allowed: float, what: str) -> None:
+        if now is None or then is None:
+            return
+        count = after.counts.get(name, 0)
+        slack = max(allowed, 1 / count) if count else allowed
+        found[name] = _Check(
+            excess=_beyond(then - slack - now), sentence=f"{what}: {now:.0%}, base {then:.0%}"
+        )
+
+    def within(name: str, ratio: float, low: float, high: float, sentence: str) -> None:
+        excess = max(low / ratio if ratio > 0 else math.inf, ratio / high) - 1 if ratio == ratio else math.inf
+        found[name] = _Check(excess=excess, sentence=sentence)
+
+    fallen("facts", after.facts, base.facts, limits.facts_drop, "facts are forgotten")
+    fallen("tools", after.tools, base.tools, limits.tools_drop, "tool calls break")
+    fallen("obeyed", after.obeyed, base.obeyed, limits.obeyed_drop, "explicit wishes are not followed")
+    fallen("replies", after.ends, base.ends, limits.ends_drop, "replies do not end")
+    found["empty"] = _Check(
+        excess=_beyond(after.empty - base.empty - 1 / max(1, after.counts.get("facts", 1))),
+        sentence=f"replies are empty: {after.empty:.0%}, base {base.empty:.0%}",
+    )
+    found["distinct"] = _Check(
+        excess=_beyond(limits.distinct_low * base.distinct - after.distinct),
+        sentence=f"different questions get the same reply: {after.distinct:.0%} are different, base {base.distinct:.0%}",
+    )
+    slack = limits.entropy_slack
+    within(
+        "entropy",
+        (after.entropy + slack) / (base.entropy + slack),
+        limits.entropy_low,
+        limits.entropy_high,
+        f"the entropy is {after.entropy:.3f} nat/token, base {base.entropy:.3f}",
+    )
+    within(
+        "length",
+        after.length / max(base.length, 1e-9),
+        limits.length_low,
+        limits.length_high,
+        f"replies to explicit wishes have {after.length:.0f} tokens, base {base.length:.0f}",
+    )
+    within(
+        "plain_length",
+        max(after.plain_length, base.plain_length) / max(base.plain_length, 1e-9)
+        if after.plain_length > 0
+        else math.nan,
+        limits.length_low,
+        limits.length_high,
+        f"replies have {after.plain_length:.0f} tokens, base {base.plain_length:.0f}",
+    )
+    found["kl"] = _Check(
+        excess=_beyond(after.kl - limits.kl),
+        sentence=f"explicit wishes are answered {after.kl:.2f} nat/token away from the base model",
+    )
+    if after.kl_by_style:
+        style, worst = max(after.kl_by_style.items(), key=lambda pair: (math.isnan(pair[1]), pair[1]))
+        found["kl_worst"] = _Check(
+            excess=_beyond(worst - limits.kl_worst),
+            sentence=f"the wish {style!r} is answered {worst:.2f} nat/token away from the base model",
+        )
+    return found
+
+
+def _beyond(excess: float) -> float:
+    """NaN compares false with everything, and would pass."""
+    return math.inf if math.isnan(excess) else excess
+
+
+class Gate:
+    """The gate of one model. The base model is measured once, at the first use.
+
+    Args:
+        model: whose canaries to use; see `trainer.canaries`.
+    """
+
+    def __init__(
+        self,
+        policy: LocalPolicy,
+        model: str,
+        *,
+        thresholds: Thresholds | None = None,
+        max_tokens: int = MAX_TOKENS,
+    ) -> None:
+        self._thresholds = thresholds or Thresholds()
+        self._probe = Probe(policy, load_canaries(model), max_tokens=max_tokens)
+        self._base: Measures | None = None
+
+    @property
+    def probe(self) -> Probe:
+        return self._probe
+
+    def base(self) -> Measures:
+        """Measures of the base model."""
+        if self._base is None:
+            self._base = self._probe.measure(Weights.BASE)
+        return self._base
+
+    def examine(self, policy: LocalPolicy, before: Mapping[str, Tensor] | None = None) -> GateVerdict:
+        """Measure the policy's weights as they are and judge them.
+
+        Args:
+            before: snapshot of the weights the candidate was trained from. Only looked at when the candidate is beyond a
+                bound; the policy is as it was afterwards.
+        """
+        base, after = self.base(), self._probe.measure(Weights.STUDENT)
+        rejected = judge_gate(None, after, base, self._thresholds)
+        measures = {"after": after.to_json(), "base": base.to_json()}
+        if rejected and after.finite and before is not None:
+            candidate = policy.snapshot()
+            policy.restore(before)
+            try:
+                earlier = self._probe.measure(Weights.STUDENT)
+            finally:
+                policy.restore(candidate)
+            rejected = judge_gate(earlier, after, base, self._thresholds)
+            measures["before"] = earlier.to_json()
+        return GateVerdict(rejected=rejected, measures=measures)
+
+
+class Probe:
+    """Asks a policy the canaries' questions, greedily, and reads the replies."""
+
+    def __init__(self, policy: LocalPolicy, canaries: Canaries, *, max_tokens: int = MAX_TOKENS) -> None:
+        self._policy = policy
+        self._max_tokens = max_tokens
+        room = policy.max_context - max_tokens
+
+        def fitting(cases: Iterable[T], render: Callable[[T], list[int]]) -> tuple[list[T], list[list[int]]]:
+            pairs = [(case, ids) for case in cases if len(ids := render(case)) <= room]
+            return [case for case, _ in pairs], [ids for _, ids in pairs]
+
+        self._facts, self._fact_ids = fitting(canaries.facts[:MAX_FACTS], lambda c: _ask(policy, c.prompt))
+        self._tools, self._tool_ids = fitting(
+            canaries.tools[:MAX_TOOLS], lambda c: policy.render(c.messages, c.tools)
+        )
+        self._anchors, self._anchor_ids = fitting(
+            _spread(canaries.split()[1], MAX_ANCHORS), lambda c: _ask(policy, c.prompt)
+        )
+        if not self._facts or not self._anchors:
+            raise ConfigError(
+                f"no canary prompt and {max_tokens} tokens of reply fit the model's context of {policy.max_context}"
+            )
+
+    def measure(self, weights: Weights) -> Measures:
+        """Measures of one set of weights."""
+        policy = self._policy
+        if weights is Weights.STUDENT and not policy.is_finite():
+            return Measures(finite=False)
+        prompts = [*self._fact_ids, *self._tool_ids, *self._anchor_ids]
+        replies = policy.sample(prompts, max_tokens=self._max_tokens, temperature=0.0, weights=weights)
+        facts = replies[: len(self._facts)]
+        tools = replies[len(self._facts) : len(self._facts) + len(self._tools)]
+        anchors = replies[len(self._facts) + len(self._tools) :]
+        fact_texts = [policy.decode(reply.token_ids).strip() for reply in facts]
+        checked = [
+            anchor.is_obeyed(policy.decode(reply.token_ids))
+            for anchor, reply in zip(self._anchors, anchors, strict=True)
+            if anchor.has_check
+        ]
+        called = [
+            self._calls(reply, case.expect_name) for reply, case in zip(tools, self._tools, strict=True)
+        ]
+        entropy, kl = self._divergences(anchors, weights)
+        by_style: dict[str, list[float]] = {}
+        for anchor, value in zip(self._anchors, kl, strict=True):
+            by_style.setdefault(anchor.style, []).append(value)
+        return Measures(
+            facts=_mean([f.is_right(text) for f, text in zip(self._facts, fact_texts, strict=True)]),
+            tools=_mean(called) if called else None,
+            obeyed=_mean(checked) if checked else None,
+            empty=_mean([not text for text in fact_texts]),
+            distinct=len(set(fact_texts)) / len(fact_texts),
+            ends=_mean([reply.finished for reply in replies]),
+            plain_length=_mean([len(reply.token_ids) for reply in facts]),
+            length=_mean([len(reply.token_ids) for reply in anchors]),
+            entropy=_mean(entropy),
+            kl=_mean(kl),
+            kl_by_style={style: _mean(values) for style, values in by_style.items()},
+            counts={
+                "facts": len(facts),
+                "tools": len(tools),
+                "obeyed": len(checked),
+                "replies": len(replies),
+            },
+        )
+
+    def _calls(self, reply: Reply, name: str) -> bool:
+        """Whether the reply is one valid call of that tool. Models without our markup may write the bare JSON."""
+        # Markup is what is looked for, so special tokens stay; the end of the turn is none of it.
+        text = str(
+            self._policy.tokenizer.decode(list(reply.token_ids[:-1] if reply.finished else reply.token_ids))
+        )
+        parser = ToolCallParser()
+        parts = [*parser.feed(text), *parser.flush()]
+        calls = [part for part in parts if isinstance(part, ToolCall)]
+        if not calls:
+            parser = ToolCallParser()
+            parts = [*parser.feed(f"<tool_call>{text.strip()}"), *parser.flush()]
+            calls = [part for part in parts if isinstance(part, ToolCall)]
+        return [call.name for call in calls] == [name]
+
+    @torch.no_grad()
+    def _divergences(self, replies: Sequence[Reply], weights: Weights) -> tuple[list[float], list[float]]:
+        """Mean entropy and KL to base along each reply, nats a token."""
+        entropy, kl = [], []
+        longest = max(
+            (len(p) + len(r.token_ids) for p, r in zip(self._anchor_ids, replies, strict=True)), default=1
+        )
+        rows = max(1, _MICRO_TOKENS // longest)
+        for start in range(0, len(replies), rows):
+            prompts = self._anchor_ids[start : start + rows]
+            responses = [reply.token_ids for reply in replies[start : start + rows]]
+            own, mask = self._policy.response_logits(prompts, responses, weights)
+            base = (
+                own
+                if weights is Weights.BASE
+                else self._policy.response_logits(prompts, responses, Weights.BASE)[0]
+            )
+            for row in range(len(responses)):
+                s = torch.log_softmax(own[row][mask[row]], dim=-1)
+                p = torch.log_softmax(base[row][mask[row]], dim=-1)
+                entropy.append(float(torch.special.entr(s.exp()).sum(dim=-1).mean()))
+                kl.append(float((s.exp() * (s - p)).sum(dim=-1).mean()))
+        return entropy, kl
+
+
+def _ask(policy: LocalPolicy, question: str) -> list[int]:
+    return policy.render([{"role": "user", "content": question}])
+
+
+def _spread(anchors: Sequence[AnchorPrompt], count: int) -> tuple[AnchorPrompt, ...]:
+    """At most ``count`` anchors, one of every style before a second of any."""
+    seen: dict[str, int] = {}
+    ranked = []
+    for anchor in anchors:
+        seen[anchor.style] = seen.get(anchor.style, -1) + 1
+        ranked.append((seen[anchor.style], anchor))
+    return tuple(anchor for _, anchor in sorted(ranked, key=lambda pair: pair[0])[:count])
+
+
+def _mean(values: Sequence[float | bool]) -> float:
+    return sum(values) / len(values) if values else math.nan
