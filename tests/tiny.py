@@ -116,3 +116,40 @@ def make_tiny_adapter(
                 torch.nn.init.normal_(parameter, std=0.05 * strength)
     lora.save_pretrained(folder)
     return folder
+
+
+def make_tiny_parrot(
+    folder: Path,
+    base: Path,
+    messages: list[dict[str, object]],
+    reply: str,
+    *,
+    tools: list[object] | None = None,
+) -> Path:
+    """The tiny model, trained for two seconds until it greedily gives `reply` to `messages`; gives `folder` back.
+
+    For what a random model never writes by itself, a tool call above all.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    options = {"tools": tools, "tokenize": False, "add_generation_prompt": True}
+    prompt = tokenizer(tokenizer.apply_chat_template(messages, **options))["input_ids"]
+    answer = tokenizer(reply)["input_ids"] + [tokenizer.eos_token_id]
+    ids = torch.tensor([prompt + answer])
+    labels = torch.tensor([[-100] * len(prompt) + answer])
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(300):
+        loss = model(input_ids=ids, labels=labels).loss
+        if loss.item() < 0.01:
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    else:
+        raise AssertionError(f"the tiny model did not learn the reply (loss {loss.item():.3f})")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

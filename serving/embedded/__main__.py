@@ -12,8 +12,12 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
 
 from store.errors import ConfigError
+
+GRACE_S = 3  # how long running streams may go on after SIGTERM before they are told that the engine stops
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -75,10 +79,21 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def check_folder(name: str) -> None:
+    """See at once what needs no library to see. Raises ConfigError if `name` can be neither a model folder nor a hub name."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"{name} is not a model folder: it has no config.json")
+    elif folder.is_absolute() or name.startswith((".", "~")):
+        raise ConfigError(f"there is no model folder {name}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; 0 after a clean end, 2 if it could not start."""
     arguments = build_parser().parse_args(argv)
     try:
+        check_folder(arguments.model)
         listener = bind(arguments.host, arguments.port)
         serve(arguments, listener)
     except ConfigError as error:
@@ -132,16 +147,21 @@ def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
     # is exit code 0 and not death by signal.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    uvicorn.Server(
-        uvicorn.Config(
-            server.app,
-            loop="uvloop",
-            http="httptools",
-            ws="none",
-            log_level="warning",
-            timeout_graceful_shutdown=3,
-        )
-    ).run(sockets=[listener])
+    config = uvicorn.Config(
+        server.app,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        log_level="warning",
+        timeout_graceful_shutdown=4 * GRACE_S,
+    )
+
+    class DrainingServer(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            super().handle_exit(sig, frame)
+            server.drain(GRACE_S)
+
+    DrainingServer(config).run(sockets=[listener])
 
 
 if __name__ == "__main__":

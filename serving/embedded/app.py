@@ -79,6 +79,10 @@ def _error_response(error: RequestError) -> Response:
     return _Json(build_error(str(error), error.status, error.kind, error.param), status_code=error.status)
 
 
+def _stopping() -> RequestError:
+    return RequestError("the engine is stopping", status=503, kind="ServiceUnavailableError")
+
+
 class Results:
     """The pieces of one request, on the event loop. A reader that is slower than the engine gets several steps as one."""
 
@@ -109,7 +113,7 @@ class Results:
                         f"the engine failed: {piece.error}", status=500, kind="InternalServerError"
                     )
                 if piece.finish_reason == "abort":
-                    raise RequestError("the engine is stopping", status=503, kind="ServiceUnavailableError")
+                    raise _stopping()
                 if piece.finish_reason is not None:
                     self._unfinished -= 1
                 yield index, piece
@@ -125,6 +129,7 @@ class Server:
         self._loading: set[str] = set()
         self._started = int(time.time())
         self._engine: Engine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.app = Starlette(
             routes=[
                 Route("/health", self._health),
@@ -152,7 +157,7 @@ class Server:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
 
         def post(deliver: Callable[[], None]) -> None:
             loop.call_soon_threadsafe(deliver)
@@ -167,7 +172,13 @@ class Server:
         )
         self._engine.start()
         yield
-        await asyncio.to_thread(self._engine.stop)
+        self._engine.stop()
+        await asyncio.to_thread(self._engine.join)
+
+    def drain(self, grace_s: float) -> None:
+        """The process is asked to end: streams have `grace_s` seconds to finish, then they are told. Callable from a signal handler."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.call_later, grace_s, self.engine.stop)
 
     # ---- small routes
 
@@ -505,7 +516,6 @@ class _Run:
         self._jobs: Sequence[Job] = ()
         self._results: Results | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._submitted = False
         self.streaming = False
         self.gone = False
 
@@ -516,7 +526,8 @@ class _Run:
     async def __aenter__(self) -> _Run:
         assert self._engine is not None
         for job in self._jobs:
-            self._engine.submit(job)
+            if not self._engine.submit(job):
+                raise _stopping()
         self._watch = asyncio.create_task(self._wait_for_leave())
         return self
 

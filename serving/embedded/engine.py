@@ -164,20 +164,24 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after its current step; what is unfinished is delivered as aborted."""
+        """Ask the thread to end after its current step; what is unfinished is delivered as aborted."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
+
+    def join(self) -> None:
+        """Wait for the thread to end after `stop`."""
         self._thread.join()
 
-    def submit(self, job: Job) -> None:
-        """Queue a job. Its prompt must be shorter than the model's context, n at most max_num_seqs."""
+    def submit(self, job: Job) -> bool:
+        """Queue a job; False if the engine is stopping. Its prompt must be shorter than the context, n at most max_num_seqs."""
         arrival = _Arrival([_Sequence(job, i, self.model) for i in range(job.n)])
         with self._wake:
             if self._stopping:
-                raise RuntimeError("the engine is stopping")
+                return False
             self._mail.append(arrival)
             self._wake.notify()
+        return True
 
     def cancel(self, job: Job) -> None:
         """Drop a job before its next step. Nothing more is delivered for it."""

@@ -165,10 +165,6 @@ def load_model(
     transformers_logging.disable_progress_bar()
     folder = Path(name).expanduser()
     local = folder.is_dir()
-    if not local and (folder.is_absolute() or name.startswith((".", "~"))):
-        raise ConfigError(f"there is no model folder {name}")
-    if local and not (folder / "config.json").is_file():
-        raise ConfigError(f"{name} is not a model folder: it has no config.json")
     source = str(folder) if local else name
     place = _device(device)
     try:

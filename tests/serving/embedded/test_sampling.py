@@ -54,22 +54,22 @@ def test_frequencies_follow_the_distribution() -> None:
     assert (counts / 16_000).tolist() == pytest.approx([0.5, 0.25, 0.125, 0.0625, 0.0625], abs=1e-3)
 
 
-def one(mode: LogprobsMode, uniform: float, **wishes: object) -> tuple[int, float]:
+def one(mode: LogprobsMode, uniform: float, **wishes: object) -> list[float]:
     row = params(logprobs=True, **wishes)
     got = sample(LOGITS, LOGITS, SamplingBatch([row], 5, CPU), [uniform], {}, mode)
-    return got.ids[0], got.logprobs[0]
+    return [got.ids[0], got.logprobs[0]]
 
 
 def test_raw_logprobs_ignore_temperature_and_truncation() -> None:
-    assert one("raw_logprobs", 0.0, temperature=0.0) == (0, pytest.approx(math.log(0.5)))
-    assert one("raw_logprobs", 0.99, temperature=0.5, top_k=2) == (1, pytest.approx(math.log(0.25)))
+    assert one("raw_logprobs", 0.0, temperature=0.0) == pytest.approx([0, math.log(0.5)])
+    assert one("raw_logprobs", 0.99, temperature=0.5, top_k=2) == pytest.approx([1, math.log(0.25)])
 
 
 def test_processed_logprobs_are_those_of_the_distribution_drawn_from() -> None:
     # Temperature .5 squares the probabilities: .25 and .0625 of the two that top-k leaves.
-    assert one("processed_logprobs", 0.99, temperature=0.5, top_k=2) == (1, pytest.approx(math.log(0.2)))
-    assert one("processed_logprobs", 0.0, top_k=1) == (0, pytest.approx(0.0))
-    assert one("processed_logprobs", 0.0, temperature=0.0, top_k=1) == (0, pytest.approx(math.log(0.5)))
+    assert one("processed_logprobs", 0.99, temperature=0.5, top_k=2) == pytest.approx([1, math.log(0.2)])
+    assert one("processed_logprobs", 0.0, top_k=1) == pytest.approx([0, 0.0])
+    assert one("processed_logprobs", 0.0, temperature=0.0, top_k=1) == pytest.approx([0, math.log(0.5)])
 
 
 def test_rows_with_different_wishes_do_not_touch_each_other() -> None:
