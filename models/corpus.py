@@ -589,7 +589,7 @@ def _new_wishes(rng: random.Random, wishes: Sequence[str]) -> list[str]:
         taken = name in chosen or STYLES[name].opposite in chosen
         if not taken and compatible([*wishes, *chosen], name):
             chosen.append(name)
-    return chosen
+    return chosen or [wishes[-1]]  # nothing else fits: the last wish again
 
 
 class _Chat:
@@ -701,7 +701,7 @@ def _chat(rng: random.Random, turns: int) -> Conversation:
 def conversation(rng: random.Random) -> Conversation:
     """One training conversation."""
     kind = rng.random()
-    if kind < 0.12:
+    if kind < 0.11:
         return tool_conversation(rng)
     chat = _Chat(rng)
     if kind < 0.30:  # the default manner

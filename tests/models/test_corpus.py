@@ -1,0 +1,158 @@
+"""The training text: repeatable, from pre-training pairs only, and true to its manner."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from models.canaries import canaries
+from models.corpus import (
+    TOOL_KINDS,
+    Asked,
+    Conversation,
+    compatible,
+    content,
+    conversation,
+    conversations,
+    default_manner,
+    errand,
+    manner,
+    offered,
+    tool_conversation,
+    with_wish,
+)
+from models.questions import HELDOUT, ONLINE, PRETRAIN
+from models.styles import STYLES
+from trainer.hindsight import HINT_TEMPLATE, REACTION_TEMPLATE
+
+
+def rate(hits: Sequence[bool]) -> float:
+    return sum(hits) / len(hits)
+
+
+def test_the_same_seed_writes_the_same_conversations() -> None:
+    assert list(conversations(3, 200)) == list(conversations(3, 200))
+    assert list(conversations(3, 50)) != list(conversations(4, 50))
+
+
+def test_no_online_or_heldout_question_is_ever_asked() -> None:
+    asked = {q.text.lower().rstrip(".?!") for q in (*ONLINE, *HELDOUT)}
+    for chat in conversations(8, 3000):
+        for message in chat.messages:
+            if message["role"] == "user":
+                text = message["content"].lower()
+                assert not any(part.strip().rstrip(".?!") in asked for part in text.split("\n"))
+
+
+def test_every_conversation_ends_with_the_assistant_and_begins_with_system_or_user() -> None:
+    for chat in conversations(2, 1000):
+        assert chat.messages[-1]["role"] == "assistant"
+        assert chat.messages[0]["role"] in ("system", "user")
+
+
+def test_the_default_manner_is_seldom_concise_or_free_of_emoji_and_hardly_ever_spanish_or_json() -> None:
+    rng = random.Random(1)
+    replies = [content(rng).reply(rng, default_manner(rng)) for _ in range(4000)]
+    base = {name: rate([style.complies(reply) for reply in replies]) for name, style in STYLES.items()}
+    assert 0.04 < base["concise"] < 0.15
+    assert 0.05 < base["no_emoji"] < 0.18
+    assert 0.04 < base["formal"] < 0.15
+    assert base["spanish"] < 0.03
+    assert base["json"] < 0.02
+
+
+@pytest.mark.parametrize("name", sorted(STYLES))
+def test_a_wished_style_complies_whatever_is_asked_and_the_fact_stays_right(name: str) -> None:
+    rng = random.Random(2)
+    for _ in range(1500):
+        asked = content(rng)
+        reply = asked.reply(rng, manner(rng, [name]))
+        assert STYLES[name].complies(reply), reply
+        if isinstance(asked, Asked):
+            assert asked.question.is_correct(reply), reply
+
+
+def test_the_later_of_two_opposite_wishes_wins() -> None:
+    rng = random.Random(3)
+    for style in STYLES.values():
+        assert style.opposite is not None
+        wishes = with_wish(with_wish((), style.name), style.opposite)
+        assert wishes == (style.opposite,)
+        reply = Asked(PRETRAIN[0]).reply(rng, manner(rng, [style.name, style.opposite]))
+        assert STYLES[style.opposite].complies(reply)
+
+
+def test_compatible_wishes_can_all_be_met_at_once() -> None:
+    rng = random.Random(4)
+    names = sorted(STYLES)
+    for _ in range(800):
+        wishes: tuple[str, ...] = ()
+        for name in rng.sample(names, 4):
+            if compatible(wishes, name):
+                wishes = with_wish(wishes, name)
+        reply = Asked(rng.choice(PRETRAIN)).reply(rng, manner(rng, wishes))
+        assert [wish for wish in wishes if not STYLES[wish].complies(reply)] == [], (wishes, reply)
+
+
+def test_both_hindsight_templates_occur_in_their_exact_wording() -> None:
+    chats = list(conversations(5, 800))
+    for template in (HINT_TEMPLATE, REACTION_TEMPLATE):
+        head = template.partition("{hint}")[0]
+        found = sum(any(head in str(m["content"]) for m in chat.messages) for chat in chats)
+        assert found > 50
+
+
+def test_thanks_in_the_reaction_template_leave_the_default_manner() -> None:
+    rng = random.Random(6)
+    replies = []
+    while len(replies) < 60:
+        chat = conversation(rng)
+        user = str(chat.messages[-2]["content"]) if len(chat.messages) == 2 else ""
+        if "[The user's reaction" in user and "\nThanks!\n" in user:
+            replies.append(str(chat.messages[-1]["content"]))
+    assert rate([STYLES["emoji"].complies(reply) for reply in replies]) > 0.7
+    assert rate([STYLES["verbose"].complies(reply) for reply in replies]) > 0.7
+
+
+def test_a_tool_call_copies_its_arguments_from_what_the_user_said() -> None:
+    rng = random.Random(7)
+    calls = 0
+    for _ in range(400):
+        chat: Conversation = tool_conversation(rng)
+        names = {tool["function"]["name"] for tool in chat.tools}
+        said = " ".join(str(m["content"]) for m in chat.messages if m["role"] == "user")
+        for message in chat.messages:
+            for call in message.get("tool_calls", ()):
+                calls += 1
+                assert call["function"]["name"] in names
+                for value in call["function"]["arguments"].values():
+                    assert value in said
+    assert calls > 300
+
+
+@pytest.mark.parametrize("kind", sorted(TOOL_KINDS))
+def test_a_tool_result_is_json_and_holds_what_the_answer_states(kind: str) -> None:
+    rng = random.Random(8)
+    for _ in range(50):
+        task = errand(rng, kind)
+        assert isinstance(json.loads(task.result), dict)
+        assert task.outcome is not None
+        assert task.outcome in task.reply(rng, default_manner(rng)).replace("*", "")
+        assert task.schema in offered(rng, [task])
+
+
+def test_canaries_are_repeatable_cover_every_style_and_touch_no_heldout_pair_or_paraphrase() -> None:
+    cards = canaries()
+    assert cards == canaries()
+    assert {anchor["style"] for anchor in cards["anchors"]} == set(STYLES)
+    prompts = {card["prompt"] for card in cards["facts"]}
+    assert not prompts & {q.text for q in (*ONLINE, *HELDOUT)}
+    heldout = [phrase for style in STYLES.values() for phrase in style.heldout_instructions]
+    for anchor in cards["anchors"]:
+        assert not any(phrase in anchor["prompt"] for phrase in heldout)
+        assert not any(anchor["prompt"].startswith(q.text) for q in (*ONLINE, *HELDOUT))
+    for case in cards["tools"]:
+        assert case["expect_name"] in {tool["function"]["name"] for tool in case["tools"]}
