@@ -42,7 +42,7 @@ OWNERS = {
     "openai": {"evals", "bench"},
     "matplotlib": {"evals", "bench"},
     "rich": {"cli", "evals"},
-    "pydantic": {"store.settings"},
+    "pydantic": {"store.settings", "serving.embedded.wire"},
     "pydantic_settings": {"store.settings"},
 }
 
@@ -52,6 +52,10 @@ SANS_IO = {
     "store.lifecycle",
     "store.values",
     "store.hashing",
+    "serving.embedded.detokenize",
+    "serving.embedded.toolcalls",
+    "serving.embedded.values",
+    "serving.embedded.wire",
     "proxy.canonical",
     "proxy.linking",
     "proxy.classify",
