@@ -1,0 +1,1 @@
+"""Benchmarks and experiments: run by hand, numbers go to docs/log.md."""

@@ -1,0 +1,183 @@
+"""A running Patina as a client sees it: chat, probes that leave no trace in the learning, and its public status."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from openai import APIConnectionError, APIStatusError, AsyncOpenAI
+
+from store.errors import UpstreamError, UpstreamUnreachable
+
+#: Tells the proxy that a turn is no conversation of the person: it is served, and never scored, trained or linked.
+NO_TRAINING = {"X-Patina-Train": "off"}
+#: Longest reply that is asked for, in tokens.
+MAX_REPLY_TOKENS = 160
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """`turn_id` is what the proxy recorded it under, None when it said none."""
+
+    text: str
+    turn_id: str | None
+    seconds: float
+
+
+class House:
+    """An open connection. Use as an async context manager.
+
+    Args:
+        base_url: ends in ``/v1``.
+        key: what clients send as Bearer; empty when none is asked for.
+    """
+
+    def __init__(self, base_url: str, key: str, *, timeout_s: float = 60.0) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._client = AsyncOpenAI(
+            base_url=self.base_url, api_key=key or "none", timeout=timeout_s, max_retries=4
+        )
+        self._model = ""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._client.close()
+
+    async def model(self) -> str:
+        """Return the policy's name: what `/v1/models` lists first.
+
+        Raises:
+            UpstreamError: nobody there, or it refuses.
+        """
+        if not self._model:
+            try:
+                listed = await self._client.models.list()
+            except (APIConnectionError, APIStatusError) as error:
+                raise self._mapped(error) from error
+            if not listed.data:
+                raise UpstreamError(f"{self.base_url} serves no model")
+            self._model = listed.data[0].id
+        return self._model
+
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, trains: bool = True, seed: int | None = None
+    ) -> Reply:
+        """Ask for one reply at temperature 1, which is what clients that set nothing get.
+
+        Raises:
+            UpstreamError: the proxy or what is behind it failed, also after the SDK's own retries.
+        """
+        started = time.monotonic()
+        request: dict[str, Any] = {
+            "model": await self.model(),
+            "messages": list(messages),
+            "temperature": 1.0,
+            "max_tokens": MAX_REPLY_TOKENS,
+        }
+        if seed is not None:
+            request["seed"] = seed
+        try:
+            raw = await self._client.chat.completions.with_raw_response.create(
+                **request, extra_headers=None if trains else NO_TRAINING
+            )
+        except (APIConnectionError, APIStatusError) as error:
+            raise self._mapped(error) from error
+        completion = raw.parse()
+        return Reply(
+            text=completion.choices[0].message.content or "",
+            turn_id=raw.headers.get("x-patina-turn"),
+            seconds=time.monotonic() - started,
+        )
+
+    async def status(self) -> Mapping[str, Any]:
+        """Return `/v1/patina/status`.
+
+        Raises:
+            UpstreamError: nobody there, or it is no Patina.
+        """
+        try:
+            found = await self._client.get("/patina/status", cast_to=object)
+        except (APIConnectionError, APIStatusError) as error:
+            raise self._mapped(error) from error
+        if not isinstance(found, Mapping) or "stages" not in found:
+            raise UpstreamError(f"{self.base_url} is no Patina: it has no /patina/status")
+        return found
+
+    async def settle(self, *, batch_size: int, timeout_s: float) -> bool:
+        """Wait until the house has made of all feedback so far what it will for now.
+
+        A person pauses; a script does not. Without this the number of interactions it takes to learn would measure how fast the
+        script talks. Returns False when the house did not get there in time (the run goes on).
+        """
+        give_up = time.monotonic() + timeout_s
+        quiet = Quiet(batch_size=batch_size)
+        while not quiet.see(await self.status()):
+            if time.monotonic() > give_up:
+                return False
+            await asyncio.sleep(_POLL_S)
+        return True
+
+    def _mapped(self, error: APIConnectionError | APIStatusError) -> UpstreamError:
+        if isinstance(error, APIStatusError):
+            return UpstreamError(
+                f"{self.base_url} answered {error.status_code}: {error.message}",
+                status=error.status_code,
+                body=error.response.content,
+            )
+        return UpstreamUnreachable(f"nobody answers at {self.base_url}: {error.__cause__ or error}")
+
+
+class Quiet:
+    """Decides from one status after the other whether nothing that was said is still on its way. Sans-IO.
+
+    Quiet is: nothing waits for a verdict, nothing is in a step, and what is scored is less than a batch. More than a batch may
+    stay for good (a method that learns from hints leaves thanks alone): then the trainer itself has to say twice, while nothing
+    changes, that it waits.
+    """
+
+    def __init__(self, *, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self._stages: Mapping[str, Any] = {}
+        self._seen = 0
+        self._beats: set[float] = set()
+
+    def see(self, status: Mapping[str, Any]) -> bool:
+        """Take the next status; returns whether it is quiet now."""
+        stages = dict(status["stages"])
+        if stages.get("answered", 0) or stages.get("claimed", 0) or stages != self._stages:
+            self._stages, self._seen, self._beats = stages, 0, set()
+        self._seen += 1
+        for beat in status.get("heartbeats", ()):
+            if beat["process"] == "trainer" and not beat["state"].startswith(
+                ("training", "loading", "failed")
+            ):
+                self._beats.add(beat["at"])
+        if stages.get("answered", 0) or stages.get("claimed", 0):
+            return False
+        # Twice, since between a verdict and its claim nothing is in progress for a moment. The first beat may be an old one.
+        return self._seen >= 2 and (stages.get("scored", 0) < self._batch_size or len(self._beats) >= 3)
+
+
+def live_version(status: Mapping[str, Any]) -> int:
+    """Return the version that is live; 0 is the bare model. With several policies, the newest of any."""
+    return max((int(version) for version in (status.get("live") or {}).values()), default=0)
+
+
+def child_pids(status: Mapping[str, Any]) -> dict[str, int]:
+    """Return the process id of each running child of the supervisor (backend, proxy, scorer, trainer)."""
+    for beat in status.get("heartbeats", ()):
+        if beat["process"] == "supervisor":
+            return {name: child["pid"] for name, child in beat["detail"].items() if child["pid"] is not None}
+    return {}

@@ -1,0 +1,240 @@
+"""An own Patina in a fresh folder, started the way a person starts it: `run.py`, as a process of its own.
+
+What the surrounding environment says (a person's own database, key, method) does not reach it: every setting is given as a flag.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from evals.client import NO_TRAINING, child_pids
+from store.errors import ConfigError
+from store.settings import REPOSITORY, Settings, child_environment
+
+_POLL_S = 0.1
+_STOP_S = 25.0
+_PORT_TRIES = 3
+_LOG_LINES = 5
+#: Never on a command line, where every user of the machine can read them: these go through the child's environment.
+_SECRETS = {"upstream_api_key": "PATINA_UPSTREAM_API_KEY", "judge_api_key": "PATINA_JUDGE_API_KEY"}
+#: These belong to the place, which is ours.
+_OWN = {
+    "home",
+    "proxy_host",
+    "proxy_port",
+    "backend_port",
+    "record_dir",
+    "database",
+    "api_key",
+    "wandb_project",
+}
+
+
+class Stack:
+    """A running house of our own. Use as a context manager, or `start` and `stop`.
+
+    Args:
+        settings: what to learn and how; its folders, ports and key are not taken over.
+        home: the folder; default: a temporary one that is removed in the end.
+        ready_s: how long the start may take, the first answered chat included.
+    """
+
+    def __init__(self, settings: Settings, *, home: Path | None = None, ready_s: float = 180.0) -> None:
+        self.settings = settings
+        self._removes_home = home is None
+        self.home = home or Path(tempfile.mkdtemp(prefix="patina-"))
+        self.ready_s = ready_s
+        self.port = 0
+        self.key = ""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def pid(self) -> int:
+        """Of `run.py` itself, the supervisor."""
+        assert self._process is not None, "the stack is not started"
+        return self._process.pid
+
+    @property
+    def log(self) -> Path:
+        return self.home / "stack.log"
+
+    def start(self) -> None:
+        """Start it and wait until it has answered a chat.
+
+        Raises:
+            ConfigError: it died or did not get ready; with the last lines of its logs.
+        """
+        for attempt in range(_PORT_TRIES):
+            self.port = _free_port()
+            self._launch()
+            try:
+                self._wait_until_ready()
+            except ConfigError as error:
+                # Between our asking for a free port and its binding, another process may have taken it.
+                if "cannot listen" in str(error) and attempt + 1 < _PORT_TRIES:
+                    self._end()
+                    continue
+                raise
+            return
+
+    def stop(self) -> None:
+        """End it by its own pid, and remove a folder that we made."""
+        self._end()
+        if self._removes_home:
+            shutil.rmtree(self.home, ignore_errors=True)
+
+    def status(self) -> Mapping[str, Any]:
+        """Return `/v1/patina/status`."""
+        found: Mapping[str, Any] = json.loads(self._ask("/v1/patina/status"))
+        return found
+
+    def pids(self) -> dict[str, int]:
+        """Return process ids of the children by name, as the supervisor last told them."""
+        return child_pids(self.status())
+
+    def arguments(self) -> list[str]:
+        """Return the command line of this house."""
+        flags = [f"--home={self.home}", "--proxy-host=127.0.0.1", f"--proxy-port={self.port}"]
+        flags += ["--backend-port=0", "--record-dir=", "--database=", "--wandb-project="]
+        for name in type(self.settings).model_fields:
+            value = getattr(self.settings, name)
+            if name in _OWN or name in _SECRETS or value is None:
+                continue
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                flags.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                flags.append(f"--{flag}={value}")
+        return [sys.executable, str(REPOSITORY / "run.py"), *flags]
+
+    def _launch(self) -> None:
+        secrets = {env: getattr(self.settings, name) for name, env in _SECRETS.items()}
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self.arguments(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=REPOSITORY,
+                # An empty variable counts as none: the house makes its own key.
+                env=child_environment(SGLANG_API_KEY="", PATINA_SGLANG_API_KEY="", **secrets),
+            )
+
+    def _wait_until_ready(self) -> None:
+        give_up = time.monotonic() + self.ready_s
+        problem = "nobody answered"
+        while time.monotonic() < give_up:
+            self._require_alive()
+            try:
+                self._ask("/healthz")
+                self.key = self.settings_key()
+                self._first_chat()
+                return
+            except (OSError, ValueError, KeyError) as error:  # urllib's errors are OSErrors
+                problem = f"{type(error).__name__}: {error}"
+            time.sleep(_POLL_S)
+        self._require_alive()
+        raise ConfigError(
+            f"the own Patina was not ready after {self.ready_s:.0f} s ({problem}); {self._last_words()}"
+        )
+
+    def settings_key(self) -> str:
+        """Return the key that this house made for itself."""
+        return (self.home / "api_key").read_text(encoding="utf-8").strip()
+
+    def _first_chat(self) -> None:
+        model = json.loads(self._ask("/v1/models"))["data"][0]["id"]
+        body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+        self._ask("/v1/chat/completions", body, headers=NO_TRAINING, timeout_s=60.0)
+
+    def _ask(
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 10.0,
+    ) -> bytes:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            data=None if body is None else json.dumps(body).encode(),
+            headers={
+                "Authorization": f"Bearer {self.key or 'none'}",
+                "Content-Type": "application/json",
+                **(headers or {}),
+            },
+        )
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            content: bytes = response.read()
+        return content
+
+    def _require_alive(self) -> None:
+        assert self._process is not None
+        code = self._process.poll()
+        if code is not None:
+            raise ConfigError(f"the own Patina ended with code {code}: {self._last_words()}")
+
+    def _last_words(self) -> str:
+        """The last lines of its own log and of each process's."""
+        said = list(_tail(self.log))
+        for path in sorted((self.home / "logs").glob("*.log")):
+            said += [f"{path.stem}: {line}" for line in _tail(path)]
+        return " | ".join(said) or "it said nothing"
+
+    def _end(self) -> None:
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _tail(path: Path) -> Sequence[str]:
+    with contextlib.suppress(FileNotFoundError):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return [line.strip() for line in lines if line.strip()][-_LOG_LINES:]
+    return []
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
