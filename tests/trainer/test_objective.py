@@ -79,6 +79,25 @@ def test_the_loss_of_one_sample_is_the_sum_of_its_three_terms(top_k: int | None)
     assert metrics["directive_loss"] == pytest.approx(1.5 * 0.6 * directive.item(), abs=1e-12)
 
 
+def test_both_importance_weights_obey_their_caps() -> None:
+    """Ratios 3, 1.2 and .5 of student to trainer, and of trainer to sampler, under caps of 1.5 and 2."""
+    logits, batch = make_batch(lengths=[3], advantage_mask=torch.zeros(1, 3, dtype=torch.bool))
+    s = token_logprobs(logits, batch.completion_ids)
+    ratios = torch.tensor([[3.0, 1.2, 0.5]], dtype=torch.float64)
+    before = s - ratios.log()
+    batch = replace(batch, trainer_logprobs=before, sampling_logprobs=before - ratios.log())
+    assert batch.teacher_logits is not None
+    divergence = generalized_jsd(log_distribution(logits), log_distribution(batch.teacher_logits), 0.5)
+    for importance_cap, staleness_cap in ((2.0, 2.0), (1.5, 2.0), (2.0, 1.5), (1.0, 5.0)):
+        objective = Objective(
+            top_k=None, kl_coef=0.0, importance_cap=importance_cap, staleness_cap=staleness_cap
+        )
+        weight = ratios.clamp(max=importance_cap) * ratios.clamp(max=staleness_cap)
+        assert run(objective, batch, logits)[0] == pytest.approx(
+            (divergence * weight).mean().item(), abs=1e-12
+        )
+
+
 def test_a_tiny_batch_by_hand() -> None:
     """Student (.75, .25) and (.5, .5), tokens 0 and 1; o = b = s, so that every ratio is 1."""
     logits = torch.tensor([[[0.75, 0.25], [0.5, 0.5]]], dtype=torch.float64).log()
@@ -527,6 +546,22 @@ def test_the_shift_is_measured_on_tokens_the_teacher_reports() -> None:
     q = token_logprobs(batch.teacher_logits, batch.completion_ids)
     expected = (q - batch.trainer_logprobs)[reported].abs().mean().item()
     assert run(Objective(), some, logits)[2]["teacher_shift"] == pytest.approx(expected)
+
+
+def test_an_unused_slot_of_a_support_counts_neither_as_overlap_nor_as_said() -> None:
+    logits, batch = make_batch(lengths=[1])
+    ids = logits.topk(2, dim=-1).indices
+    reported = torch.tensor([[[-math.inf, -0.5]]], dtype=torch.float64)
+    batch = replace(
+        batch,
+        completion_ids=ids[..., 0],
+        teacher_logits=None,
+        support_ids=ids,
+        support_logprobs=reported,
+    )
+    metrics = run(Objective(), batch, logits)[2]
+    assert metrics["topk_overlap"] == 0.5
+    assert "teacher_shift" not in metrics
 
 
 # -- what is refused
