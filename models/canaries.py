@@ -1,7 +1,9 @@
 """The gate's canary and anchor prompts for the built-in model; `pretrain` writes them beside the weights. Pure; no torch.
 
-Facts and tool calls a version must still get right, and explicit instructions (opposites included) it must still obey. All come
-from pre-training questions and paraphrases, so the held-out ones stay untouched for evaluation.
+Facts and tool calls a version must still get right, and explicit wishes (opposites included) it must still obey. All come from
+pre-training questions and paraphrases, so the held-out ones stay untouched for evaluation. The form is the one that
+`trainer.canaries` reads; its checks are regular expressions and word counts, coarser than the predicates of `models.styles`
+but true on what this model writes (a test compares the two).
 """
 
 from __future__ import annotations
@@ -10,21 +12,45 @@ import random
 from typing import Any
 
 from models.corpus import TOOL_KINDS, errand, offered
-from models.questions import PRETRAIN, TOPICS
+from models.questions import PRETRAIN, TOPICS, Question
 from models.styles import STYLES
 
+FILE_NAME = "canaries.json"
 
-def canaries(seed: int = 7, *, facts: int = 40, tools: int = 14, anchors_each: int = 8) -> dict[str, Any]:
-    """`{"facts": [{prompt, accept}], "tools": [{messages, tools, expect_name}], "anchors": [{prompt, style}]}`, the same for
-    the same seed. `style` names the style (`models.styles`) that the reply to an anchor has to have."""
+_EMOJI = "[\U0001f300-\U0001faff\u2600-\u27bf]"
+_SPANISH = r"(?i)[¡¿ñáéíóú]|\b(?:el|la|lo|es|son|de|dice|menos|respuesta|gracias|nada)\b"
+#: What `trainer.canaries` can check of each style.
+CHECKS: dict[str, dict[str, str | int]] = {
+    "concise": {"max_words": 15},
+    "verbose": {"min_words": 15},
+    "no_emoji": {"avoid": _EMOJI},
+    "emoji": {"match": _EMOJI},
+    "plain": {"avoid": r"[*`#]"},
+    "markdown": {"match": r"\*\*.+\*\*"},
+    "formal": {"avoid": f"[!'’{{]|{_EMOJI}"},
+    "casual": {"match": "!"},
+    "spanish": {"match": _SPANISH},
+    "english": {"avoid": _SPANISH},
+    "json": {"match": r"(?s)^\s*\{.*\}\s*$"},
+    "prose": {"avoid": r"^\s*\{"},
+}
+
+
+def _telling(question: Question) -> bool:
+    """Whether the answer's occurrence in a reply means that the reply is right: not when the question itself holds it."""
+    words = question.text.lower().replace("?", " ").replace(".", " ").replace(":", " ").split()
+    return len(question.answer) + question.answer.isdigit() > 1 and question.answer.lower() not in words
+
+
+def canaries(seed: int = 7, *, facts: int = 40, tools: int = 14, anchors_each: int = 9) -> dict[str, Any]:
+    """`{"facts": [{prompt, accept}], "tools": [{messages, tools, expect_name}], "anchors": [{prompt, style, checks...}],
+    "instructions": [text]}`, the same for the same seed."""
     rng = random.Random(seed)
-    by_topic = {
-        topic: [question for question in PRETRAIN if question.fact.topic == topic] for topic in TOPICS
-    }
-    asked = [rng.choice(by_topic[topic]) for topic in by_topic]
-    asked += rng.sample(PRETRAIN, facts - len(asked))
-    tool_cases = []
+    telling = [question for question in PRETRAIN if _telling(question)]
+    asked = [rng.choice([one for one in telling if one.fact.topic == topic]) for topic in TOPICS]
+    asked += rng.sample(telling, facts - len(asked))
     kinds = sorted(TOOL_KINDS)
+    tool_cases = []
     for index in range(tools):
         task = errand(rng, kinds[index % len(kinds)])
         tool_cases.append(
@@ -35,8 +61,12 @@ def canaries(seed: int = 7, *, facts: int = 40, tools: int = 14, anchors_each: i
             }
         )
     anchors = [
-        {"prompt": f"{rng.choice(PRETRAIN).text} {rng.choice(style.instructions)}", "style": style.name}
-        for style in STYLES.values()
+        {
+            "prompt": f"{rng.choice(PRETRAIN).text} {rng.choice(style.instructions)}",
+            "style": name,
+            **CHECKS[name],
+        }
+        for name, style in STYLES.items()
         for _ in range(anchors_each)
     ]
     rng.shuffle(anchors)
@@ -44,4 +74,5 @@ def canaries(seed: int = 7, *, facts: int = 40, tools: int = 14, anchors_each: i
         "facts": [{"prompt": question.text, "accept": [question.answer]} for question in asked],
         "tools": tool_cases,
         "anchors": anchors,
+        "instructions": [text for style in STYLES.values() for text in rng.sample(style.instructions, 2)],
     }
