@@ -16,7 +16,9 @@ from store.values import Json
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m trainer", description="Turn verdicts into adapter versions.")
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer", description="Turn verdicts into adapter versions."
+    )
     parser.add_argument("--settings", type=Path, required=True, help="settings file written by run.py")
     arguments = parser.parse_args()
     try:

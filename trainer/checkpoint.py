@@ -157,24 +157,21 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def versions_to_keep(parents: Mapping[int, int], live: int, *, newest: int = 8, every: int = 20) -> set[int]:
-    """Versions whose files stay: the newest, every N-th, the live one, and all the live one descends from.
+    """Versions whose files stay: the newest, every N-th, the live one and the one it was made from.
 
-    The line of descent is kept so that a rollback can go back step by step from wherever it is.
+    All ancestors of the live version would be every version there ever was: each is made from the one before.
 
     Args:
         parents: version -> the version its step started from, for all versions that have files.
         live: what the alias points to; 0 when it is the base model.
     """
-    keep = {
+    wanted = {
         *sorted(parents)[len(parents) - min(newest, len(parents)) :],
         *(v for v in parents if v % every == 0),
+        live,
+        parents.get(live, live),
     }
-    ancestor = live
-    while ancestor in parents and ancestor > 0:
-        keep.add(ancestor)
-        # A step's parent is always older, so this ends; a pruned ancestor has no files to keep, nor have those behind it.
-        ancestor = min(parents[ancestor], ancestor - 1)
-    return keep
+    return wanted & parents.keys()
 
 
 def remove_version(folder: Path) -> None:

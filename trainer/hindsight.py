@@ -20,9 +20,7 @@ REACTION_TEMPLATE = (
 HINT_TEMPLATE = "\n\n[Hint for this answer]\n{hint}"
 
 
-def with_hint(
-    messages: Sequence[Mapping[str, Any]], hint: str, *, is_reaction: bool
-) -> list[dict[str, Any]]:
+def with_hint(messages: Sequence[Mapping[str, Any]], hint: str, *, is_reaction: bool) -> list[dict[str, Any]]:
     """Return ``messages`` with the hint appended to the last user message; the input is left untouched.
 
     List-of-parts content keeps its parts and gains one text part.

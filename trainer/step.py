@@ -40,6 +40,8 @@ from trainer.teacher import teacher_prompt
 
 #: A hint that moves the teacher by less than this (mean nats a token) has nothing to say about this completion.
 MIN_SHIFT = 0.02
+#: A hint that leaves the teacher fewer of the student's likely tokens than this speaks of something else.
+MIN_OVERLAP = 0.5
 #: Sequence-level bounds of exp(mean(o - b)): beyond them the sampler was another policy than ours.
 RATIO_BOUNDS = (0.5, 2.0)
 #: Padded tokens of one forward and backward pass.
@@ -62,6 +64,7 @@ class StepPlan:
     max_kl_step: float = 0.02
     max_staleness: int = 8
     min_shift: float = MIN_SHIFT
+    min_overlap: float = MIN_OVERLAP
     micro_tokens: int = MICRO_TOKENS
 
     @classmethod
@@ -334,6 +337,7 @@ def _read_teacher(policy: LocalPolicy, drafts: Sequence[_Draft], plan: StepPlan)
                 mean_shift=float((said - own).abs().mean()),
                 overlap=float(overlap.float().mean()),
                 min_shift=plan.min_shift,
+                min_overlap=plan.min_overlap,
             )
             if refusal is None:
                 draft.teacher_logprobs = said.tolist()

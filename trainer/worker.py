@@ -150,9 +150,7 @@ class Worker:
         if steps and self._counters.published >= steps:
             self._state = f"done: {steps} steps"
             return False
-        waiting = await self._record.waiting(
-            self._settings.policy, hint_only=not self._plan.reads_verdicts
-        )
+        waiting = await self._record.waiting(self._settings.policy, hint_only=not self._plan.reads_verdicts)
         is_due = (
             waiting.oldest_since is not None
             and time.time() - waiting.oldest_since > self._settings.max_wait_s

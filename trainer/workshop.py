@@ -78,6 +78,11 @@ class Workshop:
             verify_version(folder)
             self._load(folder)
 
+    @property
+    def policy(self) -> LocalPolicy:
+        """The weights, to read and to sample from (`evals`); only an attempt moves them."""
+        return self._policy
+
     def become(self, adapter: AdapterVersion) -> None:
         """Be a published version: weights, moments, learning rate, reservoir.
 
@@ -141,7 +146,7 @@ class Workshop:
         try:
             numbers = train(policy, [*prepared.samples, *repeated.samples, *anchors], plan)
             trained_s = time.monotonic() - started
-            verdict = self._gate.examine(policy)
+            verdict = self._gate.examine(policy, self._before)
             metrics: Json = {
                 **numbers,
                 "turns": len(prepared.samples),

@@ -1,0 +1,275 @@
+"""A step on a real (tiny, random) policy: what each turn teaches, what is refused and why, and that weights move as asked."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from store.lifecycle import DropReason
+from store.settings import read_settings
+from store.values import Completion, LogprobMode, ScoredTurn
+from tests.trainer.conftest import step_once
+from tests.trainer.turns import sampled_turn
+from trainer.batch import SampleKind
+from trainer.objective import Objective
+from trainer.policy import LocalPolicy, Weights
+from trainer.step import Prepared, StepPlan, prepare, train
+
+COMBINE = StepPlan(
+    method="combine",
+    objective=Objective(),
+    teacher=Weights.BASE,
+    min_shift=0.0,
+    min_overlap=0.0,
+    max_kl_step=10.0,
+)
+
+
+def ready(policy: LocalPolicy, *turns: ScoredTurn, plan: StepPlan = COMBINE, version: int = 0) -> Prepared:
+    return prepare(policy, turns, plan, recent_verdicts=[], version=version)
+
+
+def weights(policy: LocalPolicy) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in policy.snapshot().items() if name.startswith("weight/")}
+
+
+def moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> bool:
+    return any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_complaint_becomes_a_sample_with_a_teacher_who_read_it(policy: LocalPolicy) -> None:
+    turn = sampled_turn(policy, "t", "What is the capital of France?")
+    (sample,) = ready(policy, turn).samples
+    assert sample.completion_ids == turn.completion.token_ids
+    assert sample.prompt_ids == turn.prompt_token_ids
+    assert sample.teacher_prompt_ids is not None
+    assert "shorter please" in policy.tokenizer.decode(sample.teacher_prompt_ids)
+    assert sample.streams is not None
+    assert sample.streams.directive_weight == 1.0
+    assert set(sample.streams.advantages) == {-0.3}
+
+
+def test_the_students_own_answer_is_never_in_the_teachers_context(policy: LocalPolicy) -> None:
+    turn = sampled_turn(policy, "t", "Hello?")
+    (sample,) = ready(policy, turn).samples
+    assert sample.teacher_prompt_ids is not None
+    reply = list(turn.completion.token_ids[:4])
+    ids = list(sample.teacher_prompt_ids)
+    assert all(ids[i : i + 4] != reply for i in range(len(ids)))
+
+
+@pytest.mark.parametrize("method", ["rl", "opd", "combine", "sdpo"])
+def test_every_method_moves_the_weights_on_a_complaint(policy: LocalPolicy, method: str) -> None:
+    plan = replace(COMBINE, method=method)  # type: ignore[arg-type]  # parametrized literal
+    prepared = ready(policy, sampled_turn(policy, "t", "Hi there"), plan=plan)
+    before = weights(policy)
+    metrics = train(policy, prepared.samples, plan)
+    assert metrics["optimizer_steps"] == 2
+    assert metrics["effective_samples"] == 1
+    assert moved(before, weights(policy))
+
+
+def test_opd_without_hints_trains_nothing_and_says_so(policy: LocalPolicy) -> None:
+    turn = sampled_turn(policy, "t", "Hi", verdict={"value": 1, "hint": None})
+    prepared = ready(policy, turn, plan=replace(COMBINE, method="opd"))
+    assert prepared.samples == ()
+    assert prepared.refused["t"].reason is DropReason.NO_SIGNAL
+
+
+def test_praise_needs_no_teacher(policy: LocalPolicy) -> None:
+    turn = sampled_turn(policy, "t", "Hi", verdict={"value": 1, "hint": None})
+    (sample,) = ready(policy, turn).samples
+    assert sample.streams is not None
+    assert sample.streams.directive_weight == 0.0
+    assert set(sample.streams.advantages) == {0.3}
+
+
+def test_a_hint_that_changes_nothing_for_the_teacher_does_not_teach(policy: LocalPolicy) -> None:
+    plan = replace(COMBINE, method="sdpo", min_shift=1e6)
+    prepared = ready(policy, sampled_turn(policy, "t", "Hi"), plan=plan)
+    assert prepared.refused["t"].reason is DropReason.HINT_IRRELEVANT
+    assert "mean shift" in prepared.refused["t"].detail
+
+
+def test_a_hint_that_changes_the_subject_does_not_teach(policy: LocalPolicy) -> None:
+    plan = replace(COMBINE, method="sdpo", min_overlap=1.1)
+    prepared = ready(policy, sampled_turn(policy, "t", "Hi"), plan=plan)
+    assert prepared.refused["t"].reason is DropReason.HINT_IRRELEVANT
+    assert "changes the subject" in prepared.refused["t"].detail
+
+
+def test_an_irrelevant_hint_leaves_the_verdict_of_combine_in_place(policy: LocalPolicy) -> None:
+    (sample,) = ready(policy, sampled_turn(policy, "t", "Hi"), plan=replace(COMBINE, min_shift=1e6)).samples
+    assert sample.streams is not None
+    assert sample.streams.directive_weight == 0.0
+    assert set(sample.streams.advantages) == {-0.3}
+
+
+def test_a09_a_session_of_neutral_verdicts_still_teaches_through_one_follow_up(policy: LocalPolicy) -> None:
+    turns = [
+        sampled_turn(
+            policy,
+            f"t{i}",
+            "Hi",
+            session_id="one",
+            verdict={
+                "value": 0,
+                "hint": None,
+                "confidence": 0.2 + i / 10,
+                "detail": {"follow_up": f"in French {i}"},
+            },
+        )
+        for i in range(3)
+    ]
+    prepared = ready(policy, *turns)
+    (sample,) = prepared.samples
+    assert sample.turn_id == "t2"
+    assert {r.reason for r in prepared.refused.values()} == {DropReason.NO_SIGNAL}
+    before = weights(policy)
+    train(policy, prepared.samples, COMBINE)
+    assert moved(before, weights(policy))
+
+
+def test_a06_a_teacher_that_cannot_be_asked_drops_the_turn(policy: LocalPolicy) -> None:
+    turn = sampled_turn(policy, "t", "Hi")
+    other = replace(turn, prompt_token_ids=(*turn.prompt_token_ids[:-1], 7))
+    refusal = ready(policy, other).refused["t"]
+    assert refusal.reason is DropReason.TEACHER_FAILED
+    assert "template mismatch" in refusal.detail
+
+
+def test_version_skew_beyond_the_limit_is_dropped(policy: LocalPolicy) -> None:
+    turn = sampled_turn(policy, "t", "Hi")
+    assert ready(policy, turn, version=8).samples
+    assert ready(policy, turn, version=9).refused["t"].reason is DropReason.STALE
+
+
+def test_what_another_policy_said_is_dropped_as_stale(policy: LocalPolicy) -> None:
+    turn = sampled_turn(policy, "t", "Hi")
+    foreign = replace(
+        turn,
+        completion=replace(
+            turn.completion, sampling_logprobs=tuple(x - 2.0 for x in turn.completion.sampling_logprobs)
+        ),
+    )
+    refusal = ready(policy, foreign).refused["t"]
+    assert refusal.reason is DropReason.STALE
+    assert "probability ratio" in refusal.detail
+
+
+def test_a07_sampling_temperature_alone_makes_no_turn_stale(policy: LocalPolicy) -> None:
+    prepared = ready(policy, sampled_turn(policy, "t", "Hi", temperature=0.3))
+    assert len(prepared.samples) == 1
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        Completion(token_ids=(5, 6), sampling_logprobs=(-0.5,)),
+        Completion(token_ids=(), sampling_logprobs=()),
+        Completion(token_ids=(5, 10_000_000), sampling_logprobs=(-0.5, -0.5)),
+    ],
+)
+def test_a03_streams_that_do_not_fit_are_dropped_not_padded(
+    policy: LocalPolicy, completion: Completion
+) -> None:
+    turn = replace(sampled_turn(policy, "t", "Hi"), completion=completion)
+    assert ready(policy, turn).refused["t"].reason is DropReason.TOKEN_MISMATCH
+
+
+def test_a_turn_longer_than_the_context_is_dropped(policy: LocalPolicy) -> None:
+    turn = sampled_turn(policy, "t", "Hi")
+    long = replace(turn, prompt_token_ids=turn.prompt_token_ids * (policy.max_context // 4))
+    assert ready(policy, long).refused["t"].reason is DropReason.TOO_LONG
+
+
+def test_each_turn_is_either_trained_or_refused(policy: LocalPolicy) -> None:
+    turns = [
+        sampled_turn(policy, "good", "Hi"),
+        sampled_turn(policy, "thanks", "Hello", verdict={"value": 1, "hint": None}),
+        replace(sampled_turn(policy, "old", "Hey"), adapter_version=-20),
+        sampled_turn(policy, "silent", "Yes?", verdict={"value": 0, "hint": None}),
+    ]
+    prepared = ready(policy, *turns)
+    assert {s.turn_id for s in prepared.samples} == {"good", "thanks"}
+    assert set(prepared.refused) == {"old", "silent"}
+
+
+def test_the_trust_region_stops_the_inner_steps(policy: LocalPolicy) -> None:
+    plan = replace(COMBINE, steps_per_batch=50, max_kl_step=1e-9)
+    metrics = train(policy, ready(policy, sampled_turn(policy, "t", "Hi"), plan=plan).samples, plan)
+    assert metrics["optimizer_steps"] == 1
+    assert metrics["kl_step"] > 1e-9
+
+
+def test_a_batch_in_parts_moves_the_weights_as_the_whole_does(policy: LocalPolicy) -> None:
+    turns = [sampled_turn(policy, f"t{i}", "Hi " * (i + 1)) for i in range(4)]
+    whole = replace(COMBINE, micro_tokens=1_000_000)
+    parts = replace(COMBINE, micro_tokens=1)
+    samples = ready(policy, *turns).samples
+    start = policy.snapshot()
+    first = train(policy, samples, whole)
+    together = weights(policy)
+    policy.restore(start)
+    second = train(policy, samples, parts)
+    apart = weights(policy)
+    assert first["loss"] == pytest.approx(second["loss"], rel=1e-4)
+    for name, value in together.items():
+        torch.testing.assert_close(apart[name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_an_identical_model_has_a_ratio_of_one_and_no_staleness(policy: LocalPolicy) -> None:
+    turns = [
+        sampled_turn(policy, "raw", "Hi", temperature=0.7),
+        sampled_turn(policy, "plain", "Hi there"),
+    ]
+    metrics = train(policy, ready(policy, *turns).samples, replace(COMBINE, steps_per_batch=1))
+    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["staleness_mean"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_replayed_turns_are_not_stale_however_old(policy: LocalPolicy) -> None:
+    turn = sampled_turn(policy, "t", "Hi")
+    step_once(policy)
+    prepared = prepare(policy, [turn], COMBINE, recent_verdicts=[], version=99, kind=SampleKind.REPLAY)
+    (sample,) = prepared.samples
+    assert sample.kind is SampleKind.REPLAY
+
+
+def test_the_baseline_comes_from_earlier_verdicts_and_none_is_the_seeds_form(policy: LocalPolicy) -> None:
+    turn = sampled_turn(policy, "t", "Hi", verdict={"value": 1, "hint": None})
+    plan = replace(COMBINE, method="rl")
+    for baseline, expected in (("running", 1 - 12 / 16), ("none", 1.0)):
+        (sample,) = prepare(
+            policy,
+            [turn],
+            replace(plan, baseline=baseline),  # type: ignore[arg-type]  # loop over literals
+            recent_verdicts=[1] * 12,
+            version=0,
+        ).samples
+        assert sample.streams is not None
+        assert sample.streams.advantages[0] == pytest.approx(expected)
+
+
+def test_the_plan_follows_the_settings() -> None:
+    plan = StepPlan.of(
+        read_settings(
+            {"method": "opd", "opd_support": "token", "loss_fn": "importance_sampling", "teacher": "ema"}
+        )
+    )
+    assert (plan.method, plan.opd_support, plan.teacher) == ("opd", "token", Weights.EMA)
+    assert (plan.objective.clip_low, plan.objective.clip_high, plan.objective.dual_clip) == (
+        0.0,
+        float("inf"),
+        None,
+    )
+
+
+def test_a08_the_teacher_is_who_the_settings_say() -> None:
+    assert StepPlan.of(read_settings({})).teacher is Weights.BASE
+    assert StepPlan.of(read_settings({"teacher_model_name": "/some/model"})).teacher is Weights.TEACHER
+
+
+def test_an_engine_that_hides_its_logprob_mode_is_refused_where_it_matters(policy: LocalPolicy) -> None:
+    turn = replace(sampled_turn(policy, "t", "Hi", temperature=0.5), logprob_mode=LogprobMode.UNKNOWN)
+    assert ready(policy, turn).refused["t"].reason is DropReason.TOKEN_MISMATCH

@@ -1,0 +1,306 @@
+"""The worker on a real record and a real (tiny, random) policy: what becomes of claimed turns, whatever happens."""
+
+import asyncio
+import json
+import warnings
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+import peft
+import pytest
+import pytest_asyncio
+import torch
+from transformers import AutoModelForCausalLM
+
+from store.errors import GateRejected, IllegalTransition, RecordError
+from store.lifecycle import DropReason, Stage
+from store.record import Record
+from store.settings import Settings, read_settings
+from store.values import AdapterState, ScoredTurn
+from tests.trainer.turns import as_recorded, sampled_turn
+from trainer.gate import GateVerdict
+from trainer.policy import LocalPolicy
+from trainer.worker import MAX_FAILURES, Worker
+from trainer.workshop import Workshop
+
+POLICY = "patina-tiny"
+
+
+@pytest.fixture
+def settings(tiny_model: Path, tmp_path: Path) -> Settings:
+    return read_settings(
+        {
+            "home": tmp_path / "home",
+            "model_name": str(tiny_model),
+            "served_model_name": POLICY,
+            "batch_size": 2,
+            "lora_rank": 4,
+            "learning_rate": 1e-3,
+            "anchors": 1,
+            "w_rl": 1.0,
+            "method": "rl",  # on random weights a hint has nothing to say; hints are tested in test_step and end to end
+        }
+    )
+
+
+class Bench:
+    """A worker that does what its loop does, one step when told."""
+
+    def __init__(self, record: Record, settings: Settings) -> None:
+        self.record, self.settings = record, settings
+        self.worker = Worker(record, settings)
+        self.workshop = Workshop(settings)
+        self.worker._workshop = self.workshop
+
+    async def add(self, *turn_ids: str, value: int = -1) -> list[ScoredTurn]:
+        turns = [
+            sampled_turn(
+                self.workshop._policy,
+                turn_id,
+                f"Question {turn_id}?",
+                adapter_version=self.workshop.version,
+                verdict={"value": value, "hint": None},
+            )
+            for turn_id in turn_ids
+        ]
+        for turn in turns:
+            await self.record.write_turns(as_recorded(turn))
+            await self.record.add_verdict(turn.verdict)
+        return turns
+
+    async def stages(self, *turn_ids: str) -> list[Stage]:
+        fates = await self.record.fates(turn_ids)
+        return [fates[turn_id].stage for turn_id in turn_ids]
+
+
+@pytest.fixture(autouse=True)
+def _peft_is_behind_transformers() -> Iterator[None]:
+    """peft 0.21 asks for a property that transformers 5.23 has renamed."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
+        yield
+
+
+@pytest_asyncio.fixture
+async def bench(record: Record, settings: Settings) -> AsyncIterator[Bench]:
+    made = Bench(record, settings)
+    open_the_gate(made.workshop)  # random weights know no facts
+    yield made
+    made.worker._thread.shutdown()
+
+
+class ScriptedGate:
+    """A gate that says what it is told to; the real one is tested in test_gate."""
+
+    def __init__(self, *rejected: str) -> None:
+        self._rejected = rejected
+
+    def examine(self, policy: object, before: object = None) -> GateVerdict:
+        return GateVerdict(rejected=self._rejected, measures={})
+
+
+def close_the_gate(workshop: Workshop) -> None:
+    workshop._gate = ScriptedGate("replies do not end")  # type: ignore[assignment]  # same method
+
+
+def open_the_gate(workshop: Workshop) -> None:
+    workshop._gate = ScriptedGate()  # type: ignore[assignment]  # same method
+
+
+async def test_a_batch_of_feedback_becomes_a_live_version_that_peft_loads(
+    bench: Bench, tiny_model: Path
+) -> None:
+    await bench.add("a", "b")
+    assert await bench.worker.work_once()
+    assert await bench.stages("a", "b") == [Stage.TRAINED, Stage.TRAINED]
+    (adapter,) = await bench.record.adapters(POLICY)
+    assert (adapter.version, adapter.state, adapter.parent_version) == (1, AdapterState.PUBLISHED, 0)
+    assert (await bench.record.aliases())[POLICY].version == 1
+    assert adapter.reason.startswith("2 turns: 2 complaints")
+    model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), adapter.path)
+    lora_b = [value for name, value in model.named_parameters() if "lora_B" in name]
+    assert lora_b
+    assert any(bool(value.abs().sum() > 0) for value in lora_b)
+    assert await bench.record.verify() == []
+
+
+async def test_fewer_turns_than_a_batch_wait_and_are_trained_when_one_has_waited_long(
+    record: Record, settings: Settings
+) -> None:
+    bench = Bench(record, settings.model_copy(update={"batch_size": 8, "max_wait_s": 1e12}))
+    await bench.add("a")
+    assert not await bench.worker.work_once()
+    patient = Bench(record, settings.model_copy(update={"batch_size": 8, "max_wait_s": 5.0}))
+    assert await patient.worker.work_once()  # it was scored long ago
+    assert await bench.stages("a") == [Stage.TRAINED]
+    for one in (bench, patient):
+        one.worker._thread.shutdown()
+
+
+async def test_pausing_stops_training_and_resuming_goes_on(bench: Bench) -> None:
+    await bench.add("a", "b")
+    await bench.record.set_paused(True)
+    assert not await bench.worker.work_once()
+    assert await bench.stages("a", "b") == [Stage.SCORED, Stage.SCORED]
+    await bench.record.set_paused(False)
+    assert await bench.worker.work_once()
+
+
+async def test_turns_without_a_signal_are_dropped_on_the_way_with_their_reason(bench: Bench) -> None:
+    await bench.add("0-silent", value=0)
+    await bench.add("a", "b")
+    assert await bench.worker.work_once()
+    fates = await bench.record.fates(["0-silent", "a", "b"])
+    assert fates["0-silent"].drop_reason is DropReason.NO_SIGNAL
+    assert fates["b"].trained_in_version == 1
+
+
+async def test_a_rejected_version_is_never_live_and_its_turns_get_one_more_chance(bench: Bench) -> None:
+    before = bench.workshop._policy.snapshot()
+    close_the_gate(bench.workshop)
+    await bench.add("a", "b")
+    assert await bench.worker.work_once()
+    assert await bench.record.aliases() == {}
+    assert await bench.stages("a", "b") == [Stage.SCORED, Stage.SCORED]
+    after = bench.workshop._policy.snapshot()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert bench.workshop._policy.learning_rate == pytest.approx(5e-4)
+    assert await bench.worker.work_once()
+    fates = await bench.record.fates(["a", "b"])
+    assert {fate.drop_reason for fate in fates.values()} == {DropReason.GATE_REJECTED}
+    first, second = await bench.record.adapters(POLICY)
+    assert (first.state, first.reason) == (AdapterState.REJECTED, "replies do not end")
+    assert second.version == 2
+    status = await bench.record.status()
+    assert status.last_error is not None
+    assert "replies do not end" in status.last_error
+
+
+async def test_a_step_that_fails_gives_its_turns_back_and_a_poisonous_turn_is_dropped_in_the_end(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode(*_: object) -> None:
+        raise GateRejected("the gradient is not finite: no step was taken")
+
+    bench.workshop.attempt = explode  # type: ignore[assignment, method-assign]  # a scripted failure
+    await bench.add("a", "b")
+    for attempt in range(MAX_FAILURES):
+        expected = Stage.SCORED if attempt < MAX_FAILURES - 1 else Stage.DROPPED
+        with pytest.raises(GateRejected):
+            await bench.worker.work_once()
+        assert await bench.stages("a", "b") == [expected, expected]
+    assert (await bench.record.fates(["a"]))["a"].drop_reason is DropReason.STEP_FAILED
+    (newest, *_) = await bench.record.steps(POLICY)
+    assert newest.error == "the gradient is not finite: no step was taken"
+
+
+async def test_a_worker_whose_lease_ran_out_publishes_nothing_and_forgets_the_step(bench: Bench) -> None:
+    await bench.add("a", "b")
+    before = bench.workshop._policy.snapshot()
+    attempt = bench.workshop.attempt
+    released: list[int] = []
+
+    def slow(turns: Sequence[ScoredTurn], *rest: object) -> object:
+        outcome = attempt(turns, *rest)  # type: ignore[arg-type]  # passed on as it came
+        loop_record = asyncio.run_coroutine_threadsafe(bench.record.release_expired(now=1e12), loop)
+        released.append(loop_record.result(30))
+        return outcome
+
+    loop = asyncio.get_running_loop()
+    bench.workshop.attempt = slow  # type: ignore[assignment, method-assign]  # the real one, and a lease that ends meanwhile
+    with pytest.raises(IllegalTransition):
+        await bench.worker.work_once()
+    assert released == [2]
+    assert await bench.record.aliases() == {}
+    assert await bench.stages("a", "b") == [Stage.SCORED, Stage.SCORED]
+    after = bench.workshop._policy.snapshot()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+async def test_after_a_rollback_training_goes_on_from_the_version_that_is_live(bench: Bench) -> None:
+    await bench.add("a", "b")
+    await bench.worker.work_once()
+    await bench.add("c", "d")
+    await bench.worker.work_once()
+    assert (await bench.record.aliases())[POLICY].version == 2
+    await bench.record.rollback(POLICY, 1)
+    await bench.add("e", "f")
+    await bench.worker.work_once()
+    third = await bench.record.adapter(POLICY, 3)
+    assert third is not None
+    assert third.parent_version == 1
+    await bench.record.rollback(POLICY, 0)
+    await bench.add("g", "h")
+    await bench.worker.work_once()
+    fourth = await bench.record.adapter(POLICY, 4)
+    assert fourth is not None
+    assert fourth.parent_version == 0
+
+
+async def test_a_restarted_worker_goes_on_exactly_where_the_last_one_stopped(
+    record: Record, settings: Settings, tmp_path: Path
+) -> None:
+    """Two steps by one worker give the same bytes as one step each by two workers."""
+    straight = Bench(record, settings)
+    await straight.add("a", "b")
+    await straight.worker.work_once()
+    first = await record.adapter(POLICY, 1)
+    assert first is not None
+    await straight.add("c", "d")
+    await straight.worker.work_once()
+    uninterrupted = await record.adapter(POLICY, 2)
+    await record.rollback(POLICY, 1)
+    again = Bench(record, settings)
+    turns = await record.trained_turns(POLICY, version=2)
+    await again.worker._follow_alias()
+    outcome = again.workshop.attempt(list(reversed(turns)), [], [-1, -1], 2)
+    assert uninterrupted is not None
+    assert outcome.written is not None
+    assert outcome.written.content_hash == uninterrupted.content_hash
+    for one in (straight, again):
+        one.worker._thread.shutdown()
+
+
+async def test_old_versions_lose_their_files_and_keep_their_rows(record: Record, settings: Settings) -> None:
+    bench = Bench(record, settings.model_copy(update={"save_interval": 4, "batch_size": 1}))
+    open_the_gate(bench.workshop)
+    for i in range(12):
+        await bench.add(f"t{i}")
+        await bench.worker.work_once()
+    adapters = await record.adapters(POLICY)
+    pruned = {a.version for a in adapters if a.state is AdapterState.PRUNED}
+    assert (len(adapters), pruned) == (12, {1, 2, 3})  # 4 is a fourth one; 5 to 12 are the newest eight
+    there = await asyncio.to_thread(lambda: {a.version for a in adapters if Path(a.path).exists()})
+    assert there == set(range(4, 13))
+    with pytest.raises(RecordError, match="it is pruned"):
+        await record.rollback(POLICY, 1)
+    bench.worker._thread.shutdown()
+
+
+async def test_the_loop_trains_by_itself_and_stops_when_told(record: Record, settings: Settings) -> None:
+    speaker = LocalPolicy(settings.model_path, rank=4, device="cpu")
+    for name in ("a", "b"):
+        turn = sampled_turn(speaker, name, "Hello?", verdict={"hint": None})
+        await record.write_turns(as_recorded(turn))
+        await record.add_verdict(turn.verdict)
+    stop = asyncio.Event()
+    logged: list[dict[str, object]] = []
+    task = asyncio.create_task(Worker(record, settings, log=logged.append).run(stop))
+    while POLICY not in await record.aliases():
+        assert not task.done()
+        await asyncio.sleep(0.05)
+    stop.set()
+    await task
+    assert logged[0]["version"] == 1
+    (beat,) = (await record.status()).heartbeats
+    assert beat.process == "trainer"
+
+
+async def test_the_folder_tells_what_the_step_measured(bench: Bench) -> None:
+    await bench.add("a", "b")
+    await bench.worker.work_once()
+    (adapter,) = await bench.record.adapters(POLICY)
+    metrics = json.loads((Path(adapter.path) / "patina" / "metrics.json").read_text())
+    assert metrics["turns"] == 2
+    assert metrics["anchors"] == 1
+    assert {"loss", "kl_step", "kl_to_base", "gradient_norm", "train_s", "gate"} <= metrics.keys()

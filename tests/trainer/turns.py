@@ -1,0 +1,67 @@
+"""Scored turns that a real policy sampled, for the tests of step and worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from store.values import Completion, LogprobMode, NewTurn, Relation, ScoredTurn
+from tests.making import make_answer, make_turn, make_verdict
+from trainer.policy import LocalPolicy
+
+
+def sampled_turn(policy: LocalPolicy, turn_id: str, question: str, **changes: Any) -> ScoredTurn:
+    """Let the policy answer, and complain about it; ``changes`` are fields of ScoredTurn, ``verdict`` fields under that name."""
+    messages = ({"role": "user", "content": question},)
+    prompt = policy.render(messages)
+    temperature = changes.pop("temperature", 1.0)
+    (reply,) = policy.sample([prompt], max_tokens=12, temperature=temperature, seed=len(turn_id))
+    verdict: dict[str, Any] = changes.pop("verdict", {})
+    fields: dict[str, Any] = {
+        "turn_id": turn_id,
+        "session_id": f"session-{turn_id}",
+        "turn_index": 0,
+        "policy": "patina-tiny",
+        "scope": "alice",
+        "adapter_version": 0,
+        "messages": messages,
+        "request": {"model": "patina-tiny"},
+        "completion": Completion(
+            text=policy.decode(reply.token_ids),
+            token_ids=reply.token_ids,
+            sampling_logprobs=reply.logprobs,
+            finish_reason="stop",
+        ),
+        "prompt_token_ids": tuple(prompt),
+        "temperature": temperature,
+        "logprob_mode": LogprobMode.RAW,
+        "verdict": make_verdict(turn_id, **{"value": -1, **verdict}),
+        "next_text": "shorter please",
+        "created_at": 1_000.0,
+    }
+    return ScoredTurn(**{**fields, **changes})
+
+
+def as_recorded(turn: ScoredTurn) -> Sequence[NewTurn]:
+    """The two turns that put ``turn`` into a record, answered."""
+    first = make_turn(
+        turn.turn_id,
+        list(turn.messages),
+        session_id=turn.session_id,
+        policy=turn.policy,
+        adapter_version=turn.adapter_version,
+        completion=turn.completion,
+        prompt_token_ids=turn.prompt_token_ids,
+        temperature=turn.temperature,
+        logprob_mode=turn.logprob_mode,
+    )
+    follow = make_turn(
+        f"{turn.turn_id}-next",
+        session_id=turn.session_id,
+        policy=turn.policy,
+        parent_turn_id=turn.turn_id,
+        turn_index=1,
+        relation=Relation.NEXT,
+        next_state=make_answer(turn.turn_id, f"{turn.turn_id}-next", turn.next_text),
+    )
+    return first, follow
