@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from models.canaries import canaries
+from models.canaries import FILE_NAME, canaries
 from models.corpus import Conversation, conversation, conversations, long_conversation
 
 VOCABULARY = 2048
@@ -263,6 +263,15 @@ def save(model: Qwen3ForCausalLM, fast: PreTrainedTokenizerFast, out: Path, repo
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
     fast.save_pretrained(out)
+    # names that every release of transformers since 4.51 reads: vLLM lags behind
+    path = out / "tokenizer_config.json"
+    names = json.loads(path.read_text(encoding="utf-8"))
+    names.pop("backend", None)
+    names["additional_special_tokens"] = names.pop("extra_special_tokens")
+    names["tokenizer_class"] = "PreTrainedTokenizerFast"
+    path.write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8")
+    for file in out.iterdir():
+        file.chmod(0o644)
     GenerationConfig(
         eos_token_id=fast.eos_token_id,
         pad_token_id=fast.pad_token_id,
@@ -270,7 +279,7 @@ def save(model: Qwen3ForCausalLM, fast: PreTrainedTokenizerFast, out: Path, repo
         temperature=1.0,
         top_k=0,
     ).save_pretrained(out)
-    (out / "canaries.json").write_text(
+    (out / FILE_NAME).write_text(
         json.dumps(canaries(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
     )
     (out / "pretrain.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import pytest
@@ -86,10 +87,8 @@ def test_the_wishes_of_the_issue_are_known_complaints_or_instructions() -> None:
 
 
 def test_heldout_wishes_and_thanks_never_occur_in_the_training_text() -> None:
-    import random
-
     rng = random.Random(5)
-    chats = [*conversations(11, 4000), *(long_conversation(rng) for _ in range(300))]
+    chats = [*conversations(11, 2500), *(long_conversation(rng) for _ in range(150))]
     text = " | ".join(bare(str(m["content"])) for chat in chats for m in chat.messages)
     heldout = [p for s in STYLES.values() for p in (*s.heldout_instructions, *s.heldout_complaints)]
     # a held-out thanks may begin with a training one, but the whole of it is new
