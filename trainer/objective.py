@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Self, cast
 
 import torch
@@ -440,18 +441,19 @@ def _reader(
         """Log-probabilities s, divergence from the teacher, entropy, q of the token, top-K overlap; all [N].
 
         Positions without a teacher have divergence 0 (they are masked) and NaN for what a teacher would have
-        said.
+        said. What needs a gradient comes first: the second pass over a checkpointed piece ends there, and
+        nothing is measured twice.
         """
         student = log_distribution(logits[at.within], at.temperature)
         logprobs = student.gather(-1, at.ids.unsqueeze(-1)).squeeze(-1)
-        entropy = torch.special.entr(student.detach().exp()).sum(dim=-1)
         divergence = torch.zeros_like(logprobs)
-        teacher_logprobs = torch.full_like(entropy, math.nan)
-        overlap = torch.full_like(entropy, math.nan)
+        teacher_logprobs = torch.full_like(logprobs.detach(), math.nan)
+        overlap = torch.full_like(teacher_logprobs, math.nan)
+        compare: list[tuple[torch.Tensor, torch.Tensor, Callable[[], torch.Tensor]]] = []
 
         for code, alpha in enumerate(alphas):
             here = (at.divergence == code).nonzero().squeeze(-1)
-            some, ids = student[here], at.ids[here]
+            some, ids = student[here], at.ids[here].unsqueeze(-1)
             if teacher_logits is not None:
                 teacher = log_distribution(teacher_logits[at.flat[here]].to(some.dtype), at.temperature[here])
                 # A token this teacher rules out is a disagreement, not an unused slot of a support.
@@ -461,22 +463,25 @@ def _reader(
                     values = generalized_jsd(some, teacher, alpha)
                 else:
                     values = support_divergence(some, mine, teacher.gather(-1, mine), alpha=alpha)
-                said = teacher.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-                theirs = likeliest(teacher, mine.shape[-1])
+                teacher_logprobs[here] = teacher.gather(-1, ids).squeeze(-1)
+                compare.append((here, mine, partial(likeliest, teacher, mine.shape[-1])))
             else:
                 assert support_ids is not None
                 assert support_logprobs is not None
                 indices = support_ids[at.flat[here]]
                 reported = support_logprobs[at.flat[here]].to(some.dtype)
-                values = support_divergence(some, indices, reported, alpha=alpha)
-                theirs = indices.masked_fill(torch.isneginf(reported), -1)
-                is_said = theirs == ids.unsqueeze(-1)
-                said = torch.where(is_said, reported, 0.0).sum(dim=-1)
-                said = torch.where(is_said.any(dim=-1), said, math.nan)
                 mine = likeliest(some, indices.shape[-1])
+                values = support_divergence(some, indices, reported, alpha=alpha)
+                used = indices.masked_fill(torch.isneginf(reported), -1)
+                is_said = used == ids
+                said = torch.where(is_said, reported, 0.0).sum(dim=-1)
+                teacher_logprobs[here] = torch.where(is_said.any(dim=-1), said, math.nan)
+                compare.append((here, mine, used.detach))
             divergence = divergence.index_put((here,), values)
-            teacher_logprobs[here] = said
-            overlap[here] = topk_overlap(mine, theirs).to(overlap.dtype)
+
+        entropy = torch.special.entr(student.detach().exp()).sum(dim=-1)
+        for here, mine, theirs in compare:
+            overlap[here] = topk_overlap(mine, theirs()).to(overlap.dtype)
         return logprobs, divergence, entropy, teacher_logprobs, overlap
 
     return read_piece
