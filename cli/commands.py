@@ -328,7 +328,7 @@ async def _serving(record: Record, policy: str) -> int | None:
     """Return the version the running proxy says it serves; None when no proxy runs."""
     for beat in (await record.status()).heartbeats:
         if beat.process == "proxy" and time.time() - beat.at < SILENT_S and _is_alive(beat.pid):
-            version = beat.detail.get("live_version")
+            version = beat.detail.get("backend", {}).get("live")
             return int(version) if version is not None else None
     return None
 

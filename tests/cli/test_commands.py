@@ -1,0 +1,246 @@
+"""The commands on a real record, through the same entry as a person's shell."""
+
+import asyncio
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import datasets
+import pytest
+
+from cli.main import main
+from migrations import upgrade
+from store.record import Record
+from store.settings import read_settings
+from store.values import AdapterState, AdapterVersion, Heartbeat, Relation, StepReport
+from tests.making import make_answer, make_turn, make_verdict
+
+POLICY = "patina-tiny"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home whose record holds one trained turn, one that waits, and version 1 live."""
+    folder = tmp_path / "home"
+    fill(folder, _fill)
+    return folder
+
+
+def fill(home: Path, work: Callable[[Record], Awaitable[None]]) -> None:
+    url = read_settings({"home": home}).database_url
+    upgrade(url)
+
+    async def run() -> None:
+        record = await Record.open(url)
+        await work(record)
+        await record.close()
+
+    asyncio.run(run())
+
+
+async def _fill(record: Record) -> None:
+    first = make_turn("turn-one", [{"role": "user", "content": "Capital of [France]?"}], text="**Paris** 🎉")
+    second = make_turn(
+        "turn-two",
+        [
+            *first.messages,
+            {"role": "assistant", "content": "**Paris** 🎉"},
+            {"role": "user", "content": "shorter"},
+        ],
+        parent_turn_id="turn-one",
+        turn_index=1,
+        relation=Relation.NEXT,
+        created_at=1_005.0,
+        next_state=make_answer("turn-one", "turn-two", "shorter"),
+    )
+    await record.write_turns([first, second])
+    await record.add_verdict(make_verdict("turn-one"))
+    await record.claim(POLICY, 1, worker="w", lease_s=60)
+    version = AdapterVersion(
+        policy=POLICY,
+        version=1,
+        path="/adapters/1",
+        content_hash="0" * 64,
+        parent_version=0,
+        state=AdapterState.PUBLISHED,
+        reason="1 turns: 1 complaints",
+        method="combine",
+        metrics={"turns": 1, "loss": 0.25, "kl_to_base": 0.01},
+        created_at=2_000.0,
+    )
+    report = StepReport(
+        step_id="s",
+        policy=POLICY,
+        method="combine",
+        started_at=1_990.0,
+        finished_at=2_000.0,
+        version=1,
+        error=None,
+        metrics={},
+    )
+    await record.publish(version, ["turn-one"], report)
+
+
+def test_status_says_the_life_of_all_turns_in_one_sentence(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--home", str(home)]) == 0
+    shown = capsys.readouterr().out
+    assert "2 turns seen · 2 main · 1 waiting for what follows · 0 answered · 0 scored" in shown
+    assert "1 trained · 0 dropped" in shown
+    assert "live: patina-tiny@1" in shown
+
+
+def test_status_as_json_holds_the_same_facts(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--json", "--home", str(home)]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert status["stages"] == {"recorded": 1, "trained": 1}
+    assert status["live"] == {POLICY: 1}
+    assert status["last_step"]["version"] == 1
+
+
+def test_a_silent_process_is_shown_as_not_running(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def beats(record: Record) -> None:
+        await record.heartbeat(
+            Heartbeat(process="scorer", pid=1, state="running", detail={}, at=time.time() - 60)
+        )
+        await record.heartbeat(Heartbeat(process="proxy", pid=2, state="running", detail={}, at=time.time()))
+
+    fill(home, beats)
+    main(["status", "--home", str(home)])
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert "not running" in lines["scorer"]
+    assert "not running" not in lines["proxy"]
+
+
+def test_trajectories_as_a_table_show_what_was_asked_and_answered(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "240")
+    assert main(["trajectories", "--home", str(home)]) == 0
+    shown = capsys.readouterr().out
+    assert "Capital of [France]?" in shown
+    assert "shorter" in shown
+    assert "trained" in shown
+
+
+def test_trajectories_as_jsonl_are_whole_and_can_be_filtered(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["trajectories", "--format", "jsonl", "--home", str(home)])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["turn_id"] for row in rows] == ["turn-one", "turn-two"]
+    assert rows[0]["completion_token_ids"] == [5, 6]
+    main(["trajectories", "--format", "jsonl", "--stage", "recorded", "--home", str(home)])
+    assert json.loads(capsys.readouterr().out)["turn_id"] == "turn-two"
+    main(["trajectories", "--format", "jsonl", "--session", "nobody", "--home", str(home)])
+    assert capsys.readouterr().out == ""
+
+
+def test_trajectories_to_a_file_are_written_whole_or_not_at_all(home: Path, tmp_path: Path) -> None:
+    target = tmp_path / "turns.jsonl"
+    assert main(["trajectories", "--format", "jsonl", "--output", str(target), "--home", str(home)]) == 0
+    assert len(target.read_text(encoding="utf-8").splitlines()) == 2
+    assert list(tmp_path.glob("*.part")) == []
+    missing = tmp_path / "no" / "turns.jsonl"
+    assert main(["trajectories", "--format", "jsonl", "--output", str(missing), "--home", str(home)]) == 2
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # pyarrow keeps memory maps until they are collected
+def test_trajectories_as_a_dataset_load_again(home: Path, tmp_path: Path) -> None:
+    target = tmp_path / "dataset"
+    assert main(["trajectories", "--format", "datasets", "--output", str(target), "--home", str(home)]) == 0
+    loaded = datasets.load_from_disk(str(target))
+    assert loaded["turn_id"][:] == ["turn-one", "turn-two"]
+    assert json.loads(loaded[0]["messages"])[0]["content"] == "Capital of [France]?"
+
+
+def test_versions_show_what_is_live_and_why_shows_the_turns_behind_it(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["versions", "--home", str(home)]) == 0
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if "published" in one]
+    assert "●" in line
+    assert main(["why", "1", "--home", str(home)]) == 0
+    shown = capsys.readouterr().out
+    assert "1 of your turns" in shown
+    assert "shorter please" in shown
+    assert main(["why", "1", "--json", "--home", str(home)]) == 0
+    why = json.loads(capsys.readouterr().out)
+    assert (why["turns"][0]["turn_id"], why["turns"][0]["verdict"]) == ("turn-one", -1)
+
+
+def test_rollback_moves_the_alias_at_once_when_nothing_runs(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rollback", "0", "--home", str(home)]) == 0
+    assert "not running" in capsys.readouterr().out
+    main(["versions", "--json", "--home", str(home)])
+    assert json.loads(capsys.readouterr().out)["live"] == 0
+
+
+def test_rollback_says_when_the_running_proxy_does_not_follow(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def beat(record: Record) -> None:
+        await record.heartbeat(
+            Heartbeat(
+                process="proxy",
+                pid=os.getpid(),
+                state="running",
+                detail={"backend": {"live": 1}},
+                at=time.time(),
+            )
+        )
+
+    fill(home, beat)
+    monkeypatch.setattr("cli.commands._SWAP_WAIT_S", 0.1)
+    assert main(["rollback", "0", "--home", str(home)]) == 1
+    assert "does not serve it yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["why", "9"], "has no version 9"),
+        (["rollback", "9"], "has no version 9"),
+        (["trajectories", "--stage", "sleeping"], "--stage 'sleeping': one of recorded"),
+        (["trajectories", "--format", "datasets"], "needs --output"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_sentence(
+    home: Path, argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*argv, "--home", str(home)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_home_without_a_record_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--home", str(tmp_path / "nowhere")]) == 2
+    assert "is not there" in capsys.readouterr().err
+
+
+def test_pause_and_resume_are_kept_in_the_record(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pause", "--home", str(home)]) == 0
+    main(["status", "--json", "--home", str(home)])
+    assert '"training": "paused"' in capsys.readouterr().out
+    assert main(["resume", "--home", str(home)]) == 0
+    main(["status", "--json", "--home", str(home)])
+    assert '"training": "running"' in capsys.readouterr().out
+
+
+def test_verify_says_all_is_well_or_what_is_wrong(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--home", str(home)]) == 0
+    assert "2 turns checked: all is well" in capsys.readouterr().out
+    connection = sqlite3.connect(home / "patina.db")
+    connection.execute("UPDATE messages SET body = '{\"role\":\"user\"}' WHERE body LIKE '%France%'")
+    connection.commit()
+    connection.close()
+    assert main(["verify", "--home", str(home)]) == 1
+    assert "hashes to" in capsys.readouterr().out
