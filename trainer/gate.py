@@ -144,7 +144,7 @@ def judge_gate(
     for name, check in checks.items():
         if check.excess <= 1e-9:  # NaN is beyond every bound
             continue
-        excused = name in earlier and 0 < check.excess <= earlier[name].excess
+        excused = name in earlier and check.excess <= earlier[name].excess < math.inf
         if not excused:
             reasons.append(check.sentence)
     return tuple(reasons)
