@@ -159,7 +159,8 @@ def prepare(
         _choose_hints(drafts)
         drafts = _ask_for_prompts(policy, drafts, refused)
     drafts = _read_policy(policy, drafts, plan, refused)
-    irrelevant = _read_teacher(policy, drafts, plan) if plan.reads_hints else {}
+    irrelevant = _read_teacher(policy, drafts, plan, refused) if plan.reads_hints else {}
+    drafts = [draft for draft in drafts if draft.turn.turn_id not in refused]
     baseline = running_baseline(recent_verdicts, kind=plan.baseline)
     samples: list[Sample] = []
     for draft in drafts:
@@ -314,8 +315,13 @@ def _own_logprobs(policy: LocalPolicy, part: Sequence[Sample]) -> tuple[Tensor, 
 
 
 @torch.no_grad()
-def _read_teacher(policy: LocalPolicy, drafts: Sequence[_Draft], plan: StepPlan) -> dict[str, str]:
-    """Fill in q where the hint proves itself; returns why not, by turn id, where it does not."""
+def _read_teacher(
+    policy: LocalPolicy, drafts: Sequence[_Draft], plan: StepPlan, refused: dict[str, Refusal]
+) -> dict[str, str]:
+    """Fill in q where the hint proves itself; returns why not, by turn id, where it does not.
+
+    A teacher whose numbers are no numbers failed: its turn is refused, whatever else the turn could teach.
+    """
     by_id = {draft.sample.turn_id: draft for draft in drafts if draft.sample.teacher_prompt_ids}
     top_k = plan.objective.top_k or 20
     why: dict[str, str] = {}
@@ -328,6 +334,11 @@ def _read_teacher(policy: LocalPolicy, drafts: Sequence[_Draft], plan: StepPlan)
             count = len(sample.completion_ids)
             theirs = torch.log_softmax(teacher[row, :count] / sample.loss_temperature, dim=-1)
             said = theirs.gather(-1, torch.tensor(sample.completion_ids, device=theirs.device)[:, None])[:, 0]
+            if not bool(torch.isfinite(said).all()):
+                refused[sample.turn_id] = Refusal(
+                    reason=DropReason.TEACHER_FAILED, detail="the teacher's log-probabilities are not finite"
+                )
+                continue
             draft = by_id[sample.turn_id]
             own = torch.tensor(draft.trainer_logprobs, device=said.device)
             overlap = topk_overlap(

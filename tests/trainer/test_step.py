@@ -138,6 +138,20 @@ def test_a06_a_teacher_that_cannot_be_asked_drops_the_turn(policy: LocalPolicy) 
     assert "template mismatch" in refusal.detail
 
 
+def test_a06_a_teacher_that_answers_no_numbers_drops_the_turn(policy: LocalPolicy) -> None:
+    turn = sampled_turn(policy, "t", "Hi")
+    healthy = policy.response_logits
+
+    def sick(prompts: object, responses: object, weights: Weights = Weights.STUDENT) -> object:
+        logits, mask = healthy(prompts, responses, weights)  # type: ignore[arg-type]  # passed on
+        return (logits * float("nan"), mask) if weights is Weights.BASE else (logits, mask)
+
+    policy.response_logits = sick  # type: ignore[assignment, method-assign]  # the real one with a sick teacher
+    refusal = ready(policy, turn).refused["t"]
+    assert refusal.reason is DropReason.TEACHER_FAILED
+    assert "not finite" in refusal.detail
+
+
 def test_version_skew_beyond_the_limit_is_dropped(policy: LocalPolicy) -> None:
     turn = sampled_turn(policy, "t", "Hi")
     assert ready(policy, turn, version=8).samples
