@@ -9,14 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from evals.table import print_table
 from store.errors import ConfigError, PatinaError
 from store.settings import Settings
 
@@ -47,6 +44,8 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SETTING=V1,V2",
         help="settings to try, all combinations",
     )
+    add("--patience", type=int, default=2, help="complaints in a conversation; 1: never looks at the redo")
+    add("--names-all", type=float, default=0.5, help="share of complaints that name all that is wrong")
     add("--threads", type=int, default=1, help="fast: torch's threads")
     add("--output", type=Path, default=Path("learning.jsonl"))
     return parser
@@ -80,47 +79,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Mean over seeds of what was measured, a row for each method, preference and setting."""
-    cells: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        overrides = " ".join(f"{name}={value}" for name, value in row["overrides"].items())
-        cells[f"{row['method']} ({row['mode']})", ",".join(row["preferences"]), overrides].append(row)
-    shown = Table(
-        "method", "preference", "set", "seeds", "compliance", "worst", "facts", "opposite", "KL", "v", "s"
-    )
-    for (method, wanted, overrides), runs in cells.items():
-        length = min(len(run["curve"]) for run in runs)
-        curve = " ".join(
-            f"{_mean([run['curve'][i]['compliance'] for run in runs]):.2f}" for i in range(length)
-        )
-        shown.add_row(
-            method,
-            wanted,
-            overrides,
-            str(len(runs)),
-            curve,
-            f"{min(run['curve'][-1]['compliance'] for run in runs):.2f}",
-            " → ".join(f"{_mean([run['facts'][i] for run in runs]):.2f}" for i in (0, 1)),
-            " → ".join(f"{_mean([run['opposite'][i] for run in runs]):.2f}" for i in (0, 1)),
-            f"{_mean([run['kl_to_base'] for run in runs]):.2f}",
-            f"{_mean([run['versions'] for run in runs]):.0f}-{_mean([run['rejected'] for run in runs]):.0f}",
-            f"{_mean([run['wall_s'] for run in runs]):.0f}",
-        )
-    return shown
-
-
-def _mean(values: Sequence[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else float("nan")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         import torch
 
         from evals.learning import grid, run_spec
+        from evals.users import Habits
 
         torch.set_num_threads(arguments.threads)
         specs = grid(
@@ -134,6 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             questions=arguments.questions,
             opposites=arguments.opposites,
             tabs=arguments.tabs,
+            habits=Habits(patience=arguments.patience, names_all=arguments.names_all),
         )
         rows = read_rows(arguments.output)
         mine = []
@@ -149,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PatinaError as error:
         print(f"patina: {error}", file=sys.stderr)
         return 2
-    Console(width=None if sys.stdout.isatty() else 180).print(table(mine))
+    print_table(mine)
     return 0
 
 

@@ -77,6 +77,8 @@ def run_demo(settings: Settings, arguments: argparse.Namespace) -> int:
         if arguments.base_url:
             base_url, key = _with_v1(arguments.base_url), _key(settings)
         else:
+            if not console.is_terminal:
+                console.print("starting an own Patina in a fresh folder")
             with console.status("starting an own Patina in a fresh folder"):
                 house = stack.enter_context(Stack(settings))
             base_url, key = house.base_url, house.key

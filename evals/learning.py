@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from evals.client import MAX_REPLY_TOKENS, House
 from evals.loop import Checkpoint, Interaction, RunPlan, run_user
 from evals.measure import Measurement, judge_replies, plan_probes
 from evals.stack import Stack
-from evals.users import SimulatedUser, check_preferences
+from evals.users import Habits, SimulatedUser, check_preferences
 from scorers.base import compose
 from scorers.rules import RULES, opens_new_topic
 from store.settings import Settings, read_settings
@@ -62,6 +62,7 @@ class Spec:
     questions: int = 96
     opposites: int = 48
     tabs: int = 4
+    habits: Habits = field(default_factory=Habits)
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def key(self) -> Json:
@@ -73,6 +74,7 @@ class Spec:
             "seed": self.seed,
             "interactions": self.interactions,
             "questions": self.questions,
+            "habits": asdict(self.habits),
             "overrides": dict(self.overrides),
         }
 
@@ -182,7 +184,6 @@ def _run_stack(spec: Spec, log: Callable[[str], None]) -> Json:
 
     with tempfile.TemporaryDirectory(prefix="patina-") as folder:
         settings = spec.settings(Path(folder) / "home")
-        settings.home.mkdir()
         plan = RunPlan(
             interactions=spec.interactions,
             measure_every=spec.measure_every,
@@ -197,7 +198,9 @@ def _run_stack(spec: Spec, log: Callable[[str], None]) -> Json:
 
             async def talk() -> Json:
                 async with House(stack.base_url, stack.key) as house:
-                    run = await run_user(house, SimulatedUser(spec.preferences, spec.seed), plan, _Log(log))
+                    run = await run_user(
+                        house, SimulatedUser(spec.preferences, spec.seed, habits=spec.habits), plan, _Log(log)
+                    )
                 last = (run.status.get("last_step") or {}).get("metrics") or {}
                 return {
                     "checkpoints": list(run.checkpoints),
@@ -254,7 +257,10 @@ class _Fast:
         self._workshop = Workshop(settings)
         self._policy: LocalPolicy = self._workshop.policy
         tabs = [
-            _Tab(number=number, user=SimulatedUser(spec.preferences, 1_000 * spec.seed + number))
+            _Tab(
+                number=number,
+                user=SimulatedUser(spec.preferences, 1_000 * spec.seed + number, habits=spec.habits),
+            )
             for number in range(spec.tabs)
         ]
         checkpoints = [self._check(0, spec.opposites)]

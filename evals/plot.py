@@ -31,7 +31,7 @@ def draw(run: Run, path: Path, *, title: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(9.0, 5.0), dpi=120)
+    figure, axes = pyplot.subplots(figsize=(9.0, 5.6), dpi=120)
     try:
         scores = [score(i.judgement, run.preferences) for i in run.interactions]
         numbers = [i.judgement.interaction for i in run.interactions]
@@ -64,7 +64,7 @@ def draw(run: Run, path: Path, *, title: str) -> None:
         axes.set_ylim(-0.03, 1.03)
         axes.set_xlabel("interactions")
         axes.set_ylabel("share")
-        axes.legend(loc="center right", fontsize=8)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize=8, frameon=False)
         figure.suptitle(title, fontsize=9, wrap=True)
         figure.tight_layout()
         figure.savefig(path)

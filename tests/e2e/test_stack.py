@@ -1,0 +1,42 @@
+"""The own house of the evals: it starts, says who runs, leaves probes out of the learning, and is gone when stopped."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from evals.client import House
+from evals.measure import measure
+from evals.stack import Stack
+from store.settings import read_settings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_a_house_serves_says_its_pids_keeps_probes_apart_and_ends_completely(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    settings = read_settings({"model_name": str(tiny_model), "threads": 1})
+    with Stack(settings, home=tmp_path / "home") as stack:
+        async with House(stack.base_url, stack.key) as house:
+            reply = await house.chat([{"role": "user", "content": "What is the capital of France?"}])
+            assert reply.turn_id
+            found = await measure(house, ["concise"], questions=4)
+            assert found.questions == 4
+            status = await house.status()
+        pids = {**stack.pids(), "run": stack.pid}
+        assert set(pids) == {"run", "backend", "proxy", "scorer", "trainer"}
+        assert all(is_running(pid) for pid in pids.values())
+        assert status["stages"].get("recorded") == 1
+        assert status["drop_reasons"]["opted_out"] >= 4
+    assert not any(is_running(pid) for pid in pids.values())
