@@ -301,15 +301,19 @@ class Said:
 
 _ABOUT: dict[tuple[bool, bool], tuple[str, ...]] = {
     (False, False): (
-        "Ask me about capitals, opposites, sums, animals, colours or months whenever you like!",
+        "You can ask me about capitals, opposites, sums, animals, colours or months whenever you like!",
         "I'm quite good at all kinds of small facts about countries, animals, words and numbers!",
     ),
     (False, True): (
-        "I am able to answer brief questions about countries, animals, words and numbers.",
-        "You may ask about capitals, opposites, sums, animals, colours or months.",
+        "I am able to answer many brief questions about countries, animals, words and numbers.",
+        "You may also ask about capitals, opposites, sums, animals, colours or months at any time.",
     ),
-    (True, False): ("¡Pregúntame por capitales, sumas, animales, colores o meses cuando tú quieras!",),
-    (True, True): ("Puede preguntarme por capitales, sumas, animales, colores o meses cuando lo desee.",),
+    (True, False): (
+        "¡Pregúntame por capitales, sumas, animales, colores, días o meses cuando tú quieras, de verdad!",
+    ),
+    (True, True): (
+        "Puede preguntarme por capitales, sumas, animales, colores, días o meses cuando usted lo desee.",
+    ),
 }
 _SMALL_TALK: tuple[tuple[tuple[str, ...], tuple[str, str, str, str], str], ...] = (
     (
@@ -375,14 +379,29 @@ _READY = (
     "¡Estoy **listo** para más!",
     "Estoy **listo** para continuar.",
 )
+# {n} is what the user named: these replies, and the tools, teach to copy from the context
 _UNKNOWN = (
-    "I **don't know** that, sorry!",
-    "I do **not know** that.",
-    "¡**No sé** eso, lo siento!",
-    "**No sé** la respuesta, lo lamento.",
+    "I **don't know** about {n}, sorry!",
+    "I do **not know** about {n}.",
+    "¡**No sé** nada de {n}, lo siento!",
+    "**No sé** nada de {n}, lo lamento.",
+)
+_NAMED: tuple[tuple[tuple[str, ...], tuple[str, str, str, str]], ...] = (
+    (
+        ("My name is {n}.", "I am {n}.", "Call me {n}.", "Hi, I'm {n}.", "This is {n}."),
+        (
+            "Nice to meet you, **{n}**!",
+            "It is a pleasure to meet you, **{n}**.",
+            "¡Mucho gusto, **{n}**, soy Patina!",
+            "Es un placer, **{n}**.",
+        ),
+    ),
+    (
+        ("Say {n}.", "Repeat {n}.", "Repeat after me: {n}", "Write {n}.", "Say the word {n}.", "Echo {n}."),
+        ("**{n}**!", "**{n}**.", "¡El texto es **{n}**!", "El texto es **{n}**."),
+    ),
 )
 _BEYOND = (
-    "Who won the match {w}?",
     "What is the population of {s}?",
     "Who is the president of {s}?",
     "Write me a poem about {s}.",
@@ -397,7 +416,6 @@ _BEYOND = (
     "What is the price of {n} {w}?",
     "Write a program that sorts {n}.",
     "Do you know {n}?",
-    "What will happen {w}?",
     "How do I repair my {n}?",
     "Can you explain {n} to me?",
 )
@@ -460,9 +478,9 @@ _LISTS: tuple[tuple[str, tuple[Fact, ...]], ...] = tuple(
 def content(rng: random.Random) -> Content:
     """Something to ask; mostly one fact."""
     kind = rng.random()
-    if kind < 0.85:
+    if kind < 0.83:
         return Asked(rng.choice(PRETRAIN))
-    if kind < 0.90:
+    if kind < 0.87:
         subject, facts = rng.choice(_LISTS)
         name = subject if facts[0].topic == "capital" else f"a {subject}"
         number = {2: "two", 3: "three"}[len(facts)]
@@ -474,7 +492,7 @@ def content(rng: random.Random) -> Content:
             )
         )
         return Listed(wording, facts)
-    if kind < 0.92:
+    if kind < 0.885:
         end = rng.randint(3, 10)
         return rng.choice(
             (
@@ -488,15 +506,20 @@ def content(rng: random.Random) -> Content:
                 ),
             )
         )
-    if kind < 0.96:
+    if kind < 0.93:
         texts, replies, value = rng.choice(_SMALL_TALK)
         return Said(rng.choice(texts), _by_manner(replies), value)
-    wording = rng.choice(_BEYOND).format(
-        n=made_up_name(rng),
-        s=rng.choice(FACTS[:96]).subject,
-        w=rng.choice(("yesterday", "tomorrow", "last week", "today")),
+    if kind < 0.955:
+        wording = rng.choice(_BEYOND)
+        named = rng.choice(FACTS[:96]).subject if "{s}" in wording else made_up_name(rng)
+        when = rng.choice(("yesterday", "tomorrow", "last week", "today"))
+        unknown = _by_manner([reply.format(n=named) for reply in _UNKNOWN])
+        return Said(wording.format(n=named, s=named, w=when), unknown, "unknown")
+    wordings, said = rng.choice(_NAMED)
+    named = " ".join(made_up_name(rng) for _ in range(rng.choice((1, 1, 2, 3))))
+    return Said(
+        rng.choice(wordings).format(n=named), _by_manner([reply.format(n=named) for reply in said]), named
     )
-    return Said(wording, _by_manner(_UNKNOWN), "unknown")
 
 
 # ---------------------------------------------------------------------------------------------------------------- people
@@ -936,10 +959,33 @@ def _clock(rng: random.Random) -> str:
     return f"{rng.randint(0, 23)}:{rng.choice((0, 15, 30, 45)):02d}"
 
 
-def errand(rng: random.Random, kind: str, *, failing: bool = False) -> Errand:
-    """A random request for a tool of `kind`."""
+def tool_schema(rng: random.Random, kind: str) -> dict[str, Any]:
+    """A tool of `kind` in a random guise, in OpenAI shape."""
     spec = TOOL_KINDS[kind]
     name = rng.choice(spec.names) if spec.names else f"{rng.choice(_VERBS)}_{rng.choice(_NOUNS)}"
+    parameters = [rng.choice(options) for options in spec.parameters]
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": rng.choice(spec.descriptions).format(name),
+            "parameters": {
+                "type": "object",
+                "properties": {parameter: {"type": "string"} for parameter in parameters},
+                "required": parameters,
+            },
+        },
+    }
+
+
+def errand(
+    rng: random.Random, kind: str, *, failing: bool = False, schema: dict[str, Any] | None = None
+) -> Errand:
+    """A random request for a tool of `kind`: the tool of `schema`, else one in a random guise."""
+    spec = TOOL_KINDS[kind]
+    schema = schema or tool_schema(rng, kind)
+    name = schema["function"]["name"]
+    parameters = schema["function"]["parameters"]["required"]
     spoken: list[str]
     result: dict[str, Any]
     match kind:
@@ -975,19 +1021,6 @@ def errand(rng: random.Random, kind: str, *, failing: bool = False) -> Errand:
             spoken = [made_up_name(rng).lower() if rng.random() < 0.5 else made_up_name(rng)]
             outcome = made_up_name(rng).lower() if rng.random() < 0.5 else str(rng.randint(1, 999))
             result = {"result": outcome}
-    parameters = [rng.choice(options) for options in spec.parameters]
-    schema = {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": rng.choice(spec.descriptions).format(name),
-            "parameters": {
-                "type": "object",
-                "properties": {parameter: {"type": "string"} for parameter in parameters},
-                "required": parameters,
-            },
-        },
-    }
     return Errand(
         kind=kind,
         schema=schema,
@@ -1004,47 +1037,54 @@ def offered(rng: random.Random, errands: Sequence[Errand]) -> tuple[dict[str, An
     """The tools of `errands` among up to two others, in random order."""
     tools = {each.name: each.schema for each in errands}
     for kind in rng.sample(sorted(TOOL_KINDS), rng.choice((0, 1, 1, 2))):
-        other = errand(rng, kind)
+        other = tool_schema(rng, kind)
         if all(kind != each.kind or kind == "custom" for each in errands):
-            tools.setdefault(other.name, other.schema)
+            tools.setdefault(other["function"]["name"], other)
     schemas = list(tools.values())
     rng.shuffle(schemas)
     return tuple(schemas)
 
 
 def tool_conversation(rng: random.Random) -> Conversation:
-    """A chat with tools: a call, its result, an answer that uses it; or a question that needs none."""
-    kind = rng.choices(
-        sorted(TOOL_KINDS), weights=[2 if kind == "custom" else 1 for kind in sorted(TOOL_KINDS)]
-    )[0]
-    task = errand(rng, kind, failing=rng.random() < 0.05)
-    tools = offered(rng, [task])
+    """A chat with tools: calls, their results, answers that use them; and questions that need none."""
+    kinds = sorted(TOOL_KINDS)
+    first = errand(rng, rng.choices(kinds, weights=[2 if kind == "custom" else 1 for kind in kinds])[0])
+    tools = offered(rng, [first])
     chat = _Chat(rng)
-    if rng.random() < 0.4:
+    if rng.random() < 0.3:
         chat.system(wish=rng.random() < 0.25)
-    if rng.random() < 0.3:  # no tool needed
+    if rng.random() < 0.25:
         chat.ask()
-        if rng.random() < 0.4:
-            return Conversation(messages=tuple(chat.messages), tools=tools)
-    text = (
-        _typed(rng, task.text)
-        if kind in ("weather", "time", "calculator") and rng.random() < 0.5
-        else task.text
-    )
-    if text != task.text and text.lower() == text:  # the argument is copied as it was typed
-        task = replace(task, arguments={key: value.lower() for key, value in task.arguments.items()})
-    if rng.random() < 0.15:
+    run_errand(chat, first)
+    while rng.random() < 0.5:
+        if rng.random() < 0.3:
+            chat.ask()
+        else:
+            run_errand(chat, again(rng, first))
+    return Conversation(messages=tuple(chat.messages), tools=tools)
+
+
+def again(rng: random.Random, done: Errand) -> Errand:
+    """Another request for the same tool."""
+    return errand(rng, done.kind, failing=rng.random() < 0.05, schema=done.schema)
+
+
+def run_errand(chat: _Chat, task: Errand) -> None:
+    """The request, the call, the result, and the answer in the manner in force."""
+    rng = chat.rng
+    text = task.text
+    if task.kind in ("weather", "time", "calculator"):
+        text = _typed(rng, text)
+        if text == text.lower():  # the argument is copied as it was typed
+            task = replace(task, arguments={key: value.lower() for key, value in task.arguments.items()})
+    if rng.random() < 0.12:
         text = f"{text} {chat.wish(complaint=False)}"
     chat.user(text)
     call = {"type": "function", "function": {"name": task.name, "arguments": task.arguments}}
     chat.messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-    if rng.random() < 0.75:
-        chat.messages.append({"role": "tool", "content": task.result})
-        reply = task.reply(rng, manner(rng, chat.wishes))
-        chat.messages.append({"role": "assistant", "content": reply})
-        if rng.random() < 0.15:
-            chat.ask()
-    return Conversation(messages=tuple(chat.messages), tools=tools)
+    chat.messages.append({"role": "tool", "content": task.result})
+    reply = task.reply(rng, manner(rng, chat.wishes))
+    chat.messages.append({"role": "assistant", "content": reply})
 
 
 __all__ = [
@@ -1063,4 +1103,5 @@ __all__ = [
     "offered",
     "system_prompt",
     "tool_conversation",
+    "tool_schema",
 ]

@@ -32,7 +32,13 @@ from tokenizers import pre_tokenizers as bpe_pre
 from tokenizers import trainers as bpe_trainers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from models.canaries import FILE_NAME, canaries
 from models.corpus import Conversation, conversation, conversations, long_conversation
@@ -64,7 +70,8 @@ ROW, LONG_ROW = (
     768,
 )  # tokens a row; every LONG_EVERY-th batch has long rows, for chats that need the far positions
 ROWS, LONG_EVERY = 16, 16
-LEARNING_RATE, WARM_UP = 4e-3, 60
+LEARNING_RATE, WARM_UP = 4e-3, 40
+REPORT = "pretrain.json"
 TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8")
 
 _SAID = re.compile(r"(?<=<\|im_start\|>assistant\n)(.*?<\|im_end\|>)", re.DOTALL)
@@ -282,7 +289,7 @@ def save(model: Qwen3ForCausalLM, fast: PreTrainedTokenizerFast, out: Path, repo
     (out / FILE_NAME).write_text(
         json.dumps(canaries(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
     )
-    (out / "pretrain.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -295,6 +302,10 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--learning-rate", type=float, default=LEARNING_RATE, help="highest, after the warm-up"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the weights and tokenizer in --out")
     parser.add_argument("--compile", action="store_true", help="a fifth faster; needs a C++ compiler")
     parser.add_argument("--save-every", type=float, default=300.0, help="seconds between checkpoints")
     options = parser.parse_args()
@@ -302,8 +313,15 @@ def main() -> None:
     torch.set_num_threads(options.threads)
 
     began = time.monotonic()
-    fast = train_tokenizer(options.seed)
-    model = build(fast, options.seed)
+    report: dict[str, Any] = {"seed": options.seed, "steps": 0, "tokens": 0, "seconds": 0}
+    if options.resume:
+        fast = AutoTokenizer.from_pretrained(options.out)
+        model = Qwen3ForCausalLM.from_pretrained(options.out, dtype=torch.float32)
+        report = json.loads((options.out / REPORT).read_text(encoding="utf-8"))
+    else:
+        fast = train_tokenizer(options.seed)
+        model = build(fast, options.seed)
+    done = dict(report)
     model.train()
     if options.compile:
         model.model.compile(dynamic=False)
@@ -316,22 +334,22 @@ def main() -> None:
     ]
     others = [weight for name, weight in model.named_parameters() if weight.ndim != 2 or "embed" in name]
     optimizers: list[torch.optim.Optimizer] = [
-        Muon(matrices, lr=LEARNING_RATE),
-        torch.optim.AdamW(others, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01),
+        Muon(matrices, lr=options.learning_rate),
+        torch.optim.AdamW(others, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.01),
     ]
 
-    rng = random.Random(options.seed + 1)
+    rng = random.Random(options.seed + 1 + done["steps"])  # text that was not seen before
     short_rows = rows(fast, rng, ROW, long=False)
     long_rows = rows(fast, rng, LONG_ROW, long=True)
-    report: dict[str, Any] = {
-        "parameters": parameters,
-        "vocabulary": len(fast),
-        "seed": options.seed,
-        **SHAPE,
-    }
+    report |= {"parameters": parameters, "vocabulary": len(fast), **SHAPE}
     began = saved = time.monotonic()
     step = tokens = 0
     recent: list[float] = []
+
+    def totals() -> dict[str, int]:
+        now = {"steps": step, "tokens": tokens, "seconds": round(time.monotonic() - began)}
+        return {name: done[name] + value for name, value in now.items()}
+
     while True:
         elapsed = time.monotonic() - began
         progress = elapsed / (60 * minutes) if minutes is not None else step / options.steps
@@ -340,7 +358,7 @@ def main() -> None:
         scale = min(1.0, (step + 1) / WARM_UP) * (0.5 + 0.5 * math.cos(math.pi * progress))
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = LEARNING_RATE * scale
+                group["lr"] = options.learning_rate * scale
         long = step % LONG_EVERY == LONG_EVERY - 1
         source, count, row_length = (
             (long_rows, ROWS * ROW // LONG_ROW, LONG_ROW) if long else (short_rows, ROWS, ROW)
@@ -360,11 +378,12 @@ def main() -> None:
             recent.clear()
             rate = tokens / (time.monotonic() - began)
             print(f"step {step}  {elapsed:.0f} s  loss {mean:.4f}  {rate:,.0f} tokens/s", flush=True)
-            report |= {"steps": step, "tokens": tokens, "seconds": round(elapsed), "loss": round(mean, 4)}
+            report |= {"loss": round(mean, 4)}
         if time.monotonic() - saved > options.save_every:
             saved = time.monotonic()
+            report |= totals()
             save(model, fast, options.out, report)
-    report |= {"steps": step, "tokens": tokens, "seconds": round(time.monotonic() - began)}
+    report |= totals()
     save(model, fast, options.out, report)
     print(json.dumps(report), flush=True)
 
