@@ -38,6 +38,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--backend-url", default="", help="base URL of the local backend; default: the setting `upstream`"
     )
+    parser.add_argument(
+        "--record-wait-s",
+        type=float,
+        default=0.25,
+        help="longest time a reply waits for its row in the record (default: %(default)s)",
+    )
     return parser
 
 
@@ -89,10 +95,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"proxy: {exc}", file=sys.stderr)
         return 2
     is_local = bool(arguments.backend_url)
-    return serve(settings, listener, url, key, is_local=is_local)
+    return serve(settings, listener, url, key, is_local=is_local, wait_s=arguments.record_wait_s)
 
 
-def serve(settings: Settings, listener: socket.socket, url: str, key: str, *, is_local: bool) -> int:
+def serve(
+    settings: Settings, listener: socket.socket, url: str, key: str, *, is_local: bool, wait_s: float
+) -> int:
     """Serve on a bound socket; returns the exit code."""
     crashed = False
 
@@ -108,6 +116,7 @@ def serve(settings: Settings, listener: socket.socket, url: str, key: str, *, is
         opening=lambda: Record.open(settings.database_url),
         key=key,
         is_local=is_local,
+        wait_s=wait_s,
         on_crash=crash,
     )
     config = uvicorn.Config(

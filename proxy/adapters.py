@@ -268,6 +268,8 @@ class AdapterAlias:
             self._base = bases[0]
         elif self._base is None:
             raise UpstreamError(f"the backend at {self._engine.address} serves no model")
+        if not self._ready.is_set():  # the first time, and after a restart: it may be another one now
+            self.capabilities = await self._engine.capabilities()
         self._loaded = {
             int(n[len(prefix) :]) for n in names if n.startswith(prefix) and n[len(prefix) :].isdigit()
         }

@@ -65,6 +65,7 @@ class Recorder:
         self._queued_bytes = 0
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
+        self._opening_lock = asyncio.Lock()
         self._idle.set()
         self._recent = Recent()
         self._linked: dict[str, tuple[NewTurn, ...]] = {}  # by draft: decided, not written yet
@@ -73,16 +74,18 @@ class Recorder:
         self.late = 0
         self.lost = 0
         self.failed_writes = 0
-        self.last_error: str | None = None
+        self.last_error: str | None = None  # why nothing can be written now
+        self.last_loss: str | None = None
 
     def submit(self, draft: Draft) -> asyncio.Future[None]:
         """Queue an exchange; the future is done when it is committed (or can never be, see `lost`)."""
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if len(self._queue) >= self._capacity or self._queued_bytes + draft.size > self._capacity_bytes:
             self.lost += 1
-            log.error(
-                "turn %s is lost: the record is away and the memory for waiting turns is full", draft.turn_id
+            self.last_loss = (
+                f"turn {draft.turn_id}: the record is away and the memory for waiting turns is full"
             )
+            log.error("%s", self.last_loss)
             written.set_result(None)
             return written
         self._queue.append(_Item(draft, written))
@@ -117,6 +120,7 @@ class Recorder:
             "waiting_bytes": self._queued_bytes,
             "failed_writes": self.failed_writes,
             "last_error": self.last_error,
+            "last_loss": self.last_loss,
         }
 
     # ---- the writer
@@ -149,8 +153,10 @@ class Recorder:
                 return
             self._undo([batch[0].draft])
             self.lost += 1
-            self.last_error = f"{type(exc).__name__}: {exc}"[:300]
-            log.error("turn %s cannot be written: %s", batch[0].draft.turn_id, self.last_error)
+            self.last_loss = f"turn {batch[0].draft.turn_id} cannot be written: {type(exc).__name__}: {exc}"[
+                :300
+            ]
+            log.error("%s", self.last_loss)
 
     async def _retrying(
         self, write: Callable[[Sequence[Draft]], Awaitable[None]], drafts: Sequence[Draft]
@@ -174,7 +180,10 @@ class Recorder:
     async def opened(self) -> Record:
         """Return the record, opening it if need be. Raises: RecordError."""
         if self.record is None:
-            self.record = await self._opening()
+            async with self._opening_lock:
+                if self.record is None:
+                    self.record = await self._opening()
+                    self.last_error = None
         return self.record
 
     def _undo(self, drafts: Sequence[Draft]) -> None:

@@ -58,7 +58,7 @@ from store.lifecycle import DropReason
 log = logging.getLogger(__name__)
 
 #: So long is a local backend waited for that is being restarted, before the client is told.
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 #: A request that brought the backend down once may be tried again; one that does so every time must not.
 _MOST_ATTEMPTS = 3
 
@@ -413,15 +413,10 @@ class ChatRelay:
         exchange.size += len(body)
         if reply.status < 400:
             body = self._read_whole(exchange, reply, body)
-        exchange.answer = _Answer(
-            reply.status,
-            (
-                *response_headers(reply.headers, drop=_LENGTH),
-                (b"content-length", str(len(body)).encode()),
-                exchange.header,
-            ),
-            body,
-        )
+        headers = response_headers(reply.headers, drop=_LENGTH)
+        if header(reply.headers, b"content-length") is not None:
+            headers.append((b"content-length", str(len(body)).encode()))
+        exchange.answer = _Answer(reply.status, (*headers, exchange.header), body)
 
     def _read_whole(self, exchange: _Exchange, reply: Reply, body: bytes) -> bytes:
         encoding = header(reply.headers, b"content-encoding")

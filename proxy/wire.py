@@ -206,6 +206,8 @@ def _with_comma(text: str, start: int, end: int, floor: int) -> tuple[int, int]:
     while before >= floor and text[before] in _BLANK:
         before -= 1
     if before >= floor and text[before] == ",":
+        while before > floor and text[before - 1] in _BLANK:
+            before -= 1
         return before, end
     after = end
     while after < len(text) and text[after] in _BLANK:

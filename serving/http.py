@@ -110,9 +110,10 @@ class HttpEngine:
         self, method: str, path: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None
     ) -> HttpReply:
         """Send a request and return once the head of the answer is there (`serving.protocol.Engine.open`)."""
-        sent = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+        # one case: aiohttp would take "X-A" and "x-a" for a repetition to be replaced
+        sent = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers]
         if self._api_key:
-            sent.append(("Authorization", f"Bearer {self._api_key}"))
+            sent.append(("authorization", f"Bearer {self._api_key}"))
         with _mapped(self.address):
             response = await self._open_session().request(
                 method, URL(self._root + path, encoded=True), headers=sent, data=body, allow_redirects=False

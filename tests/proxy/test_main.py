@@ -1,0 +1,229 @@
+"""The process itself: how it starts, ends, and what is left when it is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from store.settings import REPOSITORY, read_settings
+from tests.proxy.conftest import KEY
+from tests.proxy.upstream import Upstream, free_socket, running
+
+
+def command(settings: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "proxy", "--settings", str(settings), *more]
+
+
+def free_port() -> int:
+    with free_socket() as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def write_settings(tmp_path: Path, port: int, **more: Any) -> Path:
+    path = tmp_path / "settings.json"
+    read_settings({"home": tmp_path, "proxy_port": port, "api_key": KEY, **more}).dump(path)
+    return path
+
+
+@contextmanager
+def process(settings: Path, port: int, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+    started = subprocess.Popen(command(settings, *more), cwd=REPOSITORY, stderr=subprocess.PIPE)
+    try:
+        for _ in range(600):
+            assert started.poll() is None, started.stderr.read() if started.stderr else b""
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5):
+                    break
+            except OSError:
+                time.sleep(0.05)
+        yield started
+    finally:
+        if started.poll() is None:
+            started.kill()
+        started.wait()
+        if started.stderr:
+            started.stderr.close()
+
+
+def rows(record_file: Path) -> list[tuple[Any, ...]]:
+    connection = sqlite3.connect(record_file)
+    try:
+        return connection.execute(
+            "SELECT t.turn_id, t.completion, l.stage, l.drop_reason FROM turns t JOIN lives l USING (turn_id)"
+        ).fetchall()
+    finally:
+        connection.close()
+
+
+def client(port: int) -> httpx.Client:
+    # no TLS: reading the certificates costs more than the requests
+    return httpx.Client(
+        base_url=f"http://127.0.0.1:{port}/v1",
+        verify=False,
+        timeout=60,
+        headers={"Authorization": f"Bearer {KEY}"},
+    )
+
+
+def talk(port: int, name: str, ended: list[str]) -> None:
+    """Stream until the process is killed under it; note the id of each turn whose end was seen."""
+    with client(port) as mine:
+        for i in range(1000):
+            body = {
+                "model": "patina",
+                "stream": True,
+                "messages": [{"role": "user", "content": f"{name} {i}"}],
+            }
+            try:
+                with mine.stream("POST", "/chat/completions", json=body) as response:
+                    seen = b"".join(response.iter_raw())
+            except httpx.HTTPError:
+                return
+            if b"[DONE]" in seen:
+                ended.append(response.headers["x-patina-turn"])
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+def test_killed_under_streams_it_loses_no_turn_whose_end_was_seen(
+    record_file: Path, tmp_path: Path, port: int
+) -> None:
+    upstream = Upstream(base="patina-tiny", chunk_delay_s=0.003)
+    settings = write_settings(tmp_path, port)
+    ended: list[str] = []
+    with running(upstream) as url:
+        for life in range(3):
+            # a machine under load may take longer than the default bound: what is tested is the order
+            with process(settings, port, "--backend-url", url, "--record-wait-s", "30") as proxy:
+                threads = [
+                    threading.Thread(target=talk, args=(port, f"life {life}, voice {k}", ended))
+                    for k in range(8)
+                ]
+                for thread in threads:
+                    thread.start()
+                while len(ended) < 60 * (life + 1):
+                    time.sleep(0.01)
+                proxy.send_signal(signal.SIGKILL)
+                proxy.wait()
+                for thread in threads:
+                    thread.join()
+    known = {row[0] for row in rows(record_file)}
+    assert len(ended) >= 180
+    assert set(ended) <= known
+
+
+def test_sigterm_lets_what_is_in_flight_finish_and_ends_cleanly(
+    record_file: Path, tmp_path: Path, port: int
+) -> None:
+    upstream = Upstream(base="patina-tiny")
+    upstream.events["go"] = threading.Event()
+    settings = write_settings(tmp_path, port)
+    ended: list[str] = []
+
+    def ask() -> None:
+        body = {
+            "model": "patina", "stream": True, "messages": [{"role": "user", "content": "slow"}],
+            "scripted": {"text": "one two three", "hold": "go"},
+        }  # fmt: skip
+        with httpx.stream(
+            "POST", f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=30, headers={"Authorization": f"Bearer {KEY}"}
+        ) as response:  # fmt: skip
+            ended.append(b"".join(response.iter_raw()).decode())
+
+    with running(upstream) as url, process(settings, port, "--backend-url", url) as proxy:
+        thread = threading.Thread(target=ask)
+        thread.start()
+        assert upstream.held.wait(20)
+        proxy.terminate()
+        time.sleep(0.3)
+        upstream.events["go"].set()
+        thread.join()
+        assert proxy.wait(timeout=30) == 0
+    assert ended[0].endswith("data: [DONE]\n\n")
+    ((_, completion, stage, _),) = rows(record_file)
+    assert (completion, stage) == ("one two three", "recorded")
+
+
+def test_it_says_every_second_that_it_lives(record_file: Path, tmp_path: Path, port: int) -> None:
+    settings = write_settings(tmp_path, port)
+
+    def beat() -> tuple[Any, ...]:
+        connection = sqlite3.connect(record_file)
+        try:
+            row = connection.execute("SELECT process, pid, state, at, detail FROM heartbeats").fetchone()
+        finally:
+            connection.close()
+        return tuple(row) if row is not None else ("", 0, "", 0.0, "")
+
+    with running(Upstream(base="patina-tiny")) as url, process(settings, port, "--backend-url", url) as proxy:
+        while beat()[3] < time.time() - 0.9:
+            time.sleep(0.05)
+        first = beat()
+        assert first[:3] == ("proxy", proxy.pid, "running")
+        assert json.loads(first[4])["backend"]["address"] == url
+        while beat()[3] == first[3]:
+            time.sleep(0.05)
+        proxy.terminate()
+        assert proxy.wait(timeout=30) == 0
+    assert beat()[2] == "stopped"
+
+
+def refuses(settings: Path, *more: str) -> str:
+    """Start it, expect exit code 2, and return the sentence it said."""
+    done = subprocess.run(
+        command(settings, *more), cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr.strip()
+
+
+def test_what_cannot_start_says_why_in_one_sentence(record_file: Path, tmp_path: Path) -> None:
+    with free_socket() as taken:
+        port = taken.getsockname()[1]
+        settings = write_settings(tmp_path, port)
+        said = refuses(settings, "--backend-url", "http://127.0.0.1:9")
+        assert said.startswith(f"proxy: cannot listen on 127.0.0.1:{port}")
+        assert len(said.splitlines()) == 1
+    assert "nothing to serve from" in refuses(settings)
+    assert "cannot read the settings" in refuses(tmp_path / "missing.json")
+
+
+def test_a_record_of_a_newer_patina_is_not_touched(record_file: Path, tmp_path: Path, port: int) -> None:
+    connection = sqlite3.connect(record_file)
+    connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.commit()
+    connection.close()
+    said = refuses(write_settings(tmp_path, port), "--backend-url", "http://127.0.0.1:9")
+    assert "newer Patina" in said
+
+
+def test_importing_the_proxy_brings_no_heavy_library() -> None:
+    code = "import sys, proxy.__main__; print([m for m in ('torch', 'transformers', 'litellm', 'peft') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ},
+    )
+    assert done.stdout.strip() == "[]"

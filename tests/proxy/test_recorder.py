@@ -1,0 +1,197 @@
+"""Group commit against a real record: nothing is lost silently."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.canonical import read_history
+from proxy.classify import Kind
+from proxy.drafts import Draft
+from proxy.ours import Wishes
+from proxy.recorder import Recorder
+from proxy.wire import Assembler, parse_chat
+from store.errors import RecordError, RecordUnavailable
+from store.record import Record
+from store.values import LogprobMode, NewTurn, TurnKind
+
+
+def draft(name: str, messages: list[dict[str, Any]], answer: str, *, session: str | None = None) -> Draft:
+    chat = parse_chat(orjson.dumps({"messages": messages}))
+    assembler = Assembler()
+    choice = {
+        "index": 0, "message": {"content": answer}, "finish_reason": "stop", "token_ids": [1],
+        "logprobs": {"content": [{"logprob": -0.5}]},
+    }  # fmt: skip
+    assembler.take({"id": f"c-{name}", "choices": [choice]}, part="message")
+    now = time.time()
+    return Draft(
+        turn_id=f"turn_{name}", created_at=now, finished_at=now, scope="s", client="test",
+        wishes=Wishes(kind=None, session=session, is_session_done=False, is_opted_out=False, user=None),
+        kind=Kind(kind=TurnKind.MAIN, reason="conversation"), policy="tiny", adapter_version=0, status_code=200, streamed=False,
+        chat=chat, history=read_history(chat.messages, "s"), body_key=name, reply=assembler.close(), fault=None,
+        temperature=1.0, logprob_mode=LogprobMode.RAW, size=100,
+    )  # fmt: skip
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+class Flaky(Record):
+    """A real record whose writes can be made to fail as a locked or refusing database does."""
+
+    refusing: bool
+    poison: str
+    batches: list[int]
+    attempts: int
+    tried_twice: asyncio.Event
+
+    async def write_turns(self, turns: Sequence[NewTurn]) -> None:
+        if self.refusing:
+            self.attempts += 1
+            if self.attempts == 2:
+                self.tried_twice.set()
+            raise RecordUnavailable("database is locked")
+        if any(self.poison and self.poison in t.turn_id for t in turns):
+            raise RecordError("no")
+        await super().write_turns(turns)
+        self.batches.append(len(turns))
+
+
+@asynccontextmanager
+async def recording(record_url: str, **options: Any) -> AsyncIterator[tuple[Recorder, Flaky]]:
+    record = await Flaky.open(record_url)
+    assert isinstance(record, Flaky)
+    record.refusing, record.poison, record.batches = False, "", []
+    record.attempts, record.tried_twice = 0, asyncio.Event()
+
+    async def opening() -> Record:
+        return record
+
+    recorder = Recorder(opening, **options)
+    task = asyncio.create_task(recorder.run())
+    try:
+        yield recorder, record
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await record.close()
+
+
+async def test_turns_that_come_together_are_one_transaction_and_link_to_each_other(record_url: str) -> None:
+    async with recording(record_url) as (recorder, record):
+        first = [user("How do I read a CSV file?")]
+        second = [*first, assistant("pandas"), user("without")]
+        futures = [
+            recorder.submit(draft("a", first, "pandas")),
+            recorder.submit(draft("b", second, "csv")),
+            recorder.submit(draft("c", [*second, assistant("csv"), user("thanks")], "welcome")),
+        ]
+        await asyncio.gather(*futures)
+        rows = await record.trajectories()
+        assert record.batches == [3]
+        assert [r["parent_turn_id"] for r in rows] == [None, "turn_a", "turn_b"]
+        assert [r["next_text"] for r in rows] == ["without", "thanks", None]
+        assert await record.verify() == []
+
+
+async def test_a_record_that_is_away_makes_turns_late_and_loses_none(record_url: str) -> None:
+    async with recording(record_url, wait_s=0.02) as (recorder, record):
+        record.refusing = True
+        written = recorder.submit(draft("a", [user("hello")], "x"))
+        await recorder.settle(written)
+        assert not written.done()
+        assert recorder.state()["late"] == 1
+        await record.tried_twice.wait()
+        assert recorder.state()["available"] is False
+        record.refusing = False
+        await written
+        assert recorder.state()["available"] is True
+        assert [r["turn_id"] for r in await record.trajectories()] == ["turn_a"]
+
+
+async def test_a_second_attempt_decides_nothing_anew(record_url: str) -> None:
+    async with recording(record_url) as (recorder, record):
+        first = [user("How do I read a CSV file?")]
+        await recorder.submit(draft("a", first, "pandas"))
+        record.refusing = True
+        written = recorder.submit(draft("b", [*first, assistant("pandas"), user("without")], "csv"))
+        await record.tried_twice.wait()
+        record.refusing = False
+        await written
+        rows = await record.trajectories()
+        assert [r["relation"] for r in rows] == ["first", "next"]
+
+
+async def test_a_turn_that_cannot_be_written_takes_no_other_with_it(record_url: str) -> None:
+    async with recording(record_url) as (recorder, record):
+        record.poison = "bad"
+        first = [user("How do I read a CSV file?")]
+        futures = [
+            recorder.submit(draft("bad", first, "pandas")),
+            recorder.submit(draft("child", [*first, assistant("pandas"), user("without")], "csv")),
+            recorder.submit(draft("other", [user("hello")], "x")),
+        ]
+        await asyncio.gather(*futures)
+        rows = await record.trajectories()
+        assert {r["turn_id"]: r["parent_turn_id"] for r in rows} == {"turn_child": None, "turn_other": None}
+        assert recorder.lost == 1
+        assert "turn_bad cannot be written: RecordError: no" in (recorder.last_loss or "")
+
+
+async def test_what_no_longer_fits_into_memory_is_counted(record_url: str) -> None:
+    async with recording(record_url, capacity=2) as (recorder, record):
+        record.refusing = True
+        futures = [recorder.submit(draft(str(i), [user(f"hello {i}")], "x")) for i in range(3)]
+        assert recorder.lost == 1
+        assert futures[2].done()
+        record.refusing = False
+        await asyncio.gather(*futures)
+        assert len(await record.trajectories()) == 2
+
+
+async def test_a_closed_session_waits_for_nothing(record_url: str) -> None:
+    async with recording(record_url) as (recorder, record):
+        await recorder.submit(draft("a", [user("one")], "x", session="s1"))
+        last = draft("b", [user("two")], "y", session="s1")
+        object.__setattr__(
+            last,
+            "wishes",
+            Wishes(kind=None, session="s1", is_session_done=True, is_opted_out=False, user=None),
+        )
+        await recorder.submit(last)
+        rows = await record.trajectories()
+        assert [(r["stage"], r["drop_reason"]) for r in rows] == [
+            ("answered", None),
+            ("dropped", "no_next_state"),
+        ]
+
+
+@pytest.mark.parametrize("length", [1, 40])
+async def test_a_long_history_links_as_a_short_one_does(record_url: str, length: int) -> None:
+    async with recording(record_url) as (recorder, record):
+        history = [user("a question to begin with")]
+        for i in range(length):
+            await recorder.submit(draft(f"{i:03}", history, f"answer {i}"))
+            history = [*history, assistant(f"answer {i}"), user(f"question {i}")]
+        await recorder.submit(
+            draft("edit", [*history[:1], assistant("answer 0"), user("something else")], "z")
+        )
+        rows = {r["turn_id"]: r for r in await record.trajectories()}
+        for i in range(1, length):
+            assert rows[f"turn_{i:03}"]["parent_turn_id"] == f"turn_{i - 1:03}"
+        assert rows["turn_edit"]["parent_turn_id"] == "turn_000"
+        assert rows["turn_edit"]["relation"] == ("next" if length == 1 else "branch")

@@ -1,0 +1,498 @@
+"""Through the proxy with the openai SDK and with plain sockets: what the client sees, and what the record says."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sqlite3
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+
+from tests.proxy.conftest import KEY, House
+from tests.proxy.upstream import logprob, token_id, tokens_of
+
+WEATHER = [
+    {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}},
+    {"id": "c2", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}},
+]
+
+
+def post(url: str, body: bytes, **headers: str) -> tuple[int, dict[str, str], bytes]:
+    """Send a POST and return (status, headers, body), whatever the status."""
+    sent = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    sent.update({name.replace("_", "-"): value for name, value in headers.items()})
+    request = urllib.request.Request(url, data=body, headers=sent, method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.status, {k.lower(): v for k, v in response.headers.items()}, response.read()
+    except HTTPError as error:
+        with error:
+            return error.code, {k.lower(): v for k, v in error.headers.items()}, error.read()
+
+
+def get(url: str) -> tuple[int, Any]:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {KEY}"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.status, json.loads(response.read())
+    except HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def chat(**more: Any) -> bytes:
+    return json.dumps(
+        {"model": "tiny", "messages": [{"role": "user", "content": "Where is Oslo?"}], **more}
+    ).encode()
+
+
+# ------------------------------------------------------------------ faithful
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat(scripted={"text": "In Norway — så klart"}),
+        chat(scripted={"text": "In Norway"}, stream=True),
+        chat(scripted={"text": "In Norway"}, stream=True, stream_options={"include_usage": True}),
+        chat(scripted={"text": "In Norway"}, logprobs=True),
+        chat(scripted={"text": "In Norway"}, logprobs=True, return_token_ids=True, stream=True),
+        chat(scripted={"text": "In Norway", "reasoning": "hm"}, n=3),
+        chat(scripted={"text": "In Norway", "reasoning": "hm"}, n=2, stream=True),
+        chat(scripted={"text": "", "tool_calls": WEATHER}, stream=True),
+        chat(scripted={"text": "", "tool_calls": WEATHER}),
+        chat(scripted={"status": 429, "headers": {"retry-after": "3", "x-ratelimit": "0"}, "body": '{"error": "slow"}'}),
+        chat(scripted={"status": 400, "headers": {"content-type": "application/json"}, "body": '{"error":{"message":"bad"}}'}),
+        chat(scripted={"status": 500, "body": "not even json"}),
+        b'{"model": "tiny", "messages": ',
+        b'[{"no": "object"}]',
+    ],
+)  # fmt: skip
+def test_the_client_sees_the_very_bytes_of_the_backend(house: House, body: bytes) -> None:
+    direct = post(f"{house.upstream_url}/v1/chat/completions", body)
+    house.upstream.count = 0 if not direct[2].count(b'"chatcmpl-1"') else house.upstream.count - 1
+    proxied = post(f"{house.url}/v1/chat/completions", body)
+    turn = proxied[1].pop("x-patina-turn", None)
+    assert proxied == direct
+    assert (turn is None) == (body[:1] == b"[" or body.endswith(b'"messages": '))
+
+
+def test_other_paths_pass_as_bytes_in_both_directions(house: House) -> None:
+    status, headers, body = post(
+        f"{house.url}/v1/audio/x%20y?a=1&b=%2F", b"\x00\xff raw", Content_Type="multipart/x", X_Api_Key=KEY
+    )
+    assert (status, body) == (207, b"first \x00\xff raw last")
+    assert headers["x-odd"] == "yes"
+    assert "x-hop" not in headers
+    seen = house.upstream.seen[-1]
+    assert seen.path == "/v1/audio/x%20y?a=1&b=%2F"
+    assert seen.header("content-type") == "multipart/x"
+    assert seen.header("authorization") is None
+    assert seen.header("x-api-key") is None
+
+
+def test_clients_cannot_administer_the_backend(house: House) -> None:
+    for path in ("load_lora_adapter", "unload_lora_adapter", "%6coad_lora_adapter", "x/../load_lora_adapter"):
+        assert post(f"{house.url}/v1/{path}", b'{"lora_name":"x","lora_path":"/"}')[0] == 404
+    assert house.upstream.admin == []
+
+
+def test_the_sdk_streams_and_does_not(house: House) -> None:
+    whole = house.ask("Where is Oslo?", extra_body={"scripted": {"text": "In Norway"}})
+    assert whole.choices[0].message.content == "In Norway"
+    assert whole.choices[0].logprobs is None
+    assert whole.model == "tiny"
+    chunks = list(house.ask("Where is Rome?", stream=True, extra_body={"scripted": {"text": "In Italy"}}))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == "In Italy"
+    assert all(c.usage is None for c in chunks)
+    for row, text in zip(house.rows(2), ("In Norway", "In Italy"), strict=True):
+        tokens = [*tokens_of(text), "<end>"]
+        assert row["completion"] == text
+        assert row["completion_token_ids"] == [token_id(t) for t in tokens]
+        assert row["sampling_logprobs"] == [logprob(i) for i in range(len(tokens))]
+        assert (row["stage"], row["kind"], row["relation"], row["finish_reason"]) == (
+            "recorded",
+            "main",
+            "first",
+            "stop",
+        )
+
+
+def test_a_conversation_with_tools_links_turn_by_turn(house: House) -> None:
+    history: list[dict[str, Any]] = [{"role": "system", "content": "It is 12:00."}]
+    first = house.ask(
+        "Weather?", history, stream=False, extra_body={"scripted": {"text": "", "tool_calls": WEATHER}}
+    )
+    message = first.choices[0].message
+    history += [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "tool_calls": [c.model_dump() for c in message.tool_calls]},
+        {"role": "tool", "tool_call_id": "c2", "content": "3 C"},
+        {"role": "tool", "tool_call_id": "c1", "content": "12 C"},
+    ]
+    history[0] = {"role": "system", "content": "It is 12:01."}
+    second = house.client.chat.completions.create(model="tiny", messages=history)  # type: ignore[arg-type]  # plain dicts
+    house.ask(
+        "Thanks!",
+        [*history, {"role": "assistant", "content": second.choices[0].message.content}],
+        stream=True,
+    ).close()
+    rows = house.rows(3)
+    assert [r["relation"] for r in rows] == ["first", "next", "next"]
+    assert [r["parent_turn_id"] for r in rows] == [None, rows[0]["turn_id"], rows[1]["turn_id"]]
+    assert len({r["session_id"] for r in rows}) == 1
+    assert (rows[0]["next_role"], rows[0]["next_text"]) == ("tool", "3 C\n12 C")
+    assert (rows[1]["next_role"], rows[1]["next_text"]) == ("user", "Thanks!")
+    assert [c["function"]["name"] for c in rows[0]["tool_calls"]] == ["weather", "weather"]
+    assert rows[0]["messages"][0]["content"] == "It is 12:00."
+
+
+def test_two_interleaved_conversations_stay_apart(house: House) -> None:
+    histories: dict[str, list[dict[str, Any]]] = {"CSV": [], "Lisbon": []}
+    for step in range(3):
+        for topic, history in histories.items():
+            text = f"{topic}, question {step}"
+            reply = house.ask(text, history)
+            history += [
+                {"role": "user", "content": text},
+                {"role": "assistant", "content": reply.choices[0].message.content},
+            ]
+    rows = house.rows(6)
+    for topic in histories:
+        mine = [r for r in rows if topic in r["messages"][0]["content"]]
+        assert [r["turn_index"] for r in mine] == [0, 1, 2]
+        assert len({r["session_id"] for r in mine}) == 1
+        assert [r["next_text"] for r in mine] == [f"{topic}, question 1", f"{topic}, question 2", None]
+    assert len({r["session_id"] for r in rows}) == 2
+
+
+def test_of_several_choices_the_one_that_is_continued_links(house: House) -> None:
+    reply = house.ask("A name for a cat?", n=3, extra_body={"scripted": {"text": "Mia"}})
+    second = reply.choices[1].message.content
+    history = [{"role": "user", "content": "A name for a cat?"}, {"role": "assistant", "content": second}]
+    house.ask("Why that one?", history)
+    rows = house.rows(4)
+    base = rows[0]["turn_id"]
+    assert [r["turn_id"] for r in rows[:3]] == [base, f"{base}.1", f"{base}.2"]
+    assert len({r["session_id"] for r in rows}) == 1
+    assert rows[3]["parent_turn_id"] == f"{base}.1"
+    assert [r["next_text"] for r in rows[:3]] == [None, "Why that one?", None]
+    assert all(len(r["completion_token_ids"]) == len(r["sampling_logprobs"]) == 2 for r in rows[:3])
+
+
+def test_asking_the_same_again_is_an_implicit_negative(house: House) -> None:
+    history = [
+        {"role": "user", "content": "Hello, I am Ann"},
+        {"role": "assistant", "content": "Answer 1 of tiny to Hello, I am Ann"},
+    ]
+    house.ask("Hello, I am Ann")
+    house.ask("Who am I?", history)
+    house.ask("Who am I?", history)
+    rows = house.rows(3)
+    assert [r["relation"] for r in rows] == ["first", "next", "retry"]
+    assert rows[2]["parent_turn_id"] == rows[0]["turn_id"]
+    assert (rows[1]["next_role"], rows[1]["next_text"], rows[1]["stage"]) == ("user", "", "answered")
+
+
+def test_explicit_words_win(house: House) -> None:
+    def turn(text: str, **headers: str) -> None:
+        house.ask(text, extra_headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+    turn("one", X_Session_Id="s-1")
+    turn("two", X_Session_Id="s-1", X_Session_Done="1")
+    turn("Generate a title for this chat", X_Turn_Type="main")
+    turn("three", X_Turn_Type="side")
+    turn("four", X_Patina_Train="off")
+    house.ask("five", extra_body={"metadata": {"patina_train": "off"}, "store": False})
+    house.ask("six", extra_body={"store": False})
+    rows = house.rows(7)
+    assert [r["session_id"] for r in rows[:2]] == ["s-1", "s-1"]
+    assert (rows[0]["next_text"], rows[1]["drop_reason"]) == ("two", "no_next_state")
+    assert (rows[2]["kind"], rows[3]["kind"], rows[3]["drop_reason"]) == ("main", "side", "side_turn")
+    assert [r["drop_reason"] for r in rows[4:]] == ["opted_out", "opted_out", None]
+
+
+def test_a_session_may_be_named_in_the_base_url(house: House) -> None:
+    with openai.OpenAI(base_url=f"{house.url}/s/mine/v1", api_key=KEY) as client:
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}])
+    assert house.rows(1)[0]["session_id"] == "mine"
+    assert house.upstream.seen[-1].path == "/v1/chat/completions"
+
+
+# --------------------------------------------------------------------- exact
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ({"drop_logprobs": True}, "no_tokens"),
+        ({"drop_ids": True}, "no_tokens"),
+        ({"lose_logprob": True}, "token_mismatch"),
+        ({"usage_off_by": 1}, "token_mismatch"),
+    ],
+)
+def test_tokens_that_do_not_add_up_are_recorded_with_their_reason(
+    house: House, script: Any, reason: str, stream: bool
+) -> None:
+    reply = house.ask(
+        "Where is Oslo?", stream=stream, extra_body={"scripted": {"text": "In Norway", **script}}
+    )
+    if stream:
+        assert "".join(c.choices[0].delta.content or "" for c in reply) == "In Norway"
+    (row,) = house.rows(1)
+    assert (row["completion"], row["stage"], row["drop_reason"]) == ("In Norway", "dropped", reason)
+
+
+def test_the_parameters_a_turn_was_sampled_with_are_recorded(house: House) -> None:
+    house.ask("x", temperature=0.25, user="ann")
+
+    async def read(record: Any) -> Any:
+        import sqlalchemy as sa
+
+        async with record._read() as connection:
+            return (
+                await connection.execute(
+                    sa.text('SELECT temperature, logprob_mode, "user", status_code FROM turns')
+                )
+            ).one()
+
+    assert tuple(house.in_record(read)) == (0.25, "raw_logprobs", "ann", 200)
+
+
+# ------------------------------------------------------------------- durable
+
+
+def test_the_row_is_there_when_the_client_sees_the_end(house: House) -> None:
+    database = house.record_url.split("///")[1]
+    for stream in (False, True):
+        response = house.client.chat.completions.with_raw_response.create(
+            model="tiny", messages=[{"role": "user", "content": f"stream {stream}"}], stream=stream
+        )
+        if stream:
+            list(response.parse())
+        with sqlite3.connect(database) as connection:
+            found = connection.execute(
+                "SELECT completion FROM turns WHERE turn_id = ?", (response.headers["x-patina-turn"],)
+            ).fetchall()
+        connection.close()
+        assert len(found) == 1
+
+
+def test_a_locked_record_costs_no_reply_and_no_turn(house: House) -> None:
+    house.ask("before")
+    lock = sqlite3.connect(house.record_url.split("///")[1], isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    try:
+        for i in range(3):
+            assert house.ask(f"locked {i}").choices[0].message.content
+        recorder = get(f"{house.url}/v1/patina/status")[1]["proxy"]["recorder"]
+        assert recorder["waiting"] == 3
+        assert recorder["late"] == 3
+    finally:
+        lock.execute("ROLLBACK")
+        lock.close()
+    assert [r["messages"][0]["content"] for r in house.rows(4)] == [
+        "before",
+        "locked 0",
+        "locked 1",
+        "locked 2",
+    ]
+    assert get(f"{house.url}/v1/patina/status")[1]["proxy"]["recorder"]["lost"] == 0
+
+
+def test_a_record_that_cannot_be_opened_costs_no_reply(upstream: Any, tmp_path: Path) -> None:
+    from tests.proxy.conftest import make_house
+
+    missing = tmp_path / "gone" / "patina.db"
+    with make_house(upstream, missing) as house:
+        assert house.ask("hello").choices[0].message.content
+        status, body = get(f"{house.url}/v1/patina/status")
+        assert status == 200
+        assert "not there" in body["record_error"]
+        assert body["proxy"]["recorder"]["waiting"] == 1
+        missing.parent.mkdir()
+        from migrations import upgrade
+
+        upgrade(f"sqlite+aiosqlite:///{missing}")
+        assert len(house.rows(1)) == 1
+
+
+def raw_stream(house: House, body: bytes) -> socket.socket:
+    """Begin a streamed request on a bare socket and return it once the first event was read."""
+    address = urlsplit(house.url)
+    client = socket.create_connection((address.hostname, address.port), timeout=20)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+    client.sendall(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    seen = b""
+    while b"data: " not in seen:
+        seen += client.recv(65536)
+    return client
+
+
+def test_a_client_that_leaves_stops_the_backend_and_is_recorded_as_unfinished(house: House) -> None:
+    house.upstream.events["go"] = threading.Event()
+    client = raw_stream(house, chat(stream=True, scripted={"text": "a long story", "hold": "go"}))
+    assert house.upstream.held.wait(10)
+    client.close()
+    (row,) = house.rows(1)
+    assert (row["stage"], row["drop_reason"], row["completion"]) == ("dropped", "unfinished", "a")
+    for _ in range(200):
+        if house.upstream.closed_by_peer:
+            break
+        time.sleep(0.02)
+    house.upstream.events["go"].set()
+    assert house.upstream.closed_by_peer == ["Where is Oslo?"]
+
+
+def test_a_client_that_leaves_before_the_answer_begins_is_recorded_too(house: House) -> None:
+    house.upstream.events["go"] = threading.Event()
+    address = urlsplit(house.url)
+    body = chat(scripted={"text": "x", "hold": "go"})
+    client = socket.create_connection((address.hostname, address.port), timeout=20)
+    client.sendall(
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
+    assert house.upstream.held.wait(10)
+    client.close()
+    (row,) = house.rows(1)
+    house.upstream.events["go"].set()
+    assert (row["drop_reason"], row["completion"]) == ("unfinished", "")
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_a_cut_upstream_is_a_cut_for_the_client(house: House, logprobs: bool) -> None:
+    more = (
+        {"logprobs": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
+        if logprobs
+        else {}
+    )
+    client = raw_stream(house, chat(stream=True, scripted={"text": "one two three", "cut_after": 3}, **more))
+    seen = b""
+    while data := client.recv(65536):
+        seen += data
+    client.close()
+    assert b"[DONE]" not in seen
+    assert not seen.endswith(b"0\r\n\r\n")  # the chunked body has no end
+    (row,) = house.rows(1)
+    assert (row["drop_reason"], row["completion"]) == ("unfinished", "one two")
+
+
+def test_an_unreachable_upstream_is_a_502_that_tells_the_truth(remote_house: House) -> None:
+    remote_house.proxy._engine._root = "http://127.0.0.1:9"  # type: ignore[attr-defined]  # nobody listens there
+    with pytest.raises(openai.InternalServerError) as caught:
+        remote_house.ask("hello")
+    assert caught.value.status_code == 502
+    assert "nobody answers at http://127.0.0.1:9" in str(caught.value)
+    assert caught.value.response.headers["x-patina-turn"]
+    assert remote_house.rows(1)[0]["drop_reason"] == "upstream_error"
+
+
+def test_errors_of_the_backend_reach_the_client_and_the_record(house: House) -> None:
+    house.upstream.is_down = True
+    with pytest.raises(openai.InternalServerError) as caught:
+        house.ask("hello")
+    assert caught.value.status_code == 503
+    assert caught.value.response.headers["retry-after"] == "7"
+    (row,) = house.rows(1)
+    assert (row["stage"], row["drop_reason"]) == ("dropped", "upstream_error")
+
+
+# ------------------------------------------------------- somebody else's endpoint
+
+
+def test_an_endpoint_that_refuses_our_fields_is_asked_again_without_them(remote_house: House) -> None:
+    remote_house.upstream.refuses = ("return_token_ids", "logprobs")
+    remote_house.upstream.base = "gpt-x"
+    with remote_house.client.with_options() as client:
+        for _ in range(2):
+            reply = client.chat.completions.create(
+                model="gpt-x", messages=[{"role": "user", "content": "hi"}]
+            )
+            assert reply.choices[0].message.content
+    bodies = [seen.body for seen in remote_house.upstream.seen]
+    assert [("logprobs" in b, "return_token_ids" in b) for b in bodies] == [
+        (True, True),
+        (True, False),
+        (False, False),
+        (False, False),
+    ]
+    assert all(seen.header("authorization") == "Bearer upstream-key" for seen in remote_house.upstream.seen)
+    rows = remote_house.rows(2)
+    assert [r["drop_reason"] for r in rows] == ["no_tokens", "no_tokens"]
+    assert rows[0]["policy"] == "gpt-x"
+
+
+# ------------------------------------------------------------------- our own
+
+
+def test_nobody_comes_in_without_the_key(house: House) -> None:
+    status, _, body = post(f"{house.url}/v1/chat/completions", chat(), Authorization="Bearer wrong")
+    assert status == 401
+    assert json.loads(body)["error"]["code"] == "invalid_api_key"
+    assert house.upstream.seen == []
+    with urllib.request.urlopen(f"{house.url}/healthz", timeout=10) as response:
+        assert json.loads(response.read())["status"] == "ok"
+
+
+def test_models_and_status_tell_what_is_live(house: House) -> None:
+    house.ask("hello")
+    status, models = get(f"{house.url}/v1/models")
+    assert status == 200
+    assert [(m["id"], m["metadata"]["version"]) for m in models["data"]] == [("tiny", 0)]
+    assert get(f"{house.url}/v1/models/other")[0] == 404
+    found = get(f"{house.url}/v1/patina/status")[1]
+    assert (found["turns"], found["stages"], found["proxy"]["requests"]) == (1, {"recorded": 1}, 1)
+    assert found["proxy"]["backend"]["ready"] is True
+    assert get(f"{house.url}/elsewhere")[0] == 404
+
+
+def test_a_model_nobody_serves_is_a_404_as_upstream_would_say(house: House) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        house.client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "x"}])
+    assert caught.value.code == "model_not_found"
+    for alias in ("tiny", "patina", "default"):
+        reply = house.client.chat.completions.create(model=alias, messages=[{"role": "user", "content": "x"}])
+        assert reply.model == alias
+        assert house.upstream.seen[-1].body["model"] == "tiny"
+
+
+def test_feedback_is_recorded_once_and_only_for_ones_own_turns(house: House) -> None:
+    reply = house.client.chat.completions.with_raw_response.create(
+        model="tiny", messages=[{"role": "user", "content": "Where is Oslo?"}]
+    )
+    turn, completion = reply.headers["x-patina-turn"], reply.parse()
+
+    def give(**body: Any) -> tuple[int, Any]:
+        status, _, answer = post(f"{house.url}/v1/feedback", json.dumps(body).encode())
+        return status, json.loads(answer)
+
+    assert give(turn_id=turn, thumbs="up") == (200, {"status": "recorded", "turn_id": turn})
+    assert give(turn_id=turn, thumbs="up") == (200, {"status": "duplicate", "turn_id": turn})
+    assert give(completion_id=completion.id, text="shorter")[1] == {"status": "recorded", "turn_id": turn}
+    exchange = {"prompt": "Where is Oslo?", "response": completion.choices[0].message.content}
+    assert give(**exchange, feedback="no emoji")[1] == {"status": "recorded", "turn_id": turn}
+    assert give(turn_id=turn, score=0.5, idempotency_key="k")[1]["status"] == "recorded"
+    assert give(turn_id=turn, score=0.1, idempotency_key="k")[1]["status"] == "duplicate"
+    assert give(turn_id="turn_nobody", score=1)[0] == 404
+    assert give(turn_id=turn)[0] == 400
+    assert post(f"{house.url}/v1/feedback", b"{")[0] == 400
+    (row,) = house.rows(1)
+    assert row["stage"] == "answered"
+
+
+def test_no_secret_is_in_the_record_or_goes_to_the_backend(house: House) -> None:
+    house.ask("hello", extra_headers={"X-Api-Key": KEY})
+    house.rows(1)
+    folder = Path(house.record_url.split("///")[1]).parent
+    assert not any(KEY.encode() in path.read_bytes() for path in folder.glob("patina.db*"))
+    assert not any(KEY.encode() in value for _, value in house.upstream.seen[-1].headers)

@@ -1,0 +1,100 @@
+"""Events from bytes: every chunking gives the same result, and no byte is lost or moved."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.sse import EventSplitter, LastEventGate, event_data
+
+STREAM = (
+    b": ping\n\n"
+    b'data: {"a":1}\n\n'
+    b"event: odd\r\ndata: one\r\ndata: two\r\n\r\n"
+    b"data:no blank\n\n"
+    b"data: data: [DONE] inside\n\n"
+    b"data: [DONE]\n\n"
+)
+
+
+def cuts(data: bytes, points: list[int]) -> list[bytes]:
+    edges = [0, *sorted(p % (len(data) + 1) for p in points), len(data)]
+    return [data[a:b] for a, b in itertools.pairwise(edges)]
+
+
+def split(pieces: list[bytes]) -> tuple[list[bytes], bytes]:
+    splitter = EventSplitter()
+    events = [event for piece in pieces for event in splitter.feed(piece)]
+    return events, splitter.flush()
+
+
+def test_a_stream_is_split_into_its_events_whatever_its_line_ends() -> None:
+    events, rest = split([STREAM])
+    assert [event_data(e) for e in events] == [
+        None,
+        b'{"a":1}',
+        b"one\ntwo",
+        b"no blank",
+        b"data: [DONE] inside",
+        b"[DONE]",
+    ]
+    assert rest == b""
+    assert b"".join(events) == STREAM
+
+
+@pytest.mark.parametrize("cut", range(len(STREAM) + 1))
+def test_one_cut_anywhere_changes_nothing(cut: int) -> None:
+    assert split([STREAM[:cut], STREAM[cut:]]) == split([STREAM])
+
+
+def test_single_bytes_change_nothing() -> None:
+    assert split([STREAM[i : i + 1] for i in range(len(STREAM))]) == split([STREAM])
+
+
+@given(
+    st.lists(st.sampled_from([b"data: x", b"data:", b":", b"\n", b"\r\n", b"\r", b"[DONE]", b"\xff"])),
+    st.lists(st.integers(0, 500)),
+)
+def test_any_bytes_in_any_chunking_give_the_same_events_and_keep_every_byte(
+    parts: list[bytes], points: list[int]
+) -> None:
+    data = b"".join(parts)
+    whole, rest = split([data])
+    assert split(cuts(data, points)) == (whole, rest)
+    assert b"".join(whole) + rest == data
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [b"data: x\n\n", b"data: [DONE]", b"data: [DON\n\n", b"\n", b"\r\n", b"data:[DONE]\n\n", b"da"]
+        )
+    ),
+    st.lists(st.integers(0, 500)),
+)
+def test_the_gate_lets_all_through_up_to_the_closing_event(parts: list[bytes], points: list[int]) -> None:
+    data = b"".join(parts)
+    gate = LastEventGate()
+    whole = gate.feed(data)
+    held = gate.flush()
+    chopped = LastEventGate()
+    passed = b"".join(chopped.feed(piece) for piece in cuts(data, points))
+    assert (passed, chopped.flush()) == (whole, held)
+    assert whole + held == data
+    if gate.is_closed:
+        assert held.startswith((b"data: [DONE]", b"data:[DONE]"))
+    for line in whole.replace(b"\r", b"\n").split(b"\n"):
+        assert not line.startswith((b"data: [DONE]", b"data:[DONE]"))
+
+
+def test_the_gate_does_not_hold_back_what_cannot_be_the_end() -> None:
+    gate = LastEventGate()
+    assert gate.feed(b'data: {"x":1}\n\n') == b'data: {"x":1}\n\n'
+    assert gate.feed(b"data: [DO") == b""
+    assert gate.feed(b"G]") == b"data: [DOG]"
+    assert gate.feed(b"\n\ndata: [DONE]\n") == b"\n\n"
+    assert gate.feed(b"\n") == b""
+    assert gate.flush() == b"data: [DONE]\n\n"

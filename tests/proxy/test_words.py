@@ -1,0 +1,64 @@
+"""The person's words, apart from what their client put around them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.words import collapse, content_text, following_words, own_words, spoken
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        ("just this", "just this"),
+        ("<system-reminder>\nBe nice.\n</system-reminder>\n\nFix the bug", "Fix the bug"),
+        ("<environment_context>\n  <cwd>/x</cwd>\n</environment_context>", ""),
+        ("[Fri 2026-11-20 21:29 UTC] shorter please", "shorter please"),
+        ("<<<BEGIN_APP_CONTEXT>>>\nnoise\n<<<END_APP_CONTEXT>>>\nhello", "hello"),
+        ("[Some heartbeat poll]\nAnd now?", "And now?"),
+        ("Hi\n\nRuntime: a=b | c=d | e=f g", "Hi"),
+        ("what does <b>bold</b> mean?", "what does <b>bold</b> mean?"),
+        ("compare <div>x</div> with <p>y</p>", "compare <div>x</div> with <p>y</p>"),
+        ("list [1, 2, 3] sorted", "list [1, 2, 3] sorted"),
+        ("x = a | b = c", "x = a | b = c"),
+    ],
+)
+def test_machine_context_is_taken_off_and_nothing_else(sent: str, words: str) -> None:
+    assert own_words(sent) == words
+
+
+def test_thinking_is_not_spoken() -> None:
+    assert spoken("<think>hm</think>\n\nParis") == "Paris"
+    assert spoken("hm, the template opened it</think>Paris") == "Paris"
+    assert spoken("Paris\n<think>and then the tokens ran out") == "Paris"
+    assert spoken(" plain ") == "plain"
+
+
+def test_text_of_any_content_shape() -> None:
+    assert content_text("a") == "a"
+    assert (
+        content_text([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}, "b"]) == "a\nb"
+    )
+    assert content_text(None) == content_text(7) == content_text([]) == ""
+    assert collapse(" a\n\n b\t") == "a b"
+
+
+def test_the_newest_words_of_the_person_are_what_followed() -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "a heartbeat"},
+        {"role": "assistant", "content": "OK"},
+        {"role": "user", "content": "<system-reminder>x</system-reminder>"},
+        {"role": "user", "content": [{"type": "text", "text": "No, shorter."}]},
+    ]
+    assert following_words(messages) == "No, shorter."
+
+
+def test_tool_output_counts_where_nobody_spoke() -> None:
+    assert following_words([{"role": "tool", "content": "Error: no such file"}]) == "Error: no such file"
+    both: list[dict[str, str]] = [
+        {"role": "tool", "content": "12 C"},
+        {"role": "user", "content": "too cold"},
+    ]
+    assert following_words(both) == "too cold"
