@@ -86,7 +86,9 @@ class Measures:
         distinct: number of different plain replies, by number of questions.
         ends: share of all replies that ended within `MAX_TOKENS`.
         plain_length, length: mean tokens of a reply, to plain questions / explicit wishes.
-        entropy, kl: nats a token on explicit wishes, along the replies; kl is KL(these weights ‖ base).
+        kl: KL(these weights ‖ base) on explicit wishes along the replies, nats a token.
+        entropy: on explicit wishes along the **base model's** replies, nats a token. Along its own replies it would speak of
+            their length: the tokens that fill a long reply are nearly certain, so "concise" alone doubled it.
         kl_by_style: the same by style.
         counts: number of prompts behind facts, tools, obeyed, all replies.
     """
@@ -287,6 +289,7 @@ class Probe:
         self._tools, self._tool_ids = fitting(
             canaries.tools[:MAX_TOOLS], lambda c: policy.render(c.messages, c.tools)
         )
+        self._reference: list[tuple[int, ...]] | None = None
         self._anchors, self._anchor_ids = fitting(
             _spread(canaries.split()[1], MAX_ANCHORS), lambda c: _ask(policy, c.prompt)
         )
@@ -301,7 +304,7 @@ class Probe:
         if weights is Weights.STUDENT and not policy.is_finite():
             return Measures(finite=False)
         prompts = [*self._fact_ids, *self._tool_ids, *self._anchor_ids]
-        replies = policy.sample(prompts, max_tokens=self._max_tokens, temperature=0.0, weights=weights)
+        replies = self._greedy(prompts, weights)
         facts = replies[: len(self._facts)]
         tools = replies[len(self._facts) : len(self._facts) + len(self._tools)]
         anchors = replies[len(self._facts) + len(self._tools) :]
@@ -314,7 +317,11 @@ class Probe:
         called = [
             self._calls(reply, case.expect_name) for reply, case in zip(tools, self._tools, strict=True)
         ]
-        entropy, kl = self._divergences(anchors, weights)
+        if self._reference is None:
+            said = anchors if weights is Weights.BASE else self._greedy(self._anchor_ids, Weights.BASE)
+            self._reference = [reply.token_ids for reply in said]
+        entropy, _ = self._read(self._reference, weights, kl=False)
+        _, kl = self._read([reply.token_ids for reply in anchors], weights, kl=weights is not Weights.BASE)
         by_style: dict[str, list[float]] = {}
         for anchor, value in zip(self._anchors, kl, strict=True):
             by_style.setdefault(anchor.style, []).append(value)
@@ -353,29 +360,30 @@ class Probe:
             calls = [part for part in parts if isinstance(part, ToolCall)]
         return [call.name for call in calls] == [name]
 
+    def _greedy(self, prompts: Sequence[Sequence[int]], weights: Weights) -> list[Reply]:
+        return self._policy.sample(prompts, max_tokens=self._max_tokens, temperature=0.0, weights=weights)
+
     @torch.no_grad()
-    def _divergences(self, replies: Sequence[Reply], weights: Weights) -> tuple[list[float], list[float]]:
-        """Mean entropy and KL to base along each reply, nats a token."""
-        entropy, kl = [], []
-        longest = max(
-            (len(p) + len(r.token_ids) for p, r in zip(self._anchor_ids, replies, strict=True)), default=1
-        )
+    def _read(
+        self, replies: Sequence[Sequence[int]], weights: Weights, *, kl: bool
+    ) -> tuple[list[float], list[float]]:
+        """Mean entropy and KL to base along a reply to each anchor, nats a token; KL is 0 where it is not asked for."""
+        entropies, divergences = [], []
+        longest = max(len(p) + len(r) for p, r in zip(self._anchor_ids, replies, strict=True))
         rows = max(1, _MICRO_TOKENS // longest)
         for start in range(0, len(replies), rows):
-            prompts = self._anchor_ids[start : start + rows]
-            responses = [reply.token_ids for reply in replies[start : start + rows]]
-            own, mask = self._policy.response_logits(prompts, responses, weights)
-            base = (
-                own
-                if weights is Weights.BASE
-                else self._policy.response_logits(prompts, responses, Weights.BASE)[0]
-            )
-            for row in range(len(responses)):
-                s = torch.log_softmax(own[row][mask[row]], dim=-1)
-                p = torch.log_softmax(base[row][mask[row]], dim=-1)
-                entropy.append(float(torch.special.entr(s.exp()).sum(dim=-1).mean()))
-                kl.append(float((s.exp() * (s - p)).sum(dim=-1).mean()))
-        return entropy, kl
+            asked = self._anchor_ids[start : start + rows], replies[start : start + rows]
+            own, mask = self._policy.response_logits(*asked, weights)
+            base = self._policy.response_logits(*asked, Weights.BASE)[0] if kl else None
+            for row, live in enumerate(mask):
+                s = torch.log_softmax(own[row][live], dim=-1)
+                entropies.append(float(torch.special.entr(s.exp()).sum(dim=-1).mean()))
+                if base is None:
+                    divergences.append(0.0)
+                    continue
+                p = torch.log_softmax(base[row][live], dim=-1)
+                divergences.append(float((s.exp() * (s - p)).sum(dim=-1).mean()))
+        return entropies, divergences
 
 
 def _ask(policy: LocalPolicy, question: str) -> list[int]:

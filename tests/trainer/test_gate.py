@@ -232,10 +232,17 @@ def distil(
     policy.apply_gradients()
 
 
-def test_a_healthy_step_towards_a_preference_passes(builtin: LocalPolicy, gate: Gate) -> None:
-    distil(builtin, hint="Be brief.")
-    distil(builtin, hint="Be brief.")
-    assert gate.examine(builtin).rejected == ()
+def test_a_preference_passes_on_the_whole_way_to_replies_of_half_the_length(
+    builtin: LocalPolicy, gate: Gate
+) -> None:
+    """Also while the entropy along its own replies doubles: what falls away are the tokens that were certain."""
+    for _ in range(10):
+        distil(builtin, hint="Be brief.")
+        verdict = gate.examine(builtin)
+        assert verdict.rejected == ()
+        if verdict.measures["after"]["plain_length"] < verdict.measures["base"]["plain_length"] / 2:
+            return
+    pytest.fail("ten steps taught nothing")
 
 
 def test_a_hundredfold_learning_rate_is_caught(builtin: LocalPolicy, gate: Gate) -> None:
