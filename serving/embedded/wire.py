@@ -285,7 +285,11 @@ class ToolUse:
 
 
 def tool_use(body: ChatBody) -> ToolUse:
-    """Read `tool_choice`. A required or named call is opened for the model; from there on it writes by itself."""
+    """Read `tool_choice`. A required or named call is opened for the model; from there on it writes by itself.
+
+    The opening ends where a model would end a token (no space behind the colon), or the model finds itself in the middle of a word
+    it has never seen cut there.
+    """
     choice = body.tool_choice
     if choice in (None, "auto"):
         return ToolUse(parse=bool(body.tools))
@@ -294,14 +298,14 @@ def tool_use(body: ChatBody) -> ToolUse:
     if not body.tools:
         raise RequestError("tool_choice needs tools", param="tool_choice")
     if choice == "required":
-        return ToolUse(parse=True, forced='<tool_call>\n{"name": "')
+        return ToolUse(parse=True, forced="<tool_call>")
     name = choice.get("function", {}).get("name") if isinstance(choice, dict) else None
     names = [tool.get("function", {}).get("name") for tool in body.tools]
     if not isinstance(name, str) or name not in names:
         raise RequestError(
             "tool_choice must be none, auto, required, or one of the tools", param="tool_choice"
         )
-    return ToolUse(parse=True, forced=f'<tool_call>\n{{"name": "{name}", "arguments": ')
+    return ToolUse(parse=True, forced=f'<tool_call>\n{{"name": "{name}", "arguments":')
 
 
 # ---- responses
@@ -381,7 +385,8 @@ def _new_call_id() -> str:
 class ChatChoice:
     """One choice of a chat completion while it grows: pieces in, stream chunks out, the whole message at the end.
 
-    `head` is what every chunk begins with (id, object, created, model).
+    `head` is what every chunk begins with (id, object, created, model). `forced_tokens`: how many ids at the beginning were
+    prescribed, not sampled; whoever learns from the ids must leave them out, so they are told beside them.
     """
 
     index: int
@@ -392,6 +397,7 @@ class ChatChoice:
     wants_ids: bool
     as_ids: bool
     one_call: bool = False
+    forced_tokens: int = 0
     content: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -430,6 +436,8 @@ class ChatChoice:
         chunk = self._chunk({"role": "assistant", "content": ""}, last=False)
         if self.wants_ids:
             chunk["prompt_token_ids"] = list(prompt_ids)
+            if self.forced_tokens:
+                chunk["choices"][0]["forced_tokens"] = self.forced_tokens
         return chunk
 
     def chunks(self, piece: Piece) -> list[dict[str, Any]]:
@@ -480,6 +488,8 @@ class ChatChoice:
         }
         if self.wants_ids:
             choice["token_ids"] = self.token_ids
+            if self.forced_tokens:
+                choice["forced_tokens"] = min(self.forced_tokens, len(self.token_ids))
         return choice
 
 

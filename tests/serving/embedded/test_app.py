@@ -235,7 +235,7 @@ async def test_a_required_call_is_opened_for_the_model(parrot: str) -> None:
             model="parrot", messages=HI, tools=WEATHER, tool_choice=named, max_tokens=200, temperature=0
         )
     message = reply.choices[0].message.model_dump()
-    opened = '<tool_call>\n{"name": "get_weather", "arguments": '
+    opened = '<tool_call>\n{"name": "get_weather", "arguments":'
     if message["tool_calls"]:  # the model went on from the opening as it was taught
         assert message["tool_calls"][0]["function"]["name"] == "get_weather"
     else:  # or it did not, and nothing of what it wrote is lost

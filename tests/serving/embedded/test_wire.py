@@ -130,9 +130,9 @@ def test_tool_choice_says_whether_to_look_for_calls_and_how_to_begin() -> None:
     assert not tool_use(chat()).parse
     assert tool_use(chat(tools=TOOLS)).parse
     assert not tool_use(chat(tools=TOOLS, tool_choice="none")).parse
-    assert tool_use(chat(tools=TOOLS, tool_choice="required")).forced == '<tool_call>\n{"name": "'
+    assert tool_use(chat(tools=TOOLS, tool_choice="required")).forced == "<tool_call>"
     named = {"type": "function", "function": {"name": "f"}}
-    assert tool_use(chat(tools=TOOLS, tool_choice=named)).forced == '<tool_call>\n{"name": "f", "arguments": '
+    assert tool_use(chat(tools=TOOLS, tool_choice=named)).forced == '<tool_call>\n{"name": "f", "arguments":'
     for wrong in ("sometimes", {"function": {"name": "g"}}):
         with pytest.raises(RequestError, match="tool_choice must be"):
             tool_use(chat(tools=TOOLS, tool_choice=wrong))
@@ -192,6 +192,14 @@ def test_held_back_text_still_brings_its_ids_but_only_to_those_who_asked(vocabul
     assert chunk["choices"][0]["token_ids"] == [9]
     assert chunk["choices"][0]["delta"] == {"content": ""}
     assert choice(vocabulary, ids=False).chunks(held) == []
+
+
+def test_ids_that_were_not_sampled_are_counted_for_those_who_learn_from_them(vocabulary: Vocabulary) -> None:
+    one = choice(vocabulary, forced_tokens=2)
+    assert one.first_chunk([1])["choices"][0]["forced_tokens"] == 2
+    one.take(piece(vocabulary, "a b c", finish_reason="stop"))
+    assert one.whole()["forced_tokens"] == 2
+    assert "forced_tokens" not in choice(vocabulary).first_chunk([1])["choices"][0]
 
 
 def test_a_call_becomes_deltas_and_ends_the_turn_with_tool_calls(vocabulary: Vocabulary) -> None:
