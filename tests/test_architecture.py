@@ -41,7 +41,7 @@ OWNERS = {
     "tinker": {"serving.tinker", "trainer.tinker"},
     "openai": {"evals", "bench"},
     "matplotlib": {"evals", "bench"},
-    "rich": {"cli", "evals"},
+    "rich": {"cli", "evals", "bench"},
     "pydantic": {"store.settings", "serving.embedded.wire"},
     "pydantic_settings": {"store.settings"},
 }

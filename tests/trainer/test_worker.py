@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-import warnings
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import peft
@@ -71,14 +70,6 @@ class Bench:
     async def stages(self, *turn_ids: str) -> list[Stage]:
         fates = await self.record.fates(turn_ids)
         return [fates[turn_id].stage for turn_id in turn_ids]
-
-
-@pytest.fixture(autouse=True)
-def _peft_is_behind_transformers() -> Iterator[None]:
-    """peft 0.21 asks for a property that transformers 5.23 has renamed."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
-        yield
 
 
 @pytest_asyncio.fixture

@@ -1,0 +1,278 @@
+"""The whole house as its users run it: real processes, the built-in model, the openai SDK.
+
+One house serves all tests of this file but those that kill it; they meet in the record, as its users do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import NotFoundError, OpenAI
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+from transformers import AutoTokenizer
+
+from evals.stack import Stack
+from models import BUILTIN
+from store.settings import REPOSITORY, child_environment, read_settings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+QUESTIONS = ("What is the capital of France?", "Tell me the capital of Japan.", "What is 2 plus 3?")
+WEATHER: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    settings = read_settings({"batch_size": 4, "max_wait_s": 3.0})
+    with Stack(settings, home=tmp_path_factory.mktemp("house")) as stack:
+        yield stack
+
+
+@pytest.fixture
+def client(house: Stack) -> Iterator[OpenAI]:
+    with OpenAI(base_url=house.base_url, api_key=house.key, max_retries=4, timeout=90) as made:
+        yield made
+
+
+def rows(house: Stack, where: str = "1", *values: object) -> list[dict[str, Any]]:
+    """What a person's plain SQL query says."""
+    connection = sqlite3.connect(house.home / "patina.db")
+    connection.row_factory = sqlite3.Row
+    try:
+        found = connection.execute(f"SELECT * FROM trajectories WHERE {where} ORDER BY created_at", values)
+        return [dict(row) for row in found]
+    finally:
+        connection.close()
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = 120) -> Any:
+    """Wait for something to come true; the bound is there to end a broken run, not to measure."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"{what} did not happen within {seconds:.0f} s")
+
+
+def command(house: Stack, *argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "run.py", *argv, "--home", str(house.home)],
+        cwd=REPOSITORY,
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_two_interleaved_sessions_get_their_own_turns_next_states_and_exact_ids(
+    house: Stack, client: OpenAI
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(BUILTIN)
+    histories: list[list[ChatCompletionMessageParam]] = [[], []]
+    ids: list[list[str]] = [[], []]
+    texts = [
+        ["What is the capital of Norway?", "shorter please", "Thanks!"],
+        ["What is the capital of Peru?", "no emoji", "ok"],
+    ]
+    for step in range(3):
+        for one in (0, 1):
+            histories[one].append({"role": "user", "content": texts[one][step]})
+            raw = client.chat.completions.with_raw_response.create(
+                model="patina-tiny", messages=histories[one], max_tokens=120
+            )
+            ids[one].append(raw.headers["x-patina-turn"])
+            message = raw.parse().choices[0].message
+            histories[one].append({"role": "assistant", "content": message.content})
+    for one in (0, 1):
+        found = [rows(house, "turn_id = ?", turn_id)[0] for turn_id in ids[one]]
+        assert len({row["session_id"] for row in found}) == 1
+        assert [row["relation"] for row in found] == ["first", "next", "next"]
+        assert [row["parent_turn_id"] for row in found] == [None, ids[one][0], ids[one][1]]
+        assert [row["next_text"] for row in found] == [texts[one][1], texts[one][2], None]
+        for row in found:
+            sampled = json.loads(row["completion_token_ids"])
+            logprobs = json.loads(row["sampling_logprobs"])
+            assert len(sampled) == len(logprobs) > 0
+            assert tokenizer.decode(sampled, skip_special_tokens=True).strip() == row["completion"].strip()
+            assert all(value <= 0 for value in logprobs)
+    assert (
+        rows(house, "turn_id = ?", ids[0][0])[0]["session_id"]
+        != rows(house, "turn_id = ?", ids[1][0])[0]["session_id"]
+    )
+
+
+def test_a_streamed_reply_is_the_recorded_one_and_nothing_we_asked_for_shows(
+    house: Stack, client: OpenAI
+) -> None:
+    stream = client.chat.completions.create(
+        model="patina-tiny", messages=[{"role": "user", "content": QUESTIONS[0]}], stream=True, seed=7
+    )
+    text = ""
+    for chunk in stream:
+        assert chunk.usage is None
+        assert "prompt_token_ids" not in (chunk.model_extra or {})
+        for choice in chunk.choices:
+            assert choice.logprobs is None
+            assert "token_ids" not in (choice.model_extra or {})
+            text += choice.delta.content or ""
+    turn = stream.response.headers["x-patina-turn"]
+    (row,) = rows(house, "turn_id = ?", turn)
+    assert row["completion"] == text != ""
+    assert row["finish_reason"] == "stop"
+    assert len(json.loads(row["completion_token_ids"])) == len(json.loads(row["sampling_logprobs"])) > 0
+
+
+def test_a_tool_turn_links_to_its_result(house: Stack, client: OpenAI) -> None:
+    messages: list[ChatCompletionMessageParam] = [
+        {"role": "user", "content": "What is the weather in Paris?"}
+    ]
+    raw = client.chat.completions.with_raw_response.create(
+        model="patina-tiny", messages=messages, tools=[WEATHER], tool_choice="required", temperature=0
+    )
+    message = raw.parse().choices[0].message
+    assert message.tool_calls
+    call = message.tool_calls[0]
+    assert call.type == "function"
+    assert call.function.name == "get_weather"
+    messages += [
+        {"role": "assistant", "content": message.content, "tool_calls": [call.model_dump()]},  # type: ignore[list-item]  # the SDK's own dump
+        {"role": "tool", "tool_call_id": call.id, "content": "sunny, 20 degrees"},
+    ]
+    client.chat.completions.create(model="patina-tiny", messages=messages, tools=[WEATHER])
+    (row,) = rows(house, "turn_id = ?", raw.headers["x-patina-turn"])
+    assert (row["next_role"], row["next_text"]) == ("tool", "sunny, 20 degrees")
+    assert json.loads(row["tool_calls"])[0]["function"]["name"] == "get_weather"
+
+
+def test_an_unknown_model_is_the_usual_error(client: OpenAI) -> None:
+    with pytest.raises(NotFoundError, match="does not exist"):
+        client.chat.completions.create(model="gpt-17", messages=[{"role": "user", "content": "hi"}])
+
+
+def test_complaints_make_a_version_live_without_a_command_and_rollback_undoes_it(
+    house: Stack, client: OpenAI
+) -> None:
+    def complain() -> None:
+        for i in range(6):
+            first = client.chat.completions.create(
+                model="patina-tiny", messages=[{"role": "user", "content": QUESTIONS[i % 3]}]
+            )
+            client.chat.completions.create(
+                model="patina-tiny",
+                messages=[
+                    {"role": "user", "content": QUESTIONS[i % 3]},
+                    {"role": "assistant", "content": first.choices[0].message.content},
+                    {"role": "user", "content": "Please keep your answers short, and no emoji."},
+                ],
+            )
+
+    complain()
+    until(lambda: house.status()["live"].get("patina-tiny"), "version 1 going live")
+    until(lambda: house.status()["proxy"]["backend"]["live"] >= 1, "the proxy serving it")
+    reply = client.chat.completions.with_raw_response.create(
+        model="patina-tiny", messages=[{"role": "user", "content": "Hello!"}]
+    )
+    (row,) = rows(house, "turn_id = ?", reply.headers["x-patina-turn"])
+    assert row["adapter_version"] >= 1
+    trained = rows(house, "trained_in_version = 1")
+    assert trained
+    assert {row["stage"] for row in trained} == {"trained"}
+    assert all(row["verdict"] is not None for row in trained)
+    assert "shorter" in command(house, "why", "1").stdout or "short" in command(house, "why", "1").stdout
+    assert command(house, "pause").returncode == 0
+    until(lambda: house.status()["stages"].get("claimed", 0) == 0, "the step under way ending")
+    done = command(house, "rollback", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "is live" in done.stdout
+    reply = client.chat.completions.with_raw_response.create(
+        model="patina-tiny", messages=[{"role": "user", "content": "Hello again!"}]
+    )
+    (row,) = rows(house, "turn_id = ?", reply.headers["x-patina-turn"])
+    assert row["adapter_version"] == 0
+    assert command(house, "resume").returncode == 0
+    shown = json.loads(command(house, "versions", "--json").stdout)
+    assert shown["live"] == 0
+    assert shown["versions"][0]["state"] == "published"
+
+
+def test_feedback_by_turn_id_is_scored(house: Stack, client: OpenAI) -> None:
+    raw = client.chat.completions.with_raw_response.create(
+        model="patina-tiny", messages=[{"role": "user", "content": QUESTIONS[1]}]
+    )
+    turn = raw.headers["x-patina-turn"]
+    body = {"turn_id": turn, "thumbs": "down", "text": "in Spanish please"}
+    assert client.post("/feedback", body=body, cast_to=object) is not None
+    row = until(
+        lambda: next((r for r in rows(house, "turn_id = ?", turn) if r["verdict"] is not None), None),
+        "the verdict",
+    )
+    assert (row["verdict"], row["verdict_source"]) == (-1, "feedback")
+
+
+def test_the_record_is_sound_and_each_turn_has_a_fate(house: Stack, client: OpenAI) -> None:
+    done = command(house, "verify")
+    assert done.returncode == 0, done.stdout
+    assert all(row["drop_reason"] for row in rows(house, "stage = 'dropped'"))
+
+
+def test_kill_9_of_each_process_in_turn_loses_nothing_and_trains_nothing_twice(tmp_path: Path) -> None:
+    settings = read_settings({"batch_size": 2, "max_wait_s": 2.0})
+    with Stack(settings, home=tmp_path / "house") as house:
+        seen: list[str] = []
+        with OpenAI(base_url=house.base_url, api_key=house.key, max_retries=8, timeout=90) as client:
+
+            def interaction(i: int) -> None:
+                messages: list[ChatCompletionMessageParam] = [
+                    {"role": "user", "content": f"{QUESTIONS[i % 3]} ({i})"}
+                ]
+                for text in ("Too long, shorter please.", None):
+                    raw = client.chat.completions.with_raw_response.create(
+                        model="patina-tiny", messages=messages, max_tokens=60
+                    )
+                    seen.append(raw.headers["x-patina-turn"])
+                    messages.append({"role": "assistant", "content": raw.parse().choices[0].message.content})
+                    if text is not None:
+                        messages.append({"role": "user", "content": text})
+
+            for i in range(2):
+                interaction(i)
+            for number, name in enumerate(("trainer", "scorer", "proxy", "backend")):
+                before = until(lambda n=name: house.pids().get(n), f"the {name} running")  # type: ignore[misc]
+                os.kill(before, signal.SIGKILL)
+                for i in range(2):
+                    interaction(10 * (number + 1) + i)
+                until(
+                    lambda n=name, b=before: house.pids().get(n) not in (None, b),  # type: ignore[misc]
+                    f"the {name} coming back",
+                )
+            until(
+                lambda: house.status()["live"].get("patina-tiny", 0) >= 2, "training going on after the kills"
+            )
+        recorded = {row["turn_id"]: row for row in rows(house)}
+        assert set(seen) <= set(recorded)
+        versions: dict[str, set[int]] = {}
+        for turn_id, row in recorded.items():
+            if row["trained_in_version"] is not None:
+                versions.setdefault(turn_id, set()).add(row["trained_in_version"])
+        assert versions
+        assert all(len(found) == 1 for found in versions.values())
+        assert command(house, "verify").returncode == 0
