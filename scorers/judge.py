@@ -92,6 +92,10 @@ class Judge:
         return f"judge:{self.model}"
 
     @property
+    def asks_verdict(self) -> bool:
+        return self._ask_verdict
+
+    @property
     def asks_hint(self) -> bool:
         return self._ask_hint
 
@@ -245,26 +249,29 @@ class Judge:
                 )
         except (TimeoutError, litellm.Timeout) as exc:
             raise _Passing(f"{self.place} did not answer within {self._timeout_s:g} s") from exc
-        except (litellm.AuthenticationError, litellm.PermissionDeniedError) as exc:
-            # Not the server's words: they may repeat the key.
-            raise JudgeUnavailable(f"{self.place} refused the key (HTTP {exc.status_code})") from exc
-        except litellm.NotFoundError as exc:
-            raise JudgeUnavailable(f"{self.place} does not know this model (HTTP 404)") from exc
-        except litellm.RateLimitError as exc:
-            raise _Passing(f"{self.place} is over its rate limit (HTTP 429)") from exc
         except litellm.BadRequestError as exc:
             raise JudgeError(f"{self.place} refused the question: {_first_line(exc)}") from exc
-        except litellm.exceptions.OpenAIError as exc:  # the root of litellm's other errors
-            raise _Passing(f"{self.place} failed: {_first_line(exc)}") from exc
         except Exception as exc:
             if not _is_openai_error(exc):
                 raise
-            raise _Passing(f"{self.place} failed: {_first_line(exc)}") from exc
+            raise self._unavailable(exc) from exc
         self.answers += 1
         text = response.choices[0].message.content if response.choices else None
         if not text:
             raise JudgeError(f"{self.place} gave an empty answer")
         return str(text)
+
+    def _unavailable(self, exc: Exception) -> JudgeUnavailable:
+        """Sort by status rather than by class: litellm has no class of its own for 403, for instance."""
+        status = getattr(exc, "status_code", None)
+        if status in (401, 403):
+            # Not the server's words: they may repeat the key.
+            return JudgeUnavailable(f"{self.place} refused the key (HTTP {status})")
+        if status == 404:
+            return JudgeUnavailable(f"{self.place} does not know this model (HTTP 404)")
+        if status == 429:
+            return _Passing(f"{self.place} is over its rate limit (HTTP 429)")
+        return _Passing(f"{self.place} failed: {_first_line(exc)}")
 
 
 def _is_openai_error(exc: Exception) -> bool:

@@ -60,7 +60,7 @@ WORDS: dict[str, dict[str, str]] = {
             formal formally informal informally casual casually professional professionally friendly friendlier polite
             politely rude stiff serious seriously neutral robotic enthusiastic warmer colder personal playful relaxed relax
             simple simpler simply plain plainer plainly technical academic complicated complex clear clearer structured
-            direct directly blunt flowery dense repetitive generic vague specific precise readable condescending valid shortly normal ordinary""",
+            direct directly blunt flowery dense repetitive generic vague specific precise readable condescending small smaller bigger valid shortly normal ordinary""",
         "noun": """emoji emojis emoticon emoticons smiley smileys smilies markdown bold italics italic asterisk asterisks
             stars bullet bullets bulletpoints list lists table tables heading headings header headers json yaml xml html csv
             latex prose paragraph paragraphs formatting format filler fluff preamble preambles introduction introductions
@@ -92,7 +92,7 @@ WORDS: dict[str, dict[str, str]] = {
             less fewer seems looks sounds feels think find here there now then next time times all any every each some so few several full small
             if than what how about up out down only even lot lots always ever think guess actually honestly really such
             enough though although however because since stop using one two first second last other another let must
-            mate man buddy everything something anything thing things today rest ll dear sir mostly maybe both few several full small length everywhere""",
+            mate man buddy everything something anything thing things today rest ll dear sir mostly maybe both few several full small length everywhere couple half twice winded rather pretty somewhat kinda""",
         "ask": """how what what's which who whose whom when where why is are was were does do did am if has have can could
             should would will may shall""",
         "task": """write explain list tell show translate give create add summarize summarise compare describe continue now
@@ -150,7 +150,7 @@ WORDS: dict[str, dict[str, str]] = {
             uns sie ihr ihn und oder aber so auch noch wieder viel viele zu sehr ganz etwas bisschen mal doch ja nein nur
             bitte in auf im mit für von an als kannst könntest würdest könnten sie können bist hat hast habe ist's nicht
             kein keine keinen ohne mehr weniger lieber jetzt schon wirklich leider hier da dann dass was wie viel weiter
-            sich ab vielen besten schönen schön sehr alles""",
+            sich ab vielen besten schönen schön sehr alles geht ginge""",
         "ask": "was wie wer wen wem wessen wann wo warum wieso weshalb welche welcher welches ist sind hat haben gibt soll",
         "task": "schreib schreibe erkläre erklär liste nenne zeig zeige übersetze gib erstelle füge vergleiche beschreibe mach jetzt nun",
     },
@@ -164,7 +164,7 @@ WORDS: dict[str, dict[str, str]] = {
             excuses texte mots phrase phrases détail détails explication explications puces ligne lignes ton style""",
         "lang": "français anglais espagnol allemand italien portugais",
         "verb": """utilise utilisez écris écrivez réponds répondez répondre donne donnez parle parlez dis sois soyez fais
-            faites mets mettez veux voudrais préfère besoin garde gardez explique être""",
+            faites mets mettez veux voudrais préfère besoin garde gardez explique être faire""",
         "style": "utilise utilisez réponds répondez parle parlez sois soyez évite évitez arrête arrêtez mets enlève supprime fais écris cesse",
         "mark": """plaît svp stp sans pas plus moins juste seulement trop arrête arrêtez évite évitez enlève supprime veux
             voudrais préfère peux pouvez pourrais pourriez en cesse assez aucun""",
@@ -201,6 +201,13 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
             r"^{pre}(?:too|overly|so) (?:damn )?(?:{adj})",
             "an adjective of form is in excess",
             3,
+        ),
+        Pattern(
+            "too-anything",
+            J,
+            r"^{pre}too (?!bad|late|early|soon|funny|kind|good|true)\w+(?: for me| please)?$",
+            "a whole sentence says only that something is in excess",
+            1,
         ),
         Pattern(
             "too-much",
@@ -286,11 +293,54 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
             "something of the form is unwelcome",
             3,
         ),
+        Pattern(
+            "form-grates",
+            J,
+            r"^{pre}(?:{noun}) (?:make|drive|give|hurt|annoy|bother|confuse|distract)s? (?:me|my)(?!\w)",
+            "something of the form is unwelcome",
+            3,
+        ),
+        Pattern(
+            "is-overdone",
+            J,
+            r"^{pre}(?:that|this|it|answer|reply|response|text|explanation|tone) ?(?:'s|is|was|sounds|seems|feels|reads|looks)? (?:\w+ )??(?:rather|pretty|a bit|a little|quite|awfully|incredibly|somewhat|kind of|very|really) (?:long|lengthy|wordy|verbose|chatty|stiff|casual|vague|generic|complicated|dense|repetitive|blunt|rude|cold|dry|flowery|robotic|condescending|technical|complex|informal)(?!\w)",
+            "an adjective of form is in excess",
+            3,
+        ),
+        Pattern(
+            "a-bit-much",
+            J,
+            r"^{pre}(?:kinda|kind of|a bit|bit|a little|rather|pretty|somewhat) (?:long|short|wordy|verbose|chatty|stiff|casual|formal|vague|generic|complicated|dense|repetitive|blunt|rude|cold|dry|robotic|technical)(?: no| right)?$",
+            "an adjective of form is in excess",
+            0,
+            True,
+        ),
+        Pattern(
+            "your-reply-lacks",
+            J,
+            r"^{pre}your (?:{reply}) (?:ignor|miss|lack|contradict|omit|skip|assum|fail|repeat|mix|confus)\w*",
+            "your reply is said to have failed",
+        ),
+        Pattern(
+            "did-you-even",
+            J,
+            r"^{pre}did you (?:even|actually|really) (?:read|listen|look|check|understand|see)",
+            "the second person is said to have failed",
+            None,
+            True,
+        ),
+        Pattern(
+            "no-sense",
+            J,
+            r"^{pre}(?:makes? no sense|(?:different|wrong) (?:question|topic|thing)|beside the point|all over the place|nowhere near|far from)(?!\w)",
+            "the reply is called wrong",
+            5,
+        ),
         Pattern("what-a-bad", J, r"^{pre}what an? (?:\w+ )?(?:{bad})", "the reply is called bad", 2, True),
         Pattern(
             "not-good",
             J,
-            r"^{pre}(?:not|isn't|is not|wasn't|aren't|weren't|'s not) (?:\w+ ){0,2}?(?:{good}|true|accurate|enough|appropriate|what|how|valid|needed|necessary|{noun}|{lang}|{adj})(?!\w)",
+            r"^(?!(?:\w+ )?(?:i am|i'm|we are|we're|my|he|she|they) ){pre}(?:not|isn't|is not|wasn't|aren't|weren't|'s not) (?:\w+ ){0,2}?(?:{good}|true|accurate|enough|appropriate|what|how|valid|needed|necessary|{noun}|{lang}|{adj})(?!\w)",
             "the reply lacks a quality",
             3,
         ),
@@ -353,14 +403,14 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
         Pattern(
             "length-idiom",
             J,
-            r"^{pre}(?:wall of text|(?:reads?|sounds?) like an? \w+|tl ?dr|get to (?:the )?point|cut to the chase|word salad|brevity)(?!\w)",
+            r"^{pre}(?:wall of text|(?:reads?|sounds?) like an? \w+|tl ?dr|(?:get|come) (?:straight |right )?to (?:the )?point|cut to the chase|word salad|brevity)(?!\w)",
             "an idiom about length or tone",
             4,
         ),
         Pattern(
             "why-form",
             J,
-            r"^{pre}why (?:so (?:much|many|{adj})|(?:all )?(?:the |this |these )?(?:{noun}|{lang})|(?:do|are|did|have) you (?:keep|always|still|so|using|use|writ\w+|answer\w*|add\w*)(?: .*(?:{noun}|{lang}|{adj}))|(?:in|is this in|is it in|is this|is it|not) .*(?:{lang}|{noun}|{adj}))(?!\w)",
+            r"^{pre}why (?:so (?:much|many|{adj})|(?:all )?(?:the |this |these )?(?:{noun}|{lang})|(?:do|are|did|have) (?:you|i) (?:keep|get|see|always|still|so|using|use|writ\w+|answer\w*|add\w*)(?: .*(?:{noun}|{lang}|{adj}))|(?:in|is this in|is it in|is this|is it|not) .*(?:{lang}|{noun}|{adj}))(?!\w)",
             "a why-question about the reply's form",
             4,
             True,
@@ -433,8 +483,49 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
         Pattern(
             "just-the",
             I,
-            r"^{pre}(?:just|only) (?:give |tell |show |want |need )?(?:me )?(?:the |a |an |one )*(?:answer|number|result|code|name|facts?|gist|essentials|basics|solution)(?! (?:of|to|for|is|was))(?!\w)",
+            r"^{pre}(?:give me |tell me |show me )?(?:just|only) (?:give |tell |show |want |need )?(?:me )?(?:the |a |an |one )*(?:answer|number|result|code|name|facts?|gist|essentials|basics|solution)(?! (?:of|to|for|is|was))(?!\w)",
             "the rest of the reply was too much",
+            3,
+        ),
+        Pattern(
+            "use-this",
+            I,
+            r"^(?>(?:please|always|just|only|better|and|then|so|now) )*(?:use|stick to) (?!.* to \w+)\w+(?: \w+){0,5}$",
+            "a standing order to the assistant",
+            4,
+        ),
+        Pattern(
+            "leave-out",
+            I,
+            r"^{pre}(?:you (?:can|may|could) )?(?:leave|skip|drop|omit) (?:\w+ ){1,4}out$",
+            "something of the reply is to go",
+        ),
+        Pattern(
+            "explain-otherwise",
+            I,
+            r"^{pre}explain (?:it|this|that) (?:like|as|so that|in|more|again|to me)(?!\w)",
+            "the reply is to be done again",
+            4,
+        ),
+        Pattern(
+            "half",
+            I,
+            r"^{pre}(?:half|twice|a third) (?:as|of|the) (?:{adj}|length|size|that|this)(?!\w)",
+            "the reply is to have another length",
+            3,
+        ),
+        Pattern(
+            "more-like",
+            I,
+            r"^{pre}(?:make|sound|write|read|talk|speak|put|be)(?: \w+){0,3} (?:more|less) like",
+            "the tone of the reply is ordered",
+            3,
+        ),
+        Pattern(
+            "harder",
+            I,
+            r"^{pre}(?:try|do|think|work|look) (?:harder|better|more carefully|properly)(?!\w)",
+            "the reply is to be done again",
             1,
         ),
         Pattern(
@@ -481,22 +572,29 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
         Pattern(
             "thanks",
             P,
-            r"^{pre}(?:many |much |big |huge |ok |okay )*(?:{thank})(?! to (?!you))(?! in advance)(?! for nothing)(?! you for nothing)(?!\w)",
+            r"^(?!no (?:thanks?|thank) ?(?:you)?$){pre}(?:many |much |big |huge |ok |okay )*(?:{thank})(?! to (?!you))(?! in advance)(?! for nothing)(?! you for nothing)(?!\w)",
             "gratitude",
             6,
         ),
         Pattern(
             "praise",
             P,
-            r"^(?:(?:ok|okay|yes|yeah|oh|wow|ah|very|so|really|that|this|it|s|is|was|looks?|sounds?|much|quite|absolutely|just|now|you|re|your|the|all|an?|pretty|truly|answer|reply|simply|works?|even|well) )*(?:{good})(?: (?:{good}|{thank}|{reply}|stuff|enough|you|so|much|a|lot|yes|and|indeed|again|catch|call|what|i|needed|wanted|was|the|it|like|for|asked|looking|to|know|done|very|me|that|this|how|now|way))*$",
+            r"^(?!right$)(?>(?:ok|okay|yes|yeah|oh|wow|ah|very|so|really|that|this|it|s|is|was|looks?|sounds?|much|quite|absolutely|just|now|you|re|your|the|all|an?|pretty|truly|answer|reply|simply|works?|even|well) )*(?:{good})(?> (?:{good}|{thank}|{reply}|stuff|enough|you|so|much|a|lot|yes|and|indeed|again|catch|call|what|i|needed|wanted|was|the|it|like|for|asked|looking|to|know|done|very|me|that|this|how|now|way)(?!\w))*$",
             "approval",
         ),
         Pattern(
             "success",
             P,
-            r"^{pre}(?:(?:that|it|this|all|everything|which|index|now) )?(?:\w+ )?(?:works(?: now)?(?: like a charm| great| fine| perfectly| well| nicely)|works$|worked$|it works|fixed it|solved it|did it|did the trick|helps|helped|nailed it|runs$|matches$|it runs|spot on|makes sense|well done|love it|lifesaver|much obliged|loved it)(?!\w)",
+            r"^{pre}(?:(?:that|it|this|all|everything|which|index|now) )?(?:\w+ )?(?:works(?: now)?(?: like a charm| great| fine| perfectly| well| nicely)|works(?: for (?:me|us))?$|worked$|it works|fixed it|solved it|did it|did the trick|helps|helped|nailed it|runs$|matches$|it runs|spot on|makes sense|well done|love it|lifesaver|much obliged|loved it)(?!\w)",
             "what was proposed worked",
             4,
+        ),
+        Pattern(
+            "liked",
+            P,
+            r"^{pre}i (?:really |do |quite |very much )?(?:like|love|enjoyed|appreciate)(?: \w+)? (?:this|that|it|your|the|these)(?!\w)",
+            "approval",
+            1,
         ),
         Pattern(
             "confirm",
@@ -536,9 +634,15 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
             3,
         ),
         Pattern(
+            "eso-no-es",
+            J,
+            r"^{pre}(?:eso|esa|ese|esto|esta|este) no (?:es|son|era)(?!\w)",
+            "the reply is denied",
+        ),
+        Pattern(
             "te-equivocas",
             J,
-            r"(?:^|\b)(?:te (?:has )?(?:equivocaste|equivocas|equivocado|olvidaste|olvidado|confundiste|confundes|faltó|falta)|has (?:olvidado|ignorado|confundido)|olvidaste|no (?:me )?(?:has|habías) (?:\w+)|no (?:respondiste|entendiste|contestaste|me entiendes)|sigues|siempre (?:usas|pones|escribes))(?!\w)",
+            r"(?:^|\b)(?:te (?:has )?(?:equivocaste|equivocas|equivocado|olvidaste|olvidado|confundiste|confundes|faltó|falta)|(?:has|habías) (?:olvidado|ignorado|confundido)|olvidaste|no (?:me )?(?:has|habías) (?:\w+)|no (?:respondiste|entendiste|contestaste|me entiendes)|sigues|siempre (?:usas|pones|escribes))(?!\w)",
             "the second person is said to have failed",
             4,
         ),
@@ -599,7 +703,7 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
         Pattern(
             "aprobacion",
             P,
-            r"^(?:(?:muy|qué|eso|esto|está|es|todo|así|lo|la|sí|ahora|tan|una|un|más) )*(?:{good})(?: (?:{good}|{thank}|{reply}|lo|que|necesitaba|quería|muy|eso|es|así|trabajo))*$",
+            r"^(?>(?:muy|qué|eso|esto|está|es|todo|así|lo|la|sí|ahora|tan|una|un|más) )*(?:{good})(?> (?:{good}|{thank}|{reply}|lo|que|necesitaba|quería|muy|eso|es|así|trabajo)(?!\w))*$",
             "approval",
         ),
         Pattern(
@@ -634,6 +738,13 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
             3,
         ),
         Pattern(
+            "das-ist-nicht",
+            J,
+            r"^{pre}das (?:ist|war|sind) (?:doch |aber |leider |einfach )?(?:nicht|kein|keine)(?!\w)(?! schlecht)",
+            "the reply is denied",
+        ),
+        Pattern("fehlt", J, r"^{pre}(?:da |es |hier |mir )*fehl(?:t|en)(?!\w)", "a gap is named", 3),
+        Pattern(
             "nicht-funktioniert",
             J,
             r"^{pre}(?:funktioniert|geht|klappt|läuft) (?:\w+ ){0,2}?nicht(?!\w)",
@@ -657,7 +768,7 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
         Pattern(
             "du-hast",
             J,
-            r"^{pre}du (?:hast|bist|vergisst|ignorierst|wiederholst|benutzt|verwendest|schreibst|sollst|solltest)(?: .*(?:vergessen|übersehen|ignoriert|falsch|verwechselt|missverstanden|nicht|kein|keine|schon|immer|wieder|ausgelassen|geirrt|verrechnet))(?!\w)",
+            r"^{pre}(?:du |(?=(?:hast|bist|solltest|sollst) du))(?:hast|bist|vergisst|ignorierst|wiederholst|benutzt|verwendest|schreibst|sollst|solltest)(?: .*(?:vergessen|übersehen|ignoriert|falsch|verwechselt|missverstanden|nicht|kein|keine|schon|immer|wieder|ausgelassen|geirrt|verrechnet))(?!\w)",
             "the second person is said to have failed",
         ),
         Pattern(
@@ -717,7 +828,7 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
         Pattern(
             "zustimmung",
             P,
-            r"^(?:(?:sehr|ganz|das|ist|war|wirklich|so|ja|echt|oh|wow|jetzt|alles|genau|ach|eine?) )*(?:{good})(?: (?:{good}|{thank}|{reply}|so|das|wollte|ich|brauchte|was|gemacht|erklärt|gesucht|habe|wie|es|soll|sein))*$",
+            r"^(?>(?:sehr|ganz|das|ist|war|wirklich|so|ja|echt|oh|wow|jetzt|alles|genau|ach|eine?) )*(?:{good})(?> (?:{good}|{thank}|{reply}|so|das|wollte|ich|brauchte|was|gemacht|erklärt|gesucht|habe|wie|es|soll|sein)(?!\w))*$",
             "approval",
         ),
         Pattern(
@@ -751,6 +862,7 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
             "the reply lacks a quality",
             4,
         ),
+        Pattern("il-manque", J, r"^{pre}(?:il |y )*manque(?!\w)", "a gap is named", 3),
         Pattern(
             "tu-as-oublie",
             J,
@@ -822,7 +934,7 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
         Pattern(
             "approbation",
             P,
-            r"^(?:(?:c|est|très|ça|tout|vraiment|oui|oh|c'est|trop|bien|une|un|ah|super) )*(?:{good})(?: (?:{good}|{thank}|{reply}|ça|c|est|ce|que|je|voulais|cherchais|travail|joué|fait|il|me|fallait))*$",
+            r"^(?>(?:c|est|très|ça|tout|vraiment|oui|oh|c'est|trop|bien|une|un|ah|super) )*(?:{good})(?> (?:{good}|{thank}|{reply}|ça|c|est|ce|que|je|voulais|cherchais|travail|joué|fait|il|me|fallait)(?!\w))*$",
             "approval",
         ),
         Pattern(

@@ -125,7 +125,7 @@ def _objects(text: str) -> list[dict[str, Any]]:
     while at != -1:
         try:
             value, end = decoder.raw_decode(text, at)
-        except ValueError:
+        except (ValueError, RecursionError):  # the second: brackets nested for mischief
             end = at + 1
         else:
             if isinstance(value, dict):

@@ -21,6 +21,8 @@ MAX_REACTION = 400
 _MAX_READ = 4000
 _MAX_SENTENCES = 40
 _MAX_WORDS = 60
+#: Thanks stand before one of the first so many commas.
+_MAX_CUTS = 4
 #: A question of at most so many words may be a bare wish ("shorter?").
 _FRAGMENT = 4
 
@@ -87,7 +89,11 @@ class _Language:
 
 def _alternatives(words: str) -> str:
     folded = sorted({_fold_pattern(word) for word in words.split()}, key=len, reverse=True)
-    return rf"(?<!\w)(?:{'|'.join(folded)})(?!\w)"
+    return rf"(?<!\w)(?>(?:{'|'.join(folded)})(?!\w))"
+
+
+def _words(text: str) -> list[str]:
+    return fold(text).split()
 
 
 @cache
@@ -104,7 +110,11 @@ def _languages() -> tuple[_Language, ...]:
         # Names of languages and formats are said in any language ("en English please", "auf Spanisch, no JSON").
         for key in ("noun", "lang"):
             slots[key] = _alternatives(" ".join(other[key] for other in WORDS.values()))
-        slots["pre"] = rf"(?:(?:{slots['fill']}|{slots['reply']}|{slots['noun']}|{slots['adj']}) )*?"
+        # One flat alternation of single words: a word that two classes share must not be tried twice at every place,
+        # or a message of such words takes for ever.
+        runs = {w for key in ("fill", "reply", "noun", "adj") for w in _words(classes[key])}
+        runs |= {w for other in WORDS.values() for w in _words(other["noun"])}
+        slots["pre"] = rf"(?:(?:{'|'.join(sorted(runs, key=len, reverse=True))}) )*?"
 
         def make(regex: str, slots: dict[str, str] = slots) -> re.Pattern[str]:
             for key, value in slots.items():
@@ -219,7 +229,9 @@ def _classify_sentence(raw: str, *, after_question: bool, answers_a_question: bo
 def _leading_thanks(raw: str) -> tuple[str, str]:
     """Return (pattern name, what follows) when the sentence opens with thanks or praise, else ("", "")."""
     cut = re.search(rf"\s*[,;:–—-]+\s+|\s+(?={BUT}\s)", raw, re.IGNORECASE)
-    while cut is not None:
+    for _ in range(_MAX_CUTS):
+        if cut is None:
+            break
         head = raw[: cut.start()]
         name = _match(fold(head), Kind.PRAISE, question=False)
         if name:
@@ -276,10 +288,14 @@ def _match(folded: str, kind: Kind, *, question: bool) -> str:
     return ""
 
 
+#: "Tell me about the French language" has only words of form in it and is a topic all the same.
+_ABOUT = re.compile(r"\b(?:about|sobre|uber|a propos)\b")
+
+
 def _orders_form(folded: str) -> bool:
     """Whether every content word is about the form of a reply and something in it makes it a request."""
     words = folded.split()
-    if len(words) > 25:
+    if len(words) > 25 or _ABOUT.search(folded):
         return False
     for language in _languages():
         if language.form.search(folded) is None:
@@ -302,11 +318,12 @@ def _asks(folded: str, raw: str) -> bool:
     """Whether the sentence is a question or task about something else than the reply's form."""
     if raw.rstrip("\"'”»)] ").endswith(":"):
         return True
+    folded = " ".join(folded.split()[:_MAX_WORDS])
     for language in _languages():
         if language.polite.search(folded):
             return False
     if raw.rstrip("\"'”»)] ").endswith("?"):
-        if re.match(r"(?:please|pls|bitte|por favor)\b", folded):
+        if re.search(r"^(?:please|pls|bitte|por favor)\b|\b(?:please|(?:would|could|can|will) you)$", folded):
             return False
         opens = any(language.ask.search(folded) for language in _languages())
         return opens or len(folded.split()) > _FRAGMENT
@@ -325,7 +342,7 @@ def _is_task(part: str) -> bool:
 
 def starts_task(raw: str) -> bool:
     """Whether a sentence opens like a new task ("write …", "now …")."""
-    folded = fold(raw)
+    folded = " ".join(fold(raw).split()[:_MAX_WORDS])
     return any(language.task.search(folded) for language in _languages())
 
 

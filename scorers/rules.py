@@ -21,7 +21,7 @@ _TOOL_READ = 4000
 
 _ERROR_HEAD = re.compile(
     r"^\W*(?:\[?(?:tool |execution |runtime |internal |http )?(?:error|exception|failure|fatal|failed)\]?(?:\s*[:(\[!-]|\s+\d{3}\b|\s+(?:calling|executing|running|while)\b)"
-    r"|traceback \(most recent call last\)|[\w.]*(?:Error|Exception)\b\s*[:(]|(?:bash|sh|zsh): .*: (?:command not found|No such file)|panic: |command failed\b|permission denied\b)",
+    r"|traceback \(most recent call last\)|(?-i:(?:[\w.]*[a-z.])?(?:Error|Exception)\b\s*[:(])|(?:bash|sh|zsh): .*: (?:command not found|No such file)|panic: |command failed\b|permission denied\b)",
     re.IGNORECASE,
 )
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):", re.MULTILINE)
@@ -156,7 +156,7 @@ def tool_error(content: Any) -> str | None:
         return None
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # the second: brackets nested for mischief
         return _text_error(text)
     return _value_error(value)
 
