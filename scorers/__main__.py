@@ -30,8 +30,10 @@ async def serve(settings: Settings, judge_url: str) -> None:
     jury = build_jury(settings, judge_url)
     record = await Record.open(settings.database_url)
     try:
+        worker = Worker(record, jury)
+        await worker.announce("starting")  # the judge's library takes seconds to import
         await jury.start()
-        await Worker(record, jury).run(stop)
+        await worker.run(stop)
     finally:
         await jury.close()
         await record.close()

@@ -131,7 +131,7 @@ class Worker:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._say("stopped")
+            await self.announce("stopped")
 
     async def poll(self) -> int:
         """Take up to as many answered turns as there is room for; return how many were started."""
@@ -298,10 +298,11 @@ class Worker:
 
     async def _beat(self) -> None:
         while True:
-            await self._say(self.state())
+            await self.announce(self.state())
             await asyncio.sleep(HEARTBEAT_S)
 
-    async def _say(self, state: str) -> None:
+    async def announce(self, state: str) -> None:
+        """Write one heartbeat; a record that is busy only misses it."""
         beat = Heartbeat(
             process="scorer", pid=os.getpid(), state=state, detail=self.detail(), at=self._clock()
         )
