@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from store.values import Completion, LogprobMode, ScoredTurn, Verdict
 from tests.trainer.conftest import step_once
@@ -40,7 +42,7 @@ def turn(content: Any = "What is the capital of France?") -> ScoredTurn:
 def test_an_anchor_is_an_explicit_wish_taught_by_the_base_without_a_hint(
     policy: LocalPolicy, tiny_model: Path
 ) -> None:
-    samples = Anchors(policy, str(tiny_model), seed=1).draw(6, step=0)
+    samples = Anchors(policy, str(tiny_model), max_tokens=8, seed=1).draw(6, step=0)
     trained_on = {anchor.prompt for anchor in load_canaries(str(tiny_model)).split()[0]}
     assert len(samples) == 6
     for sample in samples:
@@ -53,31 +55,64 @@ def test_an_anchor_is_an_explicit_wish_taught_by_the_base_without_a_hint(
         text = policy.tokenizer.decode(sample.prompt_ids)
         assert text.removeprefix("<|im_start|>user\n").split("<|im_end|>")[0] in trained_on
     assert len({sample.prompt_ids for sample in samples}) == 6
+    texts = [policy.tokenizer.decode(sample.prompt_ids) for sample in samples]
+    styles = {
+        a.style for a in load_canaries(str(tiny_model)).anchors if any(a.prompt in text for text in texts)
+    }
+    assert len(styles) == 6
 
 
 def test_the_same_step_draws_the_same_anchors_in_a_new_process_too(
     policy: LocalPolicy, tiny_model: Path
 ) -> None:
-    first = Anchors(policy, str(tiny_model), seed=1)
-    assert first.draw(4, step=3) == Anchors(policy, str(tiny_model), seed=1).draw(4, step=3)
+    first = Anchors(policy, str(tiny_model), max_tokens=8, seed=1)
+    assert first.draw(4, step=3) == Anchors(policy, str(tiny_model), max_tokens=8, seed=1).draw(4, step=3)
     assert first.draw(4, step=3) != first.draw(4, step=4)
     assert first.draw(0, step=3) == []
 
 
 def test_one_anchor_in_eight_is_a_tool_request(policy: LocalPolicy, tiny_model: Path) -> None:
-    anchors = Anchors(policy, str(tiny_model))
+    anchors = Anchors(policy, str(tiny_model), max_tokens=8)
     texts = [policy.tokenizer.decode(s.prompt_ids) for step in range(4) for s in anchors.draw(4, step)]
+    assert len(texts) == 16
     assert sum("You may call these functions" in text for text in texts) == 2
+
+
+def test_more_anchors_than_wishes_are_drawn_all_the_same(policy: LocalPolicy, tiny_model: Path) -> None:
+    assert len(Anchors(policy, str(tiny_model), max_tokens=8).draw(40, 0)) == 40
 
 
 def test_the_persons_own_question_comes_back_with_another_wish(policy: LocalPolicy, tiny_model: Path) -> None:
     canaries = load_canaries(str(tiny_model))
-    samples = Anchors(policy, str(tiny_model)).draw(4, step=0, turns=[turn()])
+    samples = Anchors(policy, str(tiny_model), max_tokens=8).draw(16, step=0, turns=[turn()])
     texts = [policy.tokenizer.decode(sample.prompt_ids) for sample in samples]
     own = [text for text in texts if "What is the capital of France? " in text]
     assert len(own) == 1
     assert own[0].startswith("<|im_start|>system\nBe kind.<|im_end|>\n")
     assert any(f"What is the capital of France? {wish}<|im_end|>" in own[0] for wish in canaries.instructions)
+
+
+def test_half_of_the_anchors_are_the_wishes_the_policy_has_left_most(
+    policy: LocalPolicy, tiny_model: Path
+) -> None:
+    """The policy is taught to answer one wish with nothing: at the next draws this wish is always among the anchors."""
+    anchors = Anchors(policy, str(tiny_model), max_tokens=8, seed=2)
+    lost = {s.prompt_ids for step in range(8) for s in anchors.draw(14, step)}
+    broken = [prompt for prompt in lost if "JSON object" in policy.tokenizer.decode(prompt)]
+    end = policy.tokenizer.eos_token_id
+    for _ in range(12):
+        logits, _ = policy.response_logits(broken, [[end]] * len(broken))
+        torch.autograd.backward(
+            torch.nn.functional.cross_entropy(logits[:, 0], torch.tensor([end] * len(broken)))
+        )
+        policy.apply_gradients()
+    for step in range(30, 36):
+        candidates = anchors._candidates((), random.Random(f"2/{step}"))
+        drift = anchors._drift(candidates)
+        worst = sorted(candidates, key=lambda prompt: drift[prompt], reverse=True)[:2]
+        drawn = [sample.prompt_ids for sample in anchors.draw(8, step)]
+        assert set(worst) <= set(drawn)
+        assert drift[worst[0]] > 1.0
 
 
 @pytest.mark.parametrize(
@@ -98,16 +133,22 @@ def test_a_wish_goes_behind_the_last_words_of_the_person(
     assert (found[-1]["content"] if found else None) == expected
 
 
-def test_base_replies_are_sampled_once_and_the_policys_anew(policy: LocalPolicy, tiny_model: Path) -> None:
-    kept = Anchors(policy, str(tiny_model), source="base")
+def test_base_replies_are_kept_and_the_policys_are_sampled_anew(
+    policy: LocalPolicy, tiny_model: Path
+) -> None:
+    kept = Anchors(policy, str(tiny_model), max_tokens=8, source="base")
     before = kept.draw(4, step=0)
-    fresh = Anchors(policy, str(tiny_model), source="policy").draw(4, step=0)
+    fresh = Anchors(policy, str(tiny_model), max_tokens=8, source="policy").draw(4, step=0)
+    assert [s.prompt_ids for s in fresh] == [s.prompt_ids for s in before]
     for seed in range(3):
         step_once(policy, seed)
-    assert kept.draw(4, step=0) == before
-    again = Anchors(policy, str(tiny_model), source="policy").draw(4, step=0)
-    assert [s.prompt_ids for s in again] == [s.prompt_ids for s in fresh] == [s.prompt_ids for s in before]
-    assert [s.completion_ids for s in again] != [s.completion_ids for s in fresh]
+    said = {sample.prompt_ids: sample.completion_ids for sample in before}
+    for sample in kept.draw(40, step=0):
+        assert said.get(sample.prompt_ids, sample.completion_ids) == sample.completion_ids
+    again = Anchors(policy, str(tiny_model), max_tokens=8, source="policy")._answer(
+        [s.prompt_ids for s in fresh], step=0
+    )
+    assert again != [s.completion_ids for s in fresh]
 
 
 def test_anchors_pull_a_policy_that_drifted_back_to_its_base(policy: LocalPolicy, tiny_model: Path) -> None:
@@ -119,7 +160,7 @@ def test_anchors_pull_a_policy_that_drifted_back_to_its_base(policy: LocalPolicy
         steps_per_batch=1,
         max_kl_step=9.0,
     )
-    anchors = Anchors(policy, str(tiny_model)).draw(4, step=0)
+    anchors = Anchors(policy, str(tiny_model), max_tokens=8).draw(4, step=0)
     fresh = policy.snapshot()
     assert train(policy, anchors, plan)["gradient_norm"] < 1e-4
     policy.restore(fresh)
