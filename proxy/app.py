@@ -26,9 +26,9 @@ from proxy.adapters import AdapterAlias, Alias, UpstreamAlias
 from proxy.asgi import BodyTooLarge, ClientLeft, read_body, send_error, send_json
 from proxy.ours import Caller, parse_feedback, read_caller
 from proxy.recorder import Recorder
-from proxy.relay import ChatRelay, Counters, PassThrough
+from proxy.relay import PATIENCE_S, ChatRelay, Counters, PassThrough
 from serving.protocol import Engine
-from store.errors import RecordError, RecordUnavailable, WireError
+from store.errors import RecordError, WireError
 from store.hashing import digest
 from store.record import Record
 from store.values import Feedback, Heartbeat, Json
@@ -55,6 +55,8 @@ class Proxy:
         opening: opens the record.
         key: what clients must send; empty: nothing.
         is_local: the backend is ours (it loads adapters, and somebody restarts it).
+        wait_s: longest time a reply waits for its row.
+        patience_s: longest time a request waits for a local backend that is being restarted.
         on_crash: called when background work ended by an error nobody expected; the process should end.
     """
 
@@ -67,6 +69,7 @@ class Proxy:
         key: str,
         is_local: bool,
         wait_s: float = 0.25,
+        patience_s: float = PATIENCE_S,
         on_crash: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
@@ -84,7 +87,9 @@ class Proxy:
         )
         self._is_local = is_local
         self._through = PassThrough(engine, self._counters)
-        self._chat = ChatRelay(engine, self._alias, self._recorder, self._counters, self._through)
+        self._chat = ChatRelay(
+            engine, self._alias, self._recorder, self._counters, self._through, patience_s=patience_s
+        )
         self._tasks: list[asyncio.Task[None]] = []
 
     # ---- life
@@ -303,7 +308,7 @@ class Proxy:
                     created_at=time.time(),
                 )
             )
-        except RecordUnavailable as exc:
+        except RecordError as exc:
             await send_error(
                 send,
                 503,

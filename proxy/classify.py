@@ -89,10 +89,14 @@ def _quotes_conversation(view: View) -> bool:
     return bool(_CONTAINER.search(view.asked)) and not _ANSWER_IT.search(view.request)
 
 
+_GREETING = _re(r"\A\W*(ping|test|testing|hi|hello|hey)\W*\Z")
+
+
 def _is_probe(view: View) -> bool:
-    return (
-        view.max_tokens is not None and view.max_tokens <= 5 and view.answers == 0 and len(view.request) <= 40
-    )
+    """Is anybody there: room for one token, or for a few after a bare greeting."""
+    if view.max_tokens is None or view.answers:
+        return False
+    return view.max_tokens == 1 or (view.max_tokens <= 5 and bool(_GREETING.match(view.request)))
 
 
 _MAKE = r"\b(generate|create|write|suggest|provide|give|propose|come up with|produce|return|pick)\b"

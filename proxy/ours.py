@@ -112,7 +112,8 @@ def read_wishes(headers: Headers, body: Json, session_in_path: str | None = None
         kind=TurnKind(kind) if kind in ("main", "side") else None,
         session=session[:_MAX_SESSION] if isinstance(session, str) and session else None,
         is_session_done=(header(headers, b"x-session-done") or "").lower() in ("1", "true", "yes"),
-        is_opted_out=isinstance(train, str) and train.lower() in ("off", "false", "no", "0"),
+        is_opted_out=train is False
+        or (isinstance(train, str) and train.lower() in ("off", "false", "no", "0")),
         user=user if isinstance(user, str) and user else None,
     )
 

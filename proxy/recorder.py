@@ -19,11 +19,10 @@ from dataclasses import dataclass
 
 import tenacity
 
-from proxy.canonical import History
 from proxy.drafts import Draft, build_turns
 from proxy.linking import Known, Link, link
 from proxy.recent import Recent
-from store.errors import RecordUnavailable
+from store.errors import RecordError, RecordUnavailable
 from store.record import Record
 from store.values import Json, NewTurn, Tip, TurnKind
 
@@ -191,7 +190,11 @@ class Recorder:
             self._recent.remove(t.turn_id for t in self._linked.pop(draft.turn_id, ()))
 
     async def _write(self, drafts: Sequence[Draft]) -> None:
-        record = await self.opened()
+        try:
+            record = await self.opened()
+        except RecordError as exc:
+            # Whatever is wrong with it (not migrated yet, too new), it is not the turns' fault: they wait.
+            raise RecordUnavailable(str(exc)) from exc
         await self._link(record, [d for d in drafts if d.turn_id not in self._linked])
         turns = [turn for draft in drafts for turn in self._linked[draft.turn_id]]
         await record.write_turns(turns)
@@ -204,51 +207,45 @@ class Recorder:
         self.last_error = None
 
     async def _link(self, record: Record, drafts: Sequence[Draft]) -> None:
-        """Decide, in order of arrival here, what each draft continues. A second attempt keeps what was decided."""
+        """Decide, in the order in which they ended, what the drafts continue. A second attempt keeps what was decided."""
         for draft, found in zip(drafts, await self._known(record, drafts), strict=True):
-            unwritten = [turn.turn_id for turns in self._linked.values() for turn in turns]
             session = draft.wishes.session
             tip = None
             if session is not None:
-                tip = self._recent.newest(unwritten, draft.scope, session)
-                tip = tip or await record.session_tip(draft.scope, session)
-            known = self._with_recent(draft, found, unwritten)
+                tip = self._recent.newest(draft.scope, session) or await record.session_tip(
+                    draft.scope, session
+                )
+            known = self._with_recent(draft, found)
             decided: Link = link(draft.history, known, draft.kind.kind, session=session, tip=tip)
             session_id = decided.session_id or f"session_{draft.turn_id.removeprefix('turn_')}"
             turns = build_turns(draft, decided, session_id)
             self._linked[draft.turn_id] = turns
             self._recent.add(draft, turns)
 
-    def _with_recent(self, draft: Draft, found: Known, unwritten: Sequence[str]) -> Known:
-        """Add to what the record knows the turns of this batch and what only memory knows."""
-        replies, requests = self._recent.tips(unwritten, draft.history.keys)
-        merged_requests = _merged(requests, found.requests, self._recent)
-        same = merged_requests.get(draft.history.request_key, [])
+    def _with_recent(self, draft: Draft, found: Known) -> Known:
+        """Add to what the record knows what this process remembers."""
+        recent, history = self._recent, draft.history
         return Known(
-            replies=_merged(replies, found.replies, self._recent),
-            requests=merged_requests,
-            exchanges=self._recent.exchanges(draft.history),
-            identical=self._recent.identical(draft, same),
+            replies=_merged(recent.replies(history), found.replies, recent),
+            requests=_merged(recent.requests(history), found.requests, recent),
+            exchanges=recent.exchanges(history),
+            identical=recent.identical(draft),
         )
 
     async def _known(self, record: Record, drafts: Sequence[Draft]) -> list[Known]:
-        """Ask the record for the turns that these requests may rest on: one question a scope, two if need be."""
-        first = await self._ask(record, drafts, lambda d: _probe(d.history))
-        rest = [
-            d
-            for d, known in zip(drafts, first, strict=True)
-            if len(d.history.marks) > _PROBE and not _is_certain(d.history, known)
-        ]
-        if not rest:
-            return first
-        full = dict(
-            zip(
-                (d.turn_id for d in rest),
-                await self._ask(record, rest, lambda d: d.history.keys),
-                strict=True,
-            )
-        )
-        return [full.get(d.turn_id, known) for d, known in zip(drafts, first, strict=True)]
+        """Ask the record for the turns that these requests may rest on: not at all, one question a scope, or two."""
+        known = {d.turn_id: Known() for d in drafts}
+        for keys_of in (_newest_keys, _all_keys):
+            # What came before in this very batch is linked later, and is found in memory then.
+            open_ones = [
+                d for d in drafts if not _is_certain(d, known[d.turn_id], self._recent.replies(d.history))
+            ]
+            if keys_of is _all_keys:
+                open_ones = [d for d in open_ones if len(d.history.marks) > _PROBE]
+            if open_ones:
+                answers = await self._ask(record, open_ones, keys_of)
+                known.update(zip((d.turn_id for d in open_ones), answers, strict=True))
+        return [known[d.turn_id] for d in drafts]
 
     async def _ask(
         self, record: Record, drafts: Sequence[Draft], keys_of: Callable[[Draft], Sequence[str]]
@@ -270,16 +267,27 @@ class Recorder:
         return found
 
 
-def _probe(history: History) -> list[str]:
-    return history.keys[-_PROBE:]
+def _newest_keys(draft: Draft) -> list[str]:
+    return draft.history.keys[-_PROBE:]
 
 
-def _is_certain(history: History, known: Known) -> bool:
-    """Whether the newest answer in the history was found, and as a main turn: nothing older can be its parent then."""
-    for mark in reversed(history.marks):
+def _all_keys(draft: Draft) -> list[str]:
+    return draft.history.keys
+
+
+def _is_certain(draft: Draft, known: Known, remembered: Mapping[str, Sequence[Tip]]) -> bool:
+    """Whether nothing that the record could still tell would change the link.
+
+    So it is for an opening (only an identical body matters, and bodies are remembered, not stored), and where the newest
+    answer in the history is known to end a main turn (nothing older can be the parent then).
+    """
+    if draft.history.is_opening and draft.wishes.session is None:
+        return True
+    for mark in reversed(draft.history.marks):
         if mark.role == "assistant":
-            return any(t.kind is TurnKind.MAIN for t in known.replies.get(mark.key, ()))
-    return True
+            tips = [*known.replies.get(mark.key, ()), *remembered.get(mark.key, ())]
+            return any(t.kind is TurnKind.MAIN for t in tips)
+    return False
 
 
 def _merged(

@@ -231,12 +231,7 @@ class ChatRelay:
         self._counters.requests += 1
         self._counters.in_flight += 1
         try:
-            try:
-                chat = parse_chat(raw)
-            except WireError:
-                # What is wrong with it is the backend's to say, in its own words.
-                await self._through(scope, receive, send, path=path, body=raw)
-                return
+            chat = parse_chat(raw)
             exchange = _Exchange(
                 turn_id=new_turn_id(),
                 created_at=time.time(),
@@ -247,6 +242,9 @@ class ChatRelay:
                 assembler=Assembler(chat.n),
             )
             await self._exchange(exchange, scope["headers"], receive, send, path)
+        except WireError:
+            # Nothing was sent yet. What is wrong with the request is the backend's to say, in its own words.
+            await self._through(scope, receive, send, path=path, body=raw)
         finally:
             self._counters.in_flight -= 1
 

@@ -106,6 +106,9 @@ def build_request(
     Args:
         fields: what the backend understands of "logprobs", "return_token_ids", "stream_options".
         served_model: name the backend knows the policy version by; None leaves the client's.
+
+    Raises:
+        WireError: it cannot be written anew (nested too deeply); it can only be passed on as it is.
     """
     body = chat.body
     added: Json = {}
@@ -135,7 +138,10 @@ def build_request(
         served_model=served_model if renamed else None,
         client_model=chat.model if renamed else None,
     )
-    return orjson.dumps({**body, **added}), injection
+    try:
+        return orjson.dumps({**body, **added}), injection
+    except orjson.JSONEncodeError as exc:
+        raise WireError(f"the request cannot be written anew: {exc}") from exc
 
 
 # ---------------------------------------------------------------- taking out again

@@ -90,20 +90,38 @@ def record_file(empty_record: Path, tmp_path: Path) -> Path:
 @contextmanager
 def make_house(upstream: Upstream, record_file: Path, *, is_local: bool = True) -> Iterator[House]:
     """Run the backend and the proxy in front of it: a local one, or somebody else's endpoint (`--upstream`)."""
+    with running(upstream) as url, house_at(url, upstream, record_file, is_local=is_local) as house:
+        yield house
+
+
+@contextmanager
+def house_at(
+    upstream_url: str,
+    upstream: Upstream,
+    record_file: Path,
+    *,
+    is_local: bool = True,
+    patience_s: float = 10.0,
+) -> Iterator[House]:
+    """Run the proxy in front of a backend that somebody else starts and stops."""
     url = f"sqlite+aiosqlite:///{record_file}"
-    with running(upstream) as upstream_url:
-        engine = (
-            HttpEngine(upstream_url)
-            if is_local
-            else HttpEngine(f"{upstream_url}/v1", api_key="upstream-key", speaks_vllm=False)
-        )
-        proxy = Proxy(
-            engine=engine, policy="tiny", opening=lambda: Record.open(url), key=KEY, is_local=is_local
-        )
-        # No TLS in the client: reading the certificates would take longer than most tests.
-        with running(proxy) as proxy_url, httpx.Client(verify=False, timeout=30) as plain:
-            client = openai.OpenAI(base_url=f"{proxy_url}/v1", api_key=KEY, max_retries=0, http_client=plain)
-            yield House(proxy_url, upstream, upstream_url, url, proxy, client)
+    engine = (
+        HttpEngine(upstream_url)
+        if is_local
+        else HttpEngine(f"{upstream_url}/v1", api_key="upstream-key", speaks_vllm=False)
+    )
+    proxy = Proxy(
+        engine=engine,
+        policy="tiny",
+        opening=lambda: Record.open(url),
+        key=KEY,
+        is_local=is_local,
+        patience_s=patience_s,
+    )
+    # No TLS in the client: reading the certificates would take longer than most tests.
+    with running(proxy) as proxy_url, httpx.Client(verify=False, timeout=30) as plain:
+        client = openai.OpenAI(base_url=f"{proxy_url}/v1", api_key=KEY, max_retries=0, http_client=plain)
+        yield House(proxy_url, upstream, upstream_url, url, proxy, client)
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ import openai
 import pytest
 
 from store.values import AdapterState, AdapterVersion, StepReport
-from tests.proxy.conftest import House
+from tests.proxy.conftest import House, house_at
 from tests.proxy.test_relay import get
+from tests.proxy.upstream import Upstream, free_socket, running
 
 
 def publish(house: House, version: int, folder: Path) -> None:
@@ -169,3 +170,35 @@ def test_an_explicit_version_is_served_if_it_is_loaded(house: House, tmp_path: P
     assert [seen.body["model"] for seen in house.upstream.seen[-2:]] == ["tiny@1", "tiny"]
     with pytest.raises(openai.NotFoundError):
         house.client.chat.completions.create(model="tiny@7", messages=[{"role": "user", "content": "x"}])
+
+
+def test_requests_wait_for_a_backend_that_is_being_restarted(
+    upstream: Upstream, record_file: Path, tmp_path: Path
+) -> None:
+    with free_socket() as listener:
+        port = listener.getsockname()[1]
+    answers: list[str] = []
+    with house_at(f"http://127.0.0.1:{port}", upstream, record_file, patience_s=30.0) as house:
+        publish(house, 1, tmp_path)
+        for _ in range(2):  # it starts, and it comes back after it was stopped
+            asking = [
+                threading.Thread(target=lambda: answers.append(house.ask("hello").choices[0].message.content))
+                for _ in range(3)
+            ]
+            for thread in asking:
+                thread.start()
+            time.sleep(0.3)
+            with running(upstream, free_socket(port)):
+                for thread in asking:
+                    thread.join()
+            upstream.adapters.clear()
+        assert len(answers) == 6
+        assert all(" of tiny@1 to hello" in answer for answer in answers)
+
+
+def test_a_backend_that_does_not_come_back_is_a_502(upstream: Upstream, record_file: Path) -> None:
+    with house_at("http://127.0.0.1:9", upstream, record_file, patience_s=0.2) as house:
+        with pytest.raises(openai.InternalServerError, match=r"http://127\.0\.0\.1:9 is not up") as caught:
+            house.ask("hello")
+        assert caught.value.status_code == 502
+        assert house.rows(1)[0]["drop_reason"] == "upstream_error"

@@ -57,6 +57,7 @@ def test_explicit_words_in_headers_and_metadata() -> None:
         True,
         "ann",
     )
+    assert read_wishes([], {"metadata": {"patina_train": False}}).is_opted_out
     said = read_wishes([], {"metadata": {"session_id": "s2", "patina_train": "off"}})
     assert (said.session, said.is_opted_out, said.kind) == ("s2", True, None)
     assert read_wishes([], {}, "in-path").session == "in-path"

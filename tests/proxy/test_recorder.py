@@ -195,3 +195,22 @@ async def test_a_long_history_links_as_a_short_one_does(record_url: str, length:
             assert rows[f"turn_{i:03}"]["parent_turn_id"] == f"turn_{i - 1:03}"
         assert rows["turn_edit"]["parent_turn_id"] == "turn_000"
         assert rows["turn_edit"]["relation"] == ("next" if length == 1 else "branch")
+
+
+async def test_after_a_restart_the_record_alone_links_what_was_said_days_ago(record_url: str) -> None:
+    history = [user("How do I read a CSV file?")]
+    for step in range(5):
+        # a new process for each turn: nothing is remembered
+        async with recording(record_url) as (recorder, record):
+            await recorder.submit(draft(str(step), history, f"answer {step}"))
+            rows = await record.trajectories()
+        history = [*history, assistant(f"answer {step}"), user(f"question {step}")]
+    assert [r["parent_turn_id"] for r in rows] == [None, "turn_0", "turn_1", "turn_2", "turn_3"]
+    assert [r["next_text"] for r in rows] == [*(f"question {i}" for i in range(4)), None]
+    async with recording(record_url) as (recorder, record):
+        await recorder.submit(draft("again", history[:-2], "another answer"))
+        await recorder.submit(draft("edit", [*history[:2], user("something else")], "x"))
+        again, edit = (await record.trajectories())[-2:]
+        assert await record.verify() == []
+    assert (again["relation"], again["parent_turn_id"]) == ("retry", "turn_3")
+    assert (edit["relation"], edit["parent_turn_id"]) == ("branch", "turn_0")

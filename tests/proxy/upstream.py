@@ -26,10 +26,10 @@ import uvicorn
 Json = dict[str, Any]
 
 
-def free_socket() -> socket.socket:
+def free_socket(port: int = 0) -> socket.socket:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", 0))
+    listener.bind(("127.0.0.1", port))
     listener.listen(512)
     return listener
 
