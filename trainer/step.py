@@ -246,8 +246,10 @@ def _choose_hints(drafts: Sequence[_Draft]) -> None:
 
 
 def _follow_up(turn: ScoredTurn) -> str | None:
-    text = turn.verdict.detail.get("follow_up")
-    return text if isinstance(text, str) else None
+    """The words that followed a turn nobody had an opinion on; None when they were a new question, which hints at nothing."""
+    detail = turn.verdict.detail
+    text = detail.get("follow_up")
+    return text if isinstance(text, str) and not detail.get("follow_up_is_question") else None
 
 
 def _ask_for_prompts(

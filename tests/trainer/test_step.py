@@ -130,6 +130,12 @@ def test_a09_a_session_of_neutral_verdicts_still_teaches_through_one_follow_up(p
     assert moved(before, weights(policy))
 
 
+def test_a_new_question_is_no_hint_even_in_a_session_that_said_nothing_else(policy: LocalPolicy) -> None:
+    detail = {"follow_up": "What is the capital of Peru?", "follow_up_is_question": True}
+    turn = sampled_turn(policy, "t", "Hi", verdict={"value": 0, "hint": None, "detail": detail})
+    assert ready(policy, turn).refused["t"].reason is DropReason.NO_SIGNAL
+
+
 def test_a06_a_teacher_that_cannot_be_asked_drops_the_turn(policy: LocalPolicy) -> None:
     turn = sampled_turn(policy, "t", "Hi")
     other = replace(turn, prompt_token_ids=(*turn.prompt_token_ids[:-1], 7))
