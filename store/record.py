@@ -333,57 +333,20 @@ class Record:
         """Return the stored turns of ``scope`` whose request or reply key is among ``keys``."""
         if not keys:
             return Tips(replies={}, requests={})
-        c = schema.turns.c
         async with self._read() as connection:
-            found: dict[str, dict[str, list[Tip]]] = {"replies": {}, "requests": {}}
-            for name, column in (("replies", c.reply_key), ("requests", c.request_key)):
-                rows = await connection.execute(
-                    self._tip_select(column)
-                    .where(c.scope == scope, column.in_(keys))
-                    .order_by(c.created_at.desc(), c.turn_id.desc())
-                )
-                for row in rows:
-                    found[name].setdefault(row.key, []).append(_tip(row))
-        return Tips(
-            replies={key: tuple(tips) for key, tips in found["replies"].items()},
-            requests={key: tuple(tips) for key, tips in found["requests"].items()},
-        )
-
-    def _tip_select(self, key: sa.ColumnElement[Any]) -> sa.Select[Any]:
-        c = schema.turns.c
-        child = schema.turns.alias("child")
-        extended = (
-            sa.exists()
-            .where(
-                child.c.session_id == c.session_id,
-                child.c.parent_turn_id == c.turn_id,
-                child.c.kind == TurnKind.MAIN.value,
-                child.c.relation != Relation.RETRY.value,
-            )
-            .correlate(schema.turns)
-        )
-        return sa.select(
-            c.turn_id,
-            c.session_id,
-            c.turn_index,
-            c.kind,
-            c.parent_turn_id,
-            key.label("key"),
-            (~extended).label("is_newest"),
-            c.created_at,
-        )
+            found = []
+            for statement in (_TIPS_BY_REPLY, _TIPS_BY_REQUEST):
+                tips: dict[str, list[Tip]] = {}
+                for row in await connection.execute(statement, {"scope": scope, "keys": list(keys)}):
+                    tips.setdefault(row.key, []).append(_tip(row))
+                found.append({key: tuple(some) for key, some in tips.items()})
+        return Tips(replies=found[0], requests=found[1])
 
     async def session_tip(self, scope: str, session_id: str) -> Tip | None:
         """Return the newest main turn of an explicitly named session."""
-        c = schema.turns.c
         async with self._read() as connection:
             row = (
-                await connection.execute(
-                    self._tip_select(sa.func.coalesce(c.reply_key, c.request_key))
-                    .where(c.scope == scope, c.session_id == session_id, c.kind == TurnKind.MAIN.value)
-                    .order_by(c.turn_index.desc(), c.created_at.desc())
-                    .limit(1)
-                )
+                await connection.execute(_SESSION_TIP, {"scope": scope, "session_id": session_id})
             ).one_or_none()
         return None if row is None else _tip(row)
 
@@ -1155,6 +1118,54 @@ class Record:
             else:
                 async with connection.begin():
                     yield connection
+
+
+def _tip_select(key: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    c = schema.turns.c
+    child = schema.turns.alias("child")
+    extended = (
+        sa.exists()
+        .where(
+            child.c.session_id == c.session_id,
+            child.c.parent_turn_id == c.turn_id,
+            child.c.kind == TurnKind.MAIN.value,
+            child.c.relation != Relation.RETRY.value,
+        )
+        .correlate(schema.turns)
+    )
+    return sa.select(
+        c.turn_id,
+        c.session_id,
+        c.turn_index,
+        c.kind,
+        c.parent_turn_id,
+        key.label("key"),
+        (~extended).label("is_newest"),
+        c.created_at,
+    ).where(c.scope == sa.bindparam("scope"))
+
+
+def _tips_by(column: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    c = schema.turns.c
+    return (
+        _tip_select(column)
+        .where(column.in_(sa.bindparam("keys", expanding=True)))
+        .order_by(c.created_at.desc(), c.turn_id.desc())
+    )
+
+
+# Built once: putting such a statement together costs as much as running it, and these run for every request.
+_TIPS_BY_REPLY = _tips_by(schema.turns.c.reply_key)
+_TIPS_BY_REQUEST = _tips_by(schema.turns.c.request_key)
+_SESSION_TIP = (
+    _tip_select(sa.func.coalesce(schema.turns.c.reply_key, schema.turns.c.request_key))
+    .where(
+        schema.turns.c.session_id == sa.bindparam("session_id"),
+        schema.turns.c.kind == TurnKind.MAIN.value,
+    )
+    .order_by(schema.turns.c.turn_index.desc(), schema.turns.c.created_at.desc())
+    .limit(1)
+)
 
 
 def last_user_text(messages: Sequence[Json]) -> str:
