@@ -121,7 +121,28 @@ def _drop(draft: Draft, kind: TurnKind, completion: Completion) -> tuple[DropRea
         return DropReason.OPTED_OUT, ""
     if kind is TurnKind.SIDE:
         return DropReason.SIDE_TURN, draft.kind.reason
+    if constraint := constraint_of(draft.chat.body):
+        return DropReason.CONSTRAINED, constraint
     return token_fault(completion, draft.reply.completions, draft.reply.usage)
+
+
+#: Fields that make engines decode under a grammar.
+_GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
+
+def constraint_of(body: Json) -> str:
+    """Return what of a request forces tokens on the sampler, or "".
+
+    A forced token was not sampled: engines report it with logprob 0 or with the one the model would have given it, and neither
+    is what it was drawn with.
+    """
+    choice = body.get("tool_choice")
+    if choice == "required" or isinstance(choice, dict):
+        return "tool_choice forces a call"
+    wanted = body.get("response_format")
+    if isinstance(wanted, dict) and wanted.get("type") not in (None, "text"):
+        return f"response_format {wanted.get('type')}"
+    return next((name for name in _GRAMMARS if body.get(name) is not None), "")
 
 
 def _next_state(draft: Draft, link: Link) -> NextState | None:

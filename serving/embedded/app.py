@@ -369,7 +369,6 @@ class Server:
                 wants_ids=bool(body.return_token_ids),
                 as_ids=bool(body.return_tokens_as_token_ids),
                 one_call=body.parallel_tool_calls is False,
-                forced_tokens=len(forced),
             )
             for index in range(n)
         ]

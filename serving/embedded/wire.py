@@ -385,8 +385,7 @@ def _new_call_id() -> str:
 class ChatChoice:
     """One choice of a chat completion while it grows: pieces in, stream chunks out, the whole message at the end.
 
-    `head` is what every chunk begins with (id, object, created, model). `forced_tokens`: how many ids at the beginning were
-    prescribed, not sampled; whoever learns from the ids must leave them out, so they are told beside them.
+    `head` is what every chunk begins with (id, object, created, model).
     """
 
     index: int
@@ -397,7 +396,6 @@ class ChatChoice:
     wants_ids: bool
     as_ids: bool
     one_call: bool = False
-    forced_tokens: int = 0
     content: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -436,8 +434,6 @@ class ChatChoice:
         chunk = self._chunk({"role": "assistant", "content": ""}, last=False)
         if self.wants_ids:
             chunk["prompt_token_ids"] = list(prompt_ids)
-            if self.forced_tokens:
-                chunk["choices"][0]["forced_tokens"] = self.forced_tokens
         return chunk
 
     def chunks(self, piece: Piece) -> list[dict[str, Any]]:
@@ -488,8 +484,6 @@ class ChatChoice:
         }
         if self.wants_ids:
             choice["token_ids"] = self.token_ids
-            if self.forced_tokens:
-                choice["forced_tokens"] = min(self.forced_tokens, len(self.token_ids))
         return choice
 
 

@@ -194,14 +194,6 @@ def test_held_back_text_still_brings_its_ids_but_only_to_those_who_asked(vocabul
     assert choice(vocabulary, ids=False).chunks(held) == []
 
 
-def test_ids_that_were_not_sampled_are_counted_for_those_who_learn_from_them(vocabulary: Vocabulary) -> None:
-    one = choice(vocabulary, forced_tokens=2)
-    assert one.first_chunk([1])["choices"][0]["forced_tokens"] == 2
-    one.take(piece(vocabulary, "a b c", finish_reason="stop"))
-    assert one.whole()["forced_tokens"] == 2
-    assert "forced_tokens" not in choice(vocabulary).first_chunk([1])["choices"][0]
-
-
 def test_a_call_becomes_deltas_and_ends_the_turn_with_tool_calls(vocabulary: Vocabulary) -> None:
     one = choice(vocabulary, tools=True)
     text = 'Look.\n<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
