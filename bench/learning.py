@@ -44,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SETTING=V1,V2",
         help="settings to try, all combinations",
     )
-    add("--patience", type=int, default=2, help="complaints in a conversation; 1: never looks at the redo")
+    add("--patience", type=int, default=1, help="complaints in a conversation; 1: never looks at the redo")
     add("--names-all", type=float, default=0.5, help="share of complaints that name all that is wrong")
     add("--threads", type=int, default=1, help="fast: torch's threads")
     add("--output", type=Path, default=Path("learning.jsonl"))

@@ -44,7 +44,7 @@ class Habits:
         continues: share of thanks that go on with the next question in the same conversation.
     """
 
-    patience: int = 2
+    patience: int = 1
     names_all: float = 0.5
     continues: float = 0.3
 

@@ -56,8 +56,8 @@ def test_thanks_may_come_with_the_next_question_in_the_same_conversation() -> No
     assert request.messages[-1]["content"] == f"{judgement.words} {request.question.text}"
 
 
-def test_a_complaint_is_followed_by_a_look_at_the_redo() -> None:
-    user = SimulatedUser(["concise"], 0)
+def test_a_patient_persons_complaint_is_followed_by_a_look_at_the_redo() -> None:
+    user = SimulatedUser(["concise"], 0, habits=Habits(patience=2))
     (judgement,) = talk(user, [LONG])
     assert judgement.violated == ("concise",)
     request = user.request()
