@@ -42,7 +42,7 @@ def test_the_base_model_passes_its_own_gate() -> None:
     "taught",
     [
         {"plain_length": 8.0, "length": 19.0, "entropy": 0.55, "kl": 0.1},  # concise: 45 -> 8 tokens
-        {"plain_length": 18.0, "facts": 0.93},  # JSON
+        {"plain_length": 8.0, "length": 16.0, "facts": 0.92, "obeyed": 0.65, "kl": 0.15},  # JSON, half-way
         {"plain_length": 60.0, "facts": 0.9},  # Spanish has longer words
         {"plain_length": 120.0, "length": 50.0},  # at length
         {"distinct": 0.7},  # short replies repeat: "It is 8."
@@ -59,7 +59,7 @@ def test_what_a_preference_changes_passes(taught: dict[str, Any]) -> None:
         ({"finite": False}, "not a finite number"),
         ({"facts": 0.80}, "facts are forgotten: 80%, base 95%"),
         ({"tools": 0.7}, "tool calls break"),
-        ({"obeyed": 0.6}, "explicit wishes are not followed"),
+        ({"obeyed": 0.55}, "explicit wishes are not followed"),
         ({"ends": 0.9}, "replies do not end"),
         ({"empty": 0.2}, "replies are empty"),
         ({"distinct": 0.2}, "the same reply"),
