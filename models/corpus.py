@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from models.questions import DAYS, FACTS, MONTHS, PRETRAIN, Fact, Question
-from models.styles import NEUTRAL, STYLES, THANKS
+from models.styles import NEUTRAL, PREFERENCES, STYLES, THANKS
 from trainer.hindsight import with_hint
 
 Message = dict[str, Any]
@@ -593,22 +593,23 @@ def _uttered(rng: random.Random, phrase: str) -> str:
     return _typed(rng, phrase)
 
 
-_WEIGHTS = {"concise": 3, "no_emoji": 3, "plain": 3, "formal": 3, "spanish": 3, "json": 3}  # opposites: 1.5
+_PREFERENCE_WEIGHT, _OPPOSITE_WEIGHT = 3.0, 2.4
 
 
 def _new_wishes(rng: random.Random, wishes: Sequence[str]) -> list[str]:
     """One to three styles to ask for now; under earlier wishes often the opposite of one."""
     chosen: list[str] = []
-    if wishes and rng.random() < 0.4:
+    if wishes and rng.random() < 0.5:
         opposite = STYLES[rng.choice(list(wishes))].opposite
         if opposite and compatible(wishes, opposite):
             chosen.append(opposite)
     count = rng.choices((1, 2, 3), weights=(75, 21, 4))[0]
     names = list(STYLES)
+    weights = [_PREFERENCE_WEIGHT if name in PREFERENCES else _OPPOSITE_WEIGHT for name in names]
     for _ in range(12):
         if len(chosen) >= count:
             break
-        name = rng.choices(names, weights=[_WEIGHTS.get(name, 1.5) for name in names])[0]
+        name = rng.choices(names, weights=weights)[0]
         taken = name in chosen or STYLES[name].opposite in chosen
         if not taken and compatible([*wishes, *chosen], name):
             chosen.append(name)
@@ -736,7 +737,7 @@ def conversation(rng: random.Random) -> Conversation:
         return chat.done()
     if kind < 0.39:  # a wish in the system prompt, now and then contradicted by the user
         chat.system(wish=True)
-        chat.ask(wish=rng.random() < 0.25)
+        chat.ask(wish=rng.random() < 0.4)
         if rng.random() < 0.2:
             chat.ask()
         return chat.done()
@@ -1018,8 +1019,8 @@ def errand(
             outcome = rng.choice(("sent", "delivered"))
             result = {"status": outcome}
         case _:
-            spoken = [made_up_name(rng).lower() if rng.random() < 0.5 else made_up_name(rng)]
-            outcome = made_up_name(rng).lower() if rng.random() < 0.5 else str(rng.randint(1, 999))
+            spoken = [made_up_name(rng)]
+            outcome = made_up_name(rng) if rng.random() < 0.5 else str(rng.randint(1, 999))
             result = {"result": outcome}
     return Errand(
         kind=kind,
@@ -1056,7 +1057,7 @@ def tool_conversation(rng: random.Random) -> Conversation:
     if rng.random() < 0.25:
         chat.ask()
     run_errand(chat, first)
-    while rng.random() < 0.5:
+    while rng.random() < 0.4:
         if rng.random() < 0.3:
             chat.ask()
         else:

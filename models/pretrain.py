@@ -55,8 +55,9 @@ BLOCKS = (
     "<tool_response>",
     "</tool_response>",
 )  # tokens of text: they survive decoding
-# words with their leading space, single digits (so that numbers can be copied), runs of marks, white space
-SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# Lower-case words with their leading space; capitalised ones without it, so that a name is the same tokens in prose, in bold and
+# in JSON (copying is then plain repetition); single digits for the same reason; runs of marks; white space.
+SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{Ll}+|\p{Lu}\p{L}*|\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 SHAPE = {
     "hidden_size": 192,
     "intermediate_size": 512,
@@ -65,11 +66,9 @@ SHAPE = {
     "num_key_value_heads": 2,
     "head_dim": 32,
 }
-ROW, LONG_ROW = (
-    384,
-    768,
-)  # tokens a row; every LONG_EVERY-th batch has long rows, for chats that need the far positions
-ROWS, LONG_EVERY = 16, 16
+# tokens a row; every LONG_EVERY-th batch has long rows, for chats that need the far positions
+ROW, LONG_ROW = 512, 1024
+ROWS, LONG_EVERY = 8, 16
 LEARNING_RATE, WARM_UP = 4e-3, 40
 REPORT = "pretrain.json"
 TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8")

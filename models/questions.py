@@ -61,8 +61,7 @@ class Question:
 
     def __post_init__(self) -> None:
         wording = TOPICS[self.fact.topic].wordings[self.template]
-        text = self.fact._fill(wording)
-        object.__setattr__(self, "text", text[0].upper() + text[1:])
+        object.__setattr__(self, "text", self.fact._fill(wording))
 
     @property
     def answer(self) -> str:

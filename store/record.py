@@ -672,6 +672,8 @@ class Record:
                         .where(lv.policy == policy, lv.stage == Stage.SCORED.value)
                         .order_by(lv.since, lv.turn_id)
                         .limit(limit)
+                        # PostgreSQL lets others read on meanwhile; SQLite has one writer and leaves this away.
+                        .with_for_update(skip_locked=True)
                     )
                 ).scalars()
             )

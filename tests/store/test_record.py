@@ -215,8 +215,7 @@ async def test_the_walk_from_recorded_to_trained(record: Record) -> None:
     assert waiting.turn_id == turn_id
     assert waiting.next_states[0].messages == (SHORTER,)
     await record.add_verdict(make_verdict(turn_id))
-    waiting = await record.waiting(POLICY)
-    assert (waiting.scored, waiting.ready, waiting.oldest_since) == (1, 1, 1_020.0)
+    assert await record.waiting(POLICY) == Waiting(scored=1, ready=1, oldest_since=1_020.0)
     (claimed,) = await record.claim(POLICY, 8, worker="w", lease_s=60)
     assert (claimed.verdict.value, claimed.verdict.hint) == (-1, "shorter please")
     assert await record.claim(POLICY, 8, worker="other", lease_s=60) == []

@@ -1,0 +1,139 @@
+"""The same code on PostgreSQL, against a real server that this file starts and stops. Skips where none is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from migrations import upgrade
+from store.errors import RecordUnavailable
+from store.lifecycle import Stage
+from store.record import Record
+from store.values import Feedback, Heartbeat
+from tests.making import make_answer, make_turn, make_verdict
+from tests.store.test_record import POLICY, SHORTER, adapter, step
+
+pytest.importorskip("asyncpg")
+SERVERS = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
+pytestmark = pytest.mark.skipif(
+    not SERVERS, reason="no PostgreSQL server here (Debian: apt-get install postgresql)"
+)
+
+
+def _not_root() -> dict[str, int]:
+    """PostgreSQL refuses to run as root; its Debian package makes a user for it."""
+    if os.getuid() != 0:
+        return {}
+    user = pwd.getpwnam("postgres")
+    return {"user": user.pw_uid, "group": user.pw_gid}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The URL of an empty database on a server of our own."""
+    binaries = SERVERS[-1].parent
+    as_whom = _not_root()
+    folder = Path("/tmp") / f"patina-pg-{os.getpid()}"  # short: a socket's path has at most 107 bytes
+    folder.mkdir(mode=0o700)
+    try:
+        if as_whom:
+            os.chown(folder, as_whom["user"], as_whom["group"])
+        data = folder / "data"
+        subprocess.run(
+            [binaries / "initdb", "-D", data, "-A", "trust", "-U", "patina", "--no-sync"],
+            check=True,
+            capture_output=True,
+            cwd=folder,
+            **as_whom,  # type: ignore[call-overload]  # user and group
+        )
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        process = subprocess.Popen(
+            [binaries / "postgres", "-D", data, "-p", str(port), "-h", "127.0.0.1", "-k", folder, "-F"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            **as_whom,  # type: ignore[call-overload]  # user and group
+        )
+        try:
+            url = f"postgresql+asyncpg://patina@127.0.0.1:{port}/postgres"
+            for _ in range(200):
+                ready = subprocess.run(
+                    [binaries / "pg_isready", "-h", "127.0.0.1", "-p", str(port), "-q"], check=False
+                )
+                if ready.returncode == 0:
+                    break
+                assert process.poll() is None, "the server ended"
+                time.sleep(0.1)
+            upgrade(url)
+            yield url
+        finally:
+            process.send_signal(signal.SIGINT)  # ends it without waiting for connections to close
+            process.wait()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def test_the_walk_from_recorded_to_trained_is_the_same_on_postgresql(server: str) -> None:
+    await asyncio.to_thread(upgrade, server)  # a second time changes nothing
+    record = await Record.open(server)
+    system = {"role": "system", "content": "it is 9 o'clock"}
+    question = {"role": "user", "content": "¿qué? 😊"}
+    first = make_turn("t", [system, question], text="ok")
+    second = make_turn(
+        "t2",
+        [system, question, {"role": "assistant", "content": "ok"}, SHORTER],
+        parent_turn_id="t",
+        turn_index=1,
+        prompt_token_ids=(1, 2, 3, 5, 6, 7),
+        created_at=1_010.0,
+        next_state=make_answer("t", "t2", "shorter", messages=(SHORTER,)),
+    )
+    await record.write_turns([first, second])
+    await record.write_turns([first])
+    assert [tip.turn_id for tip in (await record.tips_for("alice", ["reply-t"])).replies["reply-t"]] == ["t"]
+    assert await record.session_tip("alice", "session") is not None
+    given = Feedback(
+        feedback_id="f", turn_id="t", score=-1.0, text="", idempotency_key="k", created_at=1_012.0
+    )
+    assert await record.add_feedback(given)
+    assert not await record.add_feedback(given)
+    assert [turn.turn_id for turn in await record.answered(10)] == ["t"]
+    await record.add_verdict(make_verdict("t"))
+    assert (await record.waiting(POLICY)).ready == 1
+    claims = await asyncio.gather(*(record.claim(POLICY, 4, worker=f"w{i}", lease_s=60) for i in range(4)))
+    assert sum(len(claim) for claim in claims) == 1
+    await record.publish(adapter(1), ["t"], step(1))
+    await record.heartbeat(Heartbeat(process="proxy", pid=1, state="running", detail={}, at=1.0))
+    await record.heartbeat(Heartbeat(process="proxy", pid=2, state="running", detail={}, at=2.0))
+    await record.set_paused(True)
+    rows = await record.trajectories()
+    assert [row["messages"] for row in rows] == [list(first.messages), list(second.messages)]
+    assert (rows[0]["stage"], rows[0]["trained_in_version"], rows[0]["next_text"]) == (
+        Stage.TRAINED,
+        1,
+        "shorter",
+    )
+    assert [row["turn_id"] async for row in record.all_turns(batch=1)] == ["t", "t2"]
+    status = await record.status()
+    assert (status.turns, status.live, status.training) == (2, {POLICY: 1}, "paused")
+    await record.rollback(POLICY, 0)
+    assert (await record.aliases())[POLICY].version == 0
+    assert await record.verify() == []
+    await record.close()
+
+
+async def test_a_server_that_is_not_there_is_said() -> None:
+    with pytest.raises(RecordUnavailable, match="cannot be reached"):
+        await Record.open("postgresql+asyncpg://patina@127.0.0.1:1/postgres")
