@@ -101,6 +101,17 @@ class House:
             seconds=time.monotonic() - started,
         )
 
+    async def feedback(self, body: Mapping[str, Any]) -> None:
+        """Give explicit feedback (`POST /v1/feedback`).
+
+        Raises:
+            UpstreamError: the turn is not known, or the body is wrong.
+        """
+        try:
+            await self._client.post("/feedback", body=dict(body), cast_to=object)
+        except (APIConnectionError, APIStatusError) as error:
+            raise self._mapped(error) from error
+
     async def status(self) -> Mapping[str, Any]:
         """Return `/v1/patina/status`.
 

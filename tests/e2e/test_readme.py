@@ -1,0 +1,123 @@
+"""What the README says is what is so: its commands run, its snippet talks to a house, its query has its columns."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.arguments import build_parser, given_settings
+from evals.client import NO_TRAINING
+from evals.stack import Stack
+from store.schema import TRAJECTORY_COLUMNS
+from store.settings import REPOSITORY, child_environment, read_settings
+
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
+SHELL = [
+    line.split("#")[0].strip()
+    for kind, block in BLOCKS
+    if kind == "sh"
+    for line in block.splitlines()
+    if line.strip()
+]
+RUN = [shlex.split(line)[1:] for line in SHELL if "run.py" in line]
+#: Commands that look or steer; they run against a house below. The rest start a house of their own.
+STEERING = [argv for argv in RUN if len(argv) > 1 and not argv[1].startswith("-")]
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with Stack(
+        read_settings({"batch_size": 2, "max_wait_s": 1.0}), home=tmp_path_factory.mktemp("house")
+    ) as stack:
+        yield stack
+
+
+def test_the_two_commands_of_the_start_are_the_makefiles() -> None:
+    targets = set(
+        re.findall(r"^(\w+):", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    )
+    named = {line.split()[1] for line in SHELL if line.startswith("make ")}
+    assert named == {"run", "test"} <= targets
+    assert "exec make test" in (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_the_makefile_starts_what_the_readme_says() -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", "run"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert "run.py --method combine" in done.stdout
+
+
+@pytest.mark.parametrize("argv", RUN, ids=" ".join)
+def test_every_run_py_line_is_a_command_line_that_is_understood(argv: list[str]) -> None:
+    arguments = build_parser().parse_args(argv[1:])
+    assert read_settings(given_settings(arguments))
+
+
+def test_every_document_and_file_the_readme_links_to_is_there() -> None:
+    links = [target for target in re.findall(r"\]\(([^)]+)\)", README) if not target.startswith("http")]
+    assert links
+    assert [target for target in links if not (REPOSITORY / target).exists()] == []
+
+
+def test_the_query_of_the_readme_names_columns_that_exist() -> None:
+    (query,) = [block for kind, block in BLOCKS if kind == "sql"]
+    named = set(re.findall(r"\b[a-z_]+\b", query.replace("trajectories", "").replace("main", "")))
+    assert named <= set(TRAJECTORY_COLUMNS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_snippet_and_the_commands_work_against_a_house(house: Stack, tmp_path: Path) -> None:
+    (snippet,) = [block for kind, block in BLOCKS if kind == "python"]
+    assert 'base_url="http://127.0.0.1:30000/v1"' in snippet
+    code = snippet.replace("http://127.0.0.1:30000/v1", house.base_url)
+    code = re.sub(r'api_key="[^"]*"', f'api_key="{house.key}"', code)
+    program = tmp_path / "snippet.py"
+    for _ in range(3):
+        program.write_text(code, encoding="utf-8")
+        done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    connection = sqlite3.connect(house.home / "patina.db")
+    (query,) = [block for kind, block in BLOCKS if kind == "sql"]
+    answered = [row for row in connection.execute(query) if row[3] is not None]
+    connection.close()
+    assert {row[3] for row in answered} == {"Shorter please, and no emoji."}
+    _wait_for_a_version(house)
+    for argv in STEERING:
+        if argv[1] == "demo":
+            continue  # has a test of its own
+        done = subprocess.run(
+            [sys.executable, *argv, "--home", str(house.home)],
+            cwd=REPOSITORY,
+            env=child_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, (argv, done.stdout, done.stderr)
+        assert done.stdout.strip()
+
+
+def _wait_for_a_version(house: Stack) -> None:
+
+    for _ in range(600):
+        if house.status()["live"]:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"no version went live: {house.status()}")
+
+
+def test_a_request_may_opt_out_with_the_header_the_readme_names() -> None:
+
+    (name,) = NO_TRAINING
+    assert f"`{name}: {NO_TRAINING[name]}`" in README
