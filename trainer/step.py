@@ -78,7 +78,7 @@ class StepPlan:
         return cls(
             method=settings.method,
             objective=Objective(
-                alpha=settings.alpha,
+                alpha=settings.resolved_alpha,
                 top_k=settings.top_k,
                 clip_low=0.8 if clipped else 0.0,
                 clip_high=1.28 if clipped else math.inf,
