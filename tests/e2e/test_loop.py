@@ -146,7 +146,12 @@ def test_a_tool_turn_links_to_its_result(house: Stack, client: OpenAI) -> None:
         {"role": "user", "content": "What is the weather in Paris?"}
     ]
     raw = client.chat.completions.with_raw_response.create(
-        model="patina-tiny", messages=messages, tools=[WEATHER], tool_choice="required", temperature=0
+        model="patina-tiny",
+        messages=messages,
+        tools=[WEATHER],
+        tool_choice="required",  # so that it calls at all; a forced call alone in a fresh list would pass for housekeeping
+        temperature=0,
+        extra_headers={"X-Turn-Type": "main"},
     )
     message = raw.parse().choices[0].message
     assert message.tool_calls
@@ -161,6 +166,7 @@ def test_a_tool_turn_links_to_its_result(house: Stack, client: OpenAI) -> None:
     (row,) = rows(house, "turn_id = ?", raw.headers["x-patina-turn"])
     assert (row["next_role"], row["next_text"]) == ("tool", "sunny, 20 degrees")
     assert json.loads(row["tool_calls"])[0]["function"]["name"] == "get_weather"
+    assert (row["stage"], row["drop_reason"]) == ("dropped", "constrained")
 
 
 def test_an_unknown_model_is_the_usual_error(client: OpenAI) -> None:
