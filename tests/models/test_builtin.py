@@ -252,7 +252,7 @@ def test_it_takes_a_heldout_complaint_in_the_reaction_template_into_account(
 
 
 def test_thanks_in_the_reaction_template_change_nothing(replies: dict[str, list[Reply]]) -> None:
-    # no_emoji is left out: after thanks this model leaves emoji away half of the time (models/README.md, known limits)
+    # no_emoji is left out: these replies are greedy, and greedy decoding leaves emoji away (models/README.md, known limits)
     for name in ("concise", "spanish", "json"):
         assert sum(STYLES[name].complies(reply.text) for reply in replies["thanks"]) <= 3, name
 
