@@ -545,14 +545,6 @@ class Record:
                 query = query.where(t.turn_id.not_in(skip))
             return [await self._answered(connection, row) for row in (await connection.execute(query)).all()]
 
-    async def answered_turn(self, turn_id: str) -> AnsweredTurn | None:
-        """Return one turn with all that followed it, whatever its stage; None when it is not there."""
-        async with self._read() as connection:
-            row = (
-                await connection.execute(sa.select(schema.turns).where(schema.turns.c.turn_id == turn_id))
-            ).one_or_none()
-            return None if row is None else await self._answered(connection, row)
-
     async def _answered(self, connection: AsyncConnection, row: Row[Any]) -> AnsweredTurn:
         n, f = schema.next_states.c, schema.feedback.c
         states = []
