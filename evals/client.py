@@ -39,8 +39,11 @@ class House:
 
     def __init__(self, base_url: str, key: str, *, timeout_s: float = 60.0) -> None:
         self.base_url = base_url.rstrip("/")
+        #: Every turn whose end we saw, oldest first.
+        self.seen: list[str] = []
+        # A process that died comes back within seconds; a person would press "try again" for as long.
         self._client = AsyncOpenAI(
-            base_url=self.base_url, api_key=key or "none", timeout=timeout_s, max_retries=4
+            base_url=self.base_url, api_key=key or "none", timeout=timeout_s, max_retries=8
         )
         self._model = ""
 
@@ -95,9 +98,12 @@ class House:
         except (APIConnectionError, APIStatusError) as error:
             raise self._mapped(error) from error
         completion = raw.parse()
+        turn_id = raw.headers.get("x-patina-turn")
+        if turn_id is not None:
+            self.seen.append(turn_id)
         return Reply(
             text=completion.choices[0].message.content or "",
-            turn_id=raw.headers.get("x-patina-turn"),
+            turn_id=turn_id,
             seconds=time.monotonic() - started,
         )
 

@@ -70,6 +70,7 @@ class Run:
     Attributes:
         went_live: (interactions so far, version), each time another version was seen live.
         late_pauses: pauses that ended before the house was done.
+        seen: turns whose end the user saw, probes included.
     """
 
     preferences: tuple[str, ...]
@@ -77,6 +78,7 @@ class Run:
     went_live: tuple[tuple[int, int], ...]
     checkpoints: tuple[Checkpoint, ...]
     late_pauses: int
+    seen: tuple[str, ...]
     seconds: float
     status: Mapping[str, Any]
 
@@ -109,6 +111,7 @@ class Run:
             "went_live": [list(pair) for pair in self.went_live],
             "checkpoints": [{**asdict(c), "measurement": c.measurement.to_json()} for c in self.checkpoints],
             "late_pauses": self.late_pauses,
+            "seen": list(self.seen),
             "seconds": round(self.seconds, 1),
             "status": dict(self.status),
         }
@@ -192,6 +195,7 @@ async def run_user(house: House, user: SimulatedUser, plan: RunPlan, observer: O
         went_live=tuple(went_live),
         checkpoints=tuple(checkpoints),
         late_pauses=late,
+        seen=tuple(house.seen),
         seconds=time.monotonic() - started,
         status=await house.status(),
     )

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sqlite3
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from evals.stack import Stack
 from models import BUILTIN
-from store.settings import REPOSITORY, child_environment
+from store.settings import REPOSITORY, child_environment, read_settings
 
 pytestmark = [
     pytest.mark.slow,
@@ -53,3 +60,102 @@ def test_the_demo_makes_versions_go_live_and_the_preference_hold_more_often(tmp_
     assert after["compliance"] > before["compliance"] + 0.2
     # Its own house lived in a folder of its own, and is gone.
     assert not (tmp_path / "home" / "patina.db").exists()
+
+
+def test_kill_9_of_each_process_in_turn_during_the_demo_loses_nothing_and_trains_nothing_twice(
+    tmp_path: Path,
+) -> None:
+    numbers = tmp_path / "demo.json"
+    with Stack(read_settings({"batch_size": 2, "max_wait_s": 2.0}), home=tmp_path / "house") as house:
+        with (tmp_path / "demo.log").open("wb") as log:
+            demo = subprocess.Popen(
+                [
+                    sys.executable,
+                    "run.py",
+                    f"--home={house.home}",
+                    "demo",
+                    f"--base-url={house.base_url}",
+                    "--interactions=32",
+                    f"--output={tmp_path / 'demo.png'}",
+                    f"--json={numbers}",
+                ],
+                cwd=REPOSITORY,
+                env=child_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            for number, name in enumerate(("trainer", "scorer", "proxy", "backend"), 1):
+                # Only the user talks and trains, not the measurement before: the demo is in full swing.
+                _until(lambda n=number: _versions(house) >= n, "another version")  # type: ignore[misc]
+                before = _until(lambda n=name: _pids(house).get(n), f"the {name} running")  # type: ignore[misc]
+                assert demo.poll() is None, f"the demo was over before the {name} could be killed"
+                os.kill(before, signal.SIGKILL)
+                _until(
+                    lambda n=name, b=before: _pids(house).get(n) not in (None, b),  # type: ignore[misc]
+                    f"the {name} coming back",
+                )
+            live = _versions(house)
+            assert demo.wait(300) in (0, 1), (tmp_path / "demo.log").read_text(encoding="utf-8")
+            assert _versions(house) > live, "nothing was trained after the kills"
+        finally:
+            if demo.poll() is None:
+                demo.kill()
+                demo.wait()
+    told = json.loads(numbers.read_text(encoding="utf-8"))
+    assert len(told["interactions"]) == 32
+    with sqlite3.connect(house.home / "patina.db") as connection:
+        recorded = dict(connection.execute("SELECT turn_id, stage FROM trajectories"))
+        trained = connection.execute(
+            "SELECT count(*), count(DISTINCT turn_id) FROM trajectories WHERE trained_in_version IS NOT NULL"
+        ).fetchone()
+        per_version = dict(
+            connection.execute(
+                "SELECT trained_in_version, count(*) FROM trajectories"
+                " WHERE trained_in_version IS NOT NULL GROUP BY 1"
+            )
+        )
+        published = {
+            version: json.loads(metrics)["turns"]
+            for version, metrics in connection.execute("SELECT version, metrics FROM adapters")
+            if version in per_version
+        }
+    assert len(told["seen"]) > 32 + 96
+    assert set(told["seen"]) <= set(recorded)
+    assert trained[0] == trained[1] > 0
+    # What each version says it was made of is what carries its number: no turn stands in two of them.
+    assert per_version == published
+    verified = subprocess.run(
+        [sys.executable, "run.py", "verify", f"--home={house.home}"],
+        cwd=REPOSITORY,
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def _pids(house: Stack) -> dict[str, int]:
+    try:
+        return house.pids()
+    except OSError:  # the proxy that would tell is the one that was killed
+        return {}
+
+
+def _versions(house: Stack) -> int:
+    try:
+        return int(house.status()["live"].get("patina-tiny", 0))
+    except OSError:
+        return 0
+
+
+def _until(condition: Callable[[], Any], what: str, seconds: float = 120) -> Any:
+    """Wait for something to come true; the bound is there to end a broken run, not to measure."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"{what} did not happen within {seconds:.0f} s")

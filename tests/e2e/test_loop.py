@@ -1,19 +1,16 @@
 """The whole house as its users run it: real processes, the built-in model, the openai SDK.
 
-One house serves all tests of this file but those that kill it; they meet in the record, as its users do.
+One house serves all tests of this file; they meet in the record, as its users do. What a house survives is in test_demo.py.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -238,47 +235,3 @@ def test_the_record_is_sound_and_each_turn_has_a_fate(house: Stack, client: Open
     done = command(house, "verify")
     assert done.returncode == 0, done.stdout
     assert all(row["drop_reason"] for row in rows(house, "stage = 'dropped'"))
-
-
-def test_kill_9_of_each_process_in_turn_loses_nothing_and_trains_nothing_twice(tmp_path: Path) -> None:
-    settings = read_settings({"batch_size": 2, "max_wait_s": 2.0})
-    with Stack(settings, home=tmp_path / "house") as house:
-        seen: list[str] = []
-        with OpenAI(base_url=house.base_url, api_key=house.key, max_retries=8, timeout=90) as client:
-
-            def interaction(i: int) -> None:
-                messages: list[ChatCompletionMessageParam] = [
-                    {"role": "user", "content": f"{QUESTIONS[i % 3]} ({i})"}
-                ]
-                for text in ("Too long, shorter please.", None):
-                    raw = client.chat.completions.with_raw_response.create(
-                        model="patina-tiny", messages=messages, max_tokens=60
-                    )
-                    seen.append(raw.headers["x-patina-turn"])
-                    messages.append({"role": "assistant", "content": raw.parse().choices[0].message.content})
-                    if text is not None:
-                        messages.append({"role": "user", "content": text})
-
-            for i in range(2):
-                interaction(i)
-            for number, name in enumerate(("trainer", "scorer", "proxy", "backend")):
-                before = until(lambda n=name: house.pids().get(n), f"the {name} running")  # type: ignore[misc]
-                os.kill(before, signal.SIGKILL)
-                for i in range(2):
-                    interaction(10 * (number + 1) + i)
-                until(
-                    lambda n=name, b=before: house.pids().get(n) not in (None, b),  # type: ignore[misc]
-                    f"the {name} coming back",
-                )
-            until(
-                lambda: house.status()["live"].get("patina-tiny", 0) >= 2, "training going on after the kills"
-            )
-        recorded = {row["turn_id"]: row for row in rows(house)}
-        assert set(seen) <= set(recorded)
-        versions: dict[str, set[int]] = {}
-        for turn_id, row in recorded.items():
-            if row["trained_in_version"] is not None:
-                versions.setdefault(turn_id, set()).add(row["trained_in_version"])
-        assert versions
-        assert all(len(found) == 1 for found in versions.values())
-        assert command(house, "verify").returncode == 0

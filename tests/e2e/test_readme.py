@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -12,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from openai import OpenAI
 
 from cli.arguments import build_parser, given_settings
 from evals.client import NO_TRAINING
@@ -55,6 +59,50 @@ def test_the_makefile_starts_what_the_readme_says() -> None:
         ["make", "--dry-run", "run"], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
     assert "run.py --method combine" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(
+    not (Path(sys.prefix) / ".installed").exists(),
+    reason="these tests do not run in an environment that make made",
+)
+def test_make_run_prints_a_snippet_that_answers_and_ctrl_c_ends_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    home = tmp_path / "home"
+    with log.open("wb") as output:
+        house = subprocess.Popen(
+            ["make", "run", f"VENV={sys.prefix}", f"ARGS=--home={home} --proxy-port={free_port()}"],
+            cwd=REPOSITORY,
+            env=child_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a terminal gives Ctrl-C to all of them
+        )
+    try:
+        for _ in range(1200):
+            told = log.read_text(encoding="utf-8")
+            assert house.poll() is None, told
+            if "stop with Ctrl-C" in told:
+                break
+            time.sleep(0.1)
+        base_url = re.search(r"http://127\.0\.0\.1:\d+/v1", told)
+        key = re.search(r'api_key="([^"]+)"', told)
+        assert base_url, told
+        assert key, told
+        with OpenAI(base_url=base_url[0], api_key=key[1], max_retries=8) as client:
+            model = client.models.list().data[0].id
+            reply = client.chat.completions.create(
+                model=model, messages=[{"role": "user", "content": "What is the capital of France?"}]
+            )
+        assert reply.choices[0].message.content
+    finally:
+        os.killpg(house.pid, signal.SIGINT)
+        house.wait(60)
+    with sqlite3.connect(home / "patina.db") as connection:
+        ((recorded,),) = connection.execute("SELECT count(*) FROM trajectories WHERE completion <> ''")
+    assert recorded == 1
 
 
 @pytest.mark.parametrize("argv", RUN, ids=" ".join)
@@ -106,6 +154,12 @@ def test_the_snippet_and_the_commands_work_against_a_house(house: Stack, tmp_pat
         )
         assert done.returncode == 0, (argv, done.stdout, done.stderr)
         assert done.stdout.strip()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _wait_for_a_version(house: Stack) -> None:

@@ -1,0 +1,416 @@
+"""Recorded traffic of a client, taken through the very code that the proxy runs, and how well it was understood.
+
+A file holds one request a line, in arrival order, as a recorder in front of any endpoint writes it:
+
+    {"seq": 1, "time": …, "method": "POST", "path": "/v1/chat/completions", "headers": {…}, "body": {…}, "response": {…},
+     "label": {"session": "a", "kind": "main", …}}
+
+``response`` is the whole reply (a stream put together), ``label`` is optional and only read to count hits. A line that cannot be
+read ends the run with one sentence that names it: counting it out would shift what follows onto wrong parents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from migrations import upgrade
+from proxy.canonical import read_history
+from proxy.classify import classify_request
+from proxy.clients import recognise
+from proxy.drafts import Draft, request_of
+from proxy.ours import read_caller, read_wishes
+from proxy.recorder import Recorder
+from proxy.wire import Assembler, ChatRequest, parse_chat
+from store.errors import ConfigError, WireError
+from store.hashing import digest
+from store.lifecycle import DropReason
+from store.record import Record
+from store.values import Json, LogprobMode, NewTurn
+
+_CHAT = "/chat/completions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """One line of recorded traffic.
+
+    Attributes:
+        chat: None when the request is no chat (lists of models, embeddings, probes).
+        label: what a person says it is, or None.
+    """
+
+    seq: int
+    time: float
+    path: str
+    headers: tuple[tuple[bytes, bytes], ...]
+    chat: ChatRequest | None
+    response: Json | None
+    label: Json | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the proxy makes of one request.
+
+    Attributes:
+        kind: "main", "side", or "none" for what is no chat and is never recorded.
+        parent_seq: the request one step up the tree; for a retry the parent of the request that is repeated.
+        answered_seq: the request whose next state this one is.
+    """
+
+    seq: int
+    session: str | None
+    kind: str
+    parent_seq: int | None
+    relation: str | None
+    reason: str
+    answered_seq: int | None = None
+    client: str = ""
+
+    def to_json(self) -> Json:
+        """Return the line that `classify --predictions` writes."""
+        return {
+            "seq": self.seq,
+            "session": self.session,
+            "kind": self.kind,
+            "parent_seq": self.parent_seq,
+            "relation": self.relation,
+            "reason": self.reason,
+        }
+
+
+# --------------------------------------------------------------------- reading
+
+
+def read_traffic(path: Path) -> list[Recorded]:
+    """Read a file of recorded traffic.
+
+    Raises:
+        ConfigError: it cannot be read; names the line.
+    """
+    found: list[Recorded] = []
+    seen: set[int] = set()
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                row = parse_line(line, f"{path}, line {number}", number)
+                if row.seq in seen:
+                    raise ConfigError(f"{path}, line {number}: seq {row.seq} was there before")
+                seen.add(row.seq)
+                found.append(row)
+    except OSError as exc:
+        raise ConfigError(f"cannot read {path}: {exc.strerror or exc}") from exc
+    if not found:
+        raise ConfigError(f"{path} holds no requests")
+    return found
+
+
+def parse_line(line: bytes, where: str, number: int) -> Recorded:
+    """Return one line; ``number`` is its seq where it names none. Raises: ConfigError."""
+    try:
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError as exc:
+        raise ConfigError(f"{where}: not JSON ({exc})") from exc
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: not a JSON object")
+    seq, at = value.get("seq", number), value.get("time", float(number))
+    if type(seq) is not int:
+        raise ConfigError(f"{where}: seq is a whole number, not {seq!r}")
+    if isinstance(at, bool) or not isinstance(at, int | float):
+        raise ConfigError(f"{where}: time is seconds since the epoch, not {at!r}")
+    path, headers, body = value.get("path", _CHAT), value.get("headers") or {}, value.get("body")
+    response, label = value.get("response"), value.get("label")
+    if not isinstance(path, str) or not isinstance(headers, dict):
+        raise ConfigError(f"{where}: path is a string and headers an object")
+    if not (response is None or isinstance(response, dict)) or not (label is None or isinstance(label, dict)):
+        raise ConfigError(f"{where}: response and label are objects")
+    chat = None
+    if path.split("?")[0].rstrip("/").endswith(_CHAT):
+        try:
+            chat = parse_chat(orjson.dumps(body))
+        except WireError as exc:
+            raise ConfigError(f"{where}: {exc}") from exc
+    fields = tuple(
+        (str(name).lower().encode("latin-1", "replace"), str(text).encode("latin-1", "replace"))
+        for name, text in headers.items()
+    )
+    return Recorded(
+        seq=seq, time=float(at), path=path, headers=fields, chat=chat, response=response, label=label
+    )
+
+
+# -------------------------------------------------------------------- replaying
+
+
+def turn_of(seq: int) -> str:
+    """Return the turn id under which a request is replayed."""
+    return f"turn_{seq:08d}"
+
+
+def draft_of(row: Recorded) -> Draft | None:
+    """Return what the proxy would hand to its recorder, or None when it records no such request."""
+    if row.chat is None:
+        return None
+    chat = row.chat
+    caller = read_caller(row.headers, "")
+    assert caller is not None  # without a key everybody may speak
+    parts = row.path.split("/")
+    named = parts[2] if len(parts) > 3 and parts[1] == "s" else None
+    wishes = read_wishes(row.headers, chat.body, named)
+    assembler = Assembler(chat.n)
+    fault = None
+    if row.response is not None and ("choices" in row.response or "error" in row.response):
+        assembler.take(row.response, part="message")
+    else:
+        fault = (DropReason.UPSTREAM_ERROR, "no reply was recorded")
+    history = read_history(chat.messages, caller.scope, wishes.user)
+    return Draft(
+        turn_id=turn_of(row.seq),
+        created_at=row.time,
+        finished_at=row.time,
+        scope=caller.scope,
+        client=recognise(row.headers, chat.body),
+        wishes=wishes,
+        kind=classify_request(chat.messages, chat.body, wishes.kind),
+        policy="recorded",
+        adapter_version=0,
+        status_code=200,
+        streamed=chat.stream,
+        chat=chat,
+        history=history,
+        body_key=digest(history.request_key, orjson.dumps([chat.messages, request_of(chat)]).decode()),
+        reply=assembler.close(),
+        fault=fault,
+        temperature=1.0 if chat.temperature is None else chat.temperature,
+        logprob_mode=LogprobMode.UNKNOWN,
+        size=0,
+    )
+
+
+class _Noting(Record):
+    """The record, which also remembers the turns as the recorder decided them."""
+
+    noted: list[NewTurn]
+
+    async def write_turns(self, turns: Sequence[NewTurn]) -> None:
+        await super().write_turns(turns)
+        self.noted += turns
+
+
+async def replay(rows: Sequence[Recorded]) -> list[Prediction]:
+    """Take recorded requests through the proxy's recorder, one after the other, over a record of their own."""
+    with tempfile.TemporaryDirectory(prefix="patina-classify-") as folder:
+        url = f"sqlite+aiosqlite:///{folder}/patina.db"
+        await asyncio.to_thread(upgrade, url)
+        record = await _Noting.open(url)
+        assert isinstance(record, _Noting)
+        record.noted = []
+
+        async def opening() -> Record:
+            return record
+
+        recorder = Recorder(opening)
+        writer = asyncio.create_task(recorder.run())
+        try:
+            for row in rows:
+                draft = draft_of(row)
+                if draft is not None:
+                    await recorder.submit(draft)
+                if recorder.last_loss is not None:
+                    raise ConfigError(f"request {row.seq} cannot be replayed: {recorder.last_loss}")
+        finally:
+            writer.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await writer
+            await record.close()
+        return predictions(rows, record.noted)
+
+
+def predictions(rows: Iterable[Recorded], turns: Iterable[NewTurn]) -> list[Prediction]:
+    """Return one prediction a request; ``turns`` are those of `turn_of`'s names, siblings of n > 1 included."""
+    by_id = {turn.turn_id: turn for turn in turns}
+    seqs = {turn_of(row.seq): row.seq for row in rows}
+
+    def seq_of(turn_id: str | None) -> int | None:
+        return None if turn_id is None else seqs.get(turn_id.split(".")[0])
+
+    found = []
+    for row in rows:
+        turn = by_id.get(turn_of(row.seq))
+        if turn is None:
+            found.append(
+                Prediction(
+                    seq=row.seq, session=None, kind="none", parent_seq=None, relation=None, reason="not a chat"
+                )
+            )
+            continue
+        found.append(
+            Prediction(
+                seq=row.seq,
+                session=turn.session_id,
+                kind=turn.kind.value,
+                parent_seq=seq_of(turn.parent_turn_id),
+                relation=turn.relation.value,
+                reason=turn.link_reason,
+                answered_seq=seq_of(turn.next_state.turn_id) if turn.next_state is not None else None,
+                client=turn.client,
+            )
+        )
+    return found
+
+
+# -------------------------------------------------------------------- measuring
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """Pairs of requests: said to be of one session, truly so, and both."""
+
+    said: int
+    true: int
+    both: int
+
+    @property
+    def f1(self) -> float:
+        return 2 * self.both / (self.said + self.true) if self.said + self.true else 1.0
+
+    def __add__(self, other: Pairs) -> Pairs:
+        return Pairs(said=self.said + other.said, true=self.true + other.true, both=self.both + other.both)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """How predictions stand to labels.
+
+    Attributes:
+        confusion: (label, prediction) -> count, of all requests with a label that is no matter of definition.
+        main: pairs among the person's turns; all: side calls included, where the label gives them a session.
+        paired, pairable: main turns with the right predecessor, and all main turns.
+        wrong: seqs of main turns with a wrong predecessor.
+        misread: seqs of the wrong kind, those that are a matter of definition left out.
+    """
+
+    confusion: Mapping[tuple[str, str], int]
+    main: Pairs
+    all: Pairs
+    paired: int
+    pairable: int
+    wrong: tuple[int, ...]
+    misread: tuple[int, ...]
+
+    @property
+    def accuracy(self) -> float:
+        """Share of main and side requests that were told apart rightly."""
+        rows = {k: n for k, n in self.confusion.items() if k[0] != "none"}
+        total = sum(rows.values())
+        return sum(n for (label, said), n in rows.items() if label == said) / total if total else 1.0
+
+    @property
+    def pairing(self) -> float:
+        return self.paired / self.pairable if self.pairable else 1.0
+
+
+def score(rows: Sequence[Recorded], said: Sequence[Prediction]) -> Score | None:
+    """Hold predictions against labels; None when no line has one."""
+    labelled = [(row, p) for row, p in zip(rows, said, strict=True) if row.label is not None]
+    if not labelled:
+        return None
+    confusion: dict[tuple[str, str], int] = {}
+    misread = []
+    main, every = [], []
+    for row, p in labelled:
+        label = row.label or {}
+        kind, session = str(label.get("kind")), label.get("session")
+        if not label.get("ambiguous"):
+            confusion[kind, p.kind] = confusion.get((kind, p.kind), 0) + 1
+            if kind != p.kind and kind != "none":
+                misread.append(row.seq)
+        if session is not None and row.chat is not None:
+            every.append((str(session), p.session))
+            if kind == "main":
+                main.append((str(session), p.session))
+    expected = true_predecessors(rows)
+    wrong = tuple(p.seq for p in said if p.seq in expected and p.answered_seq not in expected[p.seq])
+    return Score(
+        confusion=confusion,
+        main=pairs(main),
+        all=pairs(every),
+        paired=len(expected) - len(wrong),
+        pairable=len(expected),
+        wrong=wrong,
+        misread=tuple(misread),
+    )
+
+
+def pairs(sessions: Sequence[tuple[str, str | None]]) -> Pairs:
+    """Count pairs over (true session, said session)."""
+
+    def together(names: Iterable[Any]) -> int:
+        counts: dict[Any, int] = {}
+        for name in names:
+            counts[name] = counts.get(name, 0) + 1
+        return sum(n * (n - 1) // 2 for n in counts.values())
+
+    return Pairs(
+        said=together(said for _, said in sessions),
+        true=together(true for true, _ in sessions),
+        both=together(sessions),
+    )
+
+
+def true_predecessors(rows: Sequence[Recorded]) -> dict[int, set[int | None]]:
+    """Return for each main turn the turns that it may be said to answer.
+
+    Labels say which session a turn is of, not which turn it answers, so that follows from the session alone, by other means
+    than the linker's: the same prompt again answers the one before; else the newest turn of the session whose reply stands
+    in the request; else (a client that keeps no replies) the turn before. Replies said twice in a session leave both.
+    """
+    before: dict[str, list[tuple[int, str, str]]] = {}
+    found: dict[int, set[int | None]] = {}
+    for row in rows:
+        label = row.label or {}
+        if label.get("kind") != "main" or row.chat is None or label.get("session") is None:
+            continue
+        earlier = before.setdefault(str(label["session"]), [])
+        asked = json.dumps(row.chat.messages, sort_keys=True)
+        text = _bare(json.dumps(row.chat.messages, ensure_ascii=False))
+        same = [seq for seq, prompt, _ in earlier if prompt == asked]
+        quoted = [(seq, text.rfind(reply)) for seq, _, reply in earlier if reply and reply in text]
+        if same:
+            found[row.seq] = {same[-1]}
+        elif quoted:
+            last = max(at for _, at in quoted)
+            found[row.seq] = {seq for seq, at in quoted if at == last}
+        else:
+            found[row.seq] = {earlier[-1][0] if earlier else None}
+        earlier.append((row.seq, asked, _bare(_said(row))))
+    return found
+
+
+def _said(row: Recorded) -> str:
+    choices = (row.response or {}).get("choices") or []
+    message = choices[0].get("message") if choices else None
+    if not isinstance(message, dict):
+        return ""
+    calls = message.get("tool_calls") or []
+    if message.get("content"):
+        return str(message["content"]).split("</think>")[-1]
+    return str(calls[0]["function"]["arguments"]) if calls else ""
+
+
+def _bare(text: str) -> str:
+    """Letters and digits only: whatever a client did to quotes, escapes and white space."""
+    return "".join(c for c in text.replace("\\n", "").replace("\\t", "") if c.isalnum())
+
+
