@@ -188,6 +188,13 @@ class Settings(BaseSettings):
         "whose weights teach when the hint is in context: the base model or the adapter's EMA",
         "learning",
     )
+    teacher_carry: float = _field(
+        0.5,
+        "PATINA_TEACHER_CARRY",
+        "how much of what was learnt so far the base model carries along when it teaches, 0 to below 1; with 0 a hint "
+        "about one thing takes back the others",
+        "learning",
+    )
     baseline: Literal["running", "none"] = _field(
         "running",
         "PATINA_BASELINE",
@@ -279,6 +286,13 @@ class Settings(BaseSettings):
     def _share(cls, value: float | None) -> float | None:
         if value is not None and not 0 <= value <= 1:
             raise ValueError("must lie in [0, 1]")
+        return value
+
+    @field_validator("teacher_carry")
+    @classmethod
+    def _below_one(cls, value: float) -> float:
+        if not 0 <= value < 1:
+            raise ValueError("must be at least 0 and below 1")
         return value
 
     @field_validator("served_model_name")

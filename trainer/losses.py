@@ -264,6 +264,26 @@ def _kl(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return (left.exp() * (left - right)).sum(dim=-1)
 
 
+def carried_over(
+    hinted: torch.Tensor, base: torch.Tensor, student: torch.Tensor, carry: float
+) -> torch.Tensor:
+    """Logits of a teacher that knows the hint and remembers part of what was learnt: ``hinted + λ (S - P)``, [..., V].
+
+    A base model with a hint in context knows nothing of earlier hints, and distilling it takes back what they taught: two wishes
+    that are complained about in turn end at half the effect of each. Where the mean effect of the hints is d (hinted less base,
+    in log-probabilities), the student comes to rest at ``base + d / (1 - λ)``: with λ = ½ two wishes in turn have their whole
+    effect each, and one alone twice its own. Below 1 that is bounded; at 1 nothing would ever rest. The arithmetic on
+    log-probabilities is that of DExperts and proxy tuning (Liu et al. 2021, 2024).
+
+    Args:
+        hinted: [..., V] logits of the base model with the hint in context.
+        base: [..., V] its logits without; student: the policy's before the update, without.
+        carry: λ in [0, 1).
+    """
+    learnt = log_distribution(student) - log_distribution(base)
+    return widen(hinted) + carry * learnt
+
+
 def likeliest(logprobs: torch.Tensor, size: int) -> torch.Tensor:
     """Ids of the ``size`` likeliest tokens, [..., K], K = min(size, V): the choice has no gradient.
 

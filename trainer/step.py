@@ -33,7 +33,7 @@ from trainer.advantages import (
     running_baseline,
 )
 from trainer.batch import Sample, SampleKind, build_batch, micro_batches, sample_of
-from trainer.losses import likeliest, topk_overlap
+from trainer.losses import carried_over, likeliest, topk_overlap
 from trainer.objective import Objective, compute_loss
 from trainer.policy import LocalPolicy, Weights
 from trainer.teacher import teacher_prompt
@@ -50,11 +50,18 @@ MICRO_TOKENS = 8_192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """What of the settings a step reads."""
+    """What of the settings a step reads.
+
+    Attributes:
+        carry: how much of what was learnt so far the base model carries along when it is the teacher;
+            see `trainer.losses.carried_over`. No other teacher does: an EMA remembers by itself, and another model's
+            opinions are not to be magnified.
+    """
 
     method: Method
     objective: Objective
     teacher: Weights
+    carry: float = 0.0
     w_rl: float = 0.3
     w_opd: float = 1.0
     opd_support: Literal["topk", "token"] = "topk"
@@ -86,6 +93,7 @@ class StepPlan:
                 kl_coef=settings.kl_loss_coef,
             ),
             teacher=teacher,
+            carry=settings.teacher_carry,
             w_rl=settings.w_rl,
             w_opd=settings.w_opd,
             opd_support=settings.opd_support,
@@ -329,9 +337,8 @@ def _read_teacher(
     why: dict[str, str] = {}
     for part in micro_batches([draft.sample for draft in by_id.values()], plan.micro_tokens):
         responses = [sample.completion_ids for sample in part]
-        hinted = [sample.teacher_prompt_ids or () for sample in part]
-        teacher, _ = policy.response_logits(hinted, responses, plan.teacher)
         student, _ = policy.response_logits([sample.prompt_ids for sample in part], responses)
+        teacher = _hinted_logits(policy, part, plan, student)
         for row, sample in enumerate(part):
             count = len(sample.completion_ids)
             theirs = torch.log_softmax(teacher[row, :count] / sample.loss_temperature, dim=-1)
@@ -357,6 +364,27 @@ def _read_teacher(
             else:
                 why[sample.turn_id] = refusal
     return why
+
+
+def _hinted_logits(
+    policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan, student: Tensor | None = None
+) -> Tensor:
+    """What the teacher who read the hints says, [B, C, V]; see `StepPlan.carry`.
+
+    Args:
+        student: logits [B, C, V] of the policy before the step on its own prompts, where they are at hand.
+    """
+    responses = [sample.completion_ids for sample in samples]
+    hinted, _ = policy.response_logits(
+        [sample.teacher_prompt_ids or () for sample in samples], responses, plan.teacher
+    )
+    if not plan.carry or plan.teacher is not Weights.BASE:
+        return hinted
+    prompts = [sample.prompt_ids for sample in samples]
+    plain, _ = policy.response_logits(prompts, responses, Weights.BASE)
+    if student is None:
+        student, _ = policy.response_logits(prompts, responses)
+    return carried_over(hinted, plain, student, plan.carry)
 
 
 def train(policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan) -> dict[str, float]:
@@ -419,7 +447,7 @@ class _Part:
     ) -> Tensor | None:
         """[B, C, V], NaN for rows without a teacher. An anchor's teacher is the base model without a hint."""
         result: Tensor | None = None
-        for weights, is_anchor in ((plan.teacher, False), (Weights.BASE, True)):
+        for is_anchor in (False, True):
             rows = [
                 i
                 for i, sample in enumerate(samples)
@@ -427,11 +455,15 @@ class _Part:
             ]
             if not rows:
                 continue
-            logits, _ = policy.response_logits(
-                [samples[i].teacher_prompt_ids or () for i in rows],
-                [samples[i].completion_ids for i in rows],
-                weights,
-            )
+            some = [samples[i] for i in rows]
+            if is_anchor:
+                logits, _ = policy.response_logits(
+                    [sample.teacher_prompt_ids or () for sample in some],
+                    [sample.completion_ids for sample in some],
+                    Weights.BASE,
+                )
+            else:
+                logits = _hinted_logits(policy, some, plan)
             if result is None:
                 result = torch.full((*mask.shape, logits.shape[-1]), math.nan, device=logits.device)
             result[rows, : logits.shape[1]] = logits

@@ -40,7 +40,7 @@ from store.values import (
     StepReport,
 )
 from trainer.checkpoint import remove_version, sweep, versions_to_keep
-from trainer.step import StepPlan
+from trainer.step import Refusal, StepPlan
 from trainer.workshop import Outcome, Workshop
 
 POLL_S = 0.25
@@ -241,12 +241,12 @@ class Worker:
     ) -> None:
         """Write what became of the claimed turns."""
         policy = self._settings.policy
-        by_reason: dict[DropReason, list[str]] = {}
+        alike: dict[Refusal, list[str]] = {}
         for turn_id, refusal in outcome.refused.items():
-            by_reason.setdefault(refusal.reason, []).append(turn_id)
-        for reason, ids in by_reason.items():
-            await self._record.drop(ids, reason)
-            self._counters.dropped[reason.value] += len(ids)
+            alike.setdefault(refusal, []).append(turn_id)
+        for refusal, ids in alike.items():
+            await self._record.drop(ids, refusal.reason, detail=refusal.detail)
+            self._counters.dropped[refusal.reason.value] += len(ids)
         trained = [turn.turn_id for turn in claimed if turn.turn_id not in outcome.refused]
         if outcome.written is None:
             return  # nothing in the batch had anything to teach
@@ -313,7 +313,7 @@ class Worker:
     async def _give_back(self, turn_ids: list[str], report: StepReport, exc: Exception) -> None:
         self._failures.update(turn_ids)
         hopeless = [i for i in turn_ids if self._failures[i] >= MAX_FAILURES]
-        await self._record.drop(hopeless, DropReason.STEP_FAILED)
+        await self._record.drop(hopeless, DropReason.STEP_FAILED, detail=_sentence(exc))
         await self._record.release([i for i in turn_ids if i not in hopeless])
         await self._record.write_step(
             StepReport(

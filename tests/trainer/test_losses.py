@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from trainer.losses import (
+    carried_over,
     generalized_jsd,
     importance_weight,
     kl_k2,
@@ -626,3 +627,24 @@ def test_poison_at_dead_positions_changes_neither_mean_nor_gradient(poison: floa
         [0.5, 0.5, 0.0],
         [0.0, 0.0, 0.0],
     ]
+
+
+def test_a_teacher_that_carries_nothing_is_the_hinted_one_and_one_without_anything_learnt_as_well() -> None:
+    hinted, base = logits_pair(1)
+    student = logits_pair(2)[0]
+    torch.testing.assert_close(carried_over(hinted, base, student, 0.0), hinted)
+    torch.testing.assert_close(carried_over(hinted, base, base + 3.0, 0.5), hinted)
+
+
+@pytest.mark.parametrize(("carry", "share"), [(0.0, 0.5), (0.5, 1.0), (0.75, 2.0)])
+def test_two_hints_in_turn_rest_at_their_mean_effect_over_one_less_the_carry(
+    carry: float, share: float
+) -> None:
+    base = log_distribution(logits_pair(3)[0])
+    effects = (logits_pair(4)[0], logits_pair(5)[1])
+    student = base
+    for step in range(4_000):  # a small step towards the teacher of one hint, then of the other
+        teacher = log_distribution(carried_over(base + effects[step % 2], base, student, carry))
+        student = log_distribution(student + 0.01 * (teacher - student))
+    expected = log_distribution(base + share * (effects[0] + effects[1]))
+    torch.testing.assert_close(student, expected, atol=0.05, rtol=0.0)

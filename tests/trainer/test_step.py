@@ -293,3 +293,28 @@ def test_a08_the_teacher_is_who_the_settings_say() -> None:
 def test_an_engine_that_hides_its_logprob_mode_is_refused_where_it_matters(policy: LocalPolicy) -> None:
     turn = replace(sampled_turn(policy, "t", "Hi", temperature=0.5), logprob_mode=LogprobMode.UNKNOWN)
     assert ready(policy, turn).refused["t"].reason is DropReason.TOKEN_MISMATCH
+
+
+def test_the_base_teacher_carries_along_what_was_learnt_and_an_ema_teacher_does_not(
+    policy: LocalPolicy,
+) -> None:
+    step_once(policy)
+    turn = sampled_turn(policy, "t", "What is the capital of France?")
+    (sample,) = ready(policy, turn).samples
+    assert sample.teacher_prompt_ids is not None
+    hinted, _ = policy.response_logprobs([sample.teacher_prompt_ids], [sample.completion_ids], Weights.BASE)
+    plain, _ = policy.response_logprobs([sample.prompt_ids], [sample.completion_ids], Weights.BASE)
+    own, _ = policy.response_logprobs([sample.prompt_ids], [sample.completion_ids])
+    seen: dict[tuple[str, float], float] = {}
+    for teacher in (Weights.BASE, Weights.EMA):
+        for carry in (0.0, 0.9):
+            plan = replace(COMBINE, method="opd", opd_support="token", opd_clip=100.0, w_opd=1.0)
+            (found,) = ready(policy, turn, plan=replace(plan, teacher=teacher, carry=carry)).samples
+            assert found.streams is not None
+            seen[teacher.value, carry] = found.streams.advantages[0]
+    assert seen["base", 0.0] == pytest.approx(float(hinted[0, 0] - own[0, 0]), abs=1e-4)
+    assert seen["base", 0.9] - seen["base", 0.0] == pytest.approx(
+        0.9 * float(own[0, 0] - plain[0, 0]), abs=0.05
+    )
+    assert seen["base", 0.9] != pytest.approx(seen["base", 0.0], abs=1e-4)
+    assert seen["ema", 0.9] == seen["ema", 0.0]
