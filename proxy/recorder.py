@@ -197,10 +197,12 @@ class Recorder:
             raise RecordUnavailable(str(exc)) from exc
         await self._link(record, [d for d in drafts if d.turn_id not in self._linked])
         turns = [turn for draft in drafts for turn in self._linked[draft.turn_id]]
-        await record.write_turns(turns)
-        for draft in drafts:
-            if draft.wishes.is_session_done:
-                await record.close_session(draft.scope, self._linked[draft.turn_id][0].session_id)
+        done = [
+            (draft.scope, self._linked[draft.turn_id][0].session_id)
+            for draft in drafts
+            if draft.wishes.is_session_done
+        ]
+        await record.write_turns(turns, done)
         for draft in drafts:
             del self._linked[draft.turn_id]
         self.written += len(turns)

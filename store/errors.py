@@ -6,7 +6,7 @@
     - RecordError            the record cannot be read or written
       . RecordTooNew         the database was written by a newer Patina
       . RecordUnavailable    locked, full, or gone: try again, nothing is lost
-      . RecordCorrupt        `verify` found content that does not hash to its name
+      . RecordCorrupt        its file is damaged
     - IllegalTransition      a turn was asked to skip or repeat a stage of its life
     - AdapterError           an adapter folder is missing, torn, or not what its hash says
     - GateRejected           a trained version failed the gate; the old one stays live
@@ -49,7 +49,7 @@ class RecordUnavailable(RecordError):
 
 
 class RecordCorrupt(RecordError):
-    """Stored content does not hash to the name it is stored under."""
+    """The database file is damaged: SQLite cannot make sense of it."""
 
 
 class IllegalTransition(OurError):

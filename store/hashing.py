@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+import orjson
+
 #: Parent of the first node of every chain.
 ROOT = ""
 
@@ -22,6 +24,14 @@ def exact_json(value: Any) -> str:
         ValueError: NaN or infinity, which are not JSON.
     """
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def wire_json(value: Any) -> str:
+    """Return the same JSON text as `exact_json`, faster, for what was parsed from JSON; only floats may be spelt another way."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:  # integers beyond 64 bits, nesting beyond 254
+        return exact_json(value)
 
 
 def digest(*parts: str) -> str:

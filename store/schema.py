@@ -156,6 +156,7 @@ lives = Table(
     Column("lease_until", Float),
     Column("trained_in_version", Integer),
     Column("since", Float, nullable=False),  # when this stage began
+    Column("detail", Text),  # why it was dropped, in words
     Index(None, "stage", "policy", "since"),
     Index(None, "policy", "trained_in_version"),
 )

@@ -7,7 +7,8 @@ Log-probabilities are natural logs. Times are seconds since the epoch (UTC).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -322,3 +323,40 @@ class TurnFate:
     stage: Stage
     drop_reason: DropReason | None
     trained_in_version: int | None
+    detail: str = ""  #: why it was dropped, in words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tips:
+    """Stored turns found by their canonical keys, newest first."""
+
+    replies: Mapping[str, tuple[Tip, ...]]  #: by reply_key: a history that ends after their reply
+    requests: Mapping[str, tuple[Tip, ...]]  #: by request_key: the very same prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordStatus:
+    """What `status` shows: a GROUP BY of the life of turns, and who does what now."""
+
+    turns: int
+    kinds: Mapping[str, int]
+    stages: Mapping[str, int]
+    drop_reasons: Mapping[str, int]
+    live: Mapping[str, int]
+    versions: Mapping[str, int]  #: adapter versions by state
+    last_step: StepReport | None
+    last_error: str | None
+    training: str  #: "running" or "paused"
+    heartbeats: tuple[Heartbeat, ...]
+
+    def to_json(self) -> Json:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Scored turns that no step has claimed yet."""
+
+    scored: int
+    ready: int  #: of these, with something to teach
+    oldest_since: float | None  #: when the first of them was scored

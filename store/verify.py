@@ -3,57 +3,48 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from store import schema
 from store.errors import RecordError
 from store.hashing import ROOT, digest
 from store.lifecycle import Stage
+from store.queries.common import prompt_ids
 
-PromptIds = Callable[[AsyncConnection, str], Awaitable[list[int]]]
 
-
-async def verify(connection: AsyncConnection, prompt_ids: PromptIds) -> list[str]:
-    """Return one sentence for each thing wrong.
-
-    Args:
-        prompt_ids: rebuilds a turn's prompt ids (`Record._prompt_ids`).
-    """
+def verify(connection: sa.Connection) -> list[str]:
+    """Return one sentence for each thing wrong."""
     wrong: list[str] = []
-    for name, body in await connection.execute(sa.select(schema.messages.c.hash, schema.messages.c.body)):
+    for name, body in connection.execute(sa.select(schema.messages.c.hash, schema.messages.c.body)):
         if digest(body) != name:
             wrong.append(f"message {name}: its content hashes to {digest(body)}")
     n = schema.nodes.c
     depths: dict[str, int] = {}
-    nodes = (
-        await connection.execute(sa.select(n.node, n.parent, n.message, n.depth).order_by(n.depth))
-    ).all()
+    nodes = (connection.execute(sa.select(n.node, n.parent, n.message, n.depth).order_by(n.depth))).all()
     for node, parent, message, depth in nodes:
         depths[node] = depth
         if digest(parent, message) != node:
             wrong.append(f"node {node}: parent and message hash to another name")
         if (parent == ROOT) != (depth == 0) or (parent != ROOT and depths.get(parent) != depth - 1):
             wrong.append(f"node {node}: its parent {parent} is missing or at a wrong depth")
-    wrong += await _turns(connection, depths, prompt_ids)
-    wrong += await _orphans(connection)
+    wrong += _turns(connection, depths)
+    wrong += _orphans(connection)
     return wrong
 
 
-async def _turns(connection: AsyncConnection, depths: dict[str, int], prompt_ids: PromptIds) -> list[str]:
+def _turns(connection: sa.Connection, depths: dict[str, int]) -> list[str]:
     t, lv = schema.turns.c, schema.lives.c
     wrong: list[str] = []
     adapters = {
         (policy, version)
-        for policy, version in await connection.execute(
+        for policy, version in connection.execute(
             sa.select(schema.adapters.c.policy, schema.adapters.c.version)
         )
     }
     rows = (
-        await connection.execute(
+        connection.execute(
             sa.select(
                 t.turn_id, t.parent_turn_id, t.preamble_node, t.history_node, t.completion_token_ids,
                 t.sampling_logprobs, t.policy, lv.stage, lv.drop_reason, lv.trained_in_version, lv.claimed_by,
@@ -70,7 +61,7 @@ async def _turns(connection: AsyncConnection, depths: dict[str, int], prompt_ids
                 wrong.append(say + f"its messages end in node {node}, which is not there")
         wrong += [say + fault for fault in _life_faults(row, adapters)]
         try:
-            await prompt_ids(connection, row.turn_id)
+            prompt_ids(connection, row.turn_id)
         except RecordError as exc:
             wrong.append(str(exc))
     return wrong
@@ -94,10 +85,10 @@ def _life_faults(row: Any, adapters: set[tuple[str, int]]) -> list[str]:
     return faults
 
 
-async def _orphans(connection: AsyncConnection) -> list[str]:
+def _orphans(connection: sa.Connection) -> list[str]:
     wrong = []
     for table in (schema.next_states, schema.feedback, schema.verdicts, schema.lives):
-        rows = await connection.execute(
+        rows = connection.execute(
             sa.select(table.c.turn_id)
             .outerjoin(schema.turns, schema.turns.c.turn_id == table.c.turn_id)
             .where(schema.turns.c.turn_id.is_(None))

@@ -58,7 +58,7 @@ class Flaky(Record):
     attempts: int
     tried_twice: asyncio.Event
 
-    async def write_turns(self, turns: Sequence[NewTurn]) -> None:
+    async def write_turns(self, turns: Sequence[NewTurn], done: Sequence[tuple[str, str]] = ()) -> None:
         if self.refusing:
             self.attempts += 1
             if self.attempts == 2:
@@ -66,7 +66,7 @@ class Flaky(Record):
             raise RecordUnavailable("database is locked")
         if any(self.poison and self.poison in t.turn_id for t in turns):
             raise RecordError("no")
-        await super().write_turns(turns)
+        await super().write_turns(turns, done)
         self.batches.append(len(turns))
 
 

@@ -261,17 +261,11 @@ def test_tokens_that_do_not_add_up_are_recorded_with_their_reason(
 def test_the_parameters_a_turn_was_sampled_with_are_recorded(house: House) -> None:
     house.ask("x", temperature=0.25, user="ann")
 
-    async def read(record: Any) -> Any:
-        import sqlalchemy as sa
-
-        async with record._read() as connection:
-            return (
-                await connection.execute(
-                    sa.text('SELECT temperature, logprob_mode, "user", status_code FROM turns')
-                )
-            ).one()
-
-    assert tuple(house.in_record(read)) == (0.25, "raw_logprobs", "ann", 200)
+    house.rows(1)
+    with sqlite3.connect(house.record_url.split("///")[1]) as database:
+        row = database.execute('SELECT temperature, logprob_mode, "user", status_code FROM turns').fetchone()
+    database.close()
+    assert row == (0.25, "raw_logprobs", "ann", 200)
 
 
 # ------------------------------------------------------------------- durable

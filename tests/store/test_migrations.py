@@ -4,10 +4,11 @@ import sqlite3
 from pathlib import Path
 
 import sqlalchemy as sa
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from migrations import head, upgrade
+from migrations import config, head, upgrade
 from store.record import SCHEMA_REVISION
 from store.schema import TRAJECTORY_COLUMNS, metadata, trajectories_view
 
@@ -41,3 +42,38 @@ def test_migrating_twice_changes_nothing(record_url: str) -> None:
     after = connection.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
     connection.close()
     assert before == after
+
+
+def test_a_record_of_the_first_schema_is_brought_up_to_date_with_what_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    engine = sa.create_engine(f"sqlite:///{path}")
+    with engine.connect() as connection:
+        made = config()
+        made.attributes["connection"] = connection
+        command.upgrade(made, "0001")
+        connection.commit()
+    engine.dispose()
+    old = sqlite3.connect(path)
+    columns = [row[1] for row in old.execute("PRAGMA table_info(turns)")]
+    for turn_id, reason, detail in (
+        ("kept", None, ""),
+        ("broken", "token_mismatch", "3 token ids but 2 logprobs"),
+    ):
+        values = {
+            "turn_id": turn_id,
+            "drop_detail": detail,
+            "prompt_base_turn_id": None,
+            "completion_id": None,
+        }
+        row = [values.get(name, 0) for name in columns]
+        old.execute(f"INSERT INTO turns VALUES ({', '.join('?' * len(columns))})", row)
+        stage = "dropped" if reason else "recorded"
+        old.execute(
+            "INSERT INTO lives (turn_id, policy, stage, drop_reason, since) VALUES (?, 'p', ?, ?, 1.0)",
+            (turn_id, stage, reason),
+        )
+    old.commit()
+    upgrade(f"sqlite+aiosqlite:///{path}")
+    rows = old.execute("SELECT turn_id, stage, detail FROM lives ORDER BY turn_id").fetchall()
+    old.close()
+    assert rows == [("broken", "dropped", "3 token ids but 2 logprobs"), ("kept", "recorded", None)]

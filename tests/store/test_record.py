@@ -313,7 +313,7 @@ async def test_feedback_revives_a_turn_dropped_for_lack_of_it_but_not_a_broken_o
 
 async def test_closing_a_session_ends_the_wait_of_its_unanswered_turns_only(record: Record) -> None:
     (turn_id,) = await answered(record)
-    assert await record.close_session("alice", "s0") == 1
+    await record.write_turns([make_turn("other", session_id="elsewhere")], done=[("alice", "s0")])
     fates = await record.fates([turn_id, "t0-next"])
     assert fates[turn_id].stage is Stage.ANSWERED
     assert fates["t0-next"].drop_reason is DropReason.NO_NEXT_STATE
@@ -387,11 +387,8 @@ async def test_paging_through_all_turns_meets_each_once(record: Record) -> None:
     assert len(seen) == len(set(seen)) == 14
 
 
-async def test_a_locked_record_says_so_and_the_same_write_succeeds_later(
-    record: Record, record_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with record._engine.connect() as connection:
-        await connection.exec_driver_sql("PRAGMA busy_timeout=50")
+async def test_a_locked_record_says_so_and_the_same_write_succeeds_later(record_url: str) -> None:
+    record = await Record.open(record_url, busy_timeout_s=0.05)
     other = database(record_url)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(RecordUnavailable, match="locked"):
@@ -400,10 +397,11 @@ async def test_a_locked_record_says_so_and_the_same_write_succeeds_later(
     other.close()
     await record.write_turns([make_turn("t")])
     assert (await record.status()).turns == 1
+    await record.close()
 
 
 async def test_a_write_that_fails_half_way_leaves_nothing(record: Record) -> None:
-    good, bad = make_turn("good"), make_turn("bad", next_state=make_answer("nobody", "bad", "x"))
+    good, bad = make_turn("good"), make_turn("bad", link_confidence=None)
     with pytest.raises(RecordError):
         await record.write_turns([good, bad])
     assert (await record.status()).turns == 0

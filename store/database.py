@@ -1,0 +1,337 @@
+"""The database: how a transaction is run, what is promised about it, and whose fault a failure is.
+
+A query is a plain function of a synchronous `sqlalchemy.Connection`; `Database` runs it as one transaction:
+
+* SQLite: the whole function in one hop to a thread of ours. (A driver that hops for each statement costs a turn about 39
+  hops, three quarters of all the proxy's work.) One thread and one connection write, so that writers of this process never
+  wait for each other inside SQLite; others read.
+* PostgreSQL: `AsyncConnection.run_sync`; each statement is a round trip to the server anyway.
+
+What a commit promises on SQLite (WAL, ``synchronous=NORMAL``): a committed row survives ``kill -9`` of any process, at any moment.
+After a power cut the newest commits since the last checkpoint may be missing; the database is whole all the same.
+
+A file that is removed while it is in use goes on existing for those who have it open: it is written back to its place from there
+(`_SqliteFile.restore`), so that a slip of the hand costs nothing. SQLAlchemy's and the drivers' exceptions are mapped here, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+from urllib.parse import quote
+
+import orjson
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from store.errors import RecordCorrupt, RecordError, RecordUnavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: SQLite waits so long for another writer before it says "locked"; writes here take milliseconds.
+BUSY_TIMEOUT_S = 5.0
+
+_READERS = 3
+
+
+class Database:
+    """An open database. Make it with `open`; safe for concurrent tasks of one event loop."""
+
+    def __init__(self, file: _SqliteFile | None, server: AsyncEngine | None) -> None:
+        self._file = file
+        self._server = server
+        if file is not None:
+            self._writer = ThreadPoolExecutor(1, thread_name_prefix="record-write")
+            self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="record-read")
+
+    @classmethod
+    async def open(cls, url: str, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Database:
+        """Raises: RecordUnavailable when it is not there, RecordCorrupt, RecordError for a URL of something else."""
+        try:
+            parsed = sa.make_url(url)
+        except SQLAlchemyError as exc:
+            raise RecordError(f"{url!r} is not a database URL") from exc
+        backend = parsed.get_backend_name()
+        if backend == "sqlite":
+            if not parsed.database or parsed.database == ":memory:":
+                raise RecordError("the record needs a file: memory is not shared between processes")
+            database = cls(_SqliteFile(Path(parsed.database), busy_timeout_s), None)
+            try:
+                await database._hop(database._writer, database._file_of().open)
+            except BaseException:
+                await database.close()
+                raise
+            return database
+        if backend != "postgresql":
+            raise RecordError(f"the record lives in SQLite or PostgreSQL, not in {backend}")
+        try:
+            return cls(None, create_async_engine(parsed, pool_pre_ping=True))
+        except ModuleNotFoundError as exc:
+            raise RecordError("PostgreSQL needs the extra: pip install 'patina[postgres]'") from exc
+
+    async def close(self) -> None:
+        if self._server is not None:
+            await self._server.dispose()
+            return
+        # In this order: what is being read and written ends before the connections close.
+        await asyncio.to_thread(self._readers.shutdown)
+        if not self._writer._shutdown:
+            await self._hop(self._writer, self._file_of().close)
+            self._writer.shutdown()
+
+    async def read(
+        self, work: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run ``work(connection, …)``, which only reads."""
+        if self._server is not None:
+            with _mapped():
+                async with self._server.connect() as connection:
+                    return await connection.run_sync(lambda sync: work(sync, *args, **kwargs))
+        return await self._hop(self._readers, self._file_of().read, lambda sync: work(sync, *args, **kwargs))
+
+    async def write(
+        self, work: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run ``work(connection, …)`` as one transaction: all of it, or on any error nothing.
+
+        Once begun it is not stopped by a cancelled task: it commits or fails as a whole.
+        """
+        if self._server is not None:
+            with _mapped():
+                async with self._server.begin() as connection:
+                    return await connection.run_sync(lambda sync: work(sync, *args, **kwargs))
+        return await self._hop(self._writer, self._file_of().write, lambda sync: work(sync, *args, **kwargs))
+
+    def _file_of(self) -> _SqliteFile:
+        assert self._file is not None  # either a file or a server
+        return self._file
+
+    @staticmethod
+    async def _hop(threads: ThreadPoolExecutor, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(threads, work, *args)
+
+
+class _SqliteFile:
+    """A SQLite file and the connections to it. `write` is called from one thread only."""
+
+    def __init__(self, path: Path, busy_timeout_s: float) -> None:
+        self._path = path
+        self._busy_timeout_s = busy_timeout_s
+        self._identity: tuple[int, int] | None = None  # device and inode of what is open
+        self._engine: sa.Engine | None = None
+        self._writing: sa.Connection | None = None
+        self._spare: sqlite3.Connection | None = (
+            None  # reads the whole of it when the file has to be restored
+        )
+
+    def open(self) -> None:
+        with _mapped():
+            if not self._path.parent.is_dir():
+                raise RecordUnavailable(f"the record's folder {self._path.parent} is not there")
+            # AUTOCOMMIT: the driver begins no transaction of its own; `write` does, with BEGIN IMMEDIATE.
+            self._engine = sa.create_engine(
+                "sqlite://",
+                creator=self._connect,
+                poolclass=sa.pool.QueuePool,
+                pool_size=_READERS + 1,
+                isolation_level="AUTOCOMMIT",
+            )
+            self._identity = self._on_disk()
+            self._spare = self._connect()
+            self._spare.execute("SELECT count(*) FROM sqlite_master").fetchone()  # opens the WAL as well
+            self._writing = self._engine.connect()
+
+    def close(self) -> None:
+        if self._writing is not None:
+            self._writing.close()
+        if self._engine is not None:
+            self._engine.dispose()
+        if self._spare is not None:
+            self._spare.close()
+        self._writing = self._engine = self._spare = self._identity = None
+
+    def read(self, work: Callable[[sa.Connection], T]) -> T:
+        with _mapped():
+            if self._engine is None or (self._identity != self._on_disk() and not self._is_missing()):
+                # Opened anew by the next write; a reader must not take the connections from under the writer.
+                raise RecordUnavailable(f"the record's file {self._path} was replaced by another")
+            with self._engine.connect() as connection:
+                return work(connection)
+
+    def write(self, work: Callable[[sa.Connection], T]) -> T:
+        with _mapped():
+            if self._writing is None:
+                self.open()
+            assert self._writing is not None  # `open` made it or raised
+            raw = dbapi(self._writing)
+            # Take the write lock at once: a read that later turns into a write fails with SQLITE_BUSY at any timeout.
+            raw.execute("BEGIN IMMEDIATE")
+            try:
+                # Seen under the lock, so that nothing is written to a file that somebody is restoring elsewhere.
+                if self._identity == self._on_disk():
+                    result = work(self._writing)
+                    raw.execute("COMMIT")
+                    return result
+                if self._is_missing():
+                    self._restore()
+            except BaseException:
+                with suppress(
+                    sqlite3.Error
+                ):  # the first error is the one to tell; a dead connection cannot roll back
+                    raw.execute("ROLLBACK")
+                raise
+            raw.execute("ROLLBACK")
+            self.close()
+            raise RecordUnavailable(
+                f"the record's file {self._path} was removed or replaced; it is opened anew"
+            )
+
+    def _restore(self) -> None:
+        """Write what the removed file held back to its place; the caller holds its write lock."""
+        assert self._spare is not None
+        beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.restoring")
+        with closing(sqlite3.connect(beside)) as target:
+            self._spare.backup(target)
+        # Leftovers of the old file, which nothing new may be mixed with; all they held is in the copy.
+        for suffix in ("-wal", "-shm"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        # Another process may have been faster, and then its copy is the record.
+        with suppress(FileExistsError):
+            os.link(beside, self._path)
+        beside.unlink()
+
+    def _connect(self) -> sqlite3.Connection:
+        # mode=rw: a file that is not there is an error, and not a new, empty record
+        connection = sqlite3.connect(
+            f"file:{quote(str(self._path.absolute()))}?mode=rw",
+            uri=True,
+            check_same_thread=False,
+            isolation_level=None,
+            cached_statements=256,
+        )
+        connection.execute(f"PRAGMA busy_timeout={round(self._busy_timeout_s * 1000)}")
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("PRAGMA foreign_keys=ON")
+        return connection
+
+    def _on_disk(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _is_missing(self) -> bool:
+        return self._on_disk() is None
+
+
+# -------------------------------------------------------------------------------------------------- statements
+
+
+def dbapi(connection: sa.Connection) -> sqlite3.Connection:
+    """Return the driver's own connection under a SQLite connection."""
+    raw: Any = connection.connection.dbapi_connection
+    assert isinstance(raw, sqlite3.Connection)
+    return raw
+
+
+class Prepared:
+    """An INSERT or UPDATE put together once, for the statements that run with every turn.
+
+    On SQLite it goes straight to the driver: SQLAlchemy's way to run a statement costs as much again as SQLite's.
+
+    Args:
+        build: the statement for a dialect, without constants of its own; its parameters are named ``columns``, and one that
+            a row does not name is NULL.
+    """
+
+    def __init__(self, build: Callable[[str], sa.Executable], columns: Sequence[str]) -> None:
+        self._statements = {name: build(name) for name in ("sqlite", "postgresql")}
+        compiled = self._statements["sqlite"].compile(dialect=sqlite.dialect(), column_keys=list(columns))  # type: ignore[attr-defined]  # every Executable of Core is a ClauseElement
+        self._text = str(compiled)
+        self._order: tuple[str, ...] = tuple(compiled.positiontup or ())
+
+    def many(self, connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Run it once for each row."""
+        if not rows:
+            return
+        if connection.dialect.name == "sqlite":
+            dbapi(connection).executemany(
+                self._text, [[row.get(name) for name in self._order] for row in rows]
+            )
+        else:
+            connection.execute(self._statements["postgresql"], [dict(row) for row in rows])
+
+
+def present(connection: sa.Connection, column: sa.Column[Any], values: Sequence[str]) -> set[str]:
+    """Return those of ``values`` that are in an indexed column."""
+    if not values:
+        return set()
+    if connection.dialect.name == "sqlite":
+        # one text for any number of values, so that it is prepared once
+        text = f"SELECT {column.name} FROM {column.table.name} WHERE {column.name} IN (SELECT value FROM json_each(?))"
+        return {row[0] for row in dbapi(connection).execute(text, (orjson.dumps(list(values)).decode(),))}
+    return set(connection.execute(sa.select(column).where(column.in_(list(values)))).scalars())
+
+
+def insert_ignore(dialect: str, table: sa.Table) -> sa.Insert:
+    """Return an INSERT that leaves what is there already."""
+    if dialect == "postgresql":
+        return postgresql.insert(table).on_conflict_do_nothing()
+    return sqlite.insert(table).on_conflict_do_nothing()
+
+
+def upsert(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any], key: Sequence[str]) -> None:
+    """Insert a row or overwrite the one with the same key."""
+    rest = {name: value for name, value in values.items() if name not in key}
+    if connection.dialect.name == "postgresql":
+        connection.execute(
+            postgresql.insert(table)
+            .values(**values)
+            .on_conflict_do_update(index_elements=list(key), set_=rest)
+        )
+    else:
+        connection.execute(
+            sqlite.insert(table).values(**values).on_conflict_do_update(index_elements=list(key), set_=rest)
+        )
+
+
+# ------------------------------------------------------------------------------------------------------ errors
+
+_CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+
+@contextmanager
+def _mapped() -> Iterator[None]:
+    """Map SQLAlchemy's and the drivers' exceptions to ours, once."""
+    try:
+        yield
+    except DBAPIError as exc:
+        raise _ours(
+            exc.orig or exc, isinstance(exc, sa.exc.OperationalError | sa.exc.InterfaceError)
+        ) from exc
+    except sqlite3.Error as exc:
+        raise _ours(exc, isinstance(exc, sqlite3.OperationalError | sqlite3.InterfaceError)) from exc
+    except SQLAlchemyError as exc:
+        raise RecordUnavailable(f"the record cannot be used: {exc}") from exc
+    except OSError as exc:
+        raise RecordUnavailable(f"the record cannot be reached: {exc}") from exc
+
+
+def _ours(error: BaseException, may_pass: bool) -> RecordError:
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is not None and code & 0xFF in _CORRUPT:
+        return RecordCorrupt(f"the record's file is damaged: {error}")
+    if may_pass:
+        return RecordUnavailable(f"the record cannot be used: {error}")
+    return RecordError(f"the record refused: {error}")

@@ -1,0 +1,216 @@
+"""What the queries of several processes share: the life of a turn, message chains, prompt ids, rows to values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Row
+
+from store import schema
+from store.database import insert_ignore
+from store.errors import RecordError
+from store.hashing import ROOT, digest, exact_json
+from store.lifecycle import REVIVABLE, Event, Stage, advance, sources
+from store.values import AdapterState, AdapterVersion, AliasMove, Completion, Json, StepReport
+
+# ---- the life of a turn
+
+
+def move(
+    connection: sa.Connection,
+    turn_ids: Sequence[str],
+    event: Event,
+    at: float,
+    *,
+    only: Sequence[Stage] | None = None,
+    extra: sa.ColumnElement[bool] | None = None,
+    **columns: Any,
+) -> int:
+    """Compare-and-set: move those of ``turn_ids`` whose stage allows ``event``; returns how many moved."""
+    if not turn_ids:
+        return 0
+    lv = schema.lives.c
+    moved = 0
+    for stage in only or sources(event):
+        where = [lv.turn_id.in_(list(turn_ids)), lv.stage == stage.value]
+        if extra is not None:
+            where.append(extra)
+        done = connection.execute(
+            sa.update(schema.lives)
+            .where(*where)
+            .values(stage=advance(stage, event).value, since=at, **columns)
+        )
+        moved += done.rowcount
+    return moved
+
+
+def answer(connection: sa.Connection, turn_id: str, at: float) -> None:
+    """A turn that waited for an answer has one; a later one changes nothing but the list of next states."""
+    move(connection, [turn_id], Event.NEXT_STATE, at)
+    move(
+        connection,
+        [turn_id],
+        Event.REVIVE,
+        at,
+        extra=schema.lives.c.drop_reason.in_([r.value for r in REVIVABLE]),
+        drop_reason=None,
+        detail=None,
+    )
+
+
+# ---- messages
+
+
+def chain_messages(connection: sa.Connection, *tips: str) -> list[Json]:
+    """Return the message chains that end in ``tips``, concatenated."""
+    found: list[Json] = []
+    n = schema.nodes.c
+    for tip in tips:
+        if tip == ROOT:
+            continue
+        walk = sa.select(n.parent, n.message, n.depth).where(n.node == tip).cte("walk", recursive=True)
+        walk = walk.union_all(sa.select(n.parent, n.message, n.depth).join(walk, n.node == walk.c.parent))
+        rows = connection.execute(
+            sa.select(schema.messages.c.body)
+            .join(walk, schema.messages.c.hash == walk.c.message)
+            .order_by(walk.c.depth)
+        )
+        found += [json.loads(body) for body in rows.scalars()]
+    return found
+
+
+def bodies(connection: sa.Connection, hashes: Sequence[str]) -> list[Json]:
+    """Return messages by their addresses, in the given order."""
+    rows = connection.execute(sa.select(schema.messages).where(schema.messages.c.hash.in_(list(hashes))))
+    found = {row.hash: json.loads(row.body) for row in rows}
+    return [found[name] for name in hashes]
+
+
+def store_bodies(connection: sa.Connection, values: Sequence[Json]) -> list[str]:
+    """Store messages that may be there already; returns their addresses."""
+    texts = [exact_json(value) for value in values]
+    hashes = [digest(text) for text in texts]
+    if texts:
+        connection.execute(
+            insert_ignore(connection.dialect.name, schema.messages),
+            [{"hash": h, "body": t} for h, t in zip(hashes, texts, strict=True)],
+        )
+    return hashes
+
+
+# ---- prompt ids
+
+
+def full_ids(connection: sa.Connection, turn_id: str) -> tuple[int, ...]:
+    """Return the turn's prompt + completion ids; nothing for a turn that is not there."""
+    row = connection.execute(
+        sa.select(schema.turns.c.completion_token_ids).where(schema.turns.c.turn_id == turn_id)
+    ).scalar_one_or_none()
+    if row is None:
+        return ()
+    return (*prompt_ids(connection, turn_id), *json.loads(row))
+
+
+_BASES = sa.text(
+    """
+    WITH RECURSIVE walk(turn_id, base, base_length, own, completion, depth) AS (
+      SELECT turn_id, prompt_base_turn_id, prompt_base_length, prompt_token_ids, completion_token_ids, 0
+        FROM turns WHERE turn_id = :turn_id
+      UNION ALL
+      SELECT t.turn_id, t.prompt_base_turn_id, t.prompt_base_length, t.prompt_token_ids, t.completion_token_ids,
+             walk.depth + 1
+        FROM walk JOIN turns t ON t.turn_id = walk.base
+    )
+    SELECT base, base_length, own, completion FROM walk ORDER BY depth DESC
+    """
+)
+
+
+def prompt_ids(connection: sa.Connection, turn_id: str) -> list[int]:
+    """Rebuild a turn's prompt ids by walking the bases down and then up again.
+
+    Raises:
+        RecordError: a turn that they rest on is not there.
+    """
+    rows = connection.execute(_BASES, {"turn_id": turn_id}).all()
+    if not rows or rows[0].base is not None:
+        missing = rows[0].base if rows else turn_id
+        raise RecordError(f"turn {turn_id}: its prompt rests on turn {missing}, which is not there")
+    ids: list[int] = []
+    completion: list[int] = []
+    for row in rows:
+        ids = [*[*ids, *completion][: row.base_length], *json.loads(row.own)]
+        completion = json.loads(row.completion)
+    return ids
+
+
+# ---- what several ask
+
+
+def control(connection: sa.Connection, name: str) -> str | None:
+    """Return what a person has set, or None."""
+    return connection.execute(
+        sa.select(schema.controls.c.value).where(schema.controls.c.name == name)
+    ).scalar_one_or_none()
+
+
+def aliases(connection: sa.Connection) -> dict[str, AliasMove]:
+    """Return the live version of every policy that ever had one."""
+    c = schema.alias_moves.c
+    newest = sa.select(sa.func.max(c.move_id)).group_by(c.policy)
+    rows = connection.execute(sa.select(c.policy, c.version, c.moved_at, c.by).where(c.move_id.in_(newest)))
+    return {row.policy: AliasMove(**row._mapping) for row in rows}
+
+
+def adapter(connection: sa.Connection, policy: str, version: int) -> AdapterVersion | None:
+    """Return one version of a policy, published or not."""
+    c = schema.adapters.c
+    row = connection.execute(
+        sa.select(schema.adapters).where(c.policy == policy, c.version == version)
+    ).one_or_none()
+    return None if row is None else adapter_of(row)
+
+
+# ---- rows to values
+
+
+def completion_of(row: Row[Any]) -> Completion:
+    return Completion(
+        text=row.completion,
+        reasoning=row.reasoning,
+        tool_calls=tuple(json.loads(row.tool_calls)),
+        token_ids=tuple(json.loads(row.completion_token_ids)),
+        sampling_logprobs=tuple(json.loads(row.sampling_logprobs)),
+        finish_reason=row.finish_reason,
+    )
+
+
+def adapter_of(row: Row[Any]) -> AdapterVersion:
+    return AdapterVersion(
+        policy=row.policy,
+        version=row.version,
+        path=row.path,
+        content_hash=row.content_hash,
+        parent_version=row.parent_version,
+        state=AdapterState(row.state),
+        reason=row.reason,
+        method=row.method,
+        metrics=json.loads(row.metrics),
+        created_at=row.created_at,
+    )
+
+
+def step_of(row: Row[Any]) -> StepReport:
+    return StepReport(
+        step_id=row.step_id,
+        policy=row.policy,
+        method=row.method,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+        version=row.version,
+        error=row.error,
+        metrics=json.loads(row.metrics),
+    )

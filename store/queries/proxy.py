@@ -1,0 +1,177 @@
+"""What the proxy asks: which recorded turns a request may rest on, and what a client's feedback is about.
+
+What it writes with every turn is `store.queries.turns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Row
+
+from store import schema
+from store.database import insert_ignore, present, upsert
+from store.hashing import ROOT, exact_json, text_key
+from store.lifecycle import Event
+from store.queries.common import answer, chain_messages, move
+from store.texts import last_user_text
+from store.values import Feedback, Heartbeat, Relation, Tip, Tips, TurnKind
+
+
+def tips_for(connection: sa.Connection, scope: str, keys: Sequence[str]) -> Tips:
+    """Return the stored turns of ``scope`` whose request or reply key is among ``keys``."""
+    if not keys:
+        return Tips(replies={}, requests={})
+    found = []
+    for statement in (_TIPS_BY_REPLY, _TIPS_BY_REQUEST):
+        tips: dict[str, list[Tip]] = {}
+        for row in connection.execute(statement, {"scope": scope, "keys": list(keys)}):
+            tips.setdefault(row.key, []).append(_tip(row))
+        found.append({key: tuple(some) for key, some in tips.items()})
+    return Tips(replies=found[0], requests=found[1])
+
+
+def session_tip(connection: sa.Connection, scope: str, session_id: str) -> Tip | None:
+    """Return the newest main turn of an explicitly named session."""
+    row = (connection.execute(_SESSION_TIP, {"scope": scope, "session_id": session_id})).one_or_none()
+    return None if row is None else _tip(row)
+
+
+def find_turn(connection: sa.Connection, scope: str, reference: str) -> str | None:
+    """Return the id of the turn named by a turn id or by a completion id that its client saw."""
+    c = schema.turns.c
+    for column in (c.turn_id, c.completion_id):  # two questions, each with an index of its own
+        found: str | None = connection.execute(
+            sa.select(c.turn_id)
+            .where(column == reference, c.scope == scope)
+            .order_by(c.created_at.desc())
+            .limit(1)
+        ).scalar_one_or_none()
+        if found is not None:
+            return found
+    return None
+
+
+def find_exchange(connection: sa.Connection, scope: str, prompt: str, response: str) -> str | None:
+    """Return the newest turn that answered ``response`` to a last user text ``prompt`` (CLaaS's feedback body)."""
+    c = schema.turns.c
+    rows = (
+        connection.execute(
+            sa.select(c.turn_id, c.preamble_node, c.history_node)
+            .where(c.scope == scope, c.completion_key == text_key(response))
+            .order_by(c.created_at.desc())
+            .limit(50)
+        )
+    ).all()
+    for turn_id, _, history in rows:
+        messages = chain_messages(connection, ROOT, history)
+        if last_user_text(messages).strip() == prompt.strip():
+            return str(turn_id)
+    return None
+
+
+def add_feedback(connection: sa.Connection, feedback: Feedback) -> bool:
+    """Store explicit feedback; a turn that waited for an answer (or had none) is up for scoring.
+
+    Returns:
+        False when this idempotency key is known already; nothing changed.
+    """
+    inserted = connection.execute(
+        insert_ignore(connection.dialect.name, schema.feedback),
+        {
+            "feedback_id": feedback.feedback_id,
+            "turn_id": feedback.turn_id,
+            "score": feedback.score,
+            "text": feedback.text,
+            "idempotency_key": feedback.idempotency_key,
+            "created_at": feedback.created_at,
+        },
+    )
+    if inserted.rowcount == 0:
+        return False
+    answer(connection, feedback.turn_id, feedback.created_at)
+    # Scored already but not yet claimed: what a person says outweighs what was guessed, so score again.
+    move(connection, [feedback.turn_id], Event.RECONSIDER, feedback.created_at)
+    return True
+
+
+def heartbeat(connection: sa.Connection, beat: Heartbeat) -> None:
+    """Say that a process lives and what it does; its row is its own."""
+    values = {
+        "process": beat.process,
+        "pid": beat.pid,
+        "state": beat.state,
+        "detail": exact_json(beat.detail),
+        "at": beat.at,
+    }
+    upsert(connection, schema.heartbeats, values, ["process"])
+
+
+def known_turns(connection: sa.Connection, turn_ids: Sequence[str]) -> set[str]:
+    """Return those of ``turn_ids`` that are recorded."""
+    return present(connection, schema.turns.c.turn_id, turn_ids)
+
+
+def _tip_select(key: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    c = schema.turns.c
+    child = schema.turns.alias("child")
+    extended = (
+        sa.exists()
+        .where(
+            # the index is over these two: a long session costs no more than a short one
+            child.c.session_id == c.session_id,
+            child.c.turn_index == c.turn_index + 1,
+            child.c.parent_turn_id == c.turn_id,
+            child.c.kind == TurnKind.MAIN.value,
+            child.c.relation != Relation.RETRY.value,
+        )
+        .correlate(schema.turns)
+    )
+    return sa.select(
+        c.turn_id,
+        c.session_id,
+        c.turn_index,
+        c.kind,
+        c.parent_turn_id,
+        key.label("key"),
+        (~extended).label("is_newest"),
+        c.created_at,
+    ).where(c.scope == sa.bindparam("scope"))
+
+
+def _tips_by(column: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    c = schema.turns.c
+    return (
+        _tip_select(column)
+        .where(column.in_(sa.bindparam("keys", expanding=True)))
+        .order_by(c.created_at.desc(), c.turn_id.desc())
+    )
+
+
+# Built once: putting such a statement together costs as much as running it, and these run for every request.
+_TIPS_BY_REPLY = _tips_by(schema.turns.c.reply_key)
+_TIPS_BY_REQUEST = _tips_by(schema.turns.c.request_key)
+_SESSION_TIP = (
+    _tip_select(sa.func.coalesce(schema.turns.c.reply_key, schema.turns.c.request_key))
+    .where(
+        schema.turns.c.session_id == sa.bindparam("session_id"),
+        schema.turns.c.kind == TurnKind.MAIN.value,
+    )
+    .order_by(schema.turns.c.turn_index.desc(), schema.turns.c.created_at.desc())
+    .limit(1)
+)
+
+
+def _tip(row: Row[Any]) -> Tip:
+    return Tip(
+        turn_id=row.turn_id,
+        session_id=row.session_id,
+        turn_index=row.turn_index,
+        kind=TurnKind(row.kind),
+        parent_turn_id=row.parent_turn_id,
+        key=row.key,
+        is_newest=bool(row.is_newest),
+        created_at=row.created_at,
+    )

@@ -1,0 +1,101 @@
+"""What the scorers ask and write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Row
+
+from store import schema
+from store.hashing import exact_json
+from store.lifecycle import DropReason, Event, Stage
+from store.queries.common import bodies, chain_messages, completion_of, move
+from store.values import AnsweredTurn, Feedback, NextState, Relation, Verdict
+
+
+def answered(connection: sa.Connection, limit: int, *, exclude: Iterable[str] = ()) -> list[AnsweredTurn]:
+    """Return turns that wait for a verdict, oldest first."""
+    t, lv = schema.turns.c, schema.lives.c
+    skip = list(exclude)
+    query = (
+        sa.select(schema.turns)
+        .join(schema.lives, lv.turn_id == t.turn_id)
+        .where(lv.stage == Stage.ANSWERED.value)
+        .order_by(lv.since, t.turn_id)
+        .limit(limit)
+    )
+    if skip:
+        query = query.where(t.turn_id.not_in(skip))
+    return [_answered(connection, row) for row in connection.execute(query).all()]
+
+
+def _answered(connection: sa.Connection, row: Row[Any]) -> AnsweredTurn:
+    n, f = schema.next_states.c, schema.feedback.c
+    states = []
+    for state in connection.execute(
+        sa.select(schema.next_states).where(n.turn_id == row.turn_id).order_by(n.created_at, n.by_turn_id)
+    ):
+        states.append(
+            NextState(
+                turn_id=state.turn_id,
+                by_turn_id=state.by_turn_id,
+                role=state.role,
+                text=state.text,
+                messages=tuple(bodies(connection, json.loads(state.messages))),
+                relation=Relation(state.relation),
+                created_at=state.created_at,
+            )
+        )
+    given = [
+        Feedback(**entry._mapping)
+        for entry in connection.execute(
+            sa.select(schema.feedback).where(f.turn_id == row.turn_id).order_by(f.created_at)
+        )
+    ]
+    return AnsweredTurn(
+        turn_id=row.turn_id,
+        session_id=row.session_id,
+        policy=row.policy,
+        scope=row.scope,
+        messages=tuple(chain_messages(connection, row.preamble_node, row.history_node)),
+        request=bodies(connection, [row.request])[0],
+        completion=completion_of(row),
+        next_states=tuple(states),
+        feedback=tuple(given),
+        created_at=row.created_at,
+    )
+
+
+def add_verdict(connection: sa.Connection, verdict: Verdict, *, drop: DropReason | None = None) -> None:
+    """Store a verdict and move its turn to scored, or with ``drop`` to dropped."""
+    connection.execute(
+        sa.insert(schema.verdicts).values(
+            turn_id=verdict.turn_id,
+            value=verdict.value,
+            hint=verdict.hint,
+            hint_is_reaction=verdict.hint_is_reaction,
+            source=verdict.source[:256],
+            confidence=verdict.confidence,
+            detail=exact_json(verdict.detail),
+            created_at=verdict.created_at,
+        )
+    )
+    if drop is None:
+        move(
+            connection,
+            [verdict.turn_id],
+            Event.VERDICT,
+            verdict.created_at,
+        )
+    else:
+        move(
+            connection,
+            [verdict.turn_id],
+            Event.DROP,
+            verdict.created_at,
+            only=(Stage.ANSWERED,),
+            drop_reason=drop.value,
+        )

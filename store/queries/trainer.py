@@ -1,0 +1,330 @@
+"""What the trainer asks and writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from store import schema
+from store.database import upsert
+from store.errors import IllegalTransition
+from store.hashing import exact_json
+from store.lifecycle import DropReason, Event, Stage
+from store.queries.common import bodies, chain_messages, completion_of, move, prompt_ids, step_of
+from store.values import (
+    BASE_VERSION,
+    AdapterState,
+    AdapterVersion,
+    LogprobMode,
+    ScoredTurn,
+    StepReport,
+    Verdict,
+    Waiting,
+)
+
+
+def waiting(connection: sa.Connection, policy: str, *, hint_only: bool = False) -> Waiting:
+    """Return what waits to be trained.
+
+    Args:
+        hint_only: count only turns with a hint as ready (methods that do not read the verdict), not those with a
+            verdict of +1 or -1 as well.
+    """
+    lv, v = schema.lives.c, schema.verdicts.c
+    w = schema.verdicts.alias("w")
+    newest = (
+        sa.select(sa.func.max(w.c.verdict_id))
+        .where(w.c.turn_id == lv.turn_id)
+        .correlate(schema.lives)
+        .scalar_subquery()
+    )
+    has_signal = v.hint.is_not(None) if hint_only else sa.or_(v.hint.is_not(None), v.value != 0)
+    row = (
+        connection.execute(
+            sa.select(
+                sa.func.count().label("scored"),
+                sa.func.coalesce(sa.func.sum(sa.case((has_signal, 1), else_=0)), 0).label("ready"),
+                sa.func.min(lv.since).label("oldest_since"),
+            )
+            .select_from(schema.lives.join(schema.verdicts, v.verdict_id == newest))
+            .where(lv.policy == policy, lv.stage == Stage.SCORED.value)
+        )
+    ).one()
+    return Waiting(scored=int(row.scored), ready=int(row.ready), oldest_since=row.oldest_since)
+
+
+def claim(
+    connection: sa.Connection, policy: str, limit: int, *, worker: str, lease_s: float, now: float
+) -> list[ScoredTurn]:
+    """Take up to ``limit`` scored turns, oldest first, for ``worker`` until the lease runs out."""
+    lv = schema.lives.c
+    ids = list(
+        (
+            connection.execute(
+                sa.select(lv.turn_id)
+                .where(lv.policy == policy, lv.stage == Stage.SCORED.value)
+                .order_by(lv.since, lv.turn_id)
+                .limit(limit)
+                # PostgreSQL lets others read on meanwhile; SQLite has one writer and leaves this away.
+                .with_for_update(skip_locked=True)
+            )
+        ).scalars()
+    )
+    move(connection, ids, Event.CLAIM, now, claimed_by=worker, lease_until=now + lease_s)
+    return [_scored(connection, turn_id) for turn_id in ids]
+
+
+def renew(connection: sa.Connection, worker: str, lease_s: float, now: float) -> int:
+    """Keep a worker's claims for another ``lease_s`` seconds; returns how many it still holds."""
+    lv = schema.lives.c
+    done = connection.execute(
+        sa.update(schema.lives)
+        .where(lv.stage == Stage.CLAIMED.value, lv.claimed_by == worker)
+        .values(lease_until=now + lease_s)
+    )
+    return done.rowcount
+
+
+def release(connection: sa.Connection, turn_ids: Sequence[str], now: float) -> int:
+    """Give claimed turns back, as a step that failed does."""
+    return move(
+        connection,
+        turn_ids,
+        Event.RELEASE,
+        now,
+        claimed_by=None,
+        lease_until=None,
+    )
+
+
+def release_expired(connection: sa.Connection, now: float) -> int:
+    """Give back the claims of workers that died: their leases ran out."""
+    lv = schema.lives.c
+    ids = list(
+        (
+            connection.execute(
+                sa.select(lv.turn_id).where(lv.stage == Stage.CLAIMED.value, lv.lease_until < now)
+            )
+        ).scalars()
+    )
+    return move(connection, ids, Event.RELEASE, now, claimed_by=None, lease_until=None)
+
+
+def drop(
+    connection: sa.Connection,
+    turn_ids: Sequence[str],
+    reason: DropReason,
+    now: float,
+    detail: str,
+) -> int:
+    """End the life of turns that cannot train, with the reason."""
+    return move(
+        connection,
+        turn_ids,
+        Event.DROP,
+        now,
+        drop_reason=reason.value,
+        detail=detail or None,
+        claimed_by=None,
+        lease_until=None,
+    )
+
+
+def next_version(connection: sa.Connection, policy: str) -> int:
+    """Return a version number no adapter of this policy ever had, rejected ones included."""
+    newest = (
+        connection.execute(
+            sa.select(sa.func.max(schema.adapters.c.version)).where(schema.adapters.c.policy == policy)
+        )
+    ).scalar_one_or_none()
+    return (newest or BASE_VERSION) + 1
+
+
+def publish(
+    connection: sa.Connection,
+    adapter: AdapterVersion,
+    turn_ids: Sequence[str],
+    step: StepReport,
+    *,
+    by: str = "trainer",
+) -> None:
+    """Publish a version, move the alias to it and mark its turns trained: one transaction, all or nothing.
+
+    Raises:
+        IllegalTransition: a turn is not claimed any more (its lease ran out and somebody else has it): nothing is
+            written, so that no turn is ever trained twice.
+    """
+    moved = move(
+        connection,
+        turn_ids,
+        Event.STEPPED,
+        adapter.created_at,
+        trained_in_version=adapter.version,
+        claimed_by=None,
+        lease_until=None,
+    )
+    if moved != len(turn_ids):
+        raise IllegalTransition(
+            f"{len(turn_ids) - moved} of {len(turn_ids)} turns are not claimed by this step any more"
+        )
+    _insert_adapter(connection, adapter)
+    _upsert_step(connection, step)
+    connection.execute(
+        sa.insert(schema.alias_moves).values(
+            policy=adapter.policy, version=adapter.version, moved_at=adapter.created_at, by=by
+        )
+    )
+
+
+def reject(
+    connection: sa.Connection,
+    adapter: AdapterVersion,
+    step: StepReport,
+    *,
+    release: Sequence[str] = (),
+    drop: Sequence[str] = (),
+) -> None:
+    """Record a version the gate refused; its turns go back or, when they caused it twice, out."""
+    _insert_adapter(connection, adapter)
+    _upsert_step(connection, step)
+    move(connection, release, Event.RELEASE, adapter.created_at, claimed_by=None, lease_until=None)
+    move(
+        connection,
+        drop,
+        Event.DROP,
+        adapter.created_at,
+        drop_reason=DropReason.GATE_REJECTED.value,
+        claimed_by=None,
+        lease_until=None,
+    )
+
+
+def write_step(connection: sa.Connection, step: StepReport) -> None:
+    """Store (or complete) the report of a step that published nothing."""
+    _upsert_step(connection, step)
+
+
+def steps(connection: sa.Connection, policy: str, limit: int = 1000) -> list[StepReport]:
+    """Return the newest steps, newest first."""
+    s = schema.steps.c
+    rows = connection.execute(
+        sa.select(schema.steps).where(s.policy == policy).order_by(s.started_at.desc()).limit(limit)
+    )
+    return [step_of(row) for row in rows]
+
+
+def mark_pruned(connection: sa.Connection, policy: str, versions: Sequence[int]) -> None:
+    """The files of these versions are gone by the retention policy; their rows stay."""
+    c = schema.adapters.c
+    connection.execute(
+        sa.update(schema.adapters)
+        .where(c.policy == policy, c.version.in_(list(versions)))
+        .values(state=AdapterState.PRUNED.value)
+    )
+
+
+def trained_turns(
+    connection: sa.Connection, policy: str, *, version: int | None = None, limit: int = 1000
+) -> list[ScoredTurn]:
+    """Return turns that were trained (in ``version``), newest first: for `why` and for replay."""
+    lv = schema.lives.c
+    query = sa.select(lv.turn_id).where(lv.policy == policy, lv.stage == Stage.TRAINED.value)
+    if version is not None:
+        query = query.where(lv.trained_in_version == version)
+    ids = list((connection.execute(query.order_by(lv.since.desc(), lv.turn_id).limit(limit))).scalars())
+    return [_scored(connection, turn_id) for turn_id in ids]
+
+
+def scored_turns(connection: sa.Connection, turn_ids: Sequence[str]) -> list[ScoredTurn]:
+    """Return these turns with their newest verdicts, those that are still in the record, in the given order."""
+    v = schema.verdicts.c
+    rows = connection.execute(sa.select(v.turn_id).where(v.turn_id.in_(list(turn_ids))))
+    known = set(rows.scalars())
+    return [_scored(connection, i) for i in turn_ids if i in known]
+
+
+def recent_verdict_values(connection: sa.Connection, policy: str, limit: int) -> list[int]:
+    """Return the values of a policy's newest verdicts that had an opinion, newest first: the baseline's window."""
+    v, lv = schema.verdicts.c, schema.lives.c
+    rows = connection.execute(
+        sa.select(v.value)
+        .join(schema.lives, lv.turn_id == v.turn_id)
+        .where(lv.policy == policy, v.value.is_not(None))
+        .order_by(v.verdict_id.desc())
+        .limit(limit)
+    )
+    return [int(value) for value in rows.scalars()]
+
+
+def _scored(connection: sa.Connection, turn_id: str) -> ScoredTurn:
+    row = (connection.execute(sa.select(schema.turns).where(schema.turns.c.turn_id == turn_id))).one()
+    v, n = schema.verdicts.c, schema.next_states.c
+    verdict = (
+        connection.execute(
+            sa.select(schema.verdicts).where(v.turn_id == turn_id).order_by(v.verdict_id.desc()).limit(1)
+        )
+    ).one()
+    next_text = (
+        connection.execute(
+            sa.select(n.text).where(n.turn_id == turn_id).order_by(n.created_at.desc(), n.by_turn_id).limit(1)
+        )
+    ).scalar_one_or_none()
+    return ScoredTurn(
+        turn_id=row.turn_id,
+        session_id=row.session_id,
+        turn_index=row.turn_index,
+        policy=row.policy,
+        scope=row.scope,
+        adapter_version=row.adapter_version,
+        messages=tuple(chain_messages(connection, row.preamble_node, row.history_node)),
+        request=bodies(connection, [row.request])[0],
+        completion=completion_of(row),
+        prompt_token_ids=tuple(prompt_ids(connection, turn_id)),
+        temperature=row.temperature,
+        logprob_mode=LogprobMode(row.logprob_mode),
+        verdict=Verdict(
+            turn_id=turn_id,
+            value=verdict.value,
+            hint=verdict.hint,
+            hint_is_reaction=verdict.hint_is_reaction,
+            source=verdict.source,
+            confidence=verdict.confidence,
+            detail=json.loads(verdict.detail),
+            created_at=verdict.created_at,
+        ),
+        next_text=next_text or "",
+        created_at=row.created_at,
+    )
+
+
+def _insert_adapter(connection: sa.Connection, adapter: AdapterVersion) -> None:
+    connection.execute(
+        sa.insert(schema.adapters).values(
+            policy=adapter.policy,
+            version=adapter.version,
+            path=adapter.path,
+            content_hash=adapter.content_hash,
+            parent_version=adapter.parent_version,
+            state=adapter.state.value,
+            reason=adapter.reason,
+            method=adapter.method,
+            metrics=exact_json(adapter.metrics),
+            created_at=adapter.created_at,
+        )
+    )
+
+
+def _upsert_step(connection: sa.Connection, step: StepReport) -> None:
+    values = {
+        "step_id": step.step_id,
+        "policy": step.policy,
+        "method": step.method,
+        "started_at": step.started_at,
+        "finished_at": step.finished_at,
+        "version": step.version,
+        "error": step.error,
+        "metrics": exact_json(step.metrics),
+    }
+    upsert(connection, schema.steps, values, ["step_id"])

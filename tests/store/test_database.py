@@ -1,0 +1,155 @@
+"""Where a transaction runs, and what is done about a file in trouble."""
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from store.database import Database, dbapi
+from store.errors import RecordCorrupt, RecordError, RecordUnavailable
+from store.record import Record
+from tests.making import make_turn
+
+
+def file_of(url: str) -> Path:
+    return Path(url.removeprefix("sqlite+aiosqlite:///"))
+
+
+def remove(path: Path, *, with_wal: bool = True) -> None:
+    for suffix in ("", "-wal", "-shm") if with_wal else ("",):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+async def test_a_transaction_is_one_hop_to_the_writing_thread(record_url: str) -> None:
+    database = await Database.open(record_url)
+
+    def work(connection: sa.Connection) -> tuple[str, bool]:
+        return threading.current_thread().name, dbapi(connection).in_transaction
+
+    names = {await database.write(work) for _ in range(3)}
+    assert len(names) == 1
+    ((name, in_transaction),) = names
+    assert (name.startswith("record-write"), in_transaction) == (True, True)
+    assert (await database.read(work))[0].startswith("record-read")
+    await database.close()
+
+
+async def test_a_task_that_is_cancelled_does_not_tear_its_transaction(record: Record) -> None:
+    turns = [make_turn(f"t{i}", session_id=f"s{i}") for i in range(200)]
+    task = asyncio.create_task(record.write_turns(turns))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await record.write_turns([make_turn("last")])  # after it, in the same thread
+    assert (await record.status()).turns in (1, 201)
+    assert await record.verify() == []
+
+
+@pytest.mark.parametrize("with_wal", [True, False], ids=["all of it", "but for its log"])
+async def test_a_file_that_is_removed_while_in_use_is_put_back(record_url: str, with_wal: bool) -> None:
+    record, other = await Record.open(record_url), await Record.open(record_url)
+    await record.write_turns([make_turn(f"t{i}", session_id=f"s{i}") for i in range(50)])
+    remove(file_of(record_url), with_wal=with_wal)
+    with pytest.raises(RecordUnavailable, match="removed or replaced"):
+        await record.write_turns([make_turn("after")])
+    await record.write_turns([make_turn("after")])
+    with pytest.raises(RecordUnavailable, match="removed or replaced"):
+        await other.write_turns([make_turn("elsewhere")])
+    await other.write_turns([make_turn("elsewhere")])
+    third = await Record.open(record_url)
+    for one in (record, other, third):
+        assert (await one.status()).turns == 52
+        assert await one.verify() == []
+        await one.close()
+    assert not list(file_of(record_url).parent.glob("*.restoring"))
+
+
+async def test_a_file_that_was_replaced_is_opened_anew(record_url: str, tmp_path: Path) -> None:
+    record = await Record.open(record_url)
+    await record.write_turns([make_turn("a")])
+    copy = tmp_path / "copy.db"
+    with sqlite3.connect(file_of(record_url)) as source, sqlite3.connect(copy) as target:
+        source.backup(target)
+    source.close()
+    target.close()
+    await record.write_turns([make_turn("b")])
+    remove(file_of(record_url))
+    os.rename(copy, file_of(record_url))
+    with pytest.raises(RecordUnavailable, match="removed or replaced"):
+        await record.write_turns([make_turn("c")])
+    await record.write_turns([make_turn("c")])
+    assert [row["turn_id"] for row in await record.trajectories()] == ["a", "c"]
+    await record.close()
+
+
+async def test_a_file_that_is_not_there_is_not_made(record_url: str) -> None:
+    remove(file_of(record_url))
+    with pytest.raises(RecordUnavailable, match="unable to open"):
+        await Record.open(record_url)
+    assert not file_of(record_url).exists()
+
+
+async def test_a_damaged_file_is_told_from_one_that_is_away(record_url: str) -> None:
+    record = await Record.open(record_url)
+    await record.write_turns([make_turn(f"t{i}", session_id=f"s{i}") for i in range(300)])
+    await record.close()
+    path = file_of(record_url)
+    data = bytearray(path.read_bytes())
+    for start in range(4096, len(data), 4096):
+        data[start : start + 64] = b"\xff" * 64
+    path.write_bytes(data)
+    with pytest.raises(RecordCorrupt, match="damaged"):
+        await Record.open(record_url)
+
+
+async def test_memory_and_other_databases_are_refused() -> None:
+    for url in ("sqlite+aiosqlite:///:memory:", "mysql://x/y", "not a url"):
+        with pytest.raises(RecordError):
+            await Record.open(url)
+
+
+_FULL = """
+import asyncio, resource, signal, sys
+from store.errors import RecordUnavailable
+from store.record import Record
+from tests.making import make_turn
+
+async def main(url):
+    record = await Record.open(url)
+    await record.write_turns([make_turn("before")])
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
+    big = [make_turn(f"t{i}", [{"role": "user", "content": str(i) * 5000}]) for i in range(100)]
+    try:
+        await record.write_turns(big)
+    except RecordUnavailable as exc:
+        print("told:", exc)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    await record.write_turns(big)
+    print((await record.status()).turns, await record.verify())
+    await record.close()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_a_full_disk_is_told_and_the_same_write_succeeds_when_there_is_room(record_url: str) -> None:
+    # a limit on file sizes is to SQLite what a full disk is: a write that the system refuses
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL, record_url],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+    )
+    told, counted = done.stdout.splitlines()
+    assert told.startswith("told: the record cannot be used")
+    assert counted == "101 []"
