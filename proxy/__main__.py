@@ -18,6 +18,7 @@ from pathlib import Path
 import uvicorn
 
 from proxy.app import Proxy
+from proxy.learnt import Learnt
 from serving.http import HttpEngine
 from store.errors import ConfigError, RecordError, RecordUnavailable
 from store.record import Record
@@ -117,6 +118,7 @@ def serve(
         key=key,
         is_local=is_local,
         wait_s=wait_s,
+        learnt=Learnt(engine.address, None if is_local else settings.home / "upstreams.json"),
         on_crash=crash,
     )
     config = uvicorn.Config(

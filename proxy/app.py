@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.adapters import AdapterAlias, Alias, UpstreamAlias
 from proxy.asgi import BodyTooLarge, ClientLeft, read_body, send_error, send_json
+from proxy.learnt import Learnt
 from proxy.ours import Caller, parse_feedback, read_caller
 from proxy.recorder import Recorder
 from proxy.relay import PATIENCE_S, ChatRelay, Counters, PassThrough
@@ -57,6 +58,7 @@ class Proxy:
         is_local: the backend is ours (it loads adapters, and somebody restarts it).
         wait_s: longest time a reply waits for its row.
         patience_s: longest time a request waits for a local backend that is being restarted.
+        learnt: what is known of the backend from earlier; default: nothing yet.
         on_crash: called when background work ended by an error nobody expected; the process should end.
     """
 
@@ -70,6 +72,7 @@ class Proxy:
         is_local: bool,
         wait_s: float = 0.25,
         patience_s: float = PATIENCE_S,
+        learnt: Learnt | None = None,
         on_crash: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
@@ -88,7 +91,13 @@ class Proxy:
         self._is_local = is_local
         self._through = PassThrough(engine, self._counters)
         self._chat = ChatRelay(
-            engine, self._alias, self._recorder, self._counters, self._through, patience_s=patience_s
+            engine,
+            self._alias,
+            self._recorder,
+            self._counters,
+            self._through,
+            learnt=learnt,
+            patience_s=patience_s,
         )
         self._tasks: list[asyncio.Task[None]] = []
 

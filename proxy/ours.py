@@ -43,6 +43,10 @@ _KEPT_HERE = frozenset(
     }
 )
 
+#: A backend that is a Patina itself has its own turn; who may call from a browser is said by who is called.
+_OURS_TO_SAY = frozenset({b"x-patina-turn"})
+_CORS = b"access-control-"
+
 _MAX_SESSION = 200
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -128,8 +132,12 @@ def request_headers(headers: Headers, *, drop: frozenset[bytes] = frozenset()) -
 def response_headers(headers: Headers, *, drop: frozenset[bytes] = frozenset()) -> list[tuple[bytes, bytes]]:
     """Return the fields that go to the client."""
     headers = tuple(headers)
-    gone = _HOP_BY_HOP | _named_by_connection(headers) | drop
-    return [(name, value) for name, value in headers if name.lower() not in gone]
+    gone = _HOP_BY_HOP | _OURS_TO_SAY | _named_by_connection(headers) | drop
+    return [
+        (name, value)
+        for name, value in headers
+        if name.lower() not in gone and not name.lower().startswith(_CORS)
+    ]
 
 
 def _named_by_connection(headers: tuple[tuple[bytes, bytes], ...]) -> frozenset[bytes]:

@@ -4,10 +4,10 @@ Plain ASGI, because awaits in the ``finally`` of a streaming response's generato
 here keeps to:
 
 * the client first: a chunk goes on to the client before (or, where bytes have to be taken out, as soon as) it is read by us;
-* the row before the last byte: only the closing ``data: [DONE]``, or the one body of a reply that is not streamed, waits for the commit,
-  and never longer than the recorder's bound;
-* what breaks, breaks visibly: a cut upstream is a cut for the client, an unreachable one a 502, a slow one a 504; each is a recorded
-  turn that says so.
+* the row before the last byte: only the closing ``data: [DONE]``, or the last piece of a reply that is not streamed, waits for the
+  commit, and never longer than the recorder's bound;
+* what breaks, breaks visibly: a reply that the backend cuts is the same head and a cut for the client, streamed or not; only a
+  backend that gave no answer at all is a 502, or a 504 when it could not be reached in time. Each is a recorded turn that says so.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 from starlette.types import Message, Receive, Scope, Send
@@ -36,17 +37,22 @@ from proxy.asgi import (
 from proxy.canonical import History, read_history
 from proxy.classify import Kind, classify
 from proxy.drafts import Draft, request_of
+from proxy.encoding import Packer, Unpacker, Unreadable, can_unpack, is_packed, readable_only, unpack
+from proxy.learnt import Learnt
 from proxy.ours import Caller, Wishes, header, read_wishes, request_headers, response_headers
 from proxy.recorder import Recorder
-from proxy.sse import DONE, EventSplitter, LastEventGate, event_data
+from proxy.sse import DONE, EventSplitter, LastEventGate, event_data, with_data
 from proxy.wire import (
     Assembler,
     ChatRequest,
     Injection,
     build_request,
     error_body,
+    first_addition,
     is_usage_only,
+    learn_habits,
     parse_chat,
+    read_reply,
     refused_fields,
     strip_reply,
 )
@@ -54,6 +60,7 @@ from serving.protocol import Engine, Reply
 from store.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable, WireError
 from store.hashing import digest
 from store.lifecycle import DropReason
+from store.values import Json
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +70,15 @@ PATIENCE_S = 60.0
 _MOST_ATTEMPTS = 3
 
 _LENGTH = frozenset({b"content-length"})
-#: A reply that is edited must not be compressed, and the body's length is another one.
+#: The body's length is another one once something was added, and a reply has to be readable here.
 _REPLACED = frozenset({b"content-length", b"accept-encoding"})
-_PLAIN = (b"accept-encoding", b"identity")
+#: A refusal of a field comes as one of these; the second kind only counts when it names the field.
+_REFUSALS, _NAMED_REFUSALS = frozenset({400, 422}), frozenset({400, 403, 422, 500, 501})
+#: So much of a reply that is passed on as it comes is kept to be read for the record.
+_MOST_KEPT = 64 << 20
+#: The opening chunks of a stream tell a backend's habits.
+_OPENING = 3
+_BLANK = b" \t\r\n"
 
 _UPSTREAM_KIND = "upstream_error"
 
@@ -96,6 +109,14 @@ class _Answer:
     body: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """An error's body, read to see what it is about; ``fault`` when it was cut short."""
+
+    body: bytes
+    fault: UpstreamError | None
+
+
 @dataclass(slots=True, kw_only=True)
 class _Exchange:
     """One request on its way, and what is known of it so far."""
@@ -103,6 +124,7 @@ class _Exchange:
     turn_id: str
     created_at: float
     caller: Caller
+    raw: bytes
     chat: ChatRequest
     wishes: Wishes
     size: int
@@ -110,7 +132,8 @@ class _Exchange:
     injection: Injection = field(default_factory=Injection)
     lease: Lease | None = None
     reply: Reply | None = None
-    error_said: bytes | None = None
+    heard: _Heard | None = None
+    chunks_read: int = 0
     status: int = 0
     has_started: bool = False
     is_stream: bool = False
@@ -202,6 +225,7 @@ class ChatRelay:
         counters: Counters,
         through: PassThrough,
         *,
+        learnt: Learnt | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._engine = engine
@@ -210,12 +234,12 @@ class ChatRelay:
         self._counters = counters
         self._through = through
         self._patience_s = patience_s
-        self._refused: frozenset[str] = frozenset()
+        self._learnt = learnt or Learnt(engine.address)
 
     @property
     def refused(self) -> list[str]:
         """Fields that this backend does not take, learnt from its own errors."""
-        return sorted(self._refused)
+        return self._learnt.refused
 
     async def __call__(
         self, scope: Scope, receive: Receive, send: Send, *, caller: Caller, path: str, session: str | None
@@ -236,6 +260,7 @@ class ChatRelay:
                 turn_id=new_turn_id(),
                 created_at=time.time(),
                 caller=caller,
+                raw=raw,
                 chat=chat,
                 wishes=read_wishes(scope["headers"], chat.body, session),
                 size=len(raw),
@@ -348,18 +373,34 @@ class ChatRelay:
         """Get the reply and pass it on, but for what has to wait until the turn is written (`exchange.answer`)."""
         # Runs while the request is on its way to the backend, so that nobody waits for it.
         asyncio.get_running_loop().call_soon(self._prepare, exchange)
-        reply = await self._open(exchange, [*request_headers(headers, drop=_REPLACED), _PLAIN], path)
+        sent = request_headers(headers, drop=_REPLACED)
+        accept = header(headers, b"accept-encoding")
+        if accept is not None:
+            sent.append((b"accept-encoding", readable_only(accept).encode("latin-1")))
+        reply = await self._open(exchange, sent, path)
+        exchange.raw = b""
         exchange.reply = reply
         exchange.status = reply.status
-        content_type = header(reply.headers, b"content-type") or ""
+        content_type = (header(reply.headers, b"content-type") or "").lower()
         exchange.is_stream = content_type.startswith("text/event-stream")
         if reply.status >= 400:
             exchange.fault = (DropReason.UPSTREAM_ERROR, f"the backend answered {reply.status}")
             self._counters.upstream_errors += 1
-        if exchange.is_stream:
-            await self._stream(exchange, reply, send)
+        encoding = header(reply.headers, b"content-encoding")
+        is_editable = (
+            exchange.injection.changes_reply
+            and reply.status < 400
+            and (not is_packed(encoding) or can_unpack(encoding))
+        )
+        packing = encoding if encoding is not None and is_packed(encoding) else None
+        if exchange.is_stream and is_editable:
+            await self._stream_edited(exchange, reply, send, packing)
+        elif exchange.is_stream:
+            await self._stream_as_is(exchange, reply, send, packing)
+        elif is_editable and (not content_type or "json" in content_type):
+            await self._whole_edited(exchange, reply, send, packing)
         else:
-            await self._whole(exchange, reply)
+            await self._whole_as_is(exchange, reply, send, packing)
 
     def _prepare(self, exchange: _Exchange) -> None:
         try:
@@ -371,12 +412,17 @@ class ChatRelay:
         """Send the request until an answer has begun that the client should see."""
         deadline = time.monotonic() + self._patience_s
         attempts = 0
+        left_out: frozenset[str] = frozenset()
         while True:
             attempts += 1
             lease = await self._alias.lease(exchange.chat.model, wait_s=max(0.0, deadline - time.monotonic()))
             exchange.lease = lease
-            fields = self._alias.fields - self._refused
-            body, exchange.injection = build_request(exchange.chat, fields=fields, served_model=lease.name)
+            # A turn that will never train needs no tokens; its reply, left alone, also shows the backend's habits.
+            wanted = frozenset[str]() if exchange.wishes.is_opted_out else self._alias.fields
+            fields = self._learnt.takes(wanted, exchange.chat.model) - left_out
+            body, exchange.injection = build_request(
+                exchange.raw, exchange.chat, fields=fields, served_model=lease.name
+            )
             try:
                 reply = await self._engine.open("POST", path, headers, body)
             except UpstreamUnreachable:
@@ -391,66 +437,173 @@ class ChatRelay:
                 lease.release()
                 self._alias.suspect()
                 continue
-            if reply.status in (400, 422) and exchange.injection.fields and not self._alias.can_wait:
-                exchange.error_said = await reply.read()
-                refused = refused_fields(exchange.error_said, exchange.injection)
-                if refused:
-                    log.warning("%s does not take %s", self._engine.address, ", ".join(refused))
-                    self._refused |= frozenset(refused)
-                    exchange.error_said = None
-                    reply.close()
-                    lease.release()
-                    attempts -= 1  # bounded by the number of fields
-                    continue
+            suspected = await self._suspected(exchange, reply, is_retry=bool(left_out))
+            if suspected:
+                left_out |= suspected
+                reply.close()
+                lease.release()
+                attempts -= 1  # bounded by the number of fields
+                continue
+            if reply.status < 400:
+                self._learnt.prove(exchange.injection.fields)
+                if left_out:
+                    self._learnt.refuse(left_out, exchange.chat.model)
             return reply
 
-    # ---- to the client
+    async def _suspected(self, exchange: _Exchange, reply: Reply, *, is_retry: bool) -> frozenset[str]:
+        """Return which of the fields that we added may be what the backend refuses; they are left out and it is asked again.
 
-    async def _whole(self, exchange: _Exchange, reply: Reply) -> None:
-        body = exchange.error_said if exchange.error_said is not None else await reply.read()
-        exchange.size += len(body)
-        if reply.status < 400:
-            body = self._read_whole(exchange, reply, body)
-        headers = response_headers(reply.headers, drop=_LENGTH)
-        if header(reply.headers, b"content-length") is not None:
-            headers.append((b"content-length", str(len(body)).encode()))
-        exchange.answer = _Answer(reply.status, (*headers, exchange.header), body)
-
-    def _read_whole(self, exchange: _Exchange, reply: Reply, body: bytes) -> bytes:
+        If it answers then, they were. If it refuses again with none of them left, it is the client's own error, told about the
+        client's own request.
+        """
+        exchange.heard = None
+        added = exchange.injection.fields
+        if not added or reply.status not in _NAMED_REFUSALS:
+            return frozenset()
+        exchange.heard = heard = await _hear(reply)
         encoding = header(reply.headers, b"content-encoding")
-        if encoding not in (None, "identity"):
-            exchange.assembler.complain(
-                f"the reply is compressed ({encoding}) although identity was asked for"
-            )
+        try:
+            said = unpack(heard.body, encoding) if encoding and is_packed(encoding) else heard.body
+        except Unreadable:
+            said = b""
+        if named := refused_fields(said, exchange.injection):
+            return frozenset(named)
+        if reply.status in _REFUSALS and (is_retry or not self._learnt.is_proven(added)):
+            return frozenset(added)
+        return frozenset()
+
+    # ---- to the client: a reply that is not streamed
+
+    async def _head(self, exchange: _Exchange, reply: Reply, send: Send, *, is_edited: bool) -> None:
+        """Send the backend's head and the turn's id. The length of what will be edited is not known yet."""
+        headers = response_headers(reply.headers, drop=_LENGTH if is_edited else frozenset())
+        exchange.has_started = True
+        await send_head(send, reply.status, [*headers, exchange.header])
+
+    async def _pieces(self, exchange: _Exchange, reply: Reply) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives, and count it."""
+        if exchange.heard is not None:
+            exchange.size += len(exchange.heard.body)
+            if exchange.heard.body:
+                yield exchange.heard.body
+            if exchange.heard.fault is not None:
+                raise exchange.heard.fault
+            return
+        async for data in reply.chunks():
+            exchange.size += len(data)
+            yield data
+
+    async def _whole_as_is(self, exchange: _Exchange, reply: Reply, send: Send, encoding: str | None) -> None:
+        """Pass a body on as it comes, but for its last piece, or its end where its length was not told."""
+        told = header(reply.headers, b"content-length")
+        left = int(told) if told is not None and told.isascii() and told.isdigit() else None
+        await self._head(exchange, reply, send, is_edited=False)
+        kept: list[bytes] = []
+        last = b""
+        async for data in self._pieces(exchange, reply):
+            if exchange.size <= _MOST_KEPT:
+                kept.append(data)
+            if left is not None:
+                left -= len(data)
+                if left <= 0:
+                    last = data
+                    continue
+            await send_body(send, data, more=True)
+        exchange.answer = _Answer(None, (), last)
+        if reply.status >= 400:
+            return
+        if exchange.size > _MOST_KEPT:
+            exchange.assembler.complain("the reply is too large to be read")
+            return
+        try:
+            body = b"".join(kept)
+            payload, problem = read_reply(unpack(body, encoding) if encoding is not None else body)
+        except Unreadable as exc:
+            exchange.assembler.complain(str(exc))
+            return
+        self._take_whole(exchange, payload, problem)
+
+    async def _whole_edited(
+        self, exchange: _Exchange, reply: Reply, send: Send, encoding: str | None
+    ) -> None:
+        """Read a body to its end, to pass it on without what was only asked for by us.
+
+        White space in front keeps impatient clients waiting while a model is at work: it goes on at once, as does the head where no
+        length is told.
+        """
+        is_open = header(reply.headers, b"content-length") is None
+        if is_open:
+            await self._head(exchange, reply, send, is_edited=True)
+        kept: list[bytes] = []
+        try:
+            async for data in self._pieces(exchange, reply):
+                if is_open and not kept and encoding is None:
+                    rest = data.lstrip(_BLANK)
+                    if blank := data[: len(data) - len(rest)]:
+                        await send_body(send, blank, more=True)
+                    data = rest
+                if data:
+                    kept.append(data)
+        except UpstreamError:
+            if not is_open:
+                # As the client would see it from the backend: this head, and less than it promises.
+                await self._head(exchange, reply, send, is_edited=False)
+            raise
+        body = self._stripped(exchange, b"".join(kept), encoding)
+        if is_open:
+            exchange.answer = _Answer(None, (), body)
+            return
+        headers = response_headers(reply.headers, drop=_LENGTH)
+        length = (b"content-length", str(len(body)).encode())
+        exchange.answer = _Answer(reply.status, (*headers, length, exchange.header), body)
+
+    def _stripped(self, exchange: _Exchange, body: bytes, encoding: str | None) -> bytes:
+        """Return a whole reply without what was added, read and noted down on the way."""
+        try:
+            plain = unpack(body, encoding) if encoding is not None else body
+        except Unreadable as exc:
+            exchange.assembler.complain(str(exc))
+            return body
+        payload, problem = read_reply(plain)
+        self._take_whole(exchange, payload, problem)
+        if not isinstance(payload, dict):
             return body
         try:
-            payload = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            exchange.assembler.complain("the reply is not JSON")
+            stripped = strip_reply(plain, payload, exchange.injection, self._learnt.habits)
+        except ValueError as exc:
+            exchange.assembler.complain(f"the reply cannot be edited: {exc}")
             return body
+        if stripped == plain:
+            return body
+        return stripped if encoding is None else Packer(encoding).end(stripped)
+
+    def _take_whole(self, exchange: _Exchange, payload: Any, problem: str) -> None:
+        if problem:
+            exchange.assembler.complain(problem)
+        if payload is None:
+            return
         exchange.assembler.take(payload, part="message")
-        if isinstance(payload, dict) and exchange.injection.changes_reply:
-            return strip_reply(body, payload, exchange.injection)
-        return body
+        if isinstance(payload, dict):
+            self._learn(exchange, payload)
 
-    async def _stream(self, exchange: _Exchange, reply: Reply, send: Send) -> None:
-        await send_head(send, reply.status, [*response_headers(reply.headers, drop=_LENGTH), exchange.header])
-        exchange.has_started = True
-        if exchange.injection.changes_reply:
-            tail = await self._stream_edited(exchange, reply, send)
-        else:
-            tail = await self._stream_as_is(exchange, reply, send)
-        exchange.answer = _Answer(None, (), tail)
+    def _learn(self, exchange: _Exchange, payload: Json) -> None:
+        self._learnt.note(learn_habits(self._learnt.habits, payload, exchange.injection, exchange.chat.body))
 
-    async def _stream_edited(self, exchange: _Exchange, reply: Reply, send: Send) -> bytes:
-        """Pass a stream on event by event, without what was only asked for by us; return the closing event."""
+    # ---- to the client: a stream
+
+    async def _stream_edited(
+        self, exchange: _Exchange, reply: Reply, send: Send, encoding: str | None
+    ) -> None:
+        """Pass a stream on event by event, without what was only asked for by us; its closing event waits for the commit."""
+        await self._head(exchange, reply, send, is_edited=True)
         splitter = EventSplitter()
+        unpacker = Unpacker(encoding) if encoding is not None else None
+        packer = Packer(encoding) if encoding is not None else None
         tail: list[bytes] = []
         try:
-            async for data in reply.chunks():
-                exchange.size += len(data)
+            async for data in self._pieces(exchange, reply):
                 out = []
-                for event in splitter.feed(data):
+                for event in splitter.feed(unpacker.feed(data) if unpacker is not None else data):
                     payload = event_data(event)
                     if tail or payload == DONE:
                         tail.append(event)
@@ -459,61 +612,115 @@ class ChatRelay:
                     else:
                         out.append(self._edit(exchange, event, payload))
                 if piece := b"".join(out):
-                    await send_body(send, piece, more=True)
+                    await send_body(send, packer.feed(piece) if packer is not None else piece, more=True)
         except UpstreamError:
-            if rest := b"".join(tail) + splitter.flush():
-                await send_body(send, rest, more=True)
+            if rest := b"".join(tail) + self._torn(exchange, splitter.flush()):
+                await send_body(send, packer.feed(rest) if packer is not None else rest, more=True)
             raise
+        except Unreadable as exc:
+            # Half of it has left in another packing: it cannot go on as it is.
+            raise UpstreamError(f"the backend at {self._engine.address} broke off its answer: {exc}") from exc
         rest = splitter.flush()
         payload = event_data(rest) if rest else None
         if payload is not None and payload != DONE:
             rest = self._edit(exchange, rest, payload)  # an event that was never closed
-        return b"".join(tail) + rest
+        end = b"".join(tail) + rest
+        exchange.answer = _Answer(None, (), packer.end(end) if packer is not None else end)
 
     def _edit(self, exchange: _Exchange, event: bytes, payload: bytes) -> bytes:
-        try:
-            chunk = orjson.loads(payload)
-        except orjson.JSONDecodeError:
+        chunk, problem = read_reply(payload)
+        if problem:
             exchange.assembler.complain("an event is not JSON")
+        if chunk is None:
             return event
         exchange.assembler.take(chunk, part="delta")
         if not isinstance(chunk, dict):
             return event
+        if exchange.chunks_read < _OPENING:
+            exchange.chunks_read += 1
+            self._learn(exchange, chunk)
         if exchange.injection.usage and is_usage_only(chunk):
             return b""
-        stripped = strip_reply(payload, chunk, exchange.injection)
-        if stripped == payload:
-            return event
-        if payload in event:
-            return event.replace(payload, stripped, 1)
-        return b"data: " + stripped + b"\n\n"  # JSON spread over several data lines
-
-    async def _stream_as_is(self, exchange: _Exchange, reply: Reply, send: Send) -> bytes:
-        """Pass a stream on byte by byte and read along; return the closing event."""
-        gate, splitter = LastEventGate(), EventSplitter()
         try:
-            async for data in reply.chunks():
-                if piece := gate.feed(data):
+            stripped = strip_reply(payload, chunk, exchange.injection, self._learnt.habits)
+        except ValueError as exc:
+            exchange.assembler.complain(f"an event cannot be edited: {exc}")
+            return event
+        return event if stripped == payload else with_data(event, payload, stripped)
+
+    def _torn(self, exchange: _Exchange, event: bytes) -> bytes:
+        """Return what a client may see of the event that a stream was cut in: nothing from the first thing on that only we asked for."""
+        payload = event_data(event)
+        if payload is not None and payload != DONE and read_reply(payload)[0] is not None:
+            return self._edit(exchange, event, payload)  # all of it but its last line end
+        return event[: first_addition(event, exchange.injection)]
+
+    async def _stream_as_is(
+        self, exchange: _Exchange, reply: Reply, send: Send, encoding: str | None
+    ) -> None:
+        """Pass a stream on byte by byte and read along; its closing event waits for the commit."""
+        await self._head(exchange, reply, send, is_edited=False)
+        gate, splitter = LastEventGate(), EventSplitter()
+        unpacker = Unpacker(encoding) if encoding is not None and can_unpack(encoding) else None
+        is_readable = encoding is None or unpacker is not None
+        if not is_readable:
+            exchange.assembler.complain(f"the reply is compressed ({encoding})")
+        held: list[bytes] = []
+        try:
+            async for data in self._pieces(exchange, reply):
+                plain = data
+                if unpacker is not None:
+                    try:
+                        plain = unpacker.feed(data)
+                    except Unreadable as exc:
+                        exchange.assembler.complain(str(exc))
+                        is_readable, unpacker = False, None
+                if is_readable:
+                    piece = gate.feed(plain)
+                    if (
+                        encoding is not None
+                    ):  # what is packed is not cut in two: from the closing event's piece on it waits
+                        piece = b"" if gate.is_closed else data
+                        held += [data] if gate.is_closed else []
+                else:
+                    piece = data
+                if piece:
                     await send_body(send, piece, more=True)
-                exchange.size += len(data)
-                for event in splitter.feed(data):
-                    self._read_along(exchange, event)
+                if is_readable:
+                    for event in splitter.feed(plain):
+                        self._read_along(exchange, event)
         except UpstreamError:
-            if rest := gate.flush():
+            if rest := b"".join(held) if encoding is not None else gate.flush():
                 await send_body(send, rest, more=True)
             raise
         if rest := splitter.flush():
             self._read_along(exchange, rest)
-        return gate.flush()
+        exchange.answer = _Answer(None, (), b"".join(held) if encoding is not None else gate.flush())
 
     def _read_along(self, exchange: _Exchange, event: bytes) -> None:
         payload = event_data(event)
         if payload is None or payload == DONE:
             return
-        try:
-            exchange.assembler.take(orjson.loads(payload), part="delta")
-        except orjson.JSONDecodeError:
+        chunk, problem = read_reply(payload)
+        if problem:
             exchange.assembler.complain("an event is not JSON")
+        if chunk is None:
+            return
+        exchange.assembler.take(chunk, part="delta")
+        if exchange.chunks_read < _OPENING and isinstance(chunk, dict):
+            exchange.chunks_read += 1
+            self._learn(exchange, chunk)
+
+
+async def _hear(reply: Reply) -> _Heard:
+    """Read an error's body; what came of one that is cut short is kept."""
+    parts: list[bytes] = []
+    try:
+        async for data in reply.chunks():
+            parts.append(data)
+    except UpstreamError as exc:
+        return _Heard(b"".join(parts), exc)
+    return _Heard(b"".join(parts), None)
 
 
 def _upstream_error(error: UpstreamError) -> tuple[int, bytes]:

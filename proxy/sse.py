@@ -12,6 +12,7 @@ import re
 #: Two line ends in a row close an event. A lone CR is a line end too, but may be the first half of CR LF.
 _END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
 _LINE = re.compile(rb"\r\n|\n|\r")
+_LINES = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r|\Z)")
 
 DONE = b"[DONE]"
 
@@ -32,7 +33,7 @@ class EventSplitter:
                 events.append(buffer[start : end + 2])
                 start = end + 2
             self._buffer = buffer[start:]
-            return events
+            return self._with_comments(events)
         start = 0
         while (match := _END.search(buffer, start)) is not None:
             if match.end() == len(buffer) and buffer.endswith(b"\r"):
@@ -40,6 +41,16 @@ class EventSplitter:
             events.append(buffer[start : match.end()])
             start = match.end()
         self._buffer = buffer[start:]
+        return self._with_comments(events)
+
+    def _with_comments(self, events: list[bytes]) -> list[bytes]:
+        """Add the comment lines at the front of what is left: pings belong to no event and wait for none."""
+        while self._buffer.startswith(b":"):
+            line = _LINE.search(self._buffer)
+            if line is None or (line[0] == b"\r" and line.end() == len(self._buffer)):
+                break
+            events.append(self._buffer[: line.end()])
+            self._buffer = self._buffer[line.end() :]
         return events
 
     def flush(self) -> bytes:
@@ -59,6 +70,27 @@ def event_data(event: bytes) -> bytes | None:
         elif line.startswith(b"data:"):
             lines.append(line[6:] if line[5:6] == b" " else line[5:])
     return b"\n".join(lines) if lines else None
+
+
+def with_data(event: bytes, payload: bytes, new: bytes) -> bytes:
+    """Return a raw event with another payload; ``payload`` is its own (`event_data`). All its other lines stay as they are."""
+    if b"\n" not in new:
+        line = b"data: " + payload
+        if event.startswith(line):
+            return b"data: " + new + event[len(line) :]
+        if event.count(payload) == 1:
+            return event.replace(payload, new)
+    # Several data lines: the new ones stand where the first of them stood.
+    lines: list[bytes] = []
+    data = [b"data: " + part for part in new.split(b"\n")]
+    for found in _LINES.findall(event):
+        bare = found.rstrip(b"\r\n")
+        if bare != b"data" and not bare.startswith(b"data:"):
+            lines.append(found)
+            continue
+        lines += [part + found[len(bare) :] for part in data]
+        data = []
+    return b"".join(lines)
 
 
 class LastEventGate:

@@ -1,21 +1,23 @@
 """The OpenAI chat format: what is asked of the backend for a request, and what of its reply the client gets. Sans-IO.
 
 To record exact tokens the backend is asked for more than the client asked for (`Injection`), and exactly that is taken out of
-the reply again. It is cut out of the bytes, never by writing the JSON anew: numbers, escapes, key order and white space stay as
-the backend wrote them. Replies are assembled beside this from the same parsed values, and nothing is ever repaired: what does
-not add up becomes a turn with a drop reason.
+the reply again. Both are done on the bytes, never by writing the JSON anew: numbers, escapes, key order and white space stay as
+the client and the backend wrote them. Replies are assembled beside this from the same parsed values, and nothing is ever repaired:
+what does not add up becomes a turn with a drop reason.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from proxy.splice import Member, elements, members, skip, with_members, without
 from store.errors import AlignmentError, WireError
 from store.lifecycle import DropReason
 from store.values import Completion, Json
@@ -99,26 +101,27 @@ def parse_chat(raw: bytes) -> ChatRequest:
 
 
 def build_request(
-    chat: ChatRequest, *, fields: frozenset[str], served_model: str | None = None
+    raw: bytes, chat: ChatRequest, *, fields: frozenset[str], served_model: str | None = None
 ) -> tuple[bytes, Injection]:
-    """Return the body for the backend, and what was added to it.
+    """Return the body for the backend, and what was added to it: nothing else in it differs from the client's.
 
     Args:
+        raw: the body that ``chat`` was read from.
         fields: what the backend understands of "logprobs", "return_token_ids", "stream_options".
         served_model: name the backend knows the policy version by; None leaves the client's.
 
     Raises:
-        WireError: it cannot be written anew (nested too deeply); it can only be passed on as it is.
+        WireError: it cannot be edited; it can only be passed on as it is.
     """
     body = chat.body
-    added: Json = {}
+    added: dict[str, bytes] = {}
     # `top_logprobs` without `logprobs` is the client's error, and the backend's to tell
     logprobs = "logprobs" in fields and body.get("logprobs") is not True and not body.get("top_logprobs")
     if logprobs:
-        added["logprobs"] = True
+        added["logprobs"] = b"true"
     token_ids = "return_token_ids" in fields and body.get("return_token_ids") is not True
     if token_ids:
-        added["return_token_ids"] = True
+        added["return_token_ids"] = b"true"
     options = body.get("stream_options")
     usage = (
         "stream_options" in fields
@@ -126,11 +129,9 @@ def build_request(
         and (options is None or isinstance(options, dict))
         and not (options or {}).get("include_usage")
     )
-    if usage:
-        added["stream_options"] = {**(options or {}), "include_usage": True}
     renamed = served_model is not None and served_model != chat.model
     if renamed:
-        added["model"] = served_model
+        added["model"] = orjson.dumps(served_model)
     injection = Injection(
         logprobs=logprobs,
         token_ids=token_ids,
@@ -139,52 +140,149 @@ def build_request(
         client_model=chat.model if renamed else None,
     )
     try:
-        return orjson.dumps({**body, **added}), injection
-    except orjson.JSONEncodeError as exc:
-        raise WireError(f"the request cannot be written anew: {exc}") from exc
+        if usage:
+            added["stream_options"] = _with_usage(raw, options)
+        return with_members(raw, added, body), injection
+    except ValueError as exc:
+        raise WireError(f"the request cannot be edited: {exc}") from exc
+
+
+def _with_usage(raw: bytes, options: Json | None) -> bytes:
+    """Return the member `stream_options`, as the client wrote it, with the usage asked for."""
+    wanted = {"include_usage": b"true"}
+    if options is None:
+        return b'{"include_usage":true}'
+    written = [member for member in members(raw) if member.name == "stream_options"][
+        -1
+    ]  # the last one counts
+    return with_members(raw[written.value : written.end], wanted, options)
 
 
 # ---------------------------------------------------------------- taking out again
 
-_KEYS = re.compile(r'(?<!\\)"(logprobs|token_ids|prompt_token_ids|usage|model)"[ \t\r\n]*:[ \t\r\n]*')
-_DECODER = json.JSONDecoder(strict=False)
-_BLANK = " \t\r\n"
+_KEYS = re.compile(rb'(?<!\\)"(logprobs|token_ids|prompt_token_ids|usage|model)"[ \t\r\n]*:[ \t\r\n]*')
+_NO_CHOICES = re.compile(rb'"choices"[ \t]*:[ \t]*\[[ \t]*\]')
+_LENIENT = json.JSONDecoder(strict=False)
+_IN_CHOICE = frozenset({"logprobs", "token_ids"})
+_AT_TOP = frozenset({"prompt_token_ids", "usage", "model"})
 
 
-def strip_reply(raw: bytes, reply: Json, injection: Injection) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """What a backend puts where nothing was asked for: True: the key with null; False: no key; None: not seen yet."""
+
+    logprobs: bool | None = None
+    token_ids: bool | None = None
+
+
+def strip_reply(raw: bytes, reply: Json, injection: Injection, habits: Habits = Habits()) -> bytes:
     """Return the bytes of one reply (or chunk) without what `Injection` added; ``reply`` is ``raw`` parsed.
 
     In JSON text an unescaped quote can only open or close a string, so ``"logprobs":`` is a key wherever it stands. Where a key
-    occurs more often than where it is expected (an unknown field of the backend's that uses the same name), the value is edited
-    instead and written anew.
+    occurs more often than where it is expected (an unknown field of the backend's that uses the same name), the text is walked.
     """
     wanted = _expected(reply, injection)
     if not any(wanted.values()):
         return raw
-    text = raw.decode("latin-1")  # one character a byte: positions stay true, and JSON's own signs are ASCII
-    found = [match for match in _KEYS.finditer(text) if wanted[match[1]]]
-    counts: dict[str, int] = {}
-    for match in found:
-        counts[match[1]] = counts.get(match[1], 0) + 1
-    if any(counts.get(name, 0) != number for name, number in wanted.items()):
-        return orjson.dumps(_edited(reply, injection))
-    pieces: list[str] = []
+    found = [
+        Member(name, match.start(), match.end(), -1)
+        for match in _KEYS.finditer(raw)
+        if wanted[name := match[1].decode()]
+    ]
+    counts = Counter(member.name for member in found)
+    if any(counts[name] != number for name, number in wanted.items()):
+        found = sorted(_walked(raw, wanted), key=lambda member: member.key_start)
+    pieces: list[bytes] = []
     position = 0
-    for match in found:
-        _, end = _DECODER.raw_decode(text, match.end())
-        if match[1] == "logprobs":
-            pieces += (text[position : match.end()], "null")
-            position = end
-        elif match[1] == "model":
-            name = orjson.dumps(injection.client_model).decode("latin-1")
-            pieces += (text[position : match.end()], name)
-            position = end
+    for name, start, value, end in found:
+        end = end if end >= 0 else skip(raw, value)
+        if name == "model":
+            pieces += (raw[position:value], orjson.dumps(injection.client_model))
+        elif _stays_as_null(name, reply, habits):
+            pieces += (raw[position:value], b"null")
         else:
-            start, end = _with_comma(text, match.start(), end, position)
-            pieces.append(text[position:start])
-            position = end
-    pieces.append(text[position:])
-    return "".join(pieces).encode("latin-1")
+            start, end = without(raw, start, end, position)
+            pieces.append(raw[position:start])
+        position = end
+    pieces.append(raw[position:])
+    return b"".join(pieces)
+
+
+def first_addition(torn: bytes, injection: Injection) -> int:
+    """Return where in a reply that was cut short the first thing may stand that `Injection` added; its length if nothing does."""
+    added = {
+        "logprobs": injection.logprobs,
+        "token_ids": injection.token_ids,
+        "prompt_token_ids": injection.token_ids,
+        "usage": injection.usage,
+        "model": injection.served_model is not None,
+    }
+    if injection.usage and _NO_CHOICES.search(torn):
+        return 0  # the chunk that only counts
+    end = next((m.start() for m in _KEYS.finditer(torn) if added[m[1].decode()]), len(torn))
+    if end == len(torn):  # the name of such a field may have begun
+        key = torn.rfind(b'"', max(0, end - 20))
+        begun = torn[key:].decode("latin-1")
+        if key >= 0 and any(f'"{name}":'.startswith(begun) for name, is_added in added.items() if is_added):
+            end = key
+    return len(torn[:end].rstrip(b" \t,"))  # the comma went with it
+
+
+def _walked(raw: bytes, wanted: Mapping[str, int]) -> Iterator[Member]:
+    """Yield the members that have to go, found by their place in the reply."""
+    for member in members(raw):
+        if member.name in _AT_TOP and wanted[member.name]:
+            yield member
+        elif member.name == "choices" and raw[member.value : member.value + 1] == b"[":
+            for choice in elements(raw, member.value):
+                if raw[choice : choice + 1] == b"{":
+                    yield from (m for m in members(raw, choice) if m.name in _IN_CHOICE and wanted[m.name])
+
+
+def _stays_as_null(name: str, reply: Json, habits: Habits) -> bool:
+    """Whether the backend would have sent the key with null had nobody asked for it."""
+    if name == "logprobs":
+        return _is_in_template(reply) if habits.logprobs is None else habits.logprobs
+    return name in ("token_ids", "prompt_token_ids") and habits.token_ids is True
+
+
+def _is_in_template(reply: Json) -> bool:
+    """Guess whether `logprobs` belongs to every choice of this backend or was put there because it was asked for.
+
+    OpenAI's and vLLM's choices have it before the finish reason, null or not. Servers that only add it on demand add it at the end.
+    """
+    for choice in reply.get("choices") or ():
+        if isinstance(choice, dict) and "logprobs" in choice and "finish_reason" in choice:
+            names = list(choice)
+            return names.index("logprobs") < names.index("finish_reason")
+    return True
+
+
+def learn_habits(habits: Habits, reply: Json, injection: Injection, body: Json) -> Habits:
+    """Return what is known of a backend's habits after one reply (or chunk) to ``body``.
+
+    A key that was not asked for shows its habit. So does the opening chunk of a stream that was asked for logprobs: it has no tokens
+    yet, and carries the key or does not.
+    """
+    choices = [c for c in reply.get("choices") or () if isinstance(c, dict) and "finish_reason" in c]
+    if not choices or reply.get("object") is None:
+        return habits
+    logprobs, token_ids = habits.logprobs, habits.token_ids
+    first = choices[0]
+    if (not injection.logprobs and not body.get("logprobs")) or (
+        _opens_stream(first) and first.get("logprobs") is None
+    ):
+        logprobs = "logprobs" in first
+    if not injection.token_ids and not body.get("return_token_ids") and not _opens_stream(first):
+        token_ids = "token_ids" in first
+    if (logprobs, token_ids) == (habits.logprobs, habits.token_ids):
+        return habits
+    return Habits(logprobs, token_ids)
+
+
+def _opens_stream(choice: Json) -> bool:
+    delta = choice.get("delta")
+    return isinstance(delta, dict) and "role" in delta and not delta.get("content")
 
 
 def _expected(reply: Json, injection: Injection) -> dict[str, int]:
@@ -197,7 +295,8 @@ def _expected(reply: Json, injection: Injection) -> dict[str, int]:
         else 0,
         "token_ids": sum("token_ids" in c for c in choices) if injection.token_ids else 0,
         "prompt_token_ids": int("prompt_token_ids" in reply) if injection.token_ids else 0,
-        "usage": int("usage" in reply) if injection.usage else 0,
+        # What `include_usage` adds beside its own chunk is null in all others; counts in them are the backend's own idea.
+        "usage": int("usage" in reply and reply["usage"] is None) if injection.usage else 0,
         "model": int(
             injection.served_model is not None
             and injection.client_model is not None
@@ -206,46 +305,22 @@ def _expected(reply: Json, injection: Injection) -> dict[str, int]:
     }
 
 
-def _with_comma(text: str, start: int, end: int, floor: int) -> tuple[int, int]:
-    """Widen the span of a member by the comma that goes with it; ``floor`` is where an earlier cut ended."""
-    before = start - 1
-    while before >= floor and text[before] in _BLANK:
-        before -= 1
-    if before >= floor and text[before] == ",":
-        while before > floor and text[before - 1] in _BLANK:
-            before -= 1
-        return before, end
-    after = end
-    while after < len(text) and text[after] in _BLANK:
-        after += 1
-    if after < len(text) and text[after] == ",":
-        after += 1
-        while after < len(text) and text[after] in _BLANK:
-            after += 1
-        return start, after
-    return start, end
+def read_reply(raw: bytes) -> tuple[Any, str]:
+    """Return a reply (or chunk) parsed, None if it cannot be, and what is wrong with it or "".
 
-
-def _edited(reply: Json, injection: Injection) -> Json:
-    edited = dict(reply)
-    if injection.token_ids:
-        edited.pop("prompt_token_ids", None)
-    if injection.usage:
-        edited.pop("usage", None)
-    if injection.client_model is not None and edited.get("model") == injection.served_model:
-        edited["model"] = injection.client_model
-    choices = []
-    for choice in reply.get("choices") or ():
-        if isinstance(choice, dict):
-            choice = dict(choice)
-            if injection.logprobs and "logprobs" in choice:
-                choice["logprobs"] = None
-            if injection.token_ids:
-                choice.pop("token_ids", None)
-        choices.append(choice)
-    if "choices" in reply:
-        edited["choices"] = choices
-    return edited
+    Backends in Python may write NaN and infinity, which are not JSON and are read all the same: a log-probability that is no number is a
+    turn that does not train, not a reply with our additions left in.
+    """
+    try:
+        return orjson.loads(raw), ""
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        text = raw.decode()
+        payload, end = _LENIENT.raw_decode(text, len(text) - len(text.lstrip()))
+    except (ValueError, RecursionError):
+        return None, "the reply is not JSON"
+    return payload, "something follows the reply's JSON" if text[end:].strip() else ""
 
 
 def is_usage_only(chunk: Json) -> bool:

@@ -6,6 +6,8 @@ redirected, retried or re-encoded here, so that a proxy in front can be invisibl
 
 from __future__ import annotations
 
+import io
+import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +22,11 @@ from store.values import LogprobMode
 
 #: Below the 5 s after which uvicorn (vLLM, the built-in engine) closes an idle connection: a request never meets a closing one.
 _KEEPALIVE_S = 4.0
+
+#: A backend whose machine went away without a word is noticed after about two minutes; how long one may think is the client's to say.
+_PROBE_IDLE_S, _PROBE_EVERY_S, _PROBES = 60, 15, 4
+#: aiohttp writes bytes in one go; larger bodies go out in pieces, so that they do not hold up everybody else.
+_PIECEWISE = 1 << 18
 
 _SMALL_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 _LOAD_TIMEOUT = aiohttp.ClientTimeout(total=120.0)
@@ -67,7 +74,7 @@ class HttpEngine:
         api_key: sent as Bearer; never logged.
         speaks_vllm: it understands `return_token_ids` and loads adapters at runtime.
         connect_timeout_s: for a connection to be made.
-        read_timeout_s: longest silence before and within an answer.
+        read_timeout_s: longest silence before and within an answer; None: for as long as the client waits.
     """
 
     def __init__(
@@ -77,7 +84,7 @@ class HttpEngine:
         api_key: str = "",
         speaks_vllm: bool = True,
         connect_timeout_s: float = 10.0,
-        read_timeout_s: float = 1800.0,
+        read_timeout_s: float | None = None,
     ) -> None:
         url = URL(base_url.rstrip("/").removesuffix("/v1"), encoded=True)
         self._root = str(url.with_user(None)) if url.user else str(url)
@@ -95,7 +102,9 @@ class HttpEngine:
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:  # made on first use: a session belongs to a running loop
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+                connector=aiohttp.TCPConnector(
+                    limit=0, keepalive_timeout=_KEEPALIVE_S, socket_factory=_probing_socket
+                ),
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=self._timeout,
@@ -114,9 +123,15 @@ class HttpEngine:
         sent = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers]
         if self._api_key:
             sent.append(("authorization", f"Bearer {self._api_key}"))
+        data: Any = io.BytesIO(body) if isinstance(body, bytes) and len(body) > _PIECEWISE else body
         with _mapped(self.address):
             response = await self._open_session().request(
-                method, URL(self._root + path, encoded=True), headers=sent, data=body, allow_redirects=False
+                method, URL(self._root + path, encoded=True), headers=sent, data=data, allow_redirects=False
+            )
+        if not 200 <= response.status <= 599:
+            response.close()
+            raise UpstreamError(
+                f"the backend at {self.address} answered {response.status}, which is no HTTP status"
             )
         return HttpReply(response, self.address)
 
@@ -214,6 +229,20 @@ class HttpEngine:
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+
+def _probing_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _PROBE_IDLE_S),
+        ("TCP_KEEPINTVL", _PROBE_EVERY_S),
+        ("TCP_KEEPCNT", _PROBES),
+    ):
+        if hasattr(socket, name):  # other systems have other names, and their own defaults
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
 
 
 def _said(status: int, body: bytes) -> str:

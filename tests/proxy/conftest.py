@@ -29,7 +29,7 @@ class House:
     """What a test needs of the running proxy."""
 
     url: str
-    upstream: Upstream
+    upstream: Any  #: the scripted backend
     upstream_url: str
     record_url: str
     proxy: Proxy
@@ -97,11 +97,12 @@ def make_house(upstream: Upstream, record_file: Path, *, is_local: bool = True) 
 @contextmanager
 def house_at(
     upstream_url: str,
-    upstream: Upstream,
+    upstream: Any,
     record_file: Path,
     *,
     is_local: bool = True,
     patience_s: float = 10.0,
+    **more: Any,
 ) -> Iterator[House]:
     """Run the proxy in front of a backend that somebody else starts and stops."""
     url = f"sqlite+aiosqlite:///{record_file}"
@@ -117,6 +118,7 @@ def house_at(
         key=KEY,
         is_local=is_local,
         patience_s=patience_s,
+        **more,
     )
     # No TLS in the client: reading the certificates would take longer than most tests.
     with running(proxy) as proxy_url, httpx.Client(verify=False, timeout=30) as plain:

@@ -86,9 +86,8 @@ def test_the_client_sees_the_very_bytes_of_the_backend(house: House, body: bytes
     proxied = post(f"{house.url}/v1/chat/completions", body)
     turn = proxied[1].pop("x-patina-turn", None)
     assert proxied == direct
-    assert (turn is None) == (
-        not body.startswith(b'{"model": "tiny", "messages": [{"role": "user", "content": "Where')
-    )
+    is_chat = body.startswith(b'{"model": "tiny", "messages": [{"role": "user", "content": "Where')
+    assert (turn is not None) == (is_chat or (b"[[" in body and len(body) < 2000))
 
 
 def test_other_paths_pass_as_bytes_in_both_directions(house: House) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.sse import EventSplitter, LastEventGate, event_data
+from proxy.sse import EventSplitter, LastEventGate, event_data, with_data
 
 STREAM = (
     b": ping\n\n"
@@ -45,13 +45,40 @@ def test_a_stream_is_split_into_its_events_whatever_its_line_ends() -> None:
     assert b"".join(events) == STREAM
 
 
+def meaning(found: tuple[list[bytes], bytes]) -> tuple[list[bytes | None], bytes, bytes]:
+    """What a split says, whether or not a comment went ahead of its event: the payloads, all the bytes, and what is left."""
+    events, rest = found
+    return [p for e in events if (p := event_data(e)) is not None], b"".join(events), rest
+
+
 @pytest.mark.parametrize("cut", range(len(STREAM) + 1))
 def test_one_cut_anywhere_changes_nothing(cut: int) -> None:
-    assert split([STREAM[:cut], STREAM[cut:]]) == split([STREAM])
+    assert meaning(split([STREAM[:cut], STREAM[cut:]])) == meaning(split([STREAM]))
 
 
 def test_single_bytes_change_nothing() -> None:
-    assert split([STREAM[i : i + 1] for i in range(len(STREAM))]) == split([STREAM])
+    assert meaning(split([STREAM[i : i + 1] for i in range(len(STREAM))])) == meaning(split([STREAM]))
+
+
+def test_a_comment_waits_for_no_event() -> None:
+    splitter = EventSplitter()
+    assert splitter.feed(b": ping\n") == [b": ping\n"]
+    assert splitter.feed(b": pi") == []
+    assert splitter.feed(b"ng\r") == []  # perhaps half of CR LF
+    assert splitter.feed(b"\ndata: x\n: inside\n") == [b": ping\r\n"]
+    assert splitter.feed(b"\n") == [b"data: x\n: inside\n\n"]
+
+
+def test_a_payload_is_replaced_and_every_other_line_stays() -> None:
+    for event, expected in [
+        (b"data: {}\n\n", b"data: [1,\ndata: 2]\n\n"),
+        (b"id: {}\ndata:{}\r\n\r\n", b"id: {}\ndata: [1,\r\ndata: 2]\r\n\r\n"),
+        (b"id: 1\ndata: {\n: c\ndata: }\nretry: 2\n\n", b"id: 1\ndata: [1,\ndata: 2]\n: c\nretry: 2\n\n"),
+    ]:
+        payload = event_data(event)
+        assert payload is not None
+        assert with_data(event, payload, b"[1,\n2]") == expected
+    assert with_data(b"event: a\ndata: {}\n\n", b"{}", b"[]") == b"event: a\ndata: []\n\n"
 
 
 @given(
@@ -63,7 +90,7 @@ def test_any_bytes_in_any_chunking_give_the_same_events_and_keep_every_byte(
 ) -> None:
     data = b"".join(parts)
     whole, rest = split([data])
-    assert split(cuts(data, points)) == (whole, rest)
+    assert meaning(split(cuts(data, points))) == meaning((whole, rest))
     assert b"".join(whole) + rest == data
 
 

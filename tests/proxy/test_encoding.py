@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import gzip
+import itertools
+import zlib
+
+import pytest
+
+import proxy.encoding
+from proxy.encoding import Packer, Unpacker, Unreadable, can_unpack, is_packed, readable_only, unpack
+
+TEXT = b"data: {}\n\n" * 50
+
+
+def raw_deflate(data: bytes) -> bytes:
+    engine = zlib.compressobj(wbits=-15)
+    return engine.compress(data) + engine.flush()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        ("gzip", gzip.compress(TEXT)),
+        ("X-GZIP", gzip.compress(TEXT[:100]) + gzip.compress(TEXT[100:])),
+        ("deflate", zlib.compress(TEXT)),
+        ("deflate", raw_deflate(TEXT)),
+    ],
+)
+def test_a_packed_body_is_read_in_any_chunking(encoding: str, body: bytes) -> None:
+    for size in (1, 7, len(body)):
+        unpacker = Unpacker(encoding)
+        pieces = (body[i : i + size] for i in range(0, len(body), size))
+        assert b"".join(map(unpacker.feed, pieces)) == TEXT
+        assert unpacker.is_whole
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_each_packed_piece_can_be_read_as_soon_as_it_is_there(encoding: str) -> None:
+    packer, unpacker = Packer(encoding), Unpacker(encoding)
+    for piece in (b"one", b"two", b""):
+        assert unpacker.feed(packer.feed(piece)) == piece
+    assert unpacker.feed(packer.end(b"three")) == b"three"
+    assert unpacker.is_whole
+
+
+def test_what_cannot_be_read_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unreadable, match="br"):
+        Unpacker("br")
+    with pytest.raises(Unreadable, match="is not gzip"):
+        unpack(b"plain text", "gzip")
+    with pytest.raises(Unreadable, match="no end"):
+        unpack(gzip.compress(TEXT)[:-9], "gzip")
+    monkeypatch.setattr(proxy.encoding, "MAX_UNPACKED", 1000)
+    bomb = gzip.compress(b"0" * 1_000_000)
+    with pytest.raises(Unreadable, match="too much"):
+        unpack(bomb, "gzip")
+
+
+def test_only_what_can_be_read_is_asked_for() -> None:
+    assert readable_only("gzip, deflate, br, zstd") == "gzip, deflate"
+    assert readable_only("br;q=1.0, gzip;q=0.8, *;q=0.1, identity;q=0") == "gzip;q=0.8, identity;q=0"
+    assert readable_only("br") == readable_only("*") == readable_only("") == "identity"
+
+
+def test_names_of_encodings() -> None:
+    assert [is_packed(name) for name in (None, "", "identity", " Gzip ", "br")] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
+    pairs = itertools.product(("gzip", "Deflate"), (True,))
+    assert all(can_unpack(name) is expected for name, expected in pairs)
+    assert not can_unpack("br")
