@@ -18,14 +18,18 @@ from pathlib import Path
 import uvicorn
 
 from proxy.app import Proxy
+from proxy.journal import Journal
 from proxy.learnt import Learnt
 from serving.http import HttpEngine
-from store.errors import ConfigError, RecordError, RecordUnavailable
+from store.errors import ConfigError, RecordCorrupt, RecordError, RecordUnavailable
 from store.record import Record
 from store.settings import Settings, ensure_api_key
 
 #: Requests in flight at SIGTERM may take so long to finish.
 GRACE_S = 10
+
+#: So long a write waits for another process's before `status` is told that it cannot be done; it is tried again.
+_BUSY_S = 1.0
 
 #: Longer than clients keep idle connections, so that they never send into one that is being closed.
 _KEEP_ALIVE_S = 75
@@ -65,15 +69,15 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def check_record(url: str) -> None:
-    """See that the record can be used. One that is only locked or away now is waited for later, while replies flow.
+    """See that the record can be used. One that is locked, away or damaged is waited for later, while replies flow.
 
     Raises:
         RecordError: it is too new, too old, or no record at all.
     """
     try:
         record = await Record.open(url)
-    except RecordUnavailable as exc:
-        print(f"proxy: {exc}; starting without it, turns wait in memory", file=sys.stderr, flush=True)
+    except (RecordUnavailable, RecordCorrupt) as exc:
+        print(f"proxy: {exc}; starting without it, turns wait in the journal", file=sys.stderr, flush=True)
         return
     await record.close()
 
@@ -114,11 +118,12 @@ def serve(
     proxy = Proxy(
         engine=engine,
         policy=settings.policy,
-        opening=lambda: Record.open(settings.database_url),
+        opening=lambda: Record.open(settings.database_url, busy_timeout_s=_BUSY_S),
         key=key,
         is_local=is_local,
         wait_s=wait_s,
         learnt=Learnt(engine.address, None if is_local else settings.home / "upstreams.json"),
+        journal=Journal(settings.home / "unwritten.jsonl"),
         on_crash=crash,
     )
     config = uvicorn.Config(

@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.adapters import AdapterAlias, Alias, UpstreamAlias
 from proxy.asgi import BodyTooLarge, ClientLeft, read_body, send_error, send_json
+from proxy.journal import Journal
 from proxy.learnt import Learnt
 from proxy.ours import Caller, parse_feedback, read_caller
 from proxy.recorder import Recorder
@@ -59,6 +60,7 @@ class Proxy:
         wait_s: longest time a reply waits for its row.
         patience_s: longest time a request waits for a local backend that is being restarted.
         learnt: what is known of the backend from earlier; default: nothing yet.
+        journal: where turns are safe that the record does not take in time.
         on_crash: called when background work ended by an error nobody expected; the process should end.
     """
 
@@ -73,6 +75,7 @@ class Proxy:
         wait_s: float = 0.25,
         patience_s: float = PATIENCE_S,
         learnt: Learnt | None = None,
+        journal: Journal | None = None,
         on_crash: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
@@ -82,7 +85,7 @@ class Proxy:
         self._started = time.time()
         self._counters = Counters()
         self._heartbeat_errors = 0
-        self._recorder = Recorder(opening, wait_s=wait_s)
+        self._recorder = Recorder(opening, wait_s=wait_s, journal=journal)
         self._alias: Alias = (
             AdapterAlias(engine, policy, lambda: self._recorder.record)
             if is_local
@@ -123,7 +126,8 @@ class Proxy:
         """Write what still waits, then end the background work."""
         left = await self._recorder.drain(_DRAIN_S)
         if left:
-            log.error("%d turns could not be written before the end", left)
+            log.error("%d turns could not be written before the end; they go into the journal", left)
+        await self._recorder.stow()
         record = self._recorder.record
         if record is not None:
             await self._beat_once(record, "stopped")
@@ -245,7 +249,7 @@ class Proxy:
 
     async def _status(self) -> Json:
         """Return the record's counts and this process's own; the latter even when the record is away."""
-        own = {"policy": self._policy, "proxy": self._own_state()}
+        own = {"policy": self._policy, "proxy": self._own_state(), "store": self._recorder.state()}
         try:
             async with asyncio.timeout(_STATUS_TIMEOUT_S):
                 record = await self._recorder.opened()

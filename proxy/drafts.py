@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
-from proxy.canonical import History, reply_key
+import orjson
+
+from proxy.canonical import History, read_history, reply_key
 from proxy.classify import Kind
 from proxy.linking import Link
 from proxy.ours import Wishes
-from proxy.wire import Assembled, ChatRequest, token_fault
+from proxy.wire import Assembled, ChatRequest, parse_chat, token_fault
 from proxy.words import following_words
 from store.lifecycle import DropReason
 from store.values import Completion, Json, LogprobMode, NewTurn, NextState, Relation, TurnKind
@@ -165,3 +168,56 @@ def _next_state(draft: Draft, link: Link) -> NextState | None:
         relation=link.relation,
         created_at=draft.created_at,
     )
+
+
+# ------------------------------------------------------------------------------------------- to and from the journal
+
+_PLAIN = (
+    "turn_id", "created_at", "finished_at", "scope", "client", "policy", "adapter_version", "status_code", "streamed",
+    "body_key", "temperature", "size",
+)  # fmt: skip
+
+
+def dump_draft(draft: Draft) -> bytes:
+    """Return a draft as one line of JSON; `load_draft` makes the same draft of it."""
+    return orjson.dumps(
+        {
+            **{name: getattr(draft, name) for name in _PLAIN},
+            "wishes": draft.wishes,
+            "kind": draft.kind,
+            "body": draft.chat.body,
+            "reply": draft.reply,
+            "fault": draft.fault,
+            "logprob_mode": draft.logprob_mode,
+        },
+        option=orjson.OPT_APPEND_NEWLINE,
+    )
+
+
+def load_draft(line: bytes) -> Draft:
+    """Read what `dump_draft` wrote.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is no such line, or a torn one.
+    """
+    value: Json = orjson.loads(line)
+    chat = parse_chat(orjson.dumps(value["body"]))
+    wishes = value["wishes"]
+    reply = value["reply"]
+    completions = tuple(_restored(Completion, said) for said in reply.pop("completions"))
+    return Draft(
+        **{name: value[name] for name in _PLAIN},
+        wishes=Wishes(**{**wishes, "kind": None if wishes["kind"] is None else TurnKind(wishes["kind"])}),
+        kind=Kind(**{**value["kind"], "kind": TurnKind(value["kind"]["kind"])}),
+        chat=chat,
+        history=read_history(chat.messages, value["scope"], wishes["user"]),
+        reply=_restored(Assembled, {**reply, "completions": completions}),
+        fault=None if value["fault"] is None else (DropReason(value["fault"][0]), value["fault"][1]),
+        logprob_mode=LogprobMode(value["logprob_mode"]),
+    )
+
+
+def _restored(kind: Any, said: Json) -> Any:
+    """Return a value of a dataclass whose sequences are tuples."""
+    names = {field.name for field in fields(kind)}
+    return kind(**{n: tuple(v) if isinstance(v, list) else v for n, v in said.items() if n in names})

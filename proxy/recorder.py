@@ -1,9 +1,11 @@
 """Group commit: what the relay hands over is linked and written, many turns in one transaction.
 
 The relay waits for its turn's commit before the client's last byte leaves, but never longer than `wait_s`: a record that is slow,
-locked or full costs a reply a quarter of a second, not the reply. What came too late is counted (`late`) and written as soon as
-the record can be written again; what no longer fits into memory is counted as `lost` and said in the log. Nothing is lost
-silently.
+locked, full, damaged or gone costs a reply a quarter of a second, not the reply. Shortly before that bound, and at once while the
+record is known to be in trouble, the turn goes into the journal (`proxy.journal`), so that one whose end the client saw is safe
+from a crash all the same; it is counted (`late`) and written as soon as the record can be written again. What no longer fits into
+memory waits in the journal alone. A turn that is nowhere safe when its client is served is counted as `exposed`, one that can never be
+written as `lost`, and both are said in the log. Nothing is lost silently.
 
 Linking happens here, right before the write, because one writer sees the turns in order: its own batch and the record together
 are all there is.
@@ -14,15 +16,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
 
 import tenacity
 
-from proxy.drafts import Draft, build_turns
+from proxy.drafts import Draft, build_turns, dump_draft, load_draft
+from proxy.journal import Journal
 from proxy.linking import Known, Link, link
 from proxy.recent import Recent
-from store.errors import RecordError, RecordUnavailable
+from store.errors import RecordCorrupt, RecordError, RecordUnavailable
 from store.record import Record
 from store.values import Json, NewTurn, Tip, TurnKind
 
@@ -31,12 +36,17 @@ log = logging.getLogger(__name__)
 #: The newest keys of a history are asked for first: a continued conversation is found by them, however long it is.
 _PROBE = 6
 _MAX_BATCH = 256
+#: So much of the bound is left to the record alone before the journal is written as well.
+_RECORD_SHARE = 0.6
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
     draft: Draft
     written: asyncio.Future[None]
+    since: float  # of the loop's clock
 
 
 class Recorder:
@@ -45,6 +55,7 @@ class Recorder:
     Args:
         opening: opens the record; called again and again while the record cannot be reached.
         wait_s: longest time a reply waits for its row.
+        journal: where turns are safe that the record does not take in time; without one they wait in memory only.
         capacity, capacity_bytes: what may wait in memory while the record is away.
     """
 
@@ -53,15 +64,20 @@ class Recorder:
         opening: Callable[[], Awaitable[Record]],
         *,
         wait_s: float = 0.25,
+        journal: Journal | None = None,
         capacity: int = 10_000,
-        capacity_bytes: int = 512 << 20,
+        capacity_bytes: int = 128 << 20,
     ) -> None:
         self._opening = opening
         self._wait_s = wait_s
+        self._journal = journal
         self._capacity = capacity
         self._capacity_bytes = capacity_bytes
         self._queue: deque[_Item] = deque()
         self._queued_bytes = 0
+        self._items: dict[asyncio.Future[None], _Item] = {}  # those of the queue
+        self._spilled = 0  # in the journal alone
+        self._has_leftovers = journal is not None and journal.size() > 0  # of an earlier life
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._opening_lock = asyncio.Lock()
@@ -71,33 +87,90 @@ class Recorder:
         self.record: Record | None = None
         self.written = 0
         self.late = 0
+        self.exposed = 0
+        self.journaled = 0
+        self.recovered = 0
         self.lost = 0
         self.failed_writes = 0
         self.last_error: str | None = None  # why nothing can be written now
+        self.journal_error: str | None = None
         self.last_loss: str | None = None
+        if self._has_leftovers:
+            self._idle.clear()
+            self._work.set()
 
     def submit(self, draft: Draft) -> asyncio.Future[None]:
-        """Queue an exchange; the future is done when it is committed (or can never be, see `lost`)."""
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if len(self._queue) >= self._capacity or self._queued_bytes + draft.size > self._capacity_bytes:
-            self.lost += 1
-            self.last_loss = (
-                f"turn {draft.turn_id}: the record is away and the memory for waiting turns is full"
-            )
-            log.error("%s", self.last_loss)
+        """Queue an exchange; the future is done when it is committed, or safe in the journal where memory is full (or can never
+        be, see `lost`)."""
+        loop = asyncio.get_running_loop()
+        written: asyncio.Future[None] = loop.create_future()
+        is_full = len(self._queue) >= self._capacity or self._queued_bytes + draft.size > self._capacity_bytes
+        if is_full and self._journal is None:
+            self._lose(draft, "the record is away and the memory for waiting turns is full")
             written.set_result(None)
             return written
-        self._queue.append(_Item(draft, written))
-        self._queued_bytes += draft.size
         self._idle.clear()
         self._work.set()
+        if self._journal is not None and (is_full or self._spilled):
+            # Once something waits in the journal alone, what comes after it does too: they are written in their order.
+            self._spill(self._journal, draft, written)
+            return written
+        item = _Item(draft, written, loop.time())
+        self._queue.append(item)
+        self._items[written] = item
+        self._queued_bytes += draft.size
         return written
 
+    def _spill(self, journal: Journal, draft: Draft, written: asyncio.Future[None]) -> None:
+        self._spilled += 1
+
+        def done(appended: asyncio.Future[None]) -> None:
+            error = appended.exception()
+            if error is None:
+                self.journaled += 1
+            else:
+                self._spilled = max(0, self._spilled - 1)
+                self.journal_error = str(error)
+                self._lose(draft, f"memory is full and the journal cannot be written: {error}")
+            if not written.done():
+                written.set_result(None)
+
+        journal.append(dump_draft(draft)).add_done_callback(done)
+
+    def _lose(self, draft: Draft, why: str) -> None:
+        self.lost += 1
+        self.last_loss = f"turn {draft.turn_id}: {why}"[:300]
+        log.error("%s", self.last_loss)
+
     async def settle(self, written: asyncio.Future[None]) -> None:
-        """Wait until a turn is committed, but not for ever."""
-        done, _ = await asyncio.wait({written}, timeout=self._wait_s)
-        if not done:
+        """Wait until a turn is committed, or safe in the journal, but not for ever."""
+        item = self._items.get(written)
+        if item is None or self._journal is None:
+            if not written.done():
+                await asyncio.wait((written,), timeout=self._wait_s)
+        else:
+            share = 0.0 if self.last_error is not None else _RECORD_SHARE
+            if share:
+                await asyncio.wait((written,), timeout=share * self._wait_s)
+            if not written.done():
+                await self._note(self._journal, item, (1 - share) * self._wait_s)
+        if not written.done():
             self.late += 1
+
+    async def _note(self, journal: Journal, item: _Item, timeout_s: float) -> None:
+        appended = journal.append(dump_draft(item.draft))
+        await asyncio.wait((item.written, appended), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not appended.done():
+            if not item.written.done():
+                self.exposed += 1
+        elif (error := appended.exception()) is not None:
+            self.journal_error = str(error)
+            if not item.written.done():
+                self.exposed += 1
+                log.error("turn %s is in memory only: %s", item.draft.turn_id, error)
+        else:
+            self.journaled += 1
+            self.journal_error = None
 
     async def drain(self, timeout_s: float) -> int:
         """Wait until everything queued is written; returns how many turns still wait after ``timeout_s``."""
@@ -105,20 +178,50 @@ class Recorder:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
         except TimeoutError:
-            return len(self._queue)
+            return len(self._queue) + self._spilled
         return 0
 
+    async def stow(self) -> None:
+        """Before the end: put into the journal what could not be written."""
+        if self._journal is not None:
+            lines = [self._journal.append(dump_draft(item.draft)) for item in self._queue]
+            await asyncio.gather(*lines, return_exceptions=True)
+            failed = [line for line in lines if line.exception() is not None]
+            if failed:
+                log.error(
+                    "%d turns could not even be put into the journal: %s", len(failed), failed[0].exception()
+                )
+            await self._journal.settled()
+            self._journal.close()
+
     def state(self) -> Json:
-        """Counters for `status`."""
+        """Counters for `status`.
+
+        ``state`` is "ok", "slow" (somebody waits longer than the bound), "opening", or "away" (``last_error`` says why).
+        """
+        oldest_s = asyncio.get_running_loop().time() - self._queue[0].since if self._queue else 0.0
+        if self.last_error is not None:
+            state = "away"
+        elif self.record is None:
+            state = "opening"
+        else:
+            state = "slow" if oldest_s > self._wait_s else "ok"
         return {
+            "state": state,
             "available": self.record is not None and self.last_error is None,
             "written": self.written,
             "late": self.late,
+            "exposed": self.exposed,
             "lost": self.lost,
-            "waiting": len(self._queue),
+            "waiting": len(self._queue) + self._spilled,
             "waiting_bytes": self._queued_bytes,
+            "oldest_s": round(oldest_s, 3),
+            "journaled": self.journaled,
+            "journal_bytes": self._journal.size() if self._journal is not None else 0,
+            "recovered": self.recovered,
             "failed_writes": self.failed_writes,
             "last_error": self.last_error,
+            "journal_error": self.journal_error,
             "last_loss": self.last_loss,
         }
 
@@ -129,20 +232,74 @@ class Recorder:
         while True:
             await self._work.wait()
             self._work.clear()
-            while self._queue:
+            while self._queue or self._spilled or self._has_leftovers:
+                if self._has_leftovers or not self._queue:
+                    await self._replay()
+                    continue
                 # They stay in the queue until they are written: `drain` and the bounds count them.
-                batch = [self._queue[i] for i in range(min(len(self._queue), _MAX_BATCH))]
+                batch = list(islice(self._queue, _MAX_BATCH))
                 await self._commit(batch)
                 for item in batch:
                     self._queue.popleft()
                     self._queued_bytes -= item.draft.size
+                    del self._items[item.written]
                     if not item.written.done():
                         item.written.set_result(None)
+            self._empty_journal()
             self._idle.set()
+
+    def _empty_journal(self) -> None:
+        """Everything is in the record: the journal's lines are history."""
+        journal = self._journal
+        if journal is not None and journal.is_quiet and journal.size():
+            try:
+                journal.empty()
+            except OSError as exc:
+                self.journal_error = str(exc)  # tried again next time; its lines are found in the record then
+
+    async def _replay(self) -> None:
+        """Write the turns that are in the journal alone, in their order."""
+        journal, start = self._journal, 0
+        assert journal is not None  # nothing is spilled or left over without one
+        while True:
+            await journal.settled()
+            end = journal.size()
+            if end <= start:
+                break
+            lines = journal.lines(start, end)
+            while chunk := await asyncio.to_thread(_some, lines):
+                await self._recover(chunk)
+            start = end
+        self._spilled = 0
+        self._has_leftovers = False
+
+    async def _recover(self, lines: Sequence[bytes]) -> None:
+        drafts: dict[str, Draft] = {}
+        for line in lines:
+            try:
+                draft = load_draft(line)
+            except (ValueError, KeyError, TypeError) as exc:
+                # Torn by a crash while it was written: its client never saw the end.
+                log.warning("a line of the journal cannot be read: %s", type(exc).__name__)
+            else:
+                drafts[draft.turn_id] = draft
+        for item in self._queue:
+            drafts.pop(item.draft.turn_id, None)  # written from memory, in its turn
+
+        async def known() -> set[str]:
+            return await (await self._available()).known_turns(list(drafts))
+
+        for turn_id in await self._patiently(known):
+            del drafts[turn_id]
+        now = asyncio.get_running_loop().time()
+        if drafts:
+            nobody: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            await self._commit([_Item(draft, nobody, now) for draft in drafts.values()])
+            self.recovered += len(drafts)
 
     async def _commit(self, batch: Sequence[_Item]) -> None:
         try:
-            await self._retrying(self._write, [item.draft for item in batch])
+            await self._patiently(lambda: self._write([item.draft for item in batch]))
         except Exception as exc:  # noqa: BLE001 - one turn that cannot be written must not take the others with it
             if len(batch) > 1:
                 # What was decided for them may rest on the one that is at fault: decide again, one by one.
@@ -151,23 +308,20 @@ class Recorder:
                     await self._commit([item])
                 return
             self._undo([batch[0].draft])
-            self.lost += 1
-            self.last_loss = f"turn {batch[0].draft.turn_id} cannot be written: {type(exc).__name__}: {exc}"[
-                :300
-            ]
-            log.error("%s", self.last_loss)
+            self._lose(batch[0].draft, f"it cannot be written: {type(exc).__name__}: {exc}")
 
-    async def _retrying(
-        self, write: Callable[[Sequence[Draft]], Awaitable[None]], drafts: Sequence[Draft]
-    ) -> None:
+    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Try until the record can be used."""
         async for attempt in tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(RecordUnavailable),
+            retry=tenacity.retry_if_exception_type((RecordUnavailable, RecordCorrupt)),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=2.0),
             before_sleep=self._note_failure,
             reraise=True,
         ):
             with attempt:
-                await write(drafts)
+                done = await work()
+        self.last_error = None
+        return done
 
     def _note_failure(self, state: tenacity.RetryCallState) -> None:
         self.failed_writes += 1
@@ -189,12 +343,15 @@ class Recorder:
         for draft in drafts:
             self._recent.remove(t.turn_id for t in self._linked.pop(draft.turn_id, ()))
 
-    async def _write(self, drafts: Sequence[Draft]) -> None:
+    async def _available(self) -> Record:
         try:
-            record = await self.opened()
+            return await self.opened()
         except RecordError as exc:
             # Whatever is wrong with it (not migrated yet, too new), it is not the turns' fault: they wait.
             raise RecordUnavailable(str(exc)) from exc
+
+    async def _write(self, drafts: Sequence[Draft]) -> None:
+        record = await self._available()
         await self._link(record, [d for d in drafts if d.turn_id not in self._linked])
         turns = [turn for draft in drafts for turn in self._linked[draft.turn_id]]
         done = [
@@ -206,7 +363,6 @@ class Recorder:
         for draft in drafts:
             del self._linked[draft.turn_id]
         self.written += len(turns)
-        self.last_error = None
 
     async def _link(self, record: Record, drafts: Sequence[Draft]) -> None:
         """Decide, in the order in which they ended, what the drafts continue. A second attempt keeps what was decided."""
@@ -267,6 +423,10 @@ class Recorder:
                 )
             )
         return found
+
+
+def _some(lines: Iterator[bytes]) -> list[bytes]:
+    return list(islice(lines, _MAX_BATCH))
 
 
 def _newest_keys(draft: Draft) -> list[str]:

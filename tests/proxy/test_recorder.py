@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -14,11 +15,13 @@ import pytest
 
 from proxy.canonical import read_history
 from proxy.classify import Kind
-from proxy.drafts import Draft
+from proxy.drafts import Draft, dump_draft, load_draft
+from proxy.journal import Journal
 from proxy.ours import Wishes
 from proxy.recorder import Recorder
 from proxy.wire import Assembler, parse_chat
 from store.errors import RecordError, RecordUnavailable
+from store.lifecycle import DropReason
 from store.record import Record
 from store.values import LogprobMode, NewTurn, TurnKind
 
@@ -71,10 +74,12 @@ class Flaky(Record):
 
 
 @asynccontextmanager
-async def recording(record_url: str, **options: Any) -> AsyncIterator[tuple[Recorder, Flaky]]:
+async def recording(
+    record_url: str, *, refusing: bool = False, **options: Any
+) -> AsyncIterator[tuple[Recorder, Flaky]]:
     record = await Flaky.open(record_url)
     assert isinstance(record, Flaky)
-    record.refusing, record.poison, record.batches = False, "", []
+    record.refusing, record.poison, record.batches = refusing, "", []
     record.attempts, record.tried_twice = 0, asyncio.Event()
 
     async def opening() -> Record:
@@ -149,7 +154,7 @@ async def test_a_turn_that_cannot_be_written_takes_no_other_with_it(record_url: 
         rows = await record.trajectories()
         assert {r["turn_id"]: r["parent_turn_id"] for r in rows} == {"turn_child": None, "turn_other": None}
         assert recorder.lost == 1
-        assert "turn_bad cannot be written: RecordError: no" in (recorder.last_loss or "")
+        assert "turn_bad: it cannot be written: RecordError: no" in (recorder.last_loss or "")
 
 
 async def test_what_no_longer_fits_into_memory_is_counted(record_url: str) -> None:
@@ -214,3 +219,96 @@ async def test_after_a_restart_the_record_alone_links_what_was_said_days_ago(rec
         assert await record.verify() == []
     assert (again["relation"], again["parent_turn_id"]) == ("retry", "turn_3")
     assert (edit["relation"], edit["parent_turn_id"]) == ("branch", "turn_0")
+
+
+# ------------------------------------------------------------------------------------------------- the journal
+
+
+async def test_a_turn_served_without_its_row_survives_the_end_of_the_process(
+    record_url: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "journal"
+    history = [user("How do I read a CSV file?")]
+    async with recording(record_url, wait_s=0.2, journal=Journal(path), refusing=True) as (recorder, record):
+        await recorder.settle(recorder.submit(draft("a", history, "pandas")))
+        history = [*history, assistant("pandas"), user("without")]
+        await recorder.settle(recorder.submit(draft("b", history, "csv")))
+        state = recorder.state()
+        assert (state["late"], state["journaled"], state["exposed"]) == (2, 2, 0)
+        assert await record.trajectories() == []
+    # the process is gone, and with it all that was in its memory
+    async with recording(record_url, journal=Journal(path)) as (recorder, record):
+        await recorder.submit(draft("c", [*history, assistant("csv"), user("thanks")], "welcome"))
+        rows = await record.trajectories()
+        assert [r["parent_turn_id"] for r in rows] == [None, "turn_a", "turn_b"]
+        assert [r["next_text"] for r in rows] == ["without", "thanks", None]
+        assert recorder.state()["recovered"] == 2
+        assert await recorder.drain(5.0) == 0
+        assert path.stat().st_size == 0
+        assert await record.verify() == []
+
+
+async def test_what_the_journal_holds_and_the_record_has_is_not_written_again(
+    record_url: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "journal"
+    one = draft("a", [user("How do I read a CSV file?")], "pandas")
+    async with recording(record_url) as (recorder, record):
+        await recorder.submit(one)
+    path.write_bytes(dump_draft(one) * 2 + b'{"torn": ')
+    async with recording(record_url, journal=Journal(path)) as (recorder, record):
+        assert await recorder.drain(5.0) == 0
+        (row,) = await record.trajectories()
+        assert (row["turn_id"], row["relation"]) == ("turn_a", "first")
+        assert path.stat().st_size == 0
+
+
+async def test_what_does_not_fit_into_memory_waits_in_the_journal_in_its_order(
+    record_url: str, tmp_path: Path
+) -> None:
+    async with recording(
+        record_url, journal=Journal(tmp_path / "journal"), capacity=2, refusing=True, wait_s=0.05
+    ) as (recorder, record):
+        history = [user("How do I read a CSV file?")]
+        for i in range(6):
+            await recorder.settle(recorder.submit(draft(str(i), history, f"answer {i}")))
+            history = [*history, assistant(f"answer {i}"), user(f"question {i}")]
+        state = recorder.state()
+        assert (state["waiting"], state["lost"], state["exposed"]) == (6, 0, 0)
+        assert state["state"] == "away"
+        record.refusing = False
+        assert await recorder.drain(20.0) == 0
+        rows = await record.trajectories()
+        assert [r["parent_turn_id"] for r in rows] == [None, *(f"turn_{i}" for i in range(5))]
+        assert recorder.state()["state"] == "ok"
+        assert (tmp_path / "journal").stat().st_size == 0
+
+
+async def test_what_is_queued_at_the_end_goes_into_the_journal(record_url: str, tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    async with recording(record_url, journal=Journal(path), refusing=True) as (recorder, _):
+        recorder.submit(draft("a", [user("hello")], "x"))
+        assert await recorder.drain(0.05) == 1
+        await recorder.stow()
+    async with recording(record_url, journal=Journal(path)) as (recorder, record):
+        assert await recorder.drain(5.0) == 0
+        assert [r["turn_id"] for r in await record.trajectories()] == ["turn_a"]
+
+
+async def test_neither_record_nor_journal_costs_no_reply_and_is_said(record_url: str, tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "nowhere" / "journal")
+    async with recording(record_url, journal=journal, wait_s=0.05, refusing=True) as (recorder, record):
+        await recorder.settle(recorder.submit(draft("a", [user("hello")], "x")))
+        state = recorder.state()
+        assert (state["late"], state["exposed"], state["lost"]) == (1, 1, 0)
+        assert "No such file" in state["journal_error"]
+        record.refusing = False
+        assert await recorder.drain(5.0) == 0
+        assert [r["turn_id"] for r in await record.trajectories()] == ["turn_a"]
+
+
+def test_a_draft_comes_back_from_its_line_exactly() -> None:
+    made = draft("a", [user("hé 🎉"), assistant("x"), user("y")], "answer", session="s")
+    fault = (DropReason.UNFINISHED, "the client left")
+    object.__setattr__(made, "fault", fault)
+    assert load_draft(dump_draft(made)) == made
