@@ -340,7 +340,7 @@ def test_streams(
     def script(request: Request) -> list[Step]:
         events = style.stream(request.json, says, extra)
         if cut is not None:  # after whole events: what is in an event that was cut is nobody's
-            events = events[: 2 * cut]
+            events = events[: 2 * min(cut, len(says) + sum(map(len, says)))]
         packing, body = packed(b"".join(events), request, offered)
         pieces: list[Any] = list(cut_up(body, points))
         return answer(
