@@ -111,6 +111,10 @@ def build_parser() -> argparse.ArgumentParser:
     command("resume", "go on training")
     command("verify", "re-hash and cross-check the record")
 
+    classify = command("classify", "recorded traffic of a client through the proxy's own rules")
+    classify.add_argument("file", type=Path, help="one request a line, in arrival order; see docs/clients.md")
+    classify.add_argument("--predictions", type=Path, help="also write one JSON line a request here")
+
     demo = command("demo", "a simulated user complains, and you watch the model change")
     demo.add_argument("--base-url", help="a running Patina; default: an own one in a fresh folder")
     demo.add_argument(

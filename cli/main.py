@@ -23,6 +23,10 @@ def main(argv: Sequence[str]) -> int:
             from evals.demo import run_demo
 
             return run_demo(settings, arguments)
+        if arguments.command == "classify":
+            from cli.classify import classify
+
+            return classify(settings, arguments)
         from cli.commands import COMMANDS
 
         return COMMANDS[arguments.command](settings, arguments)

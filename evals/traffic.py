@@ -203,8 +203,8 @@ class _Noting(Record):
 
     noted: list[NewTurn]
 
-    async def write_turns(self, turns: Sequence[NewTurn]) -> None:
-        await super().write_turns(turns)
+    async def write_turns(self, turns: Sequence[NewTurn], done: Sequence[tuple[str, str]] = ()) -> None:
+        await super().write_turns(turns, done)
         self.noted += turns
 
 
@@ -251,7 +251,12 @@ def predictions(rows: Iterable[Recorded], turns: Iterable[NewTurn]) -> list[Pred
         if turn is None:
             found.append(
                 Prediction(
-                    seq=row.seq, session=None, kind="none", parent_seq=None, relation=None, reason="not a chat"
+                    seq=row.seq,
+                    session=None,
+                    kind="none",
+                    parent_seq=None,
+                    relation=None,
+                    reason="not a chat",
                 )
             )
             continue
@@ -376,7 +381,7 @@ def true_predecessors(rows: Sequence[Recorded]) -> dict[int, set[int | None]]:
     than the linker's: the same prompt again answers the one before; else the newest turn of the session whose reply stands
     in the request; else (a client that keeps no replies) the turn before. Replies said twice in a session leave both.
     """
-    before: dict[str, list[tuple[int, str, str]]] = {}
+    before: dict[str, list[tuple[int, str, list[tuple[str, ...]]]]] = {}
     found: dict[int, set[int | None]] = {}
     for row in rows:
         label = row.label or {}
@@ -386,31 +391,41 @@ def true_predecessors(rows: Sequence[Recorded]) -> dict[int, set[int | None]]:
         asked = json.dumps(row.chat.messages, sort_keys=True)
         text = _bare(json.dumps(row.chat.messages, ensure_ascii=False))
         same = [seq for seq, prompt, _ in earlier if prompt == asked]
-        quoted = [(seq, text.rfind(reply)) for seq, _, reply in earlier if reply and reply in text]
+        quoted = [(seq, _last_place(reply, text)) for seq, _, replies in earlier for reply in replies]
+        best = max((place for _, place in quoted), default=(-1, 0))
         if same:
             found[row.seq] = {same[-1]}
-        elif quoted:
-            last = max(at for _, at in quoted)
-            found[row.seq] = {seq for seq, at in quoted if at == last}
-        else:
+        elif best[0] >= 0:
+            found[row.seq] = {seq for seq, place in quoted if place == best}
+        elif any(m.get("role") == "assistant" for m in row.chat.messages):
             found[row.seq] = {earlier[-1][0] if earlier else None}
-        earlier.append((row.seq, asked, _bare(_said(row))))
+        else:  # starts again in the same session: its first message was edited, or the client keeps no replies
+            found[row.seq] = {None, *(seq for seq, _, _ in earlier[-1:])}
+        earlier.append((row.seq, asked, _said(row)))
     return found
 
 
-def _said(row: Recorded) -> str:
-    choices = (row.response or {}).get("choices") or []
-    message = choices[0].get("message") if choices else None
-    if not isinstance(message, dict):
-        return ""
-    calls = message.get("tool_calls") or []
-    if message.get("content"):
-        return str(message["content"]).split("</think>")[-1]
-    return str(calls[0]["function"]["arguments"]) if calls else ""
+def _last_place(parts: Sequence[str], text: str) -> tuple[int, int]:
+    """Return (where the last part of a reply ends in ``text``, length of all parts); -1 unless all parts stand there."""
+    if not parts or any(part not in text for part in parts):
+        return -1, 0
+    return text.rfind(parts[-1]) + len(parts[-1]), sum(map(len, parts))
+
+
+def _said(row: Recorded) -> list[tuple[str, ...]]:
+    """Return the parts of each choice: its text, and what its calls were given."""
+    found = []
+    for choice in (row.response or {}).get("choices") or []:
+        message = choice.get("message")
+        if isinstance(message, dict):
+            texts = [str(message.get("content") or "").split("</think>")[-1]]
+            texts += [str(call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
+            found.append(tuple(part for part in map(_bare, texts) if part))
+    return found
 
 
 def _bare(text: str) -> str:
     """Letters and digits only: whatever a client did to quotes, escapes and white space."""
-    return "".join(c for c in text.replace("\\n", "").replace("\\t", "") if c.isalnum())
-
-
+    for escape in ("\\\\n", "\\n", "\\\\t", "\\t"):
+        text = text.replace(escape, "")
+    return "".join(c for c in text if c.isalnum())

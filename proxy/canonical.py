@@ -103,6 +103,16 @@ def _chain(root: str, runs: Sequence[_Run], messages: Sequence[Message]) -> Hist
     return History(root=root, marks=tuple(marks), messages=tuple(messages))
 
 
+def preamble_key(messages: Sequence[Message]) -> str:
+    """Return the key of the leading system messages: which assistant, character or mode was spoken to."""
+    texts = []
+    for message in messages:
+        if message.get("role") not in _SYSTEM_ROLES:
+            break
+        texts.append(collapse(content_text(message.get("content"))))
+    return digest(*texts)
+
+
 def reply_key(history: History, completion: Completion) -> str:
     """Return the key of ``history`` plus the reply, as a client will re-send it in the next request."""
     message = assistant_message(completion)

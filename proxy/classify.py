@@ -1,9 +1,14 @@
 """Main or side: does the person (or their agent) speak, or is it the client's housekeeping? Sans-IO.
 
-Rules are data: one table, each with the reason it gives. Neither the presence of tools nor streaming nor a short prompt tells
-anything (all were seen on both sides), so the rules read *what is asked*, in words that any client would use for that chore.
-They look at the beginning and the end of the newest user messages: the middle may quote a whole conversation, and what is
-quoted was not asked. Explicit headers win over everything here (`proxy.ours`).
+Rules are data: one table, each with the reason it gives and what it means. Neither the presence of tools nor streaming nor a
+short prompt tells anything (all were seen on both sides), so the rules read *what is asked*: a chore's object (a title, a summary
+for later, facts to keep), that it is about the conversation itself, and the form that a machine wants its answer in. Each is
+said in several languages. They look at the beginning and the end of the newest user messages: the middle may quote a whole
+conversation, and what is quoted was not asked.
+
+Explicit headers win over everything here (`proxy.ours`). What only the record can tell (a request that quotes recorded turns, one
+agent that hears another) is decided by `proxy.linking`, and what no rule knows is main until then: it is trained on only when
+something follows it, and nothing follows a chore.
 """
 
 from __future__ import annotations
@@ -13,13 +18,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.words import content_text, own_words
+from proxy.words import content_text, is_machine_event, own_words
 from store.values import TurnKind
 
 Message = Mapping[str, Any]
 
 #: How much of a text's beginning and end is taken as the request itself.
 _HEAD, _TAIL = 900, 500
+#: Of the words since the last answer, as much of the beginning is looked at where a rule reads them as sent.
+_SENT = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,17 +37,25 @@ class View:
         asked: the newest user messages (since the last answer), as sent.
         request: beginning and end of their words, machine context apart.
         system: beginning of the leading system messages.
+        closing: a system message behind everything else, where nobody has spoken since the last answer.
         answers: number of assistant messages in the history.
         is_structured: the reply must follow a given JSON schema or call one given function.
+        tools: number of tools offered.
         max_tokens: the client's limit, if it set one.
+        is_event: the newest message is a machine's: an envelope without a person's words.
+        other_speaker: the newest user message bears another name than the first.
     """
 
     asked: str
     request: str
     system: str
+    closing: str
     answers: int
     is_structured: bool
+    tools: int
     max_tokens: int | None
+    is_event: bool
+    other_speaker: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,24 +69,27 @@ class Rule:
     """A chore: it holds when every given part does.
 
     Attributes:
-        asks: pattern in the request.
-        system: pattern in the system prompt.
+        reason: recorded with the turn.
+        means: what `explain` says.
+        asks: patterns that must all be found in the request.
+        system: patterns that must all be found in the system prompt.
         fresh: the history holds no answer yet (True), holds one (False), or either (None).
         when: any further condition.
     """
 
     reason: str
-    asks: re.Pattern[str] | None = None
-    system: re.Pattern[str] | None = None
+    means: str
+    asks: tuple[re.Pattern[str], ...] = ()
+    system: tuple[re.Pattern[str], ...] = ()
     fresh: bool | None = None
     when: Callable[[View], bool] | None = None
 
     def holds(self, view: View) -> bool:
         if self.fresh is not None and self.fresh != (view.answers == 0):
             return False
-        if self.asks is not None and not self.asks.search(view.request):
+        if not all(pattern.search(view.request) for pattern in self.asks):
             return False
-        if self.system is not None and not self.system.search(view.system):
+        if not all(pattern.search(view.system) for pattern in self.system):
             return False
         return self.when is None or self.when(view)
 
@@ -80,16 +98,76 @@ def _re(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.IGNORECASE | re.DOTALL)
 
 
+def _near(one: str, other: str, within: int) -> re.Pattern[str]:
+    """Return a pattern for two things in either order, at most ``within`` characters apart."""
+    return _re(rf"(?:{one}).{{0,{within}}}?(?:{other})|(?:{other}).{{0,{within}}}?(?:{one})")
+
+
+# ------------------------------------------------------------------------ words
+# What chores are about, in the languages that clients speak. Whole words where a script has them.
+
+_MAKE = r"\b(generat\w*|creat\w*|writ\w*|suggest\w*|provid\w*|giv\w*|propos\w*|come up with|produc\w*|return|pick|output\w*|name|erstell\w*|schreib\w*|gib|vergib|génér\w*|donne\w*|crea|genera|escrib\w*|scrivi)\b"
+_A_TALK = (
+    r"\b(conversations?|chats?|dialogs?|dialogues?|discussions?|sessions?|threads?|messages?|transcripts?|exchanges?)\b"
+    r"|\b(gespräche?s?|unterhaltung(en)?|chat-?verlaufs?|verlaufs?|sitzung)\b|\b(échanges?|discussions?)\b"
+    r"|\b(conversaci[oó]n(es)?|charla|diálogo)\b|\b(conversazion[ei]|dialogo)\b|\b(conversas?|bate-papo)\b|\bgesprek\b"
+    r"|разговор|беседы|диалог|чат[ауе]?\b|对话|会话|聊天|對話|會話|会話|対話|チャット|대화|채팅"
+)
+#: The conversation at hand, not any.
+_THE_TALK = (
+    r"\b(this|the|our|its|above|following|entire|whole|users?'?s?|recent|previous|earlier|provided|these|those)\b\W+(?:\w+\W+){0,3}?"
+    r"(?:conversations?|chats?|dialogs?|dialogues?|discussions?|sessions?|threads?|transcripts?|exchanges?|messages|history|interactions?)\b"
+    r"|\b(this|our) talk\b|\bconversation (history|so far|above)\b|\b(chat|message) history\b|\blines of conversation\b"
+    r"|\b(dieses?|das|den|diese|folgende[ns]?|bisherige[ns]?|obige[ns]?|unser\w*)\b\W+(?:\w+\W+){0,2}?(?:gesprächs?|unterhaltung|chats?|verlaufs?|dialogs?)\b"
+    r"|\b(cette|la|notre) (conversation|discussion)\b|\b(esta|la|nuestra) (conversaci[oó]n|charla)\b|\b(questa|la) conversazione\b|\b(esta|a) conversa\b"
+    r"|(этот|этого|наш\w*|выше) (разговор|диалог|чат|бесед)\w*|对话|会话|聊天记录|對話|會話|会話|対話|대화"
+)
+_TITLE = (
+    r"\b(titles?|headlines?|headings?|subject lines?)\b|\b(titel|überschrift)\b|\btitres?\b|\bt[ií]tulos?\b|\btitol[oi]\b|заголов\w+|название"
+    r"|标题|標題|题目|タイトル|題名|제목"
+)
+_TAGS = r"\b(tags?|labels|categories|keywords|hashtags|schlagwörter|schlagworte|stichwörter|mots-clés|étiquettes|etiquetas)\b|标签|關鍵詞|关键词|タグ|키워드|теги"
+_SUM_UP = (
+    r"\b(summar\w+|sum(s|med|ming)? up|recap\w*|condens\w+|compress\w*|compact\w*|digest|hand-? ?(over|off))\b"
+    r"|\b(zusammenfass\w+|zusammengefasst)\b|\bfasse?\b.{0,80}\bzusammen\b|\brésum\w+|\bresum(e|ir|en|o|a)\b|\briassum\w+|\bsamenvat\w+"
+    r"|总结|總結|概括|摘要|要約|まとめ|요약|кратко излож|резюмир"
+)
+#: How machines say what their answer must look like.
+_FORM = (
+    r"\b(only|nothing else|alone|solely|exclusively|exactly|json|verbatim|go straight)\b|\bno (explanations?|quot\w+|preamble|punctuation|markdown|other text|prefix|full stop|emojis?)\b"
+    r"|\bwithout (\w+ )?(quot\w+|explanation|punctuation|lead-in|preamble)|\b(at most|maximum|max\.?|up to|no more than)\b.{0,12}\b(words|characters|tokens)\b|\b(or|and) (less|fewer)\b"
+    r"|\b\w+[- ]words?\b|\bdo not (explain|include|add|use|answer|respond)\b|\b(nur|ausschließlich|keine|höchstens|maximal)\b|\b(uniquement|seulement|maximum|sans)\b|\b(solo|s[oó]lo|solamente|soltanto|máximo)\b"
+    r"|только|仅|只|不要|以内|以內|だけ|のみ|文字以内|만 "
+)
+_COUNT = r"(\d+|one|two|three|four|five|six|seven|eight|ten|a few)"
+#: What a summary is for when the client wants it: the conversation goes on without its beginning.
+_FOR_LATER = (
+    r"\b(replac\w+|resum(e|ing)|continu\w+|carr(y|ies) on|pick(s|ing)? up|hand-? ?(off|over)|compact\w*|successor|overwrite|future context|future reference|context (window|limit|length)s?)\b"
+    r"|\b(fresh|new|next|another|later|different|subsequent|future) (agent|assistant|context|session|conversation|task|instance|chat|model|llm)\b"
+    r"|\b(old|earlier|previous|prior|removed|dropped)\b.{0,30}\bmessages\b|\bwill be (gone|lost|removed|dropped|discarded|deleted)\b|\bprompt for\b"
+)
+_QUERY = r"\b(quer(y|ies)|questions?|messages?|follow[- ]?ups?|inputs?)\b"
+_STAND_ALONE = r"\bstand[- ]?alone\b|\bstands? (alone|on its own)\b|\bself-contained\b|\bwithout the (chat )?history\b|\bindependent(ly)? of the (chat|conversation)"
+
 _CONTAINER = re.compile(r"<(chat_?history|conversation|transcript|messages|dialogue?)\b[^>]*>", re.IGNORECASE)
 _ANSWER_IT = _re(r"\b(respond to|answer) the (user|question|query)|\b(assistant|ai)\W{0,3}:\s*\Z")
+_GREETING = _re(r"\A\W*(ping|test|testing|hi|hello|hey)\W*\Z")
+_FILL_IN = re.compile(
+    r"<\|?fim[_▁-]|<\|?(prefix|suffix|cursor)\|?>|<(PRE|SUF|MID|CURSOR|COMPLETION)>|\{\{FILL_HERE\}\}|^\W*PREFIX\W*$|\bPREFIX:.*\bSUFFIX:",
+    re.DOTALL | re.MULTILINE,
+)
+_TOKEN = re.compile(
+    r"\b[Ii]f (there is )?nothing\b.{0,80}\b(reply|respond|answer)( only| with)* `?[A-Z]+_[A-Z_]+\b",
+    re.DOTALL,
+)
+_SILENT = re.compile(
+    r"\b([Ii]f|[Ww]hen|[Oo]therwise)\b[^.\n]{0,80}?(\bnothing\b|\bnot\b|\bno\b|\bnone\b)?[^.\n]{0,60}?\b(reply|replies|respond|answer|say|output)( only| with| exactly)*[:]? (`?\[?[A-Z]{3,}(_[A-Z]+)*\]?`?(?![a-z])|['\"“][^'\"”\n]{3,40}['\"”][^\n]{0,12}\bstop\b)"
+)
 
 
 def _quotes_conversation(view: View) -> bool:
     """A conversation stands in a container inside one message, and the person's question is not what is to be answered."""
     return bool(_CONTAINER.search(view.asked)) and not _ANSWER_IT.search(view.request)
-
-
-_GREETING = _re(r"\A\W*(ping|test|testing|hi|hello|hey)\W*\Z")
 
 
 def _is_probe(view: View) -> bool:
@@ -99,96 +177,140 @@ def _is_probe(view: View) -> bool:
     return view.max_tokens == 1 or (view.max_tokens <= 5 and bool(_GREETING.match(view.request)))
 
 
-_MAKE = r"\b(generate|create|write|suggest|provide|give|propose|come up with|produce|return|pick)\b"
-_TALK = (
-    r"\b(conversations?|chats?|dialogs?|dialogues?|discussions?|sessions?|threads?|messages?|transcripts?)\b"
-)
+def _announces(view: View) -> bool:
+    told = re.search(
+        r"\b(background task|internal task|sub-?agent)\b.{0,40}\bcomplet",
+        view.asked[:_SENT],
+        re.IGNORECASE | re.DOTALL,
+    )
+    return bool(told) and not view.request.strip()
+
+
+_TITLES = "a name for the conversation, for the client's list"
+_FOLLOW = "what the person might say next, for buttons"
+_SEARCH = "a search query or a stand-alone question, for a retrieval step"
+_SUMMARY = "the conversation shortened, so that it fits"
+_MEMORY = "what to remember about the person"
+_CLOCK = "a clock or a schedule spoke, not a person"
 
 #: The table. Order matters only for which reason is given.
 RULES: tuple[Rule, ...] = (
     # -- names and labels for a conversation
-    Rule(
-        reason="title",
-        asks=_re(rf"{_MAKE}.{{0,80}}\b(title|headline|subject line|name)\b.{{0,120}}{_TALK}"),
-        fresh=True,
-    ),
-    Rule(reason="title", asks=_re(rf"{_TALK}.{{0,120}}\b(chat|conversation|session|thread) (title|name)\b")),
-    Rule(
-        reason="title",
-        asks=_re(r"\b(summari[sz]e|describe|name)\b.{0,60}\b(in|with) \S{1,12} (words|characters)\b.{0,60}\btitle"),
-    ),
-    Rule(reason="title", system=_re(rf"{_MAKE}.{{0,60}}\btitles?\b.{{0,80}}{_TALK}"), when=lambda v: v.answers <= 1),
-    Rule(reason="slug", asks=_re(rf"{_MAKE}.{{0,60}}\b(slug|file ?name|branch name)\b.{{0,200}}\b(hyphen|kebab|only|extension|lowercase)")),
-    Rule(reason="tags", asks=_re(rf"{_MAKE}.{{0,40}}\b(tags|labels|categories|keywords)\b.{{0,120}}{_TALK}"), fresh=True),
-    Rule(reason="emoji", asks=_re(r"\b(fitting|single|suitable|appropriate|one) emoji\b.{0,200}\bmessage\b"), fresh=True),
-    Rule(reason="commit_message", asks=_re(rf"{_MAKE}.{{0,40}}\b(commit message|pull request (title|description))\b.{{0,400}}\bdiff\b"), fresh=True),
+    Rule(reason="title", means=_TITLES, asks=(_near(_TITLE, _A_TALK, 120), _re(_FORM), _re(_MAKE)), fresh=True),
+    Rule(reason="title", means=_TITLES, asks=(_near(_TITLE, _THE_TALK, 120), _re(_MAKE)), fresh=True),
+    Rule(reason="title", means=_TITLES, asks=(_near(_TITLE, _THE_TALK, 80), _re(_FORM))),
+    Rule(reason="title", means=_TITLES, asks=(_re(r"\b(summari[sz]e|describe|name)\b.{0,60}\b(in|with|at) (most |at most )?\S{1,12} (words|characters)\b"), _near(rf"{_TITLE}|\bname\b", _A_TALK, 120))),
+    Rule(reason="title", means=_TITLES, asks=(_re(rf"\bname\b.{{0,30}}(?:{_A_TALK}|\bbelow\b).{{0,80}}\bwords\b"),), fresh=True),
+    Rule(reason="title", means=_TITLES, system=(_near(_TITLE, _A_TALK, 80), _re(_FORM)), when=lambda v: v.answers <= 1),
+    Rule(reason="title", means=_TITLES, system=(_re(rf"\b(description|name|label|summary) (of|for) (?:{_THE_TALK}).{{0,40}}\b{_COUNT}\b.{{0,12}}\b(words|characters)\b"),), fresh=True),
+    Rule(reason="title", means=_TITLES, asks=(_re(rf"\b(description|name|label) (of|for) (?:{_THE_TALK}).{{0,40}}\b{_COUNT}\b.{{0,12}}\b(words|characters)\b"),)),
+    Rule(reason="slug", means="a file or branch name for the conversation", asks=(_re(rf"{_MAKE}.{{0,60}}\b(slug|file ?name|branch name)\b.{{0,200}}\b(hyphen|kebab|only|extension|lowercase)"),)),
+    Rule(reason="tags", means="labels for the conversation", asks=(_re(rf"{_MAKE}.{{0,40}}({_TAGS})"), _near(_TAGS, _A_TALK, 120)), fresh=True),
+    Rule(reason="emoji", means="a face for a message", asks=(_re(r"\b(fitting|single|suitable|appropriate|one) emoji\b.{0,200}\bmessage\b"),), fresh=True),
+    Rule(reason="commit_message", means="a commit message for a change", asks=(_re(rf"{_MAKE}.{{0,40}}\b(commit message|pull request (title|description))\b.{{0,400}}\bdiff\b"),), fresh=True),
+    Rule(reason="commit_message", means="a commit message for a change", system=(_re(r"\bcommit messages?\b"),), when=lambda v: bool(re.search(r"^(diff --git|@@ |\+\+\+ )", v.asked[:_SENT], re.MULTILINE))),
     # -- what the person may say or search next
     Rule(
-        reason="follow_ups",
-        asks=_re(r"\b(predict|suggest|generate|propose)\b.{0,60}\b(follow[- ]?ups?|questions|prompts|messages|replies)\b.{0,80}\b(user|next)\b"),
+        reason="follow_ups", means=_FOLLOW,
+        asks=(_re(r"\b(predict|suggest|generate|propose)\b.{0,60}\b(follow[- ]?ups?|questions|prompts|messages|replies)\b.{0,80}\b(user|next)\b"),),
         when=lambda v: v.answers == 0 or bool(re.search(r"\b(json|list|array)\b", v.request, re.IGNORECASE)),
     ),
-    Rule(reason="search_queries", asks=_re(r"\b(generat|formulat|determin|writ)\w*\b.{0,80}\bsearch quer(y|ies)\b"), fresh=True),
-    Rule(reason="search_queries", system=_re(r"\b(formulate|rephrase|rewrite|condense|generate|create)\b.{0,120}\b(standalone|stand-alone|search) (question|quer)")),
-    Rule(reason="search_queries", asks=_re(r"\b(rephrase|rewrite|condense)\b.{0,120}\b(standalone|stand-alone|search) (question|quer)"), fresh=True),
-    Rule(reason="autocomplete", asks=_re(r"\bauto-?complet(e|ion)\b.{0,40}\b(system|engine|assistant|task)\b"), fresh=True),
-    Rule(reason="autocomplete", system=_re(r"\b(auto-?complet(e|ion)|code completion|fill[- ]in[- ]the[- ]middle)\b.{0,40}\b(system|engine|assistant|model)\b"), fresh=True),
+    Rule(reason="follow_ups", means=_FOLLOW, asks=(_re(r"\bschlage?\b.{0,40}\bfragen\b.{0,60}\b(nutzer|nächste)|\b(propose|suggère)\w*\b.{0,40}\bquestions\b.{0,60}\b(suite|suivantes|utilisateur)|\bsugiere\b.{0,40}\bpreguntas\b|(推荐|建议|预测).{0,20}(问题|提问)"), _re(_FORM))),
+    Rule(reason="search_queries", means=_SEARCH, asks=(_re(r"\b(generat|formulat|determin|writ)\w*\b.{0,80}\bsearch quer(y|ies)\b"),), fresh=True),
+    Rule(reason="search_queries", means=_SEARCH, system=(_re(r"\b(formulate|rephrase|rewrite|condense|generate|create)\b.{0,120}\b(standalone|stand-alone|search) (question|quer)"),)),
+    Rule(reason="search_queries", means=_SEARCH, asks=(_re(r"\b(re-?phras\w*|re-?writ\w*|condens\w*|re-?formulat\w*|turn)\b"), _near(_STAND_ALONE, _QUERY, 160)), fresh=True),
+    Rule(reason="autocomplete", means="text at the cursor", asks=(_re(r"\bauto-?complet(e|ion)\b.{0,40}\b(system|engine|assistant|task)\b"),), fresh=True),
+    Rule(reason="autocomplete", means="text at the cursor", system=(_re(r"\b(auto-?complet(e|ion)|code completion|fill[- ]in[- ]the[- ]middle)\b.{0,40}\b(system|engine|assistant|model)\b"),), fresh=True),
+    Rule(reason="autocomplete", means="text at the cursor", system=(_re(r"\bcomplet\w*\b.{0,60}\b(cursor|prefix|middle)\b"),), fresh=True),
+    Rule(reason="autocomplete", means="text at the cursor", fresh=True, when=lambda v: bool(_FILL_IN.search(v.asked[:8000]))),
+    Rule(reason="apply_edit", means="an edit merged into a file by machine", asks=(_re(r"\b(merge|apply|integrate)\b.{0,60}\b(snippet|edits?|changes?|update|code)\b.{0,40}\b(in)?to\b.{0,30}\b(file|document|code)\b"), _re(_FORM)), fresh=True),
     # -- keeping the context small
-    Rule(
-        reason="summary",
-        asks=_re(rf"\bsummari[sz](e|ing)\b.{{0,60}}\b(the|this|our|following|above|lines of)\b.{{0,30}}(\bhistory\b|{_TALK})"),
-        fresh=True,
-    ),
-    Rule(
-        reason="summary",
-        asks=_re(rf"\b(summary|summari[sz]e)\b.{{0,80}}(\bhistory\b|{_TALK}).{{0,300}}\b(replace|continu|resume|compact|hand ?off|context window|successor|new session)"),
-    ),
-    Rule(reason="summary", system=_re(r"\b(summari[sz]ation|summari[sz]ing|compaction) (assistant|agent|engine|system|component|task|expert)\b")),
-    Rule(reason="summary", asks=_re(r"\bextract\b.{0,80}\b(context|facts)\b.{0,80}\bconversation\b"), fresh=True),
+    Rule(reason="summary", means=_SUMMARY, asks=(_re(rf"(?:{_SUM_UP}).{{0,60}}?(?:{_THE_TALK})"),), fresh=True),
+    Rule(reason="summary", means=_SUMMARY, asks=(_re(_SUM_UP), _re(rf"(?:{_THE_TALK}|\b(discussed|our work|progress|everything|so far|facts and events)\b)"), _near(_SUM_UP, _FOR_LATER, 300))),
+    Rule(reason="summary", means=_SUMMARY, asks=(_re(r"\b(write|put|set) down\b|\b(provide|create|produce|write|generate)\b.{0,40}\b(prompt|notes?|brief\w*|account|record|overview)\b"), _re(r"\b(a|an|the) (fresh|new|next|another|later|different) (agent|assistant|session|instance|chat|context|model)\b|\bcontinuing (our|the|this) conversation\b")), fresh=False),
+    Rule(reason="summary", means=_SUMMARY, system=(_re(r"\b(summari[sz]ation|summari[sz]ing|compaction) (assistant|agent|engine|system|component|task|expert)\b"),)),
+    Rule(reason="summary", means=_SUMMARY, system=(_re(rf"\A.{{0,80}}?(?:{_SUM_UP}).{{0,80}}?(?:{_A_TALK})"),), fresh=True),
+    Rule(reason="summary", means=_SUMMARY, asks=(_re(r"\bextract\b.{0,80}\b(context|facts)\b.{0,80}\bconversation\b"),), fresh=True),
     # -- memory
-    Rule(reason="memory", asks=_re(r"\b(memory (flush|extraction|consolidation|update task|checkpoint)|durable memor|managed memory)\b")),
-    Rule(reason="memory", system=_re(r"\bmemory[- ](extraction|consolidation|manager|curator|update|writer|agent|assistant)\b")),
-    Rule(reason="memory", asks=_re(rf"\b(extract|identify|review)\b.{{0,100}}\b(memor(y|ies)|facts|preferences|learnings)\b.{{0,100}}{_TALK}"), fresh=True),
-    Rule(reason="memory", asks=_re(r"\breview (the|this) (conversation|session|chat)\b.{0,160}\b(save|update|memor|skill|remember)")),
+    Rule(reason="memory", means=_MEMORY, asks=(_re(r"\b(memory (flush|extraction|consolidation|update task|checkpoint)|durable memor|managed memory)\b"),)),
+    Rule(reason="memory", means=_MEMORY, system=(_re(r"\bmemory[- ](extraction|consolidation|manager|curator|update|writer|agent|assistant)\b|\A.{0,60}\bconsolidat\w+ memor|\A.{0,80}\borgani[sz]es? personal information\b"),)),
+    Rule(reason="memory", means=_MEMORY, asks=(_re(rf"\b(extract|identify|review)\b.{{0,100}}\b(memor(y|ies)|facts|preferences|learnings)\b.{{0,100}}(?:{_A_TALK})"),), fresh=True),
+    Rule(reason="memory", means=_MEMORY, asks=(_re(rf"\b(review|look (back )?(at|over|through)|go over|reflect on|analy[sz]e)\b.{{0,40}}(?:{_THE_TALK})"), _re(r"\b(save|update|store|memor\w+|skills?|remember|worth keeping)\b"))),
     # -- clocks and machines
-    Rule(reason="heartbeat", asks=re.compile(r"\bHEARTBEAT(_OK|\.md)?\b|\b[Hh]eartbeat (poll|check|prompt|tick|turn|wake|monitor)")),
-    Rule(reason="heartbeat", asks=re.compile(r"\b[Ii]f (there is )?nothing\b.{0,80}\b(reply|respond|answer)( only| with)* `?[A-Z]+_[A-Z_]+\b", re.DOTALL)),
-    Rule(reason="cron", asks=_re(r"\A\W{0,4}\[?(cron(:|\b.{0,40}\b(job|run))|scheduled (task|job|run|reminder)\b)")),
-    Rule(reason="subagent", asks=_re(r"\A.{0,200}(\[subagent\b|\bsub-?agent (context|task|run)\b|you are (running as )?a sub-?agent\b)")),
-    Rule(reason="announce", asks=_re(r"\b(background (task|process|job)|sub-?agent)\b.{0,60}\b(completed|finished|ended|failed)\b.{0,300}\b(internal|deliver|announce|result)")),
-    Rule(reason="announce", when=lambda v: bool(re.search(r"\b(background task|internal task|sub-?agent)\b.{0,40}\bcomplet", v.asked[:1500], re.IGNORECASE | re.DOTALL)) and not v.request.strip()),
-    Rule(reason="probe", when=_is_probe),
+    Rule(reason="heartbeat", means=_CLOCK, asks=(re.compile(r"\bHEARTBEAT(_OK|\.md)?\b|\b[Hh]eartbeat (poll|check|prompt|tick|turn|wake|monitor)"),)),
+    Rule(reason="heartbeat", means=_CLOCK, asks=(_TOKEN,)),
+    Rule(reason="heartbeat", means=_CLOCK, asks=(_SILENT,)),
+    Rule(reason="heartbeat", means=_CLOCK, when=lambda v: v.is_event),
+    Rule(reason="cron", means=_CLOCK, asks=(_re(r"\A\W{0,4}\[?(cron(:|\b.{0,40}\b(job|run))|scheduled (task|job|run|reminder)\b)|\A.{0,120}\b(as a|by a|this is a) (scheduled|cron) (job|task|run)\b|\A.{0,200}\b(nobody|no one|no user|no human|no person) is (present|here|watching|available)"),)),
+    Rule(reason="subagent", means="an agent's own helper at work", asks=(_re(r"\A.{0,200}(\[subagent\b|\bsub-?agent (context|task|run)\b|you are (running as )?a sub-?agent\b)"),)),
+    Rule(reason="announce", means="a background job reports", asks=(_re(r"\b(background (task|process|job)|sub-?agent)\b.{0,60}\b(completed|finished|ended|failed)\b.{0,300}\b(internal|deliver|announce|result)"),)),
+    Rule(reason="announce", means="a background job reports", when=_announces),
+    Rule(reason="probe", means="is anybody there", when=_is_probe),
     # -- agents among themselves
-    Rule(reason="speaker_selection", asks=_re(r"\bselect (the )?next (role|speaker|agent)\b")),
-    Rule(reason="guardrail", system=_re(r"\A\W{0,4}(you (check|decide|detect|classify)|check|decide|determine|detect|classify|judge|evaluate|assess|flag)\b.{0,80}\b(if|whether|for)\b"), when=lambda v: v.is_structured),
-    Rule(reason="judge", system=_re(r"\byou are an? (\w+ ){0,3}(judge|evaluator|grader|critic|reviewer of (answers|responses))\b")),
-    Rule(reason="judge", asks=_re(r"\b(rate|score|grade|evaluate|compare)\b.{0,60}\b(the )?(assistant'?s?|model'?s?|ai'?s?)\b.{0,20}\b(response|answer|reply|output)"), fresh=True),
-    Rule(reason="planning", asks=_re(r"\bfacts survey\b|\bsurvey of (the )?facts\b")),
-    Rule(reason="merge", asks=_re(r"\bsynthesi[sz]e\b.{0,60}\bresponses\b.{0,60}\bsingle\b|\bset of responses from (various|several|multiple) models\b"), fresh=True),
-    Rule(reason="structured_one_off", fresh=True, when=lambda v: v.is_structured),
+    Rule(reason="speaker_selection", means="who speaks next in a group of agents", asks=(_re(r"\b(select|pick|choose|decide)\b.{0,30}\b((the )?next (role|speaker|agent|participant)|who (speaks|talks|goes|acts) next)\b"),)),
+    Rule(reason="speaker_selection", means="who speaks next in a group of agents", system=(_re(r"\b(select|pick|choose|decide)\b.{0,30}\b((the )?next (role|speaker|agent|participant)|who (speaks|talks|goes|acts) next)\b"), _re(_FORM))),
+    Rule(reason="agent_to_agent", means="another agent spoke, not the person", when=lambda v: v.other_speaker),
+    Rule(reason="guardrail", means="a check of what is said, not an answer to it", system=(_re(r"\A\W{0,4}(you (check|decide|detect|classify|judge)|check|decide|determine|detect|classify|judge|evaluate|assess|flag)\b.{0,80}\b(if|whether|for)\b"),), when=lambda v: v.is_structured),
+    Rule(reason="judge", means="a check of what is said, not an answer to it", system=(_re(r"\byou are an? (\w+ ){0,3}(judge|evaluator|grader|critic|reviewer of (answers|responses))\b"),)),
+    Rule(reason="judge", means="a check of what is said, not an answer to it", asks=(_re(r"\b(rate|score|grade|evaluate|compare)\b.{0,60}\b(the )?(assistant'?s?|model'?s?|ai'?s?)\b.{0,20}\b(response|answer|reply|output)"),), fresh=True),
+    Rule(reason="planning", means="an agent plans before it acts", asks=(_re(r"\bfacts survey\b|\bsurvey of (the )?facts\b"),)),
+    Rule(reason="merge", means="several answers made into one", asks=(_re(r"\bsynthesi[sz]e\b.{0,60}\bresponses\b.{0,60}\bsingle\b|\bset of responses from (various|several|multiple) models\b"),), fresh=True),
+    Rule(reason="structured_one_off", means="one question whose answer only a program reads", fresh=True, when=lambda v: v.is_structured),
+    Rule(reason="structured_one_off", means="one question whose answer only a program reads", fresh=True, system=(_re(r"\bcall the \S{0,30} ?tool\b|\bcall \S{3,40} (with|to)\b"),), when=lambda v: v.tools == 1),
     # -- anything else that works on a conversation instead of having one
-    Rule(reason="quoted_conversation", fresh=True, when=_quotes_conversation),
+    Rule(reason="quoted_conversation", means="it works on a conversation instead of having one", fresh=True, when=_quotes_conversation),
+    Rule(reason="closing_instruction", means="after the last answer only the client spoke", fresh=False, when=lambda v: bool(v.closing)),
 )  # fmt: skip
+
+#: reason -> what it means, for people.
+MEANINGS: Mapping[str, str] = {
+    **{rule.reason: rule.means for rule in reversed(RULES)},
+    "conversation": "no rule knows it as housekeeping",
+    "works on a recorded conversation": "it quotes a recorded question with its answer and does not wait for the next line",
+    "carries on with a side turn's tools": "only tool results follow a side turn",
+    "said by the client": "the client named the kind (X-Turn-Type)",
+}
 
 
 def read_view(messages: Sequence[Message], request: Mapping[str, Any]) -> View:
     """Return what the rules may see of a request; ``request`` is its body, with or without messages."""
     answered = [i for i, m in enumerate(messages) if m.get("role") == "assistant"]
     newest = messages[answered[-1] + 1 :] if answered else messages
-    texts = [content_text(m.get("content")) for m in newest if m.get("role") == "user"]
+    spoken = [m for m in newest if m.get("role") == "user"]
+    texts = [content_text(m.get("content")) for m in spoken]
     words = "\n".join(bare for bare in map(own_words, texts) if bare)
     system = "\n".join(
         content_text(m.get("content")) for m in messages[:8] if m.get("role") in ("system", "developer")
     )
+    closing = ""
+    if answered and newest and all(m.get("role") in ("system", "developer") for m in newest):
+        closing = "\n".join(content_text(m.get("content")) for m in newest)
     limit = request.get("max_completion_tokens") or request.get("max_tokens")
+    tools = request.get("tools")
+    asked = "\n".join(texts)
     return View(
-        asked="\n".join(texts),
-        request=words if len(words) <= _HEAD + _TAIL else f"{words[:_HEAD]}\n…\n{words[-_TAIL:]}",
+        asked=asked,
+        request=_ends(words or closing),
         system=system[:_HEAD],
+        closing=closing,
         answers=len(answered),
         is_structured=_is_structured(request),
+        tools=len(tools) if isinstance(tools, list) else 0,
         max_tokens=limit if isinstance(limit, int) else None,
+        is_event=bool(texts) and is_machine_event(texts[-1]),
+        other_speaker=_is_other(messages, spoken),
     )
+
+
+def _ends(words: str) -> str:
+    return words if len(words) <= _HEAD + _TAIL else f"{words[:_HEAD]}\n…\n{words[-_TAIL:]}"
+
+
+def _is_other(messages: Sequence[Message], newest: Sequence[Message]) -> bool:
+    """Whether the newest user message bears another name than the first one does."""
+    first = next((m.get("name") for m in messages if m.get("role") == "user"), None)
+    last = newest[-1].get("name") if newest else None
+    return isinstance(first, str) and isinstance(last, str) and first != last
 
 
 def _is_structured(request: Mapping[str, Any]) -> bool:
@@ -202,10 +324,29 @@ def _is_structured(request: Mapping[str, Any]) -> bool:
     )
 
 
-def classify(messages: Sequence[Message], request: Mapping[str, Any]) -> Kind:
+def classify(messages: Sequence[Message], request: Mapping[str, Any], rules: Sequence[Rule] = RULES) -> Kind:
     """Return main or side with the reason; plain chat is main."""
+    rule = first_rule(messages, request, rules)
+    if rule is None:
+        return Kind(kind=TurnKind.MAIN, reason="conversation")
+    return Kind(kind=TurnKind.SIDE, reason=rule.reason)
+
+
+def first_rule(
+    messages: Sequence[Message], request: Mapping[str, Any], rules: Sequence[Rule] = RULES
+) -> Rule | None:
+    """Return the first rule of the table that holds, or None."""
     view = read_view(messages, request)
-    for rule in RULES:
-        if rule.holds(view):
-            return Kind(kind=TurnKind.SIDE, reason=rule.reason)
-    return Kind(kind=TurnKind.MAIN, reason="conversation")
+    return next((rule for rule in rules if rule.holds(view)), None)
+
+
+def classify_request(
+    messages: Sequence[Message],
+    request: Mapping[str, Any],
+    wished: TurnKind | None,
+    rules: Sequence[Rule] = RULES,
+) -> Kind:
+    """Return what a request is: what its client says (`proxy.ours.Wishes.kind`), else what the rules find."""
+    if wished is not None:
+        return Kind(kind=wished, reason="said by the client")
+    return classify(messages, request, rules)

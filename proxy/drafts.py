@@ -73,7 +73,7 @@ def request_of(chat: ChatRequest) -> Json:
 
 
 def _build_turn(draft: Draft, link: Link, session_id: str, position: int, completion: Completion) -> NewTurn:
-    drop = _drop(draft, link.kind, completion)
+    drop = _drop(draft, link, completion)
     turn_id = choice_id(draft.turn_id, position)
     is_empty = not completion.text and not completion.tool_calls
     return NewTurn(
@@ -84,7 +84,7 @@ def _build_turn(draft: Draft, link: Link, session_id: str, position: int, comple
         turn_index=link.turn_index,
         kind=link.kind,
         relation=link.relation,
-        link_reason=f"{link.reason}; {link.kind.value}: {draft.kind.reason}",
+        link_reason=f"{link.reason}; {link.kind.value}: {kind_reason(draft, link)}",
         link_confidence=link.confidence,
         policy=draft.policy,
         scope=draft.scope,
@@ -110,7 +110,12 @@ def _build_turn(draft: Draft, link: Link, session_id: str, position: int, comple
     )
 
 
-def _drop(draft: Draft, kind: TurnKind, completion: Completion) -> tuple[DropReason, str] | None:
+def kind_reason(draft: Draft, link: Link) -> str:
+    """Return why the turn is of its kind: what the conversation tells outweighs what the request tells by itself."""
+    return link.kind_reason or draft.kind.reason
+
+
+def _drop(draft: Draft, link: Link, completion: Completion) -> tuple[DropReason, str] | None:
     """Return why this turn will never train: what happened to the exchange first, then who wished what, then its tokens."""
     if draft.fault is not None:
         return draft.fault
@@ -122,8 +127,8 @@ def _drop(draft: Draft, kind: TurnKind, completion: Completion) -> tuple[DropRea
         return DropReason.UNFINISHED, "the reply ended without a finish reason"
     if draft.wishes.is_opted_out:
         return DropReason.OPTED_OUT, ""
-    if kind is TurnKind.SIDE:
-        return DropReason.SIDE_TURN, draft.kind.reason
+    if link.kind is TurnKind.SIDE:
+        return DropReason.SIDE_TURN, kind_reason(draft, link)
     if constraint := constraint_of(draft.chat.body):
         return DropReason.CONSTRAINED, constraint
     return token_fault(completion, draft.reply.completions, draft.reply.usage)

@@ -1,20 +1,45 @@
 """What the last few thousand turns looked like. In memory, bounded.
 
 A conversation that is being held is found here, without asking the record: this process writes every turn, so what it saw is what
-there is (turns of the batch that is being written included). Two things are only here: the exchanges by which a conversation is
-recognised whose beginning was replaced, and which bodies were identical. After a restart the record answers for all the rest.
+there is (turns of the batch that is being written included). Some things are only here: the exchanges and lines by which a
+conversation is recognised whose history was rewritten or quoted, which bodies were identical, and which housekeeping came
+before the conversation it is about. They can all be told from stored turns: after a restart the newest are read back (`add`).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from proxy.canonical import History, reply_mark
+from proxy.canonical import History, Message, preamble_key, reply_mark
 from proxy.drafts import Draft
-from proxy.linking import exchange_keys, exchanges_of
+from proxy.linking import Known, Orphan, exchange_keys, exchanges_of
+from proxy.quotes import (
+    FOUND,
+    Page,
+    Quote,
+    Trace,
+    bare,
+    edges,
+    measure,
+    newest_words,
+    read_page,
+    read_trace,
+)
+from proxy.words import content_text, spoken
 from store.values import NewTurn, Relation, Tip, TurnKind
+
+#: A line that so many turns have in common tells nothing.
+_COMMON = 64
+#: Of one prompt, at most so many turns are measured, the newest first.
+_MEASURED = 48
+#: Housekeeping waits so long for the conversation it is about: they are sent at the same time.
+ORPHAN_S = 120.0
+#: Housekeeping that is asked for in pieces, or again and again.
+_REPEATED = frozenset({"summary", "memory", "heartbeat"})
+#: A first message shorter than this is not recognised when it comes back edited.
+_TELLING_OPENING = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +47,21 @@ class _Entry:
     tip: Tip
     keys: tuple[tuple[str, str], ...]  #: (index, key) under which the turn is found
     finished_at: float
+    trace: Trace
+    preamble: str
+    chore: str  #: what kind of housekeeping it was; "" for a main turn
+    number: int  #: which main turn of its scope
+    opening: str  #: the person's words of a first turn, as far as they are compared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Orphaned:
+    """Housekeeping whose conversation has not come yet."""
+
+    root: str
+    page: Page
+    chores: set[str]
+    created_at: float
 
 
 class Recent:
@@ -32,6 +72,8 @@ class Recent:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._index: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         self._extended: OrderedDict[str, set[str]] = OrderedDict()  # parent -> main turns that extend it
+        self._mains: defaultdict[str, int] = defaultdict(int)  # main turns seen, by scope
+        self._orphans: OrderedDict[str, _Orphaned] = OrderedDict()  # by session, housekeeping first
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -40,8 +82,11 @@ class Recent:
         """Take in the turns of one exchange, linked but perhaps not written yet."""
         for turn in turns:
             keys = [("request", turn.request_key), ("body", f"{turn.scope}:{draft.body_key}")]
-            if turn.kind is TurnKind.MAIN:
-                keys.append(("session", f"{turn.scope}:{turn.session_id}"))
+            keys.append(
+                ("session" if turn.kind is TurnKind.MAIN else "chores", f"{turn.scope}:{turn.session_id}")
+            )
+            trace = read_trace(draft.history.messages, turn.completion)
+            keys += [("line", f"{draft.history.root}:{line}") for line in {*trace.asked, *trace.said}]
             if turn.reply_key is not None:
                 own, size = reply_mark(turn.completion)
                 marks = draft.history.marks
@@ -57,7 +102,18 @@ class Recent:
                 is_newest=True,
                 created_at=turn.created_at,
             )
-            self._entries[turn.turn_id] = _Entry(tip=tip, keys=tuple(keys), finished_at=turn.finished_at)
+            self._entries[turn.turn_id] = _Entry(
+                tip=tip,
+                keys=tuple(keys),
+                finished_at=turn.finished_at,
+                trace=trace,
+                preamble=preamble_key(draft.history.messages),
+                chore=draft.kind.reason if turn.kind is TurnKind.SIDE else "",
+                number=self._mains[turn.scope],
+                opening=_opening(draft.history) if turn.kind is TurnKind.MAIN else "",
+            )
+            self._mains[turn.scope] += turn.kind is TurnKind.MAIN
+            self._adopt(draft, turn)
             for key in keys:
                 self._index[key].append(turn.turn_id)
             is_extension = turn.kind is TurnKind.MAIN and turn.relation is not Relation.RETRY
@@ -68,12 +124,27 @@ class Recent:
         while len(self._extended) > 2 * self._capacity:
             self._extended.popitem(last=False)
 
+    def _adopt(self, draft: Draft, turn: NewTurn) -> None:
+        """Keep housekeeping that came before its conversation; forget it once a conversation has taken it in."""
+        if turn.kind is TurnKind.MAIN:
+            self._orphans.pop(turn.session_id, None)
+        elif turn.relation is Relation.FIRST and draft.wishes.session is None:
+            waiting = self._orphans.get(turn.session_id)
+            chores = {draft.kind.reason} | (waiting.chores if waiting is not None else set())
+            page = waiting.page if waiting is not None else read_page(draft.history.messages)
+            self._orphans[turn.session_id] = _Orphaned(
+                root=draft.history.root, page=page, chores=chores, created_at=turn.created_at
+            )
+            while len(self._orphans) > 256:
+                self._orphans.popitem(last=False)
+
     def remove(self, turn_ids: Iterable[str]) -> None:
         """Forget turns that could not be written: nothing may link to them."""
         for turn_id in turn_ids:
             entry = self._entries.pop(turn_id, None)
             if entry is not None:
                 self._unlist(turn_id, entry)
+                self._orphans.pop(entry.tip.session_id, None)
                 children = self._extended.get(entry.tip.parent_turn_id or "")
                 if children is not None:
                     children.discard(turn_id)
@@ -122,3 +193,169 @@ class Recent:
         """Return the newest main turn of a session."""
         found = self._find("session", f"{scope}:{session}")
         return found[0] if found else None
+
+    def known(
+        self, draft: Draft, *, replies: Mapping[str, Sequence[Tip]], requests: Mapping[str, Sequence[Tip]]
+    ) -> Known:
+        """Return all that is known of the turns a request may rest on; what costs more is only asked where keys tell nothing."""
+        history = draft.history
+        # The newest answer is a recorded one, word for word: nothing else has to be asked.
+        newest = next((m for m in reversed(history.marks) if m.role == "assistant"), None)
+        is_told = newest is not None and bool(replies.get(newest.key))
+        page = None if is_told else read_page(_front(history), with_system=not history.is_opening)
+        return Known(
+            replies=replies,
+            requests=requests,
+            exchanges={} if is_told else self.exchanges(history),
+            identical=self.identical(draft) if requests.get(history.request_key) else (),
+            same_setting=self.same_setting(
+                history, (t for tips in replies.values() if len(tips) > 1 for t in tips)
+            ),
+            order={
+                t.turn_id: self._entries[t.turn_id].number
+                for tips in replies.values()
+                if len(tips) > 1
+                for t in tips
+                if t.turn_id in self._entries
+            },
+            openings=self._openings(history) if history.is_opening else (),
+            quotes=[] if page is None else self._measured(history, page, draft.kind.reason),
+            echoes=[] if is_told else self.echoes(history),
+            orphans=self.orphans(draft),
+            echo_of=self.echo_of(draft),
+            waits_for_line=page is not None and page.waits_for is not None,
+        )
+
+    def _openings(self, history: History) -> list[Tip]:
+        """Return the first turns that this opening extends or cuts short, newest first."""
+        words = _opening(history)
+        if len(words) < _TELLING_OPENING:
+            return []
+        found = []
+        for turn_id in reversed(self._index.get(("line", f"{history.root}:{bare(words)}"), ())[-_COMMON:]):
+            entry = self._entries[turn_id]
+            shorter, longer = sorted((entry.opening, words), key=len)
+            is_part = longer.startswith(shorter) and _TELLING_OPENING <= len(shorter) < len(longer)
+            if is_part and entry.preamble == preamble_key(history.messages):
+                found.append(self.today(entry.tip))
+        return found
+
+    def same_setting(self, history: History, tips: Iterable[Tip]) -> set[str]:
+        """Return which of the turns had the very system prompt of this request."""
+        mine = preamble_key(history.messages)
+        return {
+            t.turn_id
+            for t in tips
+            if t.turn_id in self._entries and self._entries[t.turn_id].preamble == mine
+        }
+
+    def orphans(self, draft: Draft) -> list[Orphan]:
+        """Return the housekeeping that quotes this opening (or what this chore quotes) and has no conversation yet, oldest first."""
+        history = draft.history
+        if not self._orphans or not history.is_opening:
+            return []
+        if draft.kind.kind is TurnKind.SIDE:
+            last = read_page(history.messages).last
+            return [
+                Orphan(session_id=session)
+                for session, orphan in self._orphans.items()
+                if self._is_near(orphan, draft)
+                and orphan.page.last == last
+                and draft.kind.reason not in orphan.chores
+            ]
+        wanted = edges(newest_words(history.messages))
+        return [
+            Orphan(session_id=session)
+            for session, orphan in self._orphans.items()
+            if self._is_near(orphan, draft)
+            and wanted
+            and (wanted[-1] == orphan.page.last or all(line in orphan.page.places for line in wanted))
+        ]
+
+    def _is_near(self, orphan: _Orphaned, draft: Draft) -> bool:
+        return orphan.root == draft.history.root and abs(draft.created_at - orphan.created_at) < ORPHAN_S
+
+    def _measured(self, history: History, page: Page, chore: str = "") -> list[Quote]:
+        found: dict[str, None] = {}
+        for line in page.places:
+            holders = self._index.get(("line", f"{history.root}:{line}"), ())
+            for turn_id in holders[-_COMMON:]:
+                found[turn_id] = None
+        newest = sorted((self._entries[t] for t in found), key=lambda e: e.tip.created_at, reverse=True)
+        quotes = []
+        for entry in newest[:_MEASURED]:
+            asked, said, size, place = measure(page, entry.trace)
+            if asked < FOUND and said < FOUND:
+                continue
+            scope = self._session_key(entry)
+            mains = self._find("session", scope)
+            chores = self._index.get(("chores", scope), ())
+            quotes.append(
+                Quote(
+                    tip=self.today(entry.tip),
+                    asked=asked,
+                    said=said,
+                    size=size,
+                    place=place,
+                    newest=mains[0] if mains else None,
+                    has_chore=chore not in _REPEATED
+                    and any(
+                        self._entries[t].chore == chore
+                        and self._entries[t].tip.created_at
+                        >= entry.tip.created_at - (0.0 if entry.tip.turn_index else ORPHAN_S)
+                        for t in chores
+                    ),
+                )
+            )
+        return quotes
+
+    def _session_key(self, entry: _Entry) -> str:
+        return next(key for index, key in entry.keys if index in ("session", "chores"))
+
+    def echoes(self, history: History) -> list[tuple[Quote, int]]:
+        """Return recorded turns whose question and answer stand in the history in other words around them, newest first.
+
+        With each the number of the mark that holds its answer.
+        """
+        found: list[tuple[Quote, int]] = []
+        answers = [i for i, mark in enumerate(history.marks) if mark.role == "assistant"]
+        for i in reversed(answers[-4:]):
+            start = history.marks[i - 1].end if i else 0
+            before = history.marks[i - 2].end if i > 1 else 0
+            said = "\n".join(
+                spoken(content_text(m.get("content"))) for m in history.messages[start : history.marks[i].end]
+            )
+            page = _page_of(newest_words(history.messages[before:start]), said)
+            found += [(quote, i) for quote in self._measured(history, page)]
+        return found
+
+    def echo_of(self, draft: Draft) -> Quote | None:
+        """Return the recorded turn whose answer is, word for word, what this request's newest user message says."""
+        messages = draft.history.messages
+        newest = next((m for m in reversed(messages) if m.get("role") in ("user", "assistant", "tool")), None)
+        if newest is None or newest.get("role") != "user":
+            return None
+        words = edges(content_text(newest.get("content")))
+        for turn_id in (
+            reversed(self._index.get(("line", f"{draft.history.root}:{words[-1]}"), ())) if words else ()
+        ):
+            entry = self._entries[turn_id]
+            if entry.trace.said == words and entry.trace.asked != words:
+                return Quote(
+                    tip=self.today(entry.tip), asked=0.0, said=1.0, size=sum(map(len, words)), place=0
+                )
+        return None
+
+
+def _opening(history: History) -> str:
+    """Return the person's first words, without the stop at their end; "" where somebody has answered before."""
+    return newest_words(history.messages)[:400].rstrip(" .!?。！？\n") if history.is_opening else ""
+
+
+def _front(history: History) -> Sequence[Message]:
+    """Return what may quote other turns: all of a fresh request, and what was put before a history."""
+    return history.messages if history.is_opening else history.messages[: history.marks[0].end]
+
+
+def _page_of(asked: str, said: str) -> Page:
+    return read_page([{"role": "user", "content": asked}, {"role": "user", "content": said}])

@@ -383,11 +383,10 @@ class Recorder:
     def _with_recent(self, draft: Draft, found: Known) -> Known:
         """Add to what the record knows what this process remembers."""
         recent, history = self._recent, draft.history
-        return Known(
+        return recent.known(
+            draft,
             replies=_merged(recent.replies(history), found.replies, recent),
             requests=_merged(recent.requests(history), found.requests, recent),
-            exchanges=recent.exchanges(history),
-            identical=recent.identical(draft),
         )
 
     async def _known(self, record: Record, drafts: Sequence[Draft]) -> list[Known]:

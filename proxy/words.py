@@ -8,6 +8,7 @@ is a wrapper whatever its name is, as long as something else is left.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,36 +21,17 @@ _FENCES = (
     re.compile(r"\[BEGIN ([A-Z0-9_ ]+)\].*?\[END \1\]", re.DOTALL),
 )
 
-#: Element names that clients give to what the person did not type. A name counts when one of its words is listed.
-_MACHINE_WORDS = frozenset(
-    [
-        "reminder",
-        "context",
-        "environment",
-        "instructions",
-        "metadata",
-        "attached",
-        "attachment",
-        "attachments",
-        "workspace",
-        "editor",
-        "runtime",
-        "memory",
-        "memories",
-        "session",
-        "system",
-        "timestamp",
-        "status",
-        "hooks",
-        "hook",
-        "skills",
-        "files",
-        "file",
-        "rules",
-        "info",
-    ]
+#: Names that clients give to elements which the person did not type. A name counts when one of its words is listed; only such
+#: names are looked for, so that "<source>" in an instruction does not swallow what stands after it.
+_MACHINE_WORDS = (
+    "reminder", "context", "environment", "instructions", "metadata", "attached", "attachment", "attachments", "workspace",
+    "editor", "runtime", "memory", "memories", "session", "system", "timestamp", "status", "hooks", "hook", "skills", "files",
+    "file", "rules", "info",
+)  # fmt: skip
+_ELEMENT = re.compile(
+    rf"<((?:[A-Za-z][A-Za-z0-9]*[_:-])*(?:{'|'.join(_MACHINE_WORDS)})(?:[_:-][A-Za-z0-9]+)*)(?:\s[^<>]*)?>.*?</\1>",
+    re.DOTALL | re.IGNORECASE,
 )
-_ELEMENT = re.compile(r"<([A-Za-z][A-Za-z0-9]*(?:[_:-][A-Za-z0-9]+)*)(?:\s[^<>]*)?>.*?</\1>", re.DOTALL)
 
 #: "[Fri 2026-11-20 21:29 UTC]" and relatives in front of a line.
 _STAMP = re.compile(
@@ -61,10 +43,21 @@ _STAMP = re.compile(
 _MARKER = re.compile(r"^[ \t]*\[[^\[\]\n]{3,60}\][ \t]*$", re.MULTILINE)
 _PAIRS = re.compile(r"^(?:[A-Z]\w*: )?[\w.-]+=[^|\n]*(?: \| [\w.-]+=[^|\n]*){2,}$", re.MULTILINE)
 
+#: "[Runtime]" and the rows of "Name: value" under it, at the end of a message.
+_SECTION = re.compile(r"(?:\A|\n)[ \t]*\[[^\[\]\n]{3,40}\][ \t]*(?:\n[ \t]*[A-Z][\w ]{1,24}: [^\n]+)+\s*\Z")
+#: An envelope: an object with the person's words under one of these names, and when or by whom they were said.
+_WORDS_IN_ENVELOPE = ("message", "text", "content")
+
+_EVENT = re.compile(r"heartbeat|timer|cron|schedul|tick|event|login", re.IGNORECASE)
+
 _THINK = re.compile(r"<(think|thinking|thought|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
 #: A template may open the block itself, so that only its end is in the text.
 _THINK_TAIL = re.compile(r"^.*?</(?:think|thinking)>", re.DOTALL | re.IGNORECASE)
 _THINK_CUT = re.compile(r"<(?:think|thinking)>.*\Z", re.DOTALL | re.IGNORECASE)
+
+#: Stands for an element that was taken out; no text holds it.
+_GAP = "\x00"
+_HEADING = re.compile(r"^#{1,6} \S", re.MULTILINE)
 
 _SPACE = re.compile(r"\s+")
 
@@ -88,17 +81,60 @@ def content_text(content: Any) -> str:
 
 def own_words(text: str) -> str:
     """Return ``text`` without the blocks and stamps that a client put around the person's words; may be empty."""
-    bare = text
+    bare = _opened(text)
     for fence in _FENCES:
         bare = fence.sub("\n", bare)
-    bare = _ELEMENT.sub(_drop_machine_element, bare)
+    bare = _without_elements(bare)
+    bare = _SECTION.sub("", bare)
     bare = _STAMP.sub("", bare)
     return _PAIRS.sub("", _MARKER.sub("", bare)).strip()
 
 
-def _drop_machine_element(match: re.Match[str]) -> str:
-    words = re.split(r"[_:-]", match[1].lower())
-    return "\n" if any(word in _MACHINE_WORDS for word in words) else match[0]
+def _opened(text: str) -> str:
+    """Return what an envelope holds, or the text as it is: {"type": "user_message", "message": "hi", "time": …}."""
+    stripped = text.strip()
+    if not (stripped.startswith("{") and stripped.endswith("}") and len(stripped) < 100_000):
+        return text
+    try:
+        envelope = json.loads(stripped)
+    except ValueError:
+        return text
+    if not isinstance(envelope, dict) or not 2 <= len(envelope) <= 8:
+        return text
+    if not all(isinstance(value, str | int | float | None) for value in envelope.values()):
+        return text
+    words = [envelope[name] for name in _WORDS_IN_ENVELOPE if isinstance(envelope.get(name), str)]
+    return words[0] if len(words) == 1 else text
+
+
+def is_machine_event(text: str) -> bool:
+    """Whether a message is an envelope in which nobody speaks: {"type": "heartbeat", "reason": …, "time": …}."""
+    stripped = text.strip()
+    if not (stripped.startswith("{") and stripped.endswith("}") and len(stripped) < 10_000):
+        return False
+    try:
+        envelope = json.loads(stripped)
+    except ValueError:
+        return False
+    if not isinstance(envelope, dict) or not isinstance(envelope.get("type"), str):
+        return False
+    return bool(_EVENT.search(envelope["type"])) and not any(
+        isinstance(envelope.get(name), str) for name in _WORDS_IN_ENVELOPE
+    )
+
+
+def _without_elements(text: str) -> str:
+    """Return ``text`` without machine elements.
+
+    In front of a retrieved context stand instructions, often with headings of their own; what the person asked comes after it.
+    """
+    bare = _ELEMENT.sub(_GAP, text)
+    if bare == text:
+        return text
+    before, gap, after = bare.rpartition(_GAP)
+    if gap and after.strip() and _HEADING.search(before):
+        return after
+    return bare.replace(_GAP, "\n")
 
 
 def spoken(text: str) -> str:

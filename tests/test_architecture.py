@@ -59,6 +59,7 @@ SANS_IO = {
     "proxy.canonical",
     "proxy.linking",
     "proxy.classify",
+    "proxy.clients",
     "proxy.sse",
     "proxy.wire",
     "proxy.words",
@@ -75,6 +76,7 @@ SANS_IO = {
     "trainer.advantages",
     "trainer.replay",
     "evals.users",
+    "evals.habits",
 }
 IO = {
     "asyncio",

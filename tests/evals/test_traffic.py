@@ -1,0 +1,196 @@
+"""Recorded traffic: how a file is read, what is predicted, how it is scored; and that the running proxy says the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from evals.habits import HELD_OUT, lines_of
+from evals.traffic import (
+    Pairs,
+    Prediction,
+    Recorded,
+    pairs,
+    parse_line,
+    read_traffic,
+    replay,
+    score,
+    true_predecessors,
+    turn_of,
+)
+from migrations import upgrade
+from store.errors import ConfigError
+from tests.proxy.conftest import KEY, make_house
+from tests.proxy.upstream import Upstream
+
+LINE = {"seq": 1, "path": "/v1/chat/completions", "body": {"messages": [{"role": "user", "content": "hi"}]}}
+
+
+def write(path: Path, lines: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def rows_of(name: str) -> list[Recorded]:
+    return [parse_line(json.dumps(line).encode(), name, line["seq"]) for line in lines_of(name)]
+
+
+# ---------------------------------------------------------------------- reading
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not a JSON object"),
+        (json.dumps({**LINE, "seq": "one"}), "seq is a whole number, not 'one'"),
+        (json.dumps({**LINE, "time": "noon"}), "time is seconds"),
+        (json.dumps({**LINE, "headers": ["x"]}), "headers an object"),
+        (json.dumps({**LINE, "response": "hello"}), "response and label are objects"),
+        (json.dumps({**LINE, "body": None}), "the request is not a JSON object"),
+        (json.dumps({**LINE, "body": {}}), "the request has no list of messages"),
+    ],
+)
+def test_a_line_that_cannot_be_read_ends_the_run_and_is_named(tmp_path: Path, line: str, said: str) -> None:
+    file = tmp_path / "traffic.jsonl"
+    file.write_text(json.dumps(LINE) + "\n\n" + line + "\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="line 3") as caught:
+        read_traffic(file)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_seq_that_was_there_before_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="line 2: seq 1 was there before"):
+        read_traffic(write(tmp_path / "traffic.jsonl", [LINE, LINE]))
+
+
+def test_an_empty_file_and_a_missing_one_are_told_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no requests"):
+        read_traffic(write(tmp_path / "traffic.jsonl", []))
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_traffic(tmp_path / "absent.jsonl")
+
+
+def test_lines_need_neither_seq_nor_time_nor_label(tmp_path: Path) -> None:
+    bare = {"body": LINE["body"]}
+    (row,) = read_traffic(write(tmp_path / "traffic.jsonl", [bare]))
+    assert (row.seq, row.label) == (1, None)
+    assert row.chat is not None
+    (said,) = asyncio.run(replay([row]))
+    assert (said.kind, said.relation) == ("main", "first")
+
+
+# -------------------------------------------------------------------- replaying
+
+
+def test_what_is_no_chat_is_none_and_of_no_session(tmp_path: Path) -> None:
+    models = {"seq": 2, "method": "GET", "path": "/v1/models", "body": None}
+    rows = read_traffic(write(tmp_path / "traffic.jsonl", [LINE, models]))
+    said = asyncio.run(replay(rows))
+    assert said[1].to_json() == {
+        "seq": 2, "session": None, "kind": "none", "parent_seq": None, "relation": None, "reason": "not a chat",
+    }  # fmt: skip
+
+
+def test_the_label_is_not_read() -> None:
+    rows = rows_of("chores-at-the-end")
+    blank = [
+        parse_line(json.dumps({**line, "label": None}).encode(), "", 1)
+        for line in lines_of("chores-at-the-end")
+    ]
+    assert asyncio.run(replay(rows)) == asyncio.run(replay(blank))
+
+
+def test_what_a_client_says_explicitly_wins() -> None:
+    def line(seq: int, **headers: str) -> Recorded:
+        return parse_line(json.dumps({**LINE, "seq": seq, "headers": headers}).encode(), "", seq)
+
+    said = asyncio.run(replay([line(1, **{"X-Turn-Type": "side"}), line(2, **{"X-Session-Id": "mine"})]))
+    assert [(p.kind, p.session == "mine") for p in said] == [("side", False), ("main", True)]
+
+
+@pytest.mark.parametrize("name", ["titled-beside", "written-out", "scripts", "reviewing-agent"])
+def test_the_running_proxy_says_the_same_as_the_replay(tmp_path: Path, name: str) -> None:
+    """The recorded replies are played by the scripted backend; only ids differ."""
+    rows = rows_of(name)
+    said = asyncio.run(replay(rows))
+    seqs: dict[str, int] = {}
+    file = tmp_path / "patina.db"
+    upgrade(f"sqlite+aiosqlite:///{file}")
+    with (
+        make_house(Upstream(), file) as house,
+        httpx.Client(
+            base_url=house.url, headers={"authorization": f"Bearer {KEY}"}, timeout=30, verify=False
+        ) as client,
+    ):
+        for line in lines_of(name):
+            scripted = {"status": 200, "body": json.dumps(line["response"])}
+            body = {**line["body"], "model": "tiny", "stream": False, "scripted": scripted}
+            reply = client.post("/v1/chat/completions", json=body)
+            assert reply.status_code == 200
+            seqs[reply.headers["x-patina-turn"]] = line["seq"]
+
+        rows_written = house.rows(at_least=sum(len(line["response"]["choices"]) for line in lines_of(name)))
+    found = {seqs[row["turn_id"]]: row for row in rows_written if row["turn_id"] in seqs}
+    sessions: dict[str, str | None] = {}
+    for p in said:
+        row = found[p.seq]
+        parent = row["parent_turn_id"]
+        assert row["kind"] == p.kind, p
+        assert row["relation"] == p.relation, p
+        assert (None if parent is None else seqs[parent.split(".")[0]]) == p.parent_seq, p
+        assert sessions.setdefault(row["session_id"], p.session) == p.session, p
+
+
+# -------------------------------------------------------------------- measuring
+
+
+def test_pairs_are_counted_over_sessions() -> None:
+    # truth {1,2,3} {4}; said {1,2} {3,4}: pairs said 2, true 3, both 1
+    found = pairs([("a", "x"), ("a", "x"), ("a", "y"), ("b", "y")])
+    assert found == Pairs(said=2, true=3, both=1)
+    assert found.f1 == pytest.approx(2 * 1 / 5)
+
+
+def test_predecessors_come_from_the_labels_and_the_replies_alone() -> None:
+    rows = rows_of("scripts")
+    expected = true_predecessors(rows)
+    assert expected[1] == {None}
+    assert expected[2] == {1}  # the second of two choices was continued
+    assert expected[4] == {1}  # an edit goes back to the first
+    assert expected[5] == {4}  # the same prompt again
+
+
+def test_a_score_counts_what_is_wrong_and_leaves_out_what_is_ambiguous() -> None:
+    rows = rows_of("chores-at-the-end")
+    wrong = [
+        Prediction(seq=r.seq, session="one", kind="main", parent_seq=None, relation="first", reason="")
+        for r in rows
+    ]
+    found = score(rows, wrong)
+    assert found is not None
+    side = sum(1 for r in rows if r.label and r.label["kind"] == "side")
+    assert found.confusion == {("main", "main"): len(rows) - side, ("side", "main"): side}
+    assert len(found.misread) == side
+    assert found.paired == 3  # the three first turns, which answer nothing
+    assert score([parse_line(json.dumps(LINE).encode(), "", 1)], wrong[:1]) is None
+
+
+@pytest.mark.parametrize("name", HELD_OUT)
+def test_modelled_clients_are_understood(name: str) -> None:
+    rows = rows_of(name)
+    found = score(rows, asyncio.run(replay(rows)))
+    assert found is not None
+    assert found.misread == ()
+    assert found.wrong == ()
+    assert found.main.f1 == 1.0
+
+
+def test_turn_ids_of_a_replay_sort_like_their_seqs() -> None:
+    assert turn_of(2) < turn_of(10)
