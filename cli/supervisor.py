@@ -13,7 +13,6 @@ import ctypes
 import fcntl
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from migrations import upgrade
+from serving.ports import bind, free_port
 from store.errors import ConfigError, RecordError
 from store.record import Record
 from store.settings import REPOSITORY, Settings, child_environment, ensure_api_key
@@ -94,7 +94,8 @@ def serve(settings: Settings) -> int:
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     settings.logs_folder.mkdir(exist_ok=True, mode=0o700)
     with _only_one(settings.home):
-        _require_free(settings.proxy_host, settings.proxy_port)
+        # Seen here already, before anything is migrated or announced; the proxy takes the port itself.
+        bind(settings.proxy_host, settings.proxy_port, option="--proxy-port").close()
         upgrade(settings.database_url)
         key, is_new = ensure_api_key(settings)
         path = settings.home / "run" / "settings.json"
@@ -123,7 +124,7 @@ def plan(settings: Settings, path: Path) -> list[Child]:
             raise ConfigError(
                 f"--backend {settings.backend} is not built yet; use embedded, or --upstream URL"
             )
-        port = settings.backend_port or _free_port()
+        port = settings.backend_port or free_port()
         url = f"http://127.0.0.1:{port}"
         children.append(
             child(
@@ -246,24 +247,6 @@ def _rotate(log: Path) -> None:
         log.replace(log.with_suffix(".log.1"))
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _require_free(host: str, port: int) -> None:
-    """Raises: ConfigError when somebody listens there already."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as exc:
-            raise ConfigError(
-                f"cannot listen on {host}:{port}: {exc.strerror}; stop what runs there or give --proxy-port"
-            ) from exc
-
-
 @contextlib.contextmanager
 def _only_one(home: Path) -> Iterator[None]:
     """Hold the home's lock. The kernel frees it whatever way we die.
@@ -290,7 +273,7 @@ def _only_one(home: Path) -> Iterator[None]:
 
 def _announce(settings: Settings, key: str, is_new: bool) -> None:
     base = f"http://{settings.proxy_host}:{settings.proxy_port}/v1"
-    what = f"{settings.policy} through {settings.upstream}" if settings.upstream else settings.policy
+    what = f"{settings.policy} through {settings.upstream_address}" if settings.upstream else settings.policy
     print(f"Patina serves {what} at {base} (method {settings.method}, record {settings.home})")
     if is_new:
         print(

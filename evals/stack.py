@@ -9,7 +9,6 @@ import contextlib
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from evals.client import NO_TRAINING, child_pids
+from serving.ports import free_port
 from store.errors import ConfigError
 from store.settings import REPOSITORY, Settings, child_environment
 
@@ -100,7 +100,7 @@ class Stack:
             ConfigError: it died or did not get ready; with the last lines of its logs.
         """
         for attempt in range(_PORT_TRIES):
-            self.port = _free_port()
+            self.port = free_port()
             self._launch()
             try:
                 self._wait_until_ready()
@@ -233,9 +233,3 @@ def _tail(path: Path) -> Sequence[str]:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         return [line.strip() for line in lines if line.strip()][-_LOG_LINES:]
     return []
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -18,10 +18,14 @@ from pathlib import Path
 import uvicorn
 
 from proxy.app import Proxy
+from proxy.cors import Origins
+from proxy.guard import GuardedProtocol
 from proxy.journal import Journal
 from proxy.learnt import Learnt
 from serving.http import HttpEngine
+from serving.ports import bind, listen
 from store.errors import ConfigError, RecordCorrupt, RecordError, RecordUnavailable
+from store.keys import KeyFile, Keyring
 from store.record import Record
 from store.settings import Settings, ensure_api_key
 
@@ -33,6 +37,7 @@ _BUSY_S = 1.0
 
 #: Longer than clients keep idle connections, so that they never send into one that is being closed.
 _KEEP_ALIVE_S = 75
+_OPTION = "--proxy-port"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -50,22 +55,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="longest time a reply waits for its row in the record (default: %(default)s)",
     )
     return parser
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Take the port. Raises: ConfigError when it cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(2048)
-    except OSError as exc:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {host}:{port} ({exc.strerror or exc}): stop what runs there, or give another --proxy-port"
-        ) from exc
-    return listener
 
 
 async def check_record(url: str) -> None:
@@ -95,12 +84,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         key, _ = ensure_api_key(settings)
         asyncio.run(check_record(settings.database_url))
-        listener = bind(settings.proxy_host, settings.proxy_port)
+        listener = bind(settings.proxy_host, settings.proxy_port, option=_OPTION)
+        listen(listener, backlog=2048, option=_OPTION)
     except (ConfigError, RecordError) as exc:
         print(f"proxy: {exc}", file=sys.stderr)
         return 2
     is_local = bool(arguments.backend_url)
     return serve(settings, listener, url, key, is_local=is_local, wait_s=arguments.record_wait_s)
+
+
+def keyring(settings: Settings, key: str) -> Keyring:
+    """Return the keys that open this door: the first one, and the named ones of this home."""
+    file = settings.key_file if settings.api_key is None else None
+    return Keyring(key, key_file=file, named=KeyFile(settings.keys_file))
 
 
 def serve(
@@ -119,17 +115,19 @@ def serve(
         engine=engine,
         policy=settings.policy,
         opening=lambda: Record.open(settings.database_url, busy_timeout_s=_BUSY_S),
-        key=key,
+        keys=keyring(settings, key),
         is_local=is_local,
         wait_s=wait_s,
         learnt=Learnt(engine.address, None if is_local else settings.home / "upstreams.json"),
+        passes_credentials=settings.upstream_auth == "passthrough",
+        origins=Origins(settings.cors_origins),
         journal=Journal(settings.home / "unwritten.jsonl"),
         on_crash=crash,
     )
     config = uvicorn.Config(
         proxy,
         loop="uvloop",
-        http="httptools",
+        http=GuardedProtocol,
         ws="none",
         lifespan="on",
         access_log=False,

@@ -179,7 +179,7 @@ class AdapterAlias:
         if model is None or model == self.policy or model in ALIASES:
             return self._live
         head, separator, tail = model.rpartition("@")
-        if separator and head == self.policy and tail.isascii() and tail.isdigit():
+        if separator and head == self.policy and tail.isascii() and tail.isdigit() and len(tail) <= 9:
             version = int(tail)
             if version == BASE_VERSION or version in self._loaded:
                 return version

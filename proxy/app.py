@@ -20,13 +20,14 @@ from typing import Any
 from urllib.parse import unquote
 
 import orjson
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from proxy.adapters import AdapterAlias, Alias, UpstreamAlias
-from proxy.asgi import BodyTooLarge, ClientLeft, read_body, send_error, send_json
+from proxy.asgi import BodyTooLarge, ClientLeft, read_body, send_body, send_error, send_head, send_json
+from proxy.cors import Origins, is_preflight
 from proxy.journal import Journal
 from proxy.learnt import Learnt
-from proxy.ours import Caller, parse_feedback, read_caller
+from proxy.ours import Caller, Door, Headers, header, parse_feedback, read_caller, told_length
 from proxy.recorder import Recorder
 from proxy.relay import PATIENCE_S, ChatRelay, Counters, PassThrough
 from serving.protocol import Engine
@@ -55,12 +56,14 @@ class Proxy:
         engine: the backend.
         policy: name the policy is served and recorded under.
         opening: opens the record.
-        key: what clients must send; empty: nothing.
+        keys: what clients must send: a key, or who knows several; "": nothing.
         is_local: the backend is ours (it loads adapters, and somebody restarts it).
         wait_s: longest time a reply waits for its row.
         patience_s: longest time a request waits for a local backend that is being restarted.
         learnt: what is known of the backend from earlier; default: nothing yet.
         journal: where turns are safe that the record does not take in time.
+        passes_credentials: clients' own credentials go on to the backend; our key then comes as `x-patina-key`.
+        origins: web pages that may call; default: none.
         on_crash: called when background work ended by an error nobody expected; the process should end.
     """
 
@@ -70,17 +73,22 @@ class Proxy:
         engine: Engine,
         policy: str,
         opening: Callable[[], Awaitable[Record]],
-        key: str,
+        keys: Door | str,
         is_local: bool,
         wait_s: float = 0.25,
         patience_s: float = PATIENCE_S,
         learnt: Learnt | None = None,
         journal: Journal | None = None,
+        passes_credentials: bool = False,
+        origins: Origins | None = None,
         on_crash: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._policy = policy
-        self._key = key
+        self._keys = keys
+        self._is_open = not keys if isinstance(keys, str) else keys.is_open
+        self._passes_credentials = passes_credentials
+        self._origins = origins or Origins()
         self._on_crash = on_crash
         self._started = time.time()
         self._counters = Counters()
@@ -173,6 +181,7 @@ class Proxy:
             "upstream_errors": counters.upstream_errors,
             "heartbeat_errors": self._heartbeat_errors,
             "refused_fields": self._chat.refused,
+            "keys_problem": getattr(self._keys, "problem", None),
             "recorder": self._recorder.state(),
             "backend": self._alias.state(),
         }
@@ -190,31 +199,56 @@ class Proxy:
         if path == "/healthz":
             await self._health(send)
             return
-        caller = read_caller(scope["headers"], self._key)
+        origin = header(scope["headers"], b"origin")
+        if origin is not None:
+            if self._origins.allows(origin):
+                if is_preflight(scope["method"], scope["headers"]):
+                    await send_head(send, 204, self._origins.preflight(origin, scope["headers"]))
+                    await send_body(send, b"")
+                    return
+                send = _adding(send, self._origins.fields(origin))
+            elif self._is_open:
+                # No key stands between a web page and the model here, so the page must be known.
+                await send_error(
+                    send, 403, "Web pages may not call this server: see --cors-origins.", code="origin"
+                )
+                return
+        caller = read_caller(scope["headers"], self._keys, passes_credentials=self._passes_credentials)
         if caller is None:
+            how = "in the header x-patina-key" if self._passes_credentials else "as a Bearer token"
             await send_error(
                 send,
                 401,
-                "Incorrect or missing API key. Send the key that Patina printed at its first start as a Bearer token.",
+                f"Incorrect or missing API key. Send the key that Patina printed at its first start {how}.",
                 code="invalid_api_key",
                 headers=[(b"www-authenticate", b"Bearer")],
             )
             return
-        session, path = _session_of(path)
-        await self._enter(scope, receive, send, caller, path, session)
+        session, target = _session_of((scope.get("raw_path") or path.encode()).decode("latin-1"))
+        if session is not None:
+            path = unquote(target)
+        query: bytes = scope.get("query_string") or b""
+        target = f"{target}?{query.decode('latin-1')}" if query else target
+        await self._enter(scope, receive, send, caller, path, target, session)
 
     async def _enter(
-        self, scope: Scope, receive: Receive, send: Send, caller: Caller, path: str, session: str | None
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        caller: Caller,
+        path: str,
+        target: str,
+        session: str | None,
     ) -> None:
+        """Open the door that ``path`` leads to; ``target`` is the same for the backend, percent-encoded as the client sent it."""
         method: str = scope["method"]
         if path == _CHAT and method == "POST":
-            await self._chat(
-                scope, receive, send, caller=caller, path=_target(scope, session), session=session
-            )
+            await self._chat(scope, receive, send, caller=caller, path=target, session=session)
         elif path == "/v1/patina/status" and method == "GET":
             await send_json(send, 200, await self._status())
         elif path == "/v1/feedback" and method == "POST":
-            await self._feedback(receive, send, caller)
+            await self._feedback(scope["headers"], receive, send, caller)
         elif self._is_local and path == "/v1/models" and method == "GET":
             await send_json(send, 200, {"object": "list", "data": [self._card()]})
         elif self._is_local and path.startswith("/v1/models/") and method == "GET":
@@ -222,7 +256,9 @@ class Proxy:
         elif _is_forbidden(path) or not path.startswith("/v1/"):
             await send_error(send, 404, f"There is no {path} here.", code="not_found")
         else:
-            await self._through(scope, receive, send, path=_target(scope, session))
+            await self._through(
+                scope, receive, send, path=target, passes_credentials=caller.passes_credentials
+            )
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -280,9 +316,9 @@ class Proxy:
                 send, 404, f"The model `{name}` does not exist.", code="model_not_found", param="model"
             )
 
-    async def _feedback(self, receive: Receive, send: Send, caller: Caller) -> None:
+    async def _feedback(self, headers: Headers, receive: Receive, send: Send, caller: Caller) -> None:
         try:
-            raw = await read_body(receive)
+            raw = await read_body(receive, told_length(headers))
         except ClientLeft:
             return
         except BodyTooLarge:
@@ -333,23 +369,24 @@ class Proxy:
         await send_json(send, 200, {"status": "recorded" if is_new else "duplicate", "turn_id": turn_id})
 
 
-def _session_of(path: str) -> tuple[str | None, str]:
-    """Split ``/s/<session>/v1/…``; other paths come back as they are."""
-    if path.startswith("/s/"):
-        session, slash, rest = path[3:].partition("/")
+def _session_of(raw: str) -> tuple[str | None, str]:
+    """Split ``/s/<session>/v1/…``, still percent-encoded; other paths come back as they are."""
+    if raw.startswith("/s/"):
+        session, slash, rest = raw[3:].partition("/")
         if slash and session and rest.startswith("v1/"):
-            return session, "/" + rest
-    return None, path
+            return unquote(session), "/" + rest
+    return None, raw
 
 
-def _target(scope: Scope, session: str | None) -> str:
-    """Return path and query for the backend, percent-encoded as the client sent them."""
-    raw: bytes = scope.get("raw_path") or scope["path"].encode()
-    path = raw.decode("latin-1")
-    if session is not None:
-        path = path[path.index("/", 3) :]
-    query: bytes = scope.get("query_string") or b""
-    return f"{path}?{query.decode('latin-1')}" if query else path
+def _adding(send: Send, fields: list[tuple[bytes, bytes]]) -> Send:
+    """Return a ``send`` that adds fields to the head."""
+
+    async def adding(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], *fields]}
+        await send(message)
+
+    return adding
 
 
 def _is_forbidden(path: str) -> bool:

@@ -25,8 +25,10 @@ class BodyTooLarge(Exception):
     """The body is larger than `MAX_BODY`."""
 
 
-async def read_body(receive: Receive) -> bytes:
-    """Return the whole body. Raises: ClientLeft, BodyTooLarge."""
+async def read_body(receive: Receive, told: int | None = None) -> bytes:
+    """Return the whole body, of which ``told`` bytes are announced. Raises: ClientLeft, BodyTooLarge."""
+    if told is not None and told > MAX_BODY:
+        raise BodyTooLarge
     message = await receive()
     if message["type"] == "http.disconnect":
         raise ClientLeft

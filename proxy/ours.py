@@ -6,9 +6,10 @@ Explicit words win over anything that is guessed. `store: false` is not one of t
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from store.errors import WireError
 from store.hashing import digest
@@ -28,14 +29,12 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-#: Secrets of the client's and words for us: none of the backend's business.
+#: Our key and words for us: none of the backend's business.
 _KEPT_HERE = frozenset(
     {
         b"host",
-        b"authorization",
-        b"x-api-key",
-        b"api-key",
         b"expect",
+        b"x-patina-key",
         b"x-turn-type",
         b"x-session-id",
         b"x-session-done",
@@ -43,21 +42,30 @@ _KEPT_HERE = frozenset(
     }
 )
 
+_CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 #: A backend that is a Patina itself has its own turn; who may call from a browser is said by who is called.
 _OURS_TO_SAY = frozenset({b"x-patina-turn"})
 _CORS = b"access-control-"
 
-_MAX_SESSION = 200
+_MAX_NAME = 200
 
 Headers = Iterable[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who speaks: ``scope`` stands for the key and never reveals it."""
+    """Who speaks.
+
+    Attributes:
+        scope: name of the key, under which the record knows its holder.
+        trains: turns of this holder may train.
+        passes_credentials: its own credentials go on to the backend.
+    """
 
     scope: str
     client: str
+    trains: bool = True
+    passes_credentials: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,24 +91,85 @@ def header(headers: Headers, name: bytes) -> str | None:
     return None
 
 
-def read_caller(headers: Headers, key: str) -> Caller | None:
-    """Return who speaks, or None when the key is missing or wrong; with an empty ``key`` nobody needs one."""
+def told_length(headers: Headers) -> int | None:
+    """Return the body's length as the head tells it, if it does."""
+    told = header(headers, b"content-length")
+    return int(told) if told is not None and told.isascii() and told.isdigit() and len(told) < 19 else None
+
+
+class Holder(Protocol):
+    """Whose key it is."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def trains(self) -> bool: ...
+
+
+class Door(Protocol):
+    """Who knows the keys (`store.keys.Keyring`)."""
+
+    @property
+    def is_open(self) -> bool:
+        """Nobody needs a key."""
+        ...
+
+    def holder(self, token: bytes) -> Holder | None: ...
+
+
+def read_caller(headers: Headers, keys: Door | str, *, passes_credentials: bool = False) -> Caller | None:
+    """Return who speaks, or None when the key is missing or wrong.
+
+    Args:
+        keys: who knows the keys, or the one key there is; "": nobody needs one.
+        passes_credentials: the client's own credentials are the backend's to judge; ours then comes as `x-patina-key`.
+    """
     headers = tuple(headers)
     client = (header(headers, b"user-agent") or "unknown")[:100]
-    if not key:
-        return Caller(scope="anonymous", client=client)
-    given = header(headers, b"authorization") or ""
-    scheme, _, token = given.partition(" ")
-    if scheme.lower() != "bearer":
-        token = header(headers, b"x-api-key") or header(headers, b"api-key") or ""
-    if not hmac.compare_digest(token.strip().encode("utf-8", "replace"), key.encode()):
-        return None
-    return Caller(scope=scope_of(key), client=client)
+    tokens = [(name, token) for name, token in _tokens(headers) if token]
+    if isinstance(keys, str) or not keys.is_open:
+        for name, token in tokens:
+            scope, trains = _holder(keys, token)
+            if scope:
+                passes = passes_credentials and name == b"x-patina-key"
+                return Caller(scope=scope, client=client, trains=trains, passes_credentials=passes)
+        if keys:
+            return None
+    scope = "anonymous"
+    theirs = next((token for name, token in tokens if name != b"x-patina-key"), None)
+    if passes_credentials and theirs is not None:
+        # Different credentials are different people. Of a key of theirs nothing is kept but this.
+        scope = f"caller-{digest('patina-caller', theirs.decode('latin-1'))[:12]}"
+    return Caller(scope=scope, client=client, passes_credentials=passes_credentials)
 
 
-def scope_of(key: str) -> str:
-    """Return the name under which the record knows the holder of a key."""
-    return digest("patina-key", key)[:12] if key else "anonymous"
+def _holder(keys: Door | str, token: bytes) -> tuple[str, bool]:
+    if isinstance(keys, str):
+        return ("default" if keys and hmac.compare_digest(token, keys.encode()) else ""), True
+    found = keys.holder(token)
+    return (found.name, found.trains) if found is not None else ("", True)
+
+
+def _tokens(headers: Headers) -> Iterator[tuple[bytes, bytes]]:
+    """Yield what may be a key, by the field it came in."""
+    for wanted in (b"x-patina-key", b"authorization", b"x-api-key", b"api-key"):
+        for name, value in headers:
+            if name.lower() == wanted:
+                scheme, _, token = value.strip().partition(b" ")
+                if wanted != b"authorization":
+                    yield wanted, value.strip()
+                elif scheme.lower() == b"bearer":
+                    yield wanted, token.strip()
+                break
+
+
+_SECRET = re.compile(r"(?i)\bbearer\s+[^\s\"',]+|\b(?:sk|pk|rk|patina|tml|hf|gsk|xai|key|api)[-_][\w-]{8,}")
+
+
+def scrub(text: str) -> str:
+    """Return a text of somebody else's without what looks like a key: backends quote the one they refuse."""
+    return _SECRET.sub("***", text)
 
 
 def read_wishes(headers: Headers, body: Json, session_in_path: str | None = None) -> Wishes:
@@ -114,18 +183,29 @@ def read_wishes(headers: Headers, body: Json, session_in_path: str | None = None
     user = body.get("user")
     return Wishes(
         kind=TurnKind(kind) if kind in ("main", "side") else None,
-        session=session[:_MAX_SESSION] if isinstance(session, str) and session else None,
+        session=_identifier(session),
         is_session_done=(header(headers, b"x-session-done") or "").lower() in ("1", "true", "yes"),
         is_opted_out=train is False
         or (isinstance(train, str) and train.lower() in ("off", "false", "no", "0")),
-        user=user if isinstance(user, str) and user else None,
+        user=_identifier(user),
     )
 
 
-def request_headers(headers: Headers, *, drop: frozenset[bytes] = frozenset()) -> list[tuple[bytes, bytes]]:
-    """Return the fields that go to the backend."""
+def _identifier(value: Any) -> str | None:
+    """Return a name that a client gave, fit to be stored: one that is too long stands for itself by its digest, an unprintable one is none."""
+    if not isinstance(value, str) or not value or not value.isprintable():
+        return None
+    return value if len(value) <= _MAX_NAME else digest("patina-name", value)
+
+
+def request_headers(
+    headers: Headers, *, drop: frozenset[bytes] = frozenset(), passes_credentials: bool = False
+) -> list[tuple[bytes, bytes]]:
+    """Return the fields that go to the backend; the client's credentials only where they are meant for it."""
     headers = tuple(headers)
     gone = _HOP_BY_HOP | _KEPT_HERE | _named_by_connection(headers) | drop
+    if not passes_credentials:
+        gone |= _CREDENTIALS
     return [(name, value) for name, value in headers if name.lower() not in gone]
 
 

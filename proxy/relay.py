@@ -17,7 +17,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -39,7 +39,7 @@ from proxy.classify import Kind, classify
 from proxy.drafts import Draft, request_of
 from proxy.encoding import Packer, Unpacker, Unreadable, can_unpack, is_packed, readable_only, unpack
 from proxy.learnt import Learnt
-from proxy.ours import Caller, Wishes, header, read_wishes, request_headers, response_headers
+from proxy.ours import Caller, Wishes, header, read_wishes, request_headers, response_headers, told_length
 from proxy.recorder import Recorder
 from proxy.sse import DONE, EventSplitter, LastEventGate, event_data, with_data
 from proxy.wire import (
@@ -171,7 +171,14 @@ class PassThrough:
         self._counters = counters
 
     async def __call__(
-        self, scope: Scope, receive: Receive, send: Send, *, path: str, body: bytes | None = None
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        path: str,
+        body: bytes | None = None,
+        passes_credentials: bool = False,
     ) -> None:
         """Relay one request; ``body`` is the request's body where it was read already."""
         self._counters.passed_through += 1
@@ -183,9 +190,9 @@ class PassThrough:
         )
         if body is not None or not has_body:
             consumed.set()
-            sent = request_headers(headers, drop=_LENGTH)
+            sent = request_headers(headers, drop=_LENGTH, passes_credentials=passes_credentials)
         else:
-            sent = request_headers(headers)
+            sent = request_headers(headers, passes_credentials=passes_credentials)
         started = False
 
         async def pump() -> None:
@@ -246,7 +253,7 @@ class ChatRelay:
     ) -> None:
         """Relay and record one chat request of ``caller``; ``session`` is what the path says."""
         try:
-            raw = await read_body(receive)
+            raw = await read_body(receive, told_length(scope["headers"]))
         except ClientLeft:
             return
         except BodyTooLarge:
@@ -262,14 +269,16 @@ class ChatRelay:
                 caller=caller,
                 raw=raw,
                 chat=chat,
-                wishes=read_wishes(scope["headers"], chat.body, session),
+                wishes=_wishes(scope["headers"], chat, session, caller),
                 size=len(raw),
                 assembler=Assembler(chat.n),
             )
             await self._exchange(exchange, scope["headers"], receive, send, path)
         except WireError:
             # Nothing was sent yet. What is wrong with the request is the backend's to say, in its own words.
-            await self._through(scope, receive, send, path=path, body=raw)
+            await self._through(
+                scope, receive, send, path=path, body=raw, passes_credentials=caller.passes_credentials
+            )
         finally:
             self._counters.in_flight -= 1
 
@@ -373,7 +382,8 @@ class ChatRelay:
         """Get the reply and pass it on, but for what has to wait until the turn is written (`exchange.answer`)."""
         # Runs while the request is on its way to the backend, so that nobody waits for it.
         asyncio.get_running_loop().call_soon(self._prepare, exchange)
-        sent = request_headers(headers, drop=_REPLACED)
+        passes = exchange.caller.passes_credentials
+        sent = request_headers(headers, drop=_REPLACED, passes_credentials=passes)
         accept = header(headers, b"accept-encoding")
         if accept is not None:
             sent.append((b"accept-encoding", readable_only(accept).encode("latin-1")))
@@ -495,8 +505,7 @@ class ChatRelay:
 
     async def _whole_as_is(self, exchange: _Exchange, reply: Reply, send: Send, encoding: str | None) -> None:
         """Pass a body on as it comes, but for its last piece, or its end where its length was not told."""
-        told = header(reply.headers, b"content-length")
-        left = int(told) if told is not None and told.isascii() and told.isdigit() else None
+        left = told_length(reply.headers)
         await self._head(exchange, reply, send, is_edited=False)
         kept: list[bytes] = []
         last = b""
@@ -721,6 +730,13 @@ async def _hear(reply: Reply) -> _Heard:
     except UpstreamError as exc:
         return _Heard(b"".join(parts), exc)
     return _Heard(b"".join(parts), None)
+
+
+def _wishes(
+    headers: Iterable[tuple[bytes, bytes]], chat: ChatRequest, session: str | None, caller: Caller
+) -> Wishes:
+    wishes = read_wishes(headers, chat.body, session)
+    return wishes if caller.trains else replace(wishes, is_opted_out=True)
 
 
 def _upstream_error(error: UpstreamError) -> tuple[int, bytes]:

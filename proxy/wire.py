@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,6 +160,7 @@ def _with_usage(raw: bytes, options: Json | None) -> bytes:
 # ---------------------------------------------------------------- taking out again
 
 _KEYS = re.compile(rb'(?<!\\)"(logprobs|token_ids|prompt_token_ids|usage|model)"[ \t\r\n]*:[ \t\r\n]*')
+_COLON = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
 _NO_CHOICES = re.compile(rb'"choices"[ \t]*:[ \t]*\[[ \t]*\]')
 _LENIENT = json.JSONDecoder(strict=False)
 _IN_CHOICE = frozenset({"logprobs", "token_ids"})
@@ -181,17 +181,18 @@ def strip_reply(raw: bytes, reply: Json, injection: Injection, habits: Habits = 
     In JSON text an unescaped quote can only open or close a string, so ``"logprobs":`` is a key wherever it stands. Where a key
     occurs more often than where it is expected (an unknown field of the backend's that uses the same name), the text is walked.
     """
-    wanted = _expected(reply, injection)
-    if not any(wanted.values()):
+    wanted = {name: number for name, number in _expected(reply, injection).items() if number}
+    if not wanted:
         return raw
-    found = [
-        Member(name, match.start(), match.end(), -1)
-        for match in _KEYS.finditer(raw)
-        if wanted[name := match[1].decode()]
-    ]
-    counts = Counter(member.name for member in found)
-    if any(counts[name] != number for name, number in wanted.items()):
-        found = sorted(_walked(raw, wanted), key=lambda member: member.key_start)
+    found: list[Member] = []
+    missing = dict(wanted)
+    for name in wanted:
+        for start, value in _keys(raw, name):
+            missing[name] -= 1
+            found.append(Member(name, start, value, -1))  # its end is looked for below
+    if any(missing.values()):
+        found = list(_walked(raw, wanted))
+    found.sort(key=_place)
     pieces: list[bytes] = []
     position = 0
     for name, start, value, end in found:
@@ -206,6 +207,22 @@ def strip_reply(raw: bytes, reply: Json, injection: Injection, habits: Habits = 
         position = end
     pieces.append(raw[position:])
     return b"".join(pieces)
+
+
+def _place(member: Member) -> int:
+    return member.key_start
+
+
+def _keys(raw: bytes, name: str) -> Iterator[tuple[int, int]]:
+    """Yield where ``"name":`` stands and where its value begins. Searching for the name itself is many times faster than a pattern."""
+    quoted = b'"' + name.encode() + b'"'
+    at = raw.find(quoted)
+    while at >= 0:
+        if raw[at - 1 : at] != b"\\":
+            colon = _COLON.match(raw, at + len(quoted))
+            if colon is not None:
+                yield at, colon.end()
+        at = raw.find(quoted, at + len(quoted))
 
 
 def first_addition(torn: bytes, injection: Injection) -> int:
@@ -228,15 +245,15 @@ def first_addition(torn: bytes, injection: Injection) -> int:
     return len(torn[:end].rstrip(b" \t,"))  # the comma went with it
 
 
-def _walked(raw: bytes, wanted: Mapping[str, int]) -> Iterator[Member]:
+def _walked(raw: bytes, wanted: Container[str]) -> Iterator[Member]:
     """Yield the members that have to go, found by their place in the reply."""
     for member in members(raw):
-        if member.name in _AT_TOP and wanted[member.name]:
+        if member.name in _AT_TOP and member.name in wanted:
             yield member
         elif member.name == "choices" and raw[member.value : member.value + 1] == b"[":
             for choice in elements(raw, member.value):
                 if raw[choice : choice + 1] == b"{":
-                    yield from (m for m in members(raw, choice) if m.name in _IN_CHOICE and wanted[m.name])
+                    yield from (m for m in members(raw, choice) if m.name in _IN_CHOICE and m.name in wanted)
 
 
 def _stays_as_null(name: str, reply: Json, habits: Habits) -> bool:

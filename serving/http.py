@@ -121,7 +121,8 @@ class HttpEngine:
         """Send a request and return once the head of the answer is there (`serving.protocol.Engine.open`)."""
         # one case: aiohttp would take "X-A" and "x-a" for a repetition to be replaced
         sent = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers]
-        if self._api_key:
+        # a client's own credentials, where they are passed on, come before ours
+        if self._api_key and not any(name == "authorization" for name, _ in sent):
             sent.append(("authorization", f"Bearer {self._api_key}"))
         data: Any = io.BytesIO(body) if isinstance(body, bytes) and len(body) > _PIECEWISE else body
         with _mapped(self.address):

@@ -152,6 +152,19 @@ class Settings(BaseSettings):
         "base URL of an OpenAI-compatible endpoint to serve through instead of a local backend",
         "serving",
     )
+    upstream_auth: Literal["key", "passthrough"] = _field(
+        "key",
+        "PATINA_UPSTREAM_AUTH",
+        "whose credentials --upstream gets: key (--upstream-api-key) or passthrough (each client's own; the key of this "
+        "proxy then comes in the header x-patina-key)",
+        "serving",
+    )
+    cors_origins: str = _field(
+        "",
+        "PATINA_CORS_ORIGINS",
+        "web pages that may call from a browser, separated by commas, or *; default: none",
+        "serving",
+    )
     upstream_api_key: str = _field("", "PATINA_UPSTREAM_API_KEY", "key sent to --upstream", "serving")
     judge: str = _field(
         "auto",
@@ -318,6 +331,8 @@ class Settings(BaseSettings):
     def _together(self) -> Self:
         if self.upstream and self.backend in ("embedded", "tinker"):
             raise ValueError(f"--upstream and --backend {self.backend} exclude each other")
+        if self.upstream_auth == "passthrough" and not self.upstream:
+            raise ValueError("--upstream-auth passthrough needs --upstream")
         return self
 
     # -- derived: told once here, so that no process computes its own variant
@@ -375,6 +390,15 @@ class Settings(BaseSettings):
     @property
     def adapters_folder(self) -> Path:
         return self.home / "adapters"
+
+    @property
+    def upstream_address(self) -> str:
+        """The upstream without credentials: what may be shown."""
+        return re.sub(r"//[^/@]*@", "//", self.upstream)
+
+    @property
+    def keys_file(self) -> Path:
+        return self.home / "keys.json"
 
     @property
     def logs_folder(self) -> Path:
@@ -485,4 +509,6 @@ def to_json(settings: Settings) -> dict[str, Any]:
     for name in ("api_key", "upstream_api_key", "judge_api_key"):
         if data.get(name):
             data[name] = "***"
+    for name in ("upstream", "judge_api_base", "database"):
+        data[name] = re.sub(r"//[^/@]*@", "//***@", data[name])
     return data

@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from serving.ports import bind, listen
 from store.errors import ConfigError
 
+_OPTION = "--port"
 GRACE_S = 3  # how long running streams may go on after SIGTERM before they are told that the engine stops
 
 
@@ -66,19 +68,6 @@ def _positive(text: str) -> int:
     return value
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Take the port, without listening yet. Raises ConfigError if somebody has it."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    return listener
-
-
 def check_folder(name: str) -> None:
     """See at once what needs no library to see. Raises ConfigError if `name` can be neither a model folder nor a hub name."""
     folder = Path(name).expanduser()
@@ -94,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         check_folder(arguments.model)
-        listener = bind(arguments.host, arguments.port)
+        listener = bind(arguments.host, arguments.port, option=_OPTION)
         serve(arguments, listener)
     except ConfigError as error:
         print(f"serving.embedded: {error}", file=sys.stderr)
@@ -132,13 +121,7 @@ def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
             cache_bytes=int(arguments.kv_cache_gb * (1 << 30)),
         ),
     )
-    try:
-        listener.listen(512)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {arguments.host}:{arguments.port}: {error.strerror or error}"
-        ) from error
-    host, port = listener.getsockname()[:2]
+    host, port = listen(listener, backlog=512, option=_OPTION)
     size = f"{model.parameters / 1e6:.1f} M parameters, {str(model.dtype).removeprefix('torch.')}, {model.device}"
     print(
         f"serving.embedded: {arguments.model} ({size}) on http://{host}:{port}", file=sys.stderr, flush=True

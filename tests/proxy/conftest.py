@@ -115,7 +115,7 @@ def house_at(
         engine=engine,
         policy="tiny",
         opening=lambda: Record.open(url),
-        key=KEY,
+        keys=more.pop("keys", KEY),
         is_local=is_local,
         patience_s=patience_s,
         **more,
