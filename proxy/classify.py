@@ -130,7 +130,13 @@ _TAGS = r"\b(tags?|labels|categories|keywords|hashtags|schlagwörter|schlagworte
 _SUM_UP = (
     r"\b(summar\w+|sum(s|med|ming)? up|recap\w*|condens\w+|compress\w*|compact\w*|digest|hand-? ?(over|off))\b"
     r"|\b(zusammenfass\w+|zusammengefasst)\b|\bfasse?\b.{0,80}\bzusammen\b|\brésum\w+|\bresum(e|ir|en|o|a)\b|\briassum\w+|\bsamenvat\w+"
-    r"|总结|總結|概括|摘要|要約|まとめ|요약|кратко излож|резюмир"
+    r"|总结|總結|概括|摘要|压缩|壓縮|要約|まとめ|요약|кратко излож|резюмир"
+)
+#: An order to sum up; a text that begins with "Summary of our conversation:" is one already.
+_TO_SUM_UP = (
+    r"\b(summari[sz](e|es|ing)|condens(e|es|ing)|compress(es|ing)?|sum(s|ming)? up|extract(s|ing)? key)\b"
+    r"|\b(create|produce|write|provide|generate)\b.{0,30}\bsummar(y|ies)\b|\bzusammenfassen\b|\bfasse?\b.{0,60}\bzusammen\b"
+    r"|\brésum(e|er|ez)\b|\bresum(e|ir)\b|\briassum(i|ere)\b|(请|將|将|擅长|进行).{0,30}(总结|概括|压缩|總結)|要約して"
 )
 #: How machines say what their answer must look like.
 _FORM = (
@@ -145,7 +151,10 @@ _FOR_LATER = (
     r"\b(replac\w+|resum(e|ing)|continu\w+|carr(y|ies) on|pick(s|ing)? up|hand-? ?(off|over)|compact\w*|successor|overwrite|future context|future reference|context (window|limit|length)s?)\b"
     r"|\b(fresh|new|next|another|later|different|subsequent|future) (agent|assistant|context|session|conversation|task|instance|chat|model|llm)\b"
     r"|\b(old|earlier|previous|prior|removed|dropped)\b.{0,30}\bmessages\b|\bwill be (gone|lost|removed|dropped|discarded|deleted)\b|\bprompt for\b"
+    r"|替代|取代|替换|后续|後續|继续|繼續|引き継"
 )
+#: Only a program needs to be told so.
+_ONLY_THIS = r"\b(only|just) (with )?(the|a) (summary|title|text|name|description|subject)\b|\bnothing else\b|\b(the|a) (title|name) (alone|only|itself)\b|\btext only\b|\bdo not call\b|\bonly (return|output|reply|respond|give|write)\b|\b(return|output|reply|respond|answer)( with)? \*?only\b"
 _QUERY = r"\b(quer(y|ies)|questions?|messages?|follow[- ]?ups?|inputs?)\b"
 _STAND_ALONE = r"\bstand[- ]?alone\b|\bstands? (alone|on its own)\b|\bself-contained\b|\bwithout the (chat )?history\b|\bindependent(ly)? of the (chat|conversation)"
 
@@ -204,6 +213,9 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="title", means=_TITLES, system=(_near(_TITLE, _A_TALK, 80), _re(_FORM)), when=lambda v: v.answers <= 1),
     Rule(reason="title", means=_TITLES, system=(_re(rf"\b(description|name|label|summary) (of|for) (?:{_THE_TALK}).{{0,40}}\b{_COUNT}\b.{{0,12}}\b(words|characters)\b"),), fresh=True),
     Rule(reason="title", means=_TITLES, asks=(_re(rf"\b(description|name|label) (of|for) (?:{_THE_TALK}).{{0,40}}\b{_COUNT}\b.{{0,12}}\b(words|characters)\b"),)),
+    Rule(reason="title", means=_TITLES, system=(_near(_TITLE, rf"\b{_COUNT}\b.{{0,8}}\bwords?\b|\b\d+[-– ](\d+|word)", 60), _re(_MAKE), _re(rf"{_ONLY_THIS}|\bno (quot|punct)")), fresh=True),
+    Rule(reason="title", means=_TITLES, system=(_re(rf"\bnam(e|es|ing)\b.{{0,24}}(?:{_A_TALK})"),), fresh=True),
+    Rule(reason="title", means=_TITLES, asks=(_re(rf"\b(summari[sz]e|turn|condense|shorten)\b.{{0,60}}\b(question|query|message|prompt|request)\b.{{0,40}}(?:{_TITLE})"),), fresh=True),
     Rule(reason="slug", means="a file or branch name for the conversation", asks=(_re(rf"{_MAKE}.{{0,60}}\b(slug|file ?name|branch name)\b.{{0,200}}\b(hyphen|kebab|only|extension|lowercase)"),)),
     Rule(reason="tags", means="labels for the conversation", asks=(_re(rf"{_MAKE}.{{0,40}}({_TAGS})"), _near(_TAGS, _A_TALK, 120)), fresh=True),
     Rule(reason="emoji", means="a face for a message", asks=(_re(r"\b(fitting|single|suitable|appropriate|one) emoji\b.{0,200}\bmessage\b"),), fresh=True),
@@ -227,16 +239,23 @@ RULES: tuple[Rule, ...] = (
     # -- keeping the context small
     Rule(reason="summary", means=_SUMMARY, asks=(_re(rf"(?:{_SUM_UP}).{{0,60}}?(?:{_THE_TALK})"),), fresh=True),
     Rule(reason="summary", means=_SUMMARY, asks=(_re(_SUM_UP), _re(rf"(?:{_THE_TALK}|\b(discussed|our work|progress|everything|so far|facts and events)\b)"), _near(_SUM_UP, _FOR_LATER, 300))),
+    Rule(reason="summary", means=_SUMMARY, asks=(_near(_SUM_UP, _THE_TALK, 80), _re(rf"{_ONLY_THIS}|\bpreserv(e|ing)\b")), fresh=False),
+    Rule(reason="summary", means=_SUMMARY, asks=(_re(r"\bcontext (window|limit|length|compression|compaction|overflow)\b"), _re(rf"{_SUM_UP}|\bsave memor"), _re(r"\b(must|required|before continuing)\b"))),
     Rule(reason="summary", means=_SUMMARY, asks=(_re(r"\b(write|put|set) down\b|\b(provide|create|produce|write|generate)\b.{0,40}\b(prompt|notes?|brief\w*|account|record|overview)\b"), _re(r"\b(a|an|the) (fresh|new|next|another|later|different) (agent|assistant|session|instance|chat|context|model)\b|\bcontinuing (our|the|this) conversation\b")), fresh=False),
     Rule(reason="summary", means=_SUMMARY, system=(_re(r"\b(summari[sz]ation|summari[sz]ing|compaction) (assistant|agent|engine|system|component|task|expert)\b"),)),
-    Rule(reason="summary", means=_SUMMARY, system=(_re(rf"\A.{{0,80}}?(?:{_SUM_UP}).{{0,80}}?(?:{_A_TALK})"),), fresh=True),
+    Rule(reason="summary", means=_SUMMARY, system=(_re(rf"\A.{{0,160}}?(?:{_TO_SUM_UP}).{{0,80}}?(?:{_A_TALK})"),)),
     Rule(reason="summary", means=_SUMMARY, asks=(_re(r"\bextract\b.{0,80}\b(context|facts)\b.{0,80}\bconversation\b"),), fresh=True),
     # -- memory
     Rule(reason="memory", means=_MEMORY, asks=(_re(r"\b(memory (flush|extraction|consolidation|update task|checkpoint)|durable memor|managed memory)\b"),)),
     Rule(reason="memory", means=_MEMORY, system=(_re(r"\bmemory[- ](extraction|consolidation|manager|curator|update|writer|agent|assistant)\b|\A.{0,60}\bconsolidat\w+ memor|\A.{0,80}\borgani[sz]es? personal information\b"),)),
     Rule(reason="memory", means=_MEMORY, asks=(_re(rf"\b(extract|identify|review)\b.{{0,100}}\b(memor(y|ies)|facts|preferences|learnings)\b.{{0,100}}(?:{_A_TALK})"),), fresh=True),
     Rule(reason="memory", means=_MEMORY, asks=(_re(rf"\b(review|look (back )?(at|over|through)|go over|reflect on|analy[sz]e)\b.{{0,40}}(?:{_THE_TALK})"), _re(r"\b(save|update|store|memor\w+|skills?|remember|worth keeping)\b"))),
+    Rule(reason="memory", means=_MEMORY, asks=(_re(rf"\b(review|reflect on|analy[sz]e)\b.{{0,40}}(?:{_THE_TALK})"), _re(r"\b(extract\w*|json)\b")), fresh=False),
+    Rule(reason="memory", means=_MEMORY, asks=(_re(r"\bmemory manager\b|\bcontrols? the memory\b"),), fresh=True),
+    Rule(reason="memory", means=_MEMORY, asks=(_re(r"(审查|回顾|审视|複習|分析).{0,12}(对话|会话|對話|聊天).{0,40}(记忆|保存|技能|記憶)"),)),
+    Rule(reason="aside", means="the story stops for the client's own purposes", asks=(_re(r"\bpause the role-?play\b"),)),
     # -- clocks and machines
+    Rule(reason="machine_message", means="the program speaks in the person's place", asks=(_re(r"\A\s*\[(system|automated|automatic|internal)\b[^\]]*(\]\s*\Z|\Z)"),)),
     Rule(reason="heartbeat", means=_CLOCK, asks=(re.compile(r"\bHEARTBEAT(_OK|\.md)?\b|\b[Hh]eartbeat (poll|check|prompt|tick|turn|wake|monitor)"),)),
     Rule(reason="heartbeat", means=_CLOCK, asks=(_TOKEN,)),
     Rule(reason="heartbeat", means=_CLOCK, asks=(_SILENT,)),

@@ -241,15 +241,17 @@ def _decide(
     return (
         _quoting(history, known, kind)
         or _echoed_side(history, known, kind)
-        or _reopened(known, kind)
+        or _reopened(history, known, kind)
         or _first(history, known, kind)
     )
 
 
-def _reopened(known: Known, kind: TurnKind) -> Link | None:
+def _reopened(history: History, known: Known, kind: TurnKind) -> Link | None:
     """The very first message was edited: its words were carried on, or cut short, and the conversation starts again."""
     if kind is TurnKind.SIDE or not known.openings or known.orphans:
         return None
+    if known.requests.get(history.request_key):
+        return None  # these very words opened a conversation before: it is another one
     edited, reason = known.openings[0], "the first message was edited"
     return Link(
         relation=Relation.BRANCH,

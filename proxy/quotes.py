@@ -24,6 +24,8 @@ Message = Mapping[str, Any]
 _EDGE = 6
 #: Of a prompt, so many characters and lines from its beginning and as many from its end are read.
 _PAGE, _PAGE_LINES = 48_000, 400
+#: Of a prompt whose lines say nothing, so many characters are searched.
+_FLAT = 16_000
 #: So much of a line counts: clients cut what they quote.
 _CUT = 48
 
@@ -131,6 +133,14 @@ def _speaker_of(line: str) -> str:
     return bare(found[0]) if found else ""
 
 
+def flat_of(messages: Iterable[Message]) -> str:
+    """Return all letters and digits of the user messages in one row: lines that stand inside a line are found in it."""
+    text = "\n".join(content_text(m.get("content")) for m in messages if m.get("role") == "user")
+    if len(text) > _FLAT:
+        text = f"{text[: _FLAT // 2]}\n{text[-_FLAT // 2 :]}"
+    return _NOT_WORDS.sub("", text.casefold())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """The lines by which one recorded turn is found again."""
@@ -182,6 +192,8 @@ class Quote:
         return self.asked >= FOUND and self.said >= FOUND
 
 
+#: Shorter lines stand inside others by chance.
+_INSIDE = 12
 #: A question or an answer counts as found when so much of it is.
 FOUND = 0.6
 
@@ -191,6 +203,18 @@ def measure(page: Page, trace: Trace) -> tuple[float, float, int, int]:
     asked, asked_size, asked_place = _share(page, trace.asked)
     said, said_size, said_place = _share(page, trace.said)
     return asked, said, asked_size + said_size, max(asked_place, said_place)
+
+
+def find_inside(flat: str, trace: Trace) -> tuple[float, float, int]:
+    """Return (share asked, share said, characters found) of a turn's lines that stand anywhere inside ``flat``."""
+    asked = [line for line in trace.asked if len(line) >= _INSIDE and line in flat]
+    said = [line for line in trace.said if len(line) >= _INSIDE and line in flat]
+    asked_size, said_size = sum(map(len, asked)), sum(map(len, said))
+    return (
+        asked_size / max(1, sum(map(len, trace.asked))),
+        said_size / max(1, sum(map(len, trace.said))),
+        asked_size + said_size,
+    )
 
 
 def _share(page: Page, wanted: Sequence[str]) -> tuple[float, int, int]:

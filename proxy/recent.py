@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from proxy.canonical import History, Message, preamble_key, reply_mark
 from proxy.drafts import Draft
@@ -22,6 +23,8 @@ from proxy.quotes import (
     Trace,
     bare,
     edges,
+    find_inside,
+    flat_of,
     measure,
     newest_words,
     read_page,
@@ -38,6 +41,10 @@ _MEASURED = 48
 ORPHAN_S = 120.0
 #: Housekeeping that is asked for in pieces, or again and again.
 _REPEATED = frozenset({"summary", "memory", "heartbeat"})
+#: A line shorter than this stands inside others by chance.
+_TELLING_LINE = 12
+#: So many of the newest turns are searched for in a prompt that quotes inside its lines.
+_SEARCHED = 32
 #: A first message shorter than this is not recognised when it comes back edited.
 _TELLING_OPENING = 40
 
@@ -47,6 +54,7 @@ class _Entry:
     tip: Tip
     keys: tuple[tuple[str, str], ...]  #: (index, key) under which the turn is found
     finished_at: float
+    root: str
     trace: Trace
     preamble: str
     chore: str  #: what kind of housekeeping it was; "" for a main turn
@@ -60,6 +68,7 @@ class _Orphaned:
 
     root: str
     page: Page
+    flat: str
     chores: set[str]
     created_at: float
 
@@ -86,6 +95,8 @@ class Recent:
                 ("session" if turn.kind is TurnKind.MAIN else "chores", f"{turn.scope}:{turn.session_id}")
             )
             trace = read_trace(draft.history.messages, turn.completion)
+            if turn.kind is TurnKind.SIDE:
+                trace = replace(trace, asked=())  # a chore's template says nothing about the conversation
             keys += [("line", f"{draft.history.root}:{line}") for line in {*trace.asked, *trace.said}]
             if turn.reply_key is not None:
                 own, size = reply_mark(turn.completion)
@@ -106,6 +117,7 @@ class Recent:
                 tip=tip,
                 keys=tuple(keys),
                 finished_at=turn.finished_at,
+                root=draft.history.root,
                 trace=trace,
                 preamble=preamble_key(draft.history.messages),
                 chore=draft.kind.reason if turn.kind is TurnKind.SIDE else "",
@@ -131,9 +143,13 @@ class Recent:
         elif turn.relation is Relation.FIRST and draft.wishes.session is None:
             waiting = self._orphans.get(turn.session_id)
             chores = {draft.kind.reason} | (waiting.chores if waiting is not None else set())
-            page = waiting.page if waiting is not None else read_page(draft.history.messages)
+            messages = draft.history.messages
             self._orphans[turn.session_id] = _Orphaned(
-                root=draft.history.root, page=page, chores=chores, created_at=turn.created_at
+                root=draft.history.root,
+                page=waiting.page if waiting is not None else read_page(messages),
+                flat=waiting.flat if waiting is not None else flat_of(messages),
+                chores=chores,
+                created_at=turn.created_at,
             )
             while len(self._orphans) > 256:
                 self._orphans.popitem(last=False)
@@ -219,7 +235,7 @@ class Recent:
                 if t.turn_id in self._entries
             },
             openings=self._openings(history) if history.is_opening else (),
-            quotes=[] if page is None else self._measured(history, page, draft.kind.reason),
+            quotes=[] if page is None else self._quotes(draft, page),
             echoes=[] if is_told else self.echoes(history),
             orphans=self.orphans(draft),
             echo_of=self.echo_of(draft),
@@ -269,11 +285,30 @@ class Recent:
             for session, orphan in self._orphans.items()
             if self._is_near(orphan, draft)
             and wanted
-            and (wanted[-1] == orphan.page.last or all(line in orphan.page.places for line in wanted))
+            and (
+                wanted[-1] == orphan.page.last
+                or all(line in orphan.page.places for line in wanted)
+                or all(len(line) >= _TELLING_LINE and line in orphan.flat for line in wanted)
+            )
         ]
 
     def _is_near(self, orphan: _Orphaned, draft: Draft) -> bool:
         return orphan.root == draft.history.root and abs(draft.created_at - orphan.created_at) < ORPHAN_S
+
+    def _quotes(self, draft: Draft, page: Page) -> list[Quote]:
+        history = draft.history
+        found = self._measured(history, page, draft.kind.reason)
+        if found or draft.kind.kind is TurnKind.MAIN or not history.is_opening:
+            return found
+        # A chore that quotes inside its lines: only the newest turns are searched for, which is what chores are about.
+        flat = flat_of(history.messages)
+        inside = []
+        newest = (e for t in reversed(self._entries) if (e := self._entries[t]).root == history.root)
+        for entry in islice(newest, _SEARCHED):
+            asked, said, size = find_inside(flat, entry.trace)
+            if asked >= FOUND or said >= FOUND:
+                inside.append(self._quote(entry, asked, said, size, 0, draft.kind.reason))
+        return inside
 
     def _measured(self, history: History, page: Page, chore: str = "") -> list[Quote]:
         found: dict[str, None] = {}
@@ -287,27 +322,24 @@ class Recent:
             asked, said, size, place = measure(page, entry.trace)
             if asked < FOUND and said < FOUND:
                 continue
-            scope = self._session_key(entry)
-            mains = self._find("session", scope)
-            chores = self._index.get(("chores", scope), ())
-            quotes.append(
-                Quote(
-                    tip=self.today(entry.tip),
-                    asked=asked,
-                    said=said,
-                    size=size,
-                    place=place,
-                    newest=mains[0] if mains else None,
-                    has_chore=chore not in _REPEATED
-                    and any(
-                        self._entries[t].chore == chore
-                        and self._entries[t].tip.created_at
-                        >= entry.tip.created_at - (0.0 if entry.tip.turn_index else ORPHAN_S)
-                        for t in chores
-                    ),
-                )
-            )
+            quotes.append(self._quote(entry, asked, said, size, place, chore))
         return quotes
+
+    def _quote(self, entry: _Entry, asked: float, said: float, size: int, place: int, chore: str) -> Quote:
+        session = self._session_key(entry)
+        mains = self._find("session", session)
+        since = entry.tip.created_at - (0.0 if entry.tip.turn_index else ORPHAN_S)
+        chores = (self._entries[t] for t in self._index.get(("chores", session), ()))
+        return Quote(
+            tip=self.today(entry.tip),
+            asked=asked,
+            said=said,
+            size=size,
+            place=place,
+            newest=mains[0] if mains else None,
+            has_chore=chore not in _REPEATED
+            and any(e.chore == chore and e.tip.created_at >= since for e in chores),
+        )
 
     def _session_key(self, entry: _Entry) -> str:
         return next(key for index, key in entry.keys if index in ("session", "chores"))
