@@ -111,6 +111,16 @@ def build_parser() -> argparse.ArgumentParser:
     command("resume", "go on training")
     command("verify", "re-hash and cross-check the record")
 
+    keys = command("keys", "keys by name, for several people or programs: add NAME, list, revoke NAME")
+    keys.add_argument("action", choices=["add", "list", "revoke"])
+    keys.add_argument("name", nargs="?", help="whose key; the first one is called default")
+    keys.add_argument(
+        "--train",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether turns under the new key may train",
+    )
+
     classify = command("classify", "recorded traffic of a client through the proxy's own rules")
     classify.add_argument("file", type=Path, help="one request a line, in arrival order; see docs/clients.md")
     classify.add_argument("--predictions", type=Path, help="also write one JSON line a request here")

@@ -27,6 +27,10 @@ def main(argv: Sequence[str]) -> int:
             from cli.classify import classify
 
             return classify(settings, arguments)
+        if arguments.command == "keys":
+            from cli.keys import keys
+
+            return keys(settings, arguments)
         from cli.commands import COMMANDS
 
         return COMMANDS[arguments.command](settings, arguments)

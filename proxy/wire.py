@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from proxy.ours import scrub
 from proxy.splice import Member, elements, members, skip, with_members, without
 from store.errors import AlignmentError, WireError
 from store.lifecycle import DropReason
@@ -71,18 +72,26 @@ class Injection:
         return tuple(name for name, is_added in names if is_added)
 
 
+#: A body made of millions of tiny values would take up many times its size once read: it is only passed on.
+_MANY, _MOST_VALUES = 1 << 20, 4_000_000
+
+
 def parse_chat(raw: bytes) -> ChatRequest:
     """Read a chat request.
 
     Raises:
         WireError: not a JSON object with a list of messages; only the backend can say what is wrong with it.
     """
+    if len(raw) > _MANY and sum(raw.count(sign) for sign in (b",", b"[", b"{")) > _MOST_VALUES:
+        raise WireError("the request has too many values to be read")
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as exc:
         raise WireError(f"the request is not JSON: {exc}") from exc
     if not isinstance(body, dict):
         raise WireError("the request is not a JSON object")
+    if any(name in raw for name in _SECRET_NAMES):
+        body = _without_secrets(body)
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
         raise WireError("the request has no list of messages")
@@ -97,6 +106,34 @@ def parse_chat(raw: bytes) -> ChatRequest:
         n=n if isinstance(n, int) and n > 0 else 1,
         temperature=float(temperature) if isinstance(temperature, int | float) else None,
     )
+
+
+#: Some clients put keys into the body: for a tool server's sake, or as a gateway's own parameter.
+_SECRET_KEYS = frozenset(
+    {"authorization", "proxy-authorization", "api_key", "apikey", "api-key", "x-api-key", "x-patina-key"}
+    | {"access_token", "refresh_token", "client_secret", "password", "cookie", "secret"}
+)
+_SECRET_NAMES = tuple(
+    f'{part}"'.encode() for part in ("orization", "key", "Key", "KEY", "oken", "ecret", "assword", "ookie")
+)
+
+
+def _without_secrets(body: Json) -> Json:
+    """Return a body for the record without the values of fields that hold secrets. What people wrote is not touched."""
+    try:
+        return {name: value if name == "messages" else _blanked(name, value) for name, value in body.items()}
+    except RecursionError as exc:
+        raise WireError("the request is nested too deeply to be read") from exc
+
+
+def _blanked(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        return "***" if name.lower() in _SECRET_KEYS else value
+    if isinstance(value, dict):
+        return {inner: _blanked(inner, what) for inner, what in value.items()}
+    if isinstance(value, list):
+        return [_blanked(name, what) for what in value]
+    return value
 
 
 def build_request(
@@ -413,7 +450,7 @@ class Assembler:
         if payload.get("error") is not None and not payload.get("choices"):
             error = payload["error"]
             message = error.get("message") if isinstance(error, dict) else error
-            self._error = str(message)[:500]
+            self._error = scrub(str(message)[:500])
             return
         if isinstance(payload.get("id"), str):
             self._id = payload["id"]

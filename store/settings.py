@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -21,6 +20,7 @@ from pydantic import AliasChoices, Field, ValidationError, field_validator, mode
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from store.errors import ConfigError
+from store.keys import new_key
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 #: The built-in model's name; any other name or path is a Hugging Face one.
@@ -482,7 +482,7 @@ def ensure_api_key(settings: Settings) -> tuple[str, bool]:
         settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         if path.exists():
             return path.read_text(encoding="utf-8").strip(), False
-        key = "patina-" + secrets.token_urlsafe(24)
+        key = new_key()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(key + "\n")
