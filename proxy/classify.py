@@ -155,7 +155,13 @@ _FOR_LATER = (
 )
 #: Only a program needs to be told so.
 _ONLY_THIS = r"\b(only|just) (with )?(the|a) (summary|title|text|name|description|subject)\b|\bnothing else\b|\b(the|a) (title|name) (alone|only|itself)\b|\btext only\b|\bdo not call\b|\bonly (return|output|reply|respond|give|write)\b|\b(return|output|reply|respond|answer)( with)? \*?only\b"
+#: A title of a conversation, not a title bar in a chat window.
+_TITLE_OF = (
+    rf"(?:{_TITLE})(?! bar).{{0,80}}?\b(for|of|that|which|to|based on|summari\w+|describ\w+|für|zu[mr]?|pour|para|per|de|del|della?)\b.{{0,60}}?(?:{_A_TALK})"
+    rf"|(?:{_THE_TALK}|\b(conversation|dialogue|exchange|thread|session)s?\b).{{0,120}}?(?:{_TITLE})(?! bar)|(?:标题|標題|题目|タイトル|題名|제목).{{0,60}}(?:{_A_TALK})|(?:对话|会话|聊天|對話|會話|会話|대화).{{0,60}}(?:标题|標題|题目|タイトル|題名|제목)"
+)
 _QUERY = r"\b(quer(y|ies)|questions?|messages?|follow[- ]?ups?|inputs?)\b"
+_NEXT_SPEAKER = r"\b(select|pick|choose|decide)\b.{0,30}\b((the )?next (role|speaker|agent|participant)|who (speaks|talks|goes|acts) next)\b"
 _STAND_ALONE = r"\bstand[- ]?alone\b|\bstands? (alone|on its own)\b|\bself-contained\b|\bwithout the (chat )?history\b|\bindependent(ly)? of the (chat|conversation)"
 
 _CONTAINER = re.compile(r"<(chat_?history|conversation|transcript|messages|dialogue?)\b[^>]*>", re.IGNORECASE)
@@ -205,7 +211,7 @@ _CLOCK = "a clock or a schedule spoke, not a person"
 #: The table. Order matters only for which reason is given.
 RULES: tuple[Rule, ...] = (
     # -- names and labels for a conversation
-    Rule(reason="title", means=_TITLES, asks=(_near(_TITLE, _A_TALK, 120), _re(_FORM), _re(_MAKE)), fresh=True),
+    Rule(reason="title", means=_TITLES, asks=(_re(_TITLE_OF), _re(_FORM), _re(_MAKE)), fresh=True),
     Rule(reason="title", means=_TITLES, asks=(_near(_TITLE, _THE_TALK, 120), _re(_MAKE)), fresh=True),
     Rule(reason="title", means=_TITLES, asks=(_near(_TITLE, _THE_TALK, 80), _re(_FORM))),
     Rule(reason="title", means=_TITLES, asks=(_re(r"\b(summari[sz]e|describe|name)\b.{0,60}\b(in|with|at) (most |at most )?\S{1,12} (words|characters)\b"), _near(rf"{_TITLE}|\bname\b", _A_TALK, 120))),
@@ -266,8 +272,8 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="announce", means="a background job reports", when=_announces),
     Rule(reason="probe", means="is anybody there", when=_is_probe),
     # -- agents among themselves
-    Rule(reason="speaker_selection", means="who speaks next in a group of agents", asks=(_re(r"\b(select|pick|choose|decide)\b.{0,30}\b((the )?next (role|speaker|agent|participant)|who (speaks|talks|goes|acts) next)\b"),)),
-    Rule(reason="speaker_selection", means="who speaks next in a group of agents", system=(_re(r"\b(select|pick|choose|decide)\b.{0,30}\b((the )?next (role|speaker|agent|participant)|who (speaks|talks|goes|acts) next)\b"), _re(_FORM))),
+    Rule(reason="speaker_selection", means="who speaks next in a group of agents", asks=(_re(_NEXT_SPEAKER), _re(rf"{_FORM}|\bfrom\b.{{0,6}}\["))),
+    Rule(reason="speaker_selection", means="who speaks next in a group of agents", system=(_re(_NEXT_SPEAKER), _re(rf"{_FORM}|\bfrom\b.{{0,6}}\["))),
     Rule(reason="agent_to_agent", means="another agent spoke, not the person", when=lambda v: v.other_speaker),
     Rule(reason="guardrail", means="a check of what is said, not an answer to it", system=(_re(r"\A\W{0,4}(you (check|decide|detect|classify|judge)|check|decide|determine|detect|classify|judge|evaluate|assess|flag)\b.{0,80}\b(if|whether|for)\b"),), when=lambda v: v.is_structured),
     Rule(reason="judge", means="a check of what is said, not an answer to it", system=(_re(r"\byou are an? (\w+ ){0,3}(judge|evaluator|grader|critic|reviewer of (answers|responses))\b"),)),
