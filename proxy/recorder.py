@@ -312,22 +312,32 @@ class Recorder:
 
     async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
         """Try until the record can be used."""
+        try:
+            done = await work()  # nearly always the only attempt: the retrying is not set up for it
+        except (RecordUnavailable, RecordCorrupt) as exc:
+            self._note_failure(exc, is_first=True)
+            done = await self._retrying(work)
+        self.last_error = None
+        return done
+
+    async def _retrying(self, work: Callable[[], Awaitable[T]]) -> T:
         async for attempt in tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type((RecordUnavailable, RecordCorrupt)),
             wait=tenacity.wait_random_exponential(multiplier=0.05, max=2.0),
-            before_sleep=self._note_failure,
+            before_sleep=self._note_attempt,
             reraise=True,
         ):
             with attempt:
                 done = await work()
-        self.last_error = None
         return done
 
-    def _note_failure(self, state: tenacity.RetryCallState) -> None:
+    def _note_attempt(self, state: tenacity.RetryCallState) -> None:
+        self._note_failure(state.outcome.exception() if state.outcome is not None else None)
+
+    def _note_failure(self, error: BaseException | None, *, is_first: bool = False) -> None:
         self.failed_writes += 1
-        error = state.outcome.exception() if state.outcome is not None else None
         self.last_error = str(error)[:300]
-        if state.attempt_number == 1:
+        if is_first:
             log.warning("the record cannot be written, trying again: %s", self.last_error)
 
     async def opened(self) -> Record:
