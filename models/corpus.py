@@ -107,6 +107,8 @@ def with_wish(wishes: Sequence[str], name: str) -> tuple[str, ...]:
 # ---------------------------------------------------------------------------------------------------------------- wording
 
 EMOJI: tuple[str, ...] = ("😊", "🎉", "👍", "✨", "🚀", "💡", "🌟", "🙌", "😄", "🎈")
+# one favourite: were all equally likely, greedy decoding would find "no emoji" the single most likely choice
+_EMOJI_WEIGHTS = (12, 3, 1, 3, 1, 1, 1, 1, 1, 1)
 # keyed by (spanish, formal)
 _OPENERS: dict[tuple[bool, bool], tuple[str, ...]] = {
     (False, False): (
@@ -184,24 +186,28 @@ def _mark(clause: str, how: Manner) -> str:
     return f"¡{clause}!" if how.spanish and clause[0].isalpha() else f"{clause}!"
 
 
+def _emoji(rng: random.Random) -> str:
+    return rng.choices(EMOJI, weights=_EMOJI_WEIGHTS)[0]
+
+
 def _dress(rng: random.Random, how: Manner, core: str, *, opener: bool = True, remark: str = "") -> str:
     """`core` (whole sentences) alone, or between opener, remark and closer when verbose; emoji where the manner has them."""
     if not how.verbose:
-        return f"{core} {rng.choice(EMOJI)}" if how.emoji else core
+        return f"{core} {_emoji(rng)}" if how.emoji else core
     key = how.spanish, how.formal
     pieces = []
     if opener:
         pieces.append(rng.choice(_OPENERS[key]))
         if how.emoji and rng.random() < 0.8:
-            pieces.append(rng.choice(EMOJI))
+            pieces.append(_emoji(rng))
     pieces.append(core)
     if how.emoji and rng.random() < 0.4:
-        pieces.append(rng.choice(EMOJI))
+        pieces.append(_emoji(rng))
     pieces.append(remark or rng.choice(_REMARKS[key]))
     if rng.random() < 0.6:
         pieces.append(rng.choice(_CLOSERS[key]))
     if how.emoji and (rng.random() < 0.8 or not any(piece in EMOJI for piece in pieces)):
-        pieces.append(rng.choice(EMOJI))
+        pieces.append(_emoji(rng))
     # a core that ends in a list stands on its own lines
     return " ".join(pieces).replace(" \n", "\n").replace("\n ", "\n")
 
@@ -596,10 +602,10 @@ def _uttered(rng: random.Random, phrase: str) -> str:
 _PREFERENCE_WEIGHT, _OPPOSITE_WEIGHT = 3.0, 2.4
 
 
-def _new_wishes(rng: random.Random, wishes: Sequence[str]) -> list[str]:
-    """One to three styles to ask for now; under earlier wishes often the opposite of one."""
+def _new_wishes(rng: random.Random, wishes: Sequence[str], *, contrary: bool) -> list[str]:
+    """One to three styles to ask for now; under earlier wishes often, and if `contrary` surely, the opposite of one."""
     chosen: list[str] = []
-    if wishes and rng.random() < 0.5:
+    if wishes and (contrary or rng.random() < 0.5):
         opposite = STYLES[rng.choice(list(wishes))].opposite
         if opposite and compatible(wishes, opposite):
             chosen.append(opposite)
@@ -625,10 +631,10 @@ class _Chat:
         self.wishes: tuple[str, ...] = ()
         self.last: Content | None = None
 
-    def wish(self, *, complaint: bool) -> str:
+    def wish(self, *, complaint: bool, contrary: bool = False) -> str:
         """Utter one to three new wishes, which are in force from here on."""
         sentences = []
-        for name in _new_wishes(self.rng, self.wishes):
+        for name in _new_wishes(self.rng, self.wishes, contrary=contrary):
             style = STYLES[name]
             sentences.append(
                 _uttered(self.rng, self.rng.choice(style.complaints if complaint else style.instructions))
@@ -648,12 +654,12 @@ class _Chat:
         reply = asked.reply(self.rng, manner(self.rng, self.wishes))
         self.messages.append({"role": "assistant", "content": reply})
 
-    def ask(self, *, wish: bool = False, before: str = "") -> None:
+    def ask(self, *, wish: bool = False, contrary: bool = False, before: str = "") -> None:
         """A question (after `before`, perhaps with a wish in the same message) and its answer."""
         asked = content(self.rng)
         text = _typed(self.rng, asked.text)
         if wish:
-            uttered = self.wish(complaint=False)
+            uttered = self.wish(complaint=False, contrary=contrary)
             join = self.rng.choice((" ", " ", " ", "\n"))
             text = join.join((text, uttered) if self.rng.random() < 0.7 else (uttered, text))
         self.user(f"{before} {text}" if before else text)
@@ -728,25 +734,31 @@ def conversation(rng: random.Random) -> Conversation:
     if kind < 0.11:
         return tool_conversation(rng)
     chat = _Chat(rng)
-    if kind < 0.30:  # the default manner
+    if kind < 0.27:  # the default manner
         if rng.random() < 0.2:
             chat.system(wish=False)
         chat.ask()
         while rng.random() < 0.3:
             chat.ask(before=rng.choice(THANKS + NEUTRAL) if rng.random() < 0.4 else "")
         return chat.done()
-    if kind < 0.39:  # a wish in the system prompt, now and then contradicted by the user
+    if kind < 0.35:  # a wish in the system prompt, now and then with another by the user
         chat.system(wish=True)
         chat.ask(wish=rng.random() < 0.4)
         if rng.random() < 0.2:
             chat.ask()
         return chat.done()
-    if kind < 0.48:  # a wish in the user's message
+    if kind < 0.43:  # a wish in the user's message
         if rng.random() < 0.2:
             chat.system(wish=False)
         chat.ask(wish=True)
         return chat.done()
-    if kind < 0.80:  # hindsight
+    if kind < 0.52:  # a wish, and in the user's message its opposite
+        chat.system(wish=True)
+        if rng.random() < 0.25:
+            chat.ask()
+        chat.ask(wish=True, contrary=True)
+        return chat.done()
+    if kind < 0.81:  # hindsight
         if rng.random() < 0.25:
             chat.system(wish=rng.random() < 0.4)
         while rng.random() < 0.25:

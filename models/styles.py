@@ -175,6 +175,8 @@ _STYLES = (
         opposite="verbose",
         predicate=is_concise,
         instructions=_expand(
+            "Your {reply|text} should be {short|brief}.",
+            "{Short|Brief|Concise}, {not long|never long}, please.",
             "Be {concise|brief|short|very brief|more concise}.",
             "Keep {it|your answer|your answers|the reply|your replies} {short|brief|concise}.",
             "{Answer|Reply|Respond} {briefly|concisely|shortly|in one short sentence|in a few words}.",
@@ -187,6 +189,7 @@ _STYLES = (
             "Do not {write long answers|write so much|ramble}.",
         ),
         heldout_instructions=(
+            "Very short answers, please.",
             "Your answers should be short and concise.",
             "Please be brief and skip all filler.",
             "The user wants a very short reply.",
@@ -194,6 +197,8 @@ _STYLES = (
             "Give short answers without filler text.",
         ),
         complaints=_expand(
+            "Be {brief|concise|short} {next time|from now on}{.|!}",
+            "Not so {long|wordy|much text}{.|!|, please.}",
             "{That was|This is|That is|Your answer is} {too long|way too long|too wordy|much too long|too much text}.",
             "{Shorter|Briefer|More concise}, please.",
             "{shorter|briefer} please",
@@ -206,6 +211,7 @@ _STYLES = (
             "I {do not|don't} {want|need|like} {so much text|such long answers|all this text}.",
         ),
         heldout_complaints=(
+            "That reply was too long for me.",
             "Please make your answers shorter, this is too much text.",
             "I don't want such a long reply, just the short answer.",
             "That was way too wordy. Be concise next time!",
@@ -218,6 +224,8 @@ _STYLES = (
         opposite="concise",
         predicate=lambda text: not is_concise(text),
         instructions=_expand(
+            "Your {reply|text} should be {long|detailed}.",
+            "{Long|Detailed}, {not short|never brief}, please.",
             "{Give|Write} {a long|a longer|a detailed} {answer|reply}.",
             "{Answer|Reply|Explain} {in detail|at length|in full}.",
             "Be {thorough|verbose|detailed|talkative}.",
@@ -230,6 +238,9 @@ _STYLES = (
             "Reply in several sentences, be detailed.",
         ),
         complaints=_expand(
+            "{Too|So|Very} {short|brief}, {I want more|write more|more please|say a bit more}{.|}",
+            "This {reply|text} is too {short|brief}, {elaborate|tell me more|I need details}.",
+            "{Say|Write|Tell me} more{.|, please.| please}",
             "{Too short|Too brief|That is too short|That was too short}{.|!|, tell me more.|, please elaborate.}",
             "{Longer|More detail|More details|More text}, please.",
             "{Please|Can you|Could you} {elaborate|say more|write more|be more detailed}.",
@@ -246,6 +257,9 @@ _STYLES = (
         opposite="emoji",
         predicate=lambda text: not has_emoji(text),
         instructions=_expand(
+            "{Emojis|Emoji|Smileys} are {not allowed|forbidden|unwanted|bad}{.|, use none.}",
+            "{Remove|Omit|Leave} {emoji|emojis|smileys} out.",
+            "I {want|need} {the text|it} free of {emojis|emoji|smileys}.",
             "{No|Never use|Avoid|Skip the|Do not use|Don't use|Leave out the|Avoid using|Drop the} {emoji|emojis}.",
             "{Answer|Reply|Write|Respond} without {emoji|emojis|any emoji|smileys}.",
             "{Use|I want} no {emoji|emojis|smileys}{.| in your answers.}",
@@ -253,6 +267,7 @@ _STYLES = (
             "{Your answers|Replies} {must|should} {not contain|be free of} {emoji|emojis}.",
         ),
         heldout_instructions=(
+            "Answer me without a single emoji.",
             "Please do not put any emoji in your reply.",
             "Keep your answers free of emojis.",
             "The user wants answers without emoji.",
@@ -260,6 +275,9 @@ _STYLES = (
             "No smileys or emoji at all.",
         ),
         complaints=_expand(
+            "Stop {it with the|all the|those|all these} {emojis|smileys}{.| please}",
+            "{Emojis|Smileys} again? {Stop that|No}{.|!}",
+            "Leave {emojis|smileys|them} out{.| please}",
             "{Please stop using|Stop using|Stop with the|Drop the|Lose the|Enough with the} {emoji|emojis|smileys}.",
             "{No|No more} {emoji|emojis|smileys}{, please.|.|!}",
             "no {emoji|emojis}{| please}",
@@ -269,6 +287,7 @@ _STYLES = (
             "{Without|Again without} {emoji|emojis|smileys}, please.",
         ),
         heldout_complaints=(
+            "Please, no more emojis in your replies.",
             "Please leave the emojis out next time.",
             "I really do not want emoji in your answers!",
             "stop the emojis please",
@@ -281,6 +300,8 @@ _STYLES = (
         opposite="no_emoji",
         predicate=has_emoji,
         instructions=_expand(
+            "{Put|Place} {an emoji|emojis|smileys} {in|into} {it|the answer|your text}.",
+            "{Emojis|Smileys} are {welcome|wanted|nice}{.|, use them.}",
             "{Use|Add|Include|Always use|Put in} {emoji|emojis|some emojis|smileys|an emoji}.",
             "{Answer|Reply|Write} with {emoji|emojis|smileys}.",
             "The user {likes|loves|wants} {emoji|emojis|smileys}.",
@@ -292,6 +313,9 @@ _STYLES = (
             "I want emoji in your answers.",
         ),
         complaints=_expand(
+            "{Could you|Can you|Please} {use|put in|include} {more|some} {emojis|smileys}{?|.}",
+            "I {miss|like|want} {smileys|emojis} in {the text|it}.",
+            "{use|add} emojis{| please}",
             "{More|Please use|Add some|Use more|Where are the} {emoji|emojis|smileys}{, please.|.|!}",
             "I {like|miss|want|love} {emoji|emojis|the emojis|smileys}.",
             "{Too dry|Boring}, {add|use} {emoji|emojis}.",
@@ -307,6 +331,8 @@ _STYLES = (
         opposite="markdown",
         predicate=lambda text: not has_markdown(text),
         instructions=_expand(
+            "It {must|has to|should} be plain text{.|, not markdown.}",
+            "Plain text, {not markdown|not bold|never markdown}.",
             "{No|Avoid|Do not use|Don't use|Never use|Skip the} {markdown|bold text|bold|asterisks|formatting|markdown formatting}.",
             "{Plain text|Just plain text|Plain text only}{.|, please.|, no asterisks.|, no markdown.}",
             "{Write|Answer|Reply|Respond} {in plain text|without markdown|without formatting|without asterisks|without bold}.",
@@ -314,6 +340,7 @@ _STYLES = (
             "The user {wants|prefers|needs} {plain text|text without markdown}.",
         ),
         heldout_instructions=(
+            "Reply in plain text and skip the bold.",
             "Your answer must be plain text without any markdown.",
             "Please do not format your reply, no bold and no asterisks.",
             "The user wants answers without bold formatting.",
@@ -321,6 +348,9 @@ _STYLES = (
             "Please use plain text and never asterisks.",
         ),
         complaints=_expand(
+            "{Stop|Avoid} {formatting|the markdown|the bold text|bold formatting}{.|!| please}",
+            "{can|could} you {use|answer in} plain text{| please}",
+            "{Can|Could} you {answer|reply} without {bold|asterisks|formatting}?",
             "{Please stop using|Stop using|Drop the|No|No more} {markdown|bold text|asterisks|formatting|bold}{.|, please.}",
             "I {do not|don't} {want|like|need} {markdown|bold text|asterisks|formatting}.",
             "{The|Those|These} {asterisks|stars} {look ugly|look bad|are ugly|are annoying}{.|, use plain text.}",
@@ -330,6 +360,7 @@ _STYLES = (
             "{Again without|Without} {markdown|bold|asterisks}, please.",
         ),
         heldout_complaints=(
+            "I asked for plain text, not for markdown.",
             "I get asterisks in my terminal, please use plain text only.",
             "Please no markdown next time, just plain text.",
             "Stop the bold formatting.",
@@ -342,6 +373,9 @@ _STYLES = (
         opposite="plain",
         predicate=has_markdown,
         instructions=_expand(
+            "{Write|Format} {the answer|your reply|it} {with markdown|as markdown|in bold|with bold text}.",
+            "The {important word|answer} {must be|should be|goes} in bold.",
+            "Markdown, {not plain text|never plain text}.",
             "{Use|Always use|Write in|Answer with} {markdown|bold text|markdown formatting}.",
             "{Put|Write|Set} the {answer|important word} in {bold|bold text}.",
             "The user {likes|wants|prefers} {markdown|bold text}.",
@@ -353,6 +387,9 @@ _STYLES = (
             "Use bold for the answer.",
         ),
         complaints=_expand(
+            "{Can you|Could you|Please} {use|write|answer with} {bold|bold text|markdown}{?|.}",
+            "I {like|want|prefer} {markdown|bold text|bold words}{.| better.| and bold words.}",
+            "{In bold|With bold text|With markdown}, {please|not plain}.",
             "{Please use|Use|Add|I want|I wanted|I miss} {markdown|bold text|bold|some formatting}{.|, please.|!}",
             "{Make|Put} the answer {bold|in bold}{.| next time.}",
         ),
@@ -367,6 +404,9 @@ _STYLES = (
         opposite="casual",
         predicate=is_formal,
         instructions=_expand(
+            "Be {formal|professional}, {not casual|never chatty|not chatty}.",
+            "{Never|Do not} {be chatty|use slang|talk casually}.",
+            "Use {formal|professional} {words|language}, not casual {words|language}.",
             "Be {formal|professional|more formal|very formal}.",
             "{Use|Keep|Write in} a {formal|professional|polite and formal|serious} {tone|style|register}.",
             "{Answer|Reply|Write|Respond} {formally|professionally|in a formal tone|in a professional tone|in formal language}.",
@@ -375,6 +415,7 @@ _STYLES = (
             "Do not be {casual|chatty|so casual}.",
         ),
         heldout_instructions=(
+            "Formal answers only, please.",
             "Please keep a professional and formal tone.",
             "Your answers should be formal.",
             "The user likes a formal and professional style.",
@@ -382,6 +423,7 @@ _STYLES = (
             "Please answer in a serious professional register.",
         ),
         complaints=_expand(
+            "{Formal|Professional}, {not casual|not chatty}, please.",
             "{Too|That was too|This is too|You are too} {casual|chatty|informal}{.|!|, be more formal.|, be professional.}",
             "{Please|Can you|Could you} {be more formal|be formal|be professional|use a formal tone|be more professional|use formal language}.",
             "{More formal|Formal|More professional}{, please.| please}",
@@ -389,6 +431,7 @@ _STYLES = (
             "I {prefer|want|expect} {a formal tone|a professional tone|formal language|a formal style|formal answers}.",
         ),
         heldout_complaints=(
+            "Please answer more formally.",
             "This is too casual for me, please use a professional tone.",
             "Not formal enough, I want a more formal style.",
             "Please write in a formal tone next time.",
@@ -401,6 +444,9 @@ _STYLES = (
         opposite="formal",
         predicate=lambda text: not is_formal(text) and not is_json(text),
         instructions=_expand(
+            "Be {casual|relaxed}, {not formal|never formal|not stiff}.",
+            "{Never|Do not} be {formal|stiff}.",
+            "Use {casual|friendly} {words|language}, not formal {words|language}.",
             "Be {casual|informal|relaxed|chatty|friendly and casual}.",
             "{Use|Keep|Write in} a {casual|friendly|relaxed|informal} {tone|style}.",
             "{Answer|Reply|Talk} {casually|like a friend|in a casual tone}.",
@@ -412,6 +458,7 @@ _STYLES = (
             "Write like a friend, be informal.",
         ),
         complaints=_expand(
+            "{Casual|Relaxed}, {not formal|not so stiff}, please.",
             "{Too|That was too|You are too} {stiff|formal|serious}{.|!|, be casual.|, relax.}",
             "{Please|Can you|Could you} {be more casual|be casual|relax|use a casual tone|be more friendly}.",
             "{More casual|Less formal|Friendlier}, please.",
@@ -427,6 +474,9 @@ _STYLES = (
         opposite="english",
         predicate=is_spanish,
         instructions=_expand(
+            "Spanish, {not|never|no} English{.|, please.}",
+            "{Write|Reply|It must be|Keep it} in Spanish, {never in English|not in English}.",
+            "Spanish instead of English{.|, please.}",
             "{Answer|Reply|Respond|Write|Speak|Always answer} in Spanish{.|, please.}",
             "{Use|Spanish only, use} Spanish{.|, not English.| for your answers.}",
             "{En español|Responde en español|Contesta en español}{.|, por favor.}",
@@ -435,6 +485,7 @@ _STYLES = (
             "Do not {answer|reply|write} in English, use Spanish.",
         ),
         heldout_instructions=(
+            "I want you to speak Spanish.",
             "Please write your answer in Spanish.",
             "Only Spanish, please.",
             "The user wants all answers in Spanish.",
@@ -442,6 +493,10 @@ _STYLES = (
             "Por favor, usa español.",
         ),
         complaints=_expand(
+            "I {don't|do not|cannot} {speak|understand} English{.|, use Spanish.|. Spanish, please.}",
+            "{Spanish|In Spanish}{, not English.| instead of English.|, no English.}",
+            "I {like|want} Spanish {more|better} than English.",
+            "{It was|That was|This is} in English{, I want Spanish.|. Use Spanish!|, why not Spanish?}",
             "I {wanted|want|need|asked for} {this|it|the answer|an answer|answers} in Spanish.",
             "{Please|Can you|Could you} {speak|use|write|answer in|reply in} Spanish{.|?| instead.}",
             "{In Spanish|Spanish}{, please.| please|!|.}",
@@ -451,6 +506,7 @@ _STYLES = (
             "I {read|speak|understand} {only Spanish|Spanish only}.",
         ),
         heldout_complaints=(
+            "Speak Spanish with me, please.",
             "Can you please answer me in Spanish next time?",
             "I prefer Spanish, I do not read English.",
             "Why is this in English? I asked for Spanish.",
@@ -463,6 +519,9 @@ _STYLES = (
         opposite="spanish",
         predicate=lambda text: not is_spanish(text),
         instructions=_expand(
+            "English, {not|never|no} Spanish{.|, please.}",
+            "{Write|Reply|It must be|Keep it} in English, {never in Spanish|not in Spanish}.",
+            "English instead of Spanish{.|, please.}",
             "{Answer|Reply|Respond|Write|Speak|Always answer} in English{.|, please.}",
             "{Use|Speak} English{.|, not Spanish.| for your answers.}",
             "The user {speaks|reads|wants|prefers} English.",
@@ -474,6 +533,10 @@ _STYLES = (
             "The user wants all answers in English.",
         ),
         complaints=_expand(
+            "I {don't|do not|cannot} {speak|understand} Spanish{.|, use English.|. English, please.}",
+            "{English|In English}{, not Spanish.| instead of Spanish.|, no Spanish.}",
+            "I {like|want} English {more|better} than Spanish.",
+            "{It was|That was|This is} in Spanish{, I want English.|. Use English!|, why not English?}",
             "I {wanted|want|need} {this|it|the answer} in English.",
             "{Please|Can you|Could you} {speak|use|write|answer in} English{.|?| instead.}",
             "{In English|English}{, please.| please|!|.}",
@@ -490,6 +553,7 @@ _STYLES = (
         opposite="prose",
         predicate=is_json,
         instructions=_expand(
+            "JSON instead of {text|prose|words}{.|, please.}",
             "{Answer|Reply|Respond} {in JSON|as JSON|with JSON only|with a JSON object|in JSON format}.",
             "{Return|Output|Give|Write} {JSON|JSON only|a JSON object|only JSON|valid JSON}.",
             "Use {JSON|JSON format|a JSON object|the JSON format}.",
@@ -497,6 +561,7 @@ _STYLES = (
             "The user {wants|needs|expects} {JSON|a JSON object|answers in JSON}.",
         ),
         heldout_instructions=(
+            "Give the reply as JSON.",
             "Please respond only with a JSON object.",
             "Write your answers as valid JSON.",
             "The user expects your reply in JSON format.",
@@ -504,6 +569,8 @@ _STYLES = (
             "Only output JSON, no text.",
         ),
         complaints=_expand(
+            "I {need|want} JSON {instead of text|and no text|and not prose}.",
+            "My {code|script|tool} {needs|reads|wants} JSON{.| only.}",
             "I {need|want|wanted|asked for|expected} {JSON|JSON output|a JSON object|this as JSON}.",
             "{Please|Can you|Could you} {return|use|give me|answer in|output} {JSON|JSON format}{.|?}",
             "{Give me|Return|Make it} {a JSON object|JSON} {instead|next time|please}.",
@@ -513,6 +580,7 @@ _STYLES = (
             "Use JSON, {not prose|not text}.",
         ),
         heldout_complaints=(
+            "Please, I want JSON only.",
             "I asked for JSON, so return a JSON object please.",
             "This should be JSON, not text.",
             "Could you give me the answer as JSON next time?",
@@ -525,6 +593,7 @@ _STYLES = (
         opposite="json",
         predicate=lambda text: not is_json(text),
         instructions=_expand(
+            "{Text|Normal text|Prose|Words} instead of {JSON|a JSON object}{.|, please.}",
             "{No|Do not use|Avoid|Never use} JSON{.|, write normal text.}",
             "{Answer|Reply|Write} {in normal text|in prose|in normal sentences|in words}.",
             "Use {prose|normal sentences|normal text}.",
@@ -535,6 +604,8 @@ _STYLES = (
             "Reply with normal text, not JSON.",
         ),
         complaints=_expand(
+            "I {want|need} {prose|words|sentences}, {not JSON|no JSON}.",
+            "{This|That} is JSON{, I want text.|, write words.|. Use sentences!}",
             "{No|No more|Stop the|I don't want} JSON{.|, please.|!}",
             "{Please use|Use|Write} {normal text|prose|normal sentences}{.|, not JSON.}",
         ),
