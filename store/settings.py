@@ -237,7 +237,7 @@ class Settings(BaseSettings):
         "learning",
     )
     anchors: int = _field(
-        8, "PATINA_ANCHORS", "anchor samples per step that keep explicit instructions obeyed", "learning"
+        14, "PATINA_ANCHORS", "anchor samples per step that keep explicit instructions obeyed", "learning"
     )
     replay: int = _field(0, "PATINA_REPLAY", "past feedback turns mixed into a step", "learning")
     max_kl_step: float = _field(
