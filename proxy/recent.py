@@ -131,6 +131,7 @@ class Recent:
             is_extension = turn.kind is TurnKind.MAIN and turn.relation is not Relation.RETRY
             if turn.parent_turn_id is not None and is_extension:
                 self._extended.setdefault(turn.parent_turn_id, set()).add(turn.turn_id)
+                self._renew(turn.parent_turn_id, is_newest=False)
         while len(self._entries) > self._capacity:
             self._unlist(*self._entries.popitem(last=False))
         while len(self._extended) > 2 * self._capacity:
@@ -164,6 +165,14 @@ class Recent:
                 children = self._extended.get(entry.tip.parent_turn_id or "")
                 if children is not None:
                     children.discard(turn_id)
+                    if not children:
+                        self._renew(entry.tip.parent_turn_id or "", is_newest=True)
+
+    def _renew(self, turn_id: str, *, is_newest: bool) -> None:
+        """Keep an entry's tip true, so that it can be handed out as it is."""
+        entry = self._entries.get(turn_id)
+        if entry is not None and entry.tip.is_newest != is_newest:
+            self._entries[turn_id] = replace(entry, tip=replace(entry.tip, is_newest=is_newest))
 
     def _unlist(self, turn_id: str, entry: _Entry) -> None:
         for key in entry.keys:
@@ -180,10 +189,15 @@ class Recent:
 
     def _find(self, index: str, key: str) -> list[Tip]:
         """Return the turns under a key, newest first."""
-        return [self.today(self._entries[t].tip) for t in reversed(self._index.get((index, key), ()))]
+        holders = self._index.get((index, key))
+        return [self._entries[t].tip for t in reversed(holders)] if holders else []
 
     def _find_all(self, index: str, keys: Iterable[str]) -> dict[str, list[Tip]]:
         return {key: tips for key in keys if (tips := self._find(index, key))}
+
+    def after_reply(self, key: str) -> list[Tip]:
+        """Return the turns whose prompt and reply have this key, newest first."""
+        return self._find("reply", key)
 
     def replies(self, history: History) -> dict[str, list[Tip]]:
         """Return the turns after whose reply a prefix of the history ends."""

@@ -404,9 +404,7 @@ class Recorder:
         known = {d.turn_id: Known() for d in drafts}
         for keys_of in (_newest_keys, _all_keys):
             # What came before in this very batch is linked later, and is found in memory then.
-            open_ones = [
-                d for d in drafts if not _is_certain(d, known[d.turn_id], self._recent.replies(d.history))
-            ]
+            open_ones = [d for d in drafts if not _is_certain(d, known[d.turn_id], self._recent)]
             if keys_of is _all_keys:
                 open_ones = [d for d in open_ones if len(d.history.marks) > _PROBE]
             if open_ones:
@@ -446,7 +444,7 @@ def _all_keys(draft: Draft) -> list[str]:
     return draft.history.keys
 
 
-def _is_certain(draft: Draft, known: Known, remembered: Mapping[str, Sequence[Tip]]) -> bool:
+def _is_certain(draft: Draft, known: Known, recent: Recent) -> bool:
     """Whether nothing that the record could still tell would change the link.
 
     So it is for an opening (only an identical body matters, and bodies are remembered, not stored), and where the newest
@@ -456,7 +454,7 @@ def _is_certain(draft: Draft, known: Known, remembered: Mapping[str, Sequence[Ti
         return True
     for mark in reversed(draft.history.marks):
         if mark.role == "assistant":
-            tips = [*known.replies.get(mark.key, ()), *remembered.get(mark.key, ())]
+            tips = [*known.replies.get(mark.key, ()), *recent.after_reply(mark.key)]
             return any(t.kind is TurnKind.MAIN for t in tips)
     return False
 
@@ -464,6 +462,8 @@ def _is_certain(draft: Draft, known: Known, remembered: Mapping[str, Sequence[Ti
 def _merged(
     newer: Mapping[str, Iterable[Tip]], older: Mapping[str, Iterable[Tip]], recent: Recent
 ) -> dict[str, list[Tip]]:
+    if not older:
+        return {key: list(tips) for key, tips in newer.items()}
     merged: dict[str, list[Tip]] = {}
     for key in {*newer, *older}:
         tips = list(newer.get(key, ()))
