@@ -12,7 +12,7 @@ from proxy.classify import Kind
 from proxy.linking import Link
 from proxy.ours import Wishes
 from proxy.wire import Assembled, ChatRequest, parse_chat, token_fault
-from proxy.words import following_words
+from proxy.words import following
 from store.lifecycle import DropReason
 from store.values import Completion, Json, LogprobMode, NewTurn, NextState, Relation, TurnKind
 
@@ -160,10 +160,10 @@ def _next_state(draft: Draft, link: Link) -> NextState | None:
         # Nobody said a word; asking again is the message.
         role, text = "user", ""
     else:
-        roles = [m.get("role") for m in link.following if m.get("role") in ("user", "tool", "function")]
-        if not roles:
+        said = following(link.following)
+        if said is None:
             return None
-        role, text = "user" if roles[0] == "user" else "tool", following_words(link.following)
+        role, text = said
     return NextState(
         turn_id=link.answered,
         by_turn_id=draft.turn_id,

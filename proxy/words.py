@@ -55,6 +55,20 @@ _THINK = re.compile(r"<(think|thinking|thought|reasoning)>.*?</\1>", re.DOTALL |
 _THINK_TAIL = re.compile(r"^.*?</(?:think|thinking)>", re.DOTALL | re.IGNORECASE)
 _THINK_CUT = re.compile(r"<(?:think|thinking)>.*\Z", re.DOTALL | re.IGNORECASE)
 
+#: Tool results that travel as a user message: "Observation: …", "[read_file for 'x'] Result: …", <tool_response>…</tool_response>.
+_OUTPUT = re.compile(
+    r"\A\s*(?:(?:Observation|Tool (?:result|output|response)|Function (?:result|output)|Execution (?:result|output))s?:|"
+    r"\[[\w-]+(?: [^\]\n]*)?\] Result:|<(?:tool|function)[_-](?:response|result|output)s?>)"
+)
+#: What the person says behind them.
+_ASKED_BEHIND = re.compile(
+    r"^[ \t]*(?:New task|New request|New message|User|Human|Feedback|Question):[ \t]*\n?|<(feedback|user_message|answer)>\s*",
+    re.MULTILINE,
+)
+
+#: Roles of messages that follow an answer; some clients put the answer's own text behind its tools' results.
+_HEARD = frozenset({"user", "tool", "function"})
+
 #: Stands for an element that was taken out; no text holds it.
 _GAP = "\x00"
 _HEADING = re.compile(r"^#{1,6} \S", re.MULTILINE)
@@ -94,7 +108,24 @@ def own_words(text: str) -> str:
         bare = _MARKER.sub("", bare)
     if " | " in bare:
         bare = _PAIRS.sub("", bare)
-    return bare.strip()
+    return _behind_output(bare).strip()
+
+
+def is_tool_output(text: str) -> bool:
+    """Whether a user message is a tool's result and nobody speaks in it."""
+    return bool(_OUTPUT.match(text)) and _ASKED_BEHIND.search(text) is None
+
+
+def _behind_output(text: str) -> str:
+    """Return what the person says behind a tool's result, or the text as it is."""
+    if not _OUTPUT.match(text):
+        return text
+    found = list(_ASKED_BEHIND.finditer(text))
+    if not found:
+        return text
+    asked = found[-1]
+    behind = text[asked.end() :]
+    return behind.split(f"</{asked[1]}>")[0] if asked[1] else behind
 
 
 def _opened(text: str) -> str:
@@ -159,26 +190,37 @@ def collapse(text: str) -> str:
     return " ".join(text.split())
 
 
-def following_words(messages: Sequence[Message]) -> str:
-    """Return what was said after a turn: the person's words, or where nobody spoke the tools' output.
+def following(messages: Sequence[Message]) -> tuple[str, str] | None:
+    """Return (role, text) of what was said after a turn, or None when nothing was.
 
-    ``messages`` are those after the turn's reply. When they hold answers of the assistant too (turns that were not
-    recorded, or side turns between), the newest words count.
+    The person's words ("user"), or where nobody spoke the tools' output ("tool"). ``messages`` are those after the turn's
+    reply. When they hold answers of the assistant too (turns that were not recorded, or side turns between), the newest words
+    count.
     """
-    people: list[str] = []
+    people: list[tuple[object, str]] = []
     tools: list[str] = []
-    for message in messages:
+    for position, message in enumerate(messages):
         role = message.get("role")
         text = content_text(message.get("content"))
-        if role == "user":
-            people.append(text)
-        elif role in ("tool", "function"):
+        if role in ("tool", "function") or (role == "user" and is_tool_output(text)):
             tools.append(text)
-        elif role == "assistant":
+        elif role == "user":
+            people.append((message.get("name"), text))
+        elif role == "assistant" and 
+            m.get("role") in _HEARD for m in messages[position + 1 :]
+        ):
             people, tools = [], []
-    words = [bare for bare in map(own_words, people) if bare]
+    # Where several speak, the last of them answers; the others are agents that it heard.
+    texts = [text for name, text in people if name == people[-1][0]]
+    words = [bare for bare in map(own_words, texts) if bare]
     if words:
-        return "\n".join(words)
+        return "user", "\n".join(words)
     if tools:
-        return "\n".join(tools)
-    return "\n".join(people).strip()
+        return "tool", "\n".join(tools)
+    return ("user", "\n".join(texts).strip()) if texts else None
+
+
+def following_words(messages: Sequence[Message]) -> str:
+    """Return the text alone of `following`; empty when nothing was said."""
+    found = following(messages)
+    return found[1] if found is not None else ""
