@@ -206,9 +206,7 @@ def following(messages: Sequence[Message]) -> tuple[str, str] | None:
             tools.append(text)
         elif role == "user":
             people.append((message.get("name"), text))
-        elif role == "assistant" and 
-            m.get("role") in _HEARD for m in messages[position + 1 :]
-        ):
+        elif role == "assistant" and any(m.get("role") in _HEARD for m in messages[position + 1 :]):
             people, tools = [], []
     # Where several speak, the last of them answers; the others are agents that it heard.
     texts = [text for name, text in people if name == people[-1][0]]
