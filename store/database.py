@@ -2,8 +2,8 @@
 
 A query is a plain function of a synchronous `sqlalchemy.Connection`; `Database` runs it as one transaction:
 
-* SQLite: the whole function in one hop to a thread of ours. (A driver that hops for each statement costs a turn about 39
-  hops, three quarters of all the proxy's work.) One thread and one connection write, so that writers of this process never
+* SQLite: the whole function in one hop to aiosqlite's thread. (One hop for each statement, as SQLAlchemy's dialect for it
+  does, costs a turn about 39 hops, three quarters of all the proxy's work.) One thread and one connection write, so that writers of this process never
   wait for each other inside SQLite; others read.
 * PostgreSQL: `AsyncConnection.run_sync`; each statement is a round trip to the server anyway.
 
@@ -19,15 +19,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
+import aiosqlite
 import orjson
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -52,7 +51,7 @@ class Database:
         self._file = file
         self._server = server
         if file is not None:
-            self._writer = _Thread("record-write")
+            self._writer = _Writer(file.open)
             self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="record-read")
 
     @classmethod
@@ -68,7 +67,7 @@ class Database:
                 raise RecordError("the record needs a file: memory is not shared between processes")
             database = cls(_SqliteFile(Path(parsed.database), busy_timeout_s), None)
             try:
-                await database._writer.run(database._file_of().open)
+                await database._writer.start()
             except BaseException:
                 await database.close()
                 raise
@@ -86,9 +85,9 @@ class Database:
             return
         # In this order: what is being read and written ends before the connections close.
         await asyncio.to_thread(self._readers.shutdown)
-        if self._writer.is_running:
+        if self._writer.is_alive:
             await self._writer.run(self._file_of().close)
-            self._writer.stop()
+            await self._writer.close()
 
     async def read(
         self, work: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -121,51 +120,33 @@ class Database:
         return self._file
 
 
-class _Thread:
-    """One thread that does one thing after the other. Half the price of an executor, and every turn comes through it."""
+class _Writer(aiosqlite.Connection):
+    """aiosqlite's connection, whose thread runs a whole transaction in one hop instead of each statement in one."""
 
-    def __init__(self, name: str) -> None:
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self.is_running = True
-        # A daemon: whoever forgets to close a record does not keep the program from ending, and SQLite needs no farewell.
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+    def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
+        super().__init__(connector, iter_chunk_size=64)
+        # Whoever forgets to close a record does not keep the program from ending, and SQLite needs no farewell.
+        self._thread.daemon = True
+        self._thread.name = f"record-write-{self._thread.name}"
+
+    async def start(self) -> None:
+        """Open it; raises what the connector raises."""
+        try:
+            await self
+        except BaseException:
+            # The thread's last word goes to the event loop, which must not be closed by then.
+            await asyncio.to_thread(self._thread.join)
+            raise
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was opened and not closed."""
+        return self._connection is not None
 
     async def run(self, work: Callable[[], T]) -> T:
         """Return what ``work`` returns, or raise what it raises."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-
-        def job() -> None:
-            try:
-                result = work()
-            except BaseException as exc:  # noqa: BLE001 - raised again where it is waited for
-                tell, said = _fail, exc
-            else:
-                tell, said = _succeed, result  # type: ignore[assignment]  # each with what belongs to it
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(tell, done, said)
-
-        self._jobs.put(job)
-        return await done
-
-    def stop(self) -> None:
-        """End once what was asked for is done."""
-        self.is_running = False
-        self._jobs.put(None)
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-
-
-def _succeed(done: asyncio.Future[Any], result: Any) -> None:
-    if not done.done():
-        done.set_result(result)
-
-
-def _fail(done: asyncio.Future[Any], error: BaseException) -> None:
-    if not done.done():
-        done.set_exception(error)
+        result: T = await self._execute(work)  # type: ignore[no-untyped-call]  # aiosqlite's own way in, for subclasses
+        return result
 
 
 class _SqliteFile:
@@ -181,7 +162,8 @@ class _SqliteFile:
             None  # reads the whole of it when the file has to be restored
         )
 
-    def open(self) -> None:
+    def open(self) -> sqlite3.Connection:
+        """Open all connections; returns the spare one, which stands for the file."""
         with _mapped():
             if not self._path.parent.is_dir():
                 raise RecordUnavailable(f"the record's folder {self._path.parent} is not there")
@@ -197,6 +179,7 @@ class _SqliteFile:
             self._spare = self._connect()
             self._spare.execute("SELECT count(*) FROM sqlite_master").fetchone()  # opens the WAL as well
             self._writing = self._engine.connect()
+            return self._spare
 
     def close(self) -> None:
         if self._writing is not None:
