@@ -24,7 +24,7 @@ import orjson
 
 from migrations import upgrade
 from proxy.canonical import read_history
-from proxy.classify import classify_request
+from proxy.classify import RULES, Rule, classify_request
 from proxy.clients import recognise
 from proxy.drafts import Draft, request_of
 from proxy.ours import read_caller, read_wishes
@@ -158,7 +158,7 @@ def turn_of(seq: int) -> str:
     return f"turn_{seq:08d}"
 
 
-def draft_of(row: Recorded) -> Draft | None:
+def draft_of(row: Recorded, rules: Sequence[Rule] = RULES) -> Draft | None:
     """Return what the proxy would hand to its recorder, or None when it records no such request."""
     if row.chat is None:
         return None
@@ -182,7 +182,7 @@ def draft_of(row: Recorded) -> Draft | None:
         scope=caller.scope,
         client=recognise(row.headers, chat.body),
         wishes=wishes,
-        kind=classify_request(chat.messages, chat.body, wishes.kind),
+        kind=classify_request(chat.messages, chat.body, wishes.kind, rules),
         policy="recorded",
         adapter_version=0,
         status_code=200,
@@ -208,8 +208,12 @@ class _Noting(Record):
         self.noted += turns
 
 
-async def replay(rows: Sequence[Recorded]) -> list[Prediction]:
-    """Take recorded requests through the proxy's recorder, one after the other, over a record of their own."""
+async def replay(rows: Sequence[Recorded], rules: Sequence[Rule] = RULES) -> list[Prediction]:
+    """Take recorded requests through the proxy's recorder, one after the other, over a record of their own.
+
+    Args:
+        rules: the table of housekeeping, for experiments that leave some out.
+    """
     with tempfile.TemporaryDirectory(prefix="patina-classify-") as folder:
         url = f"sqlite+aiosqlite:///{folder}/patina.db"
         await asyncio.to_thread(upgrade, url)
@@ -224,7 +228,7 @@ async def replay(rows: Sequence[Recorded]) -> list[Prediction]:
         writer = asyncio.create_task(recorder.run())
         try:
             for row in rows:
-                draft = draft_of(row)
+                draft = draft_of(row, rules)
                 if draft is not None:
                     await recorder.submit(draft)
                 if recorder.last_loss is not None:

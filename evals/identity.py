@@ -1,0 +1,190 @@
+"""How well sessions, next states and housekeeping are told without a header: `python -m evals.identity FOLDER [--modelled]`.
+
+Three tables over a folder of labelled traffic (one file a client, see `evals.traffic`): the rules as they are; *leave one client
+out*, where every rule that only this client's traffic supports is switched off before it is scored; and rules of other systems
+on the same traffic. Support is measured, not claimed: a rule is supported by the clients in whose side calls it holds. A rule
+that holds nowhere in the folder comes from elsewhere and stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from evals.habits import HELD_OUT, lines_of
+from evals.traffic import Prediction, Recorded, Score, parse_line, read_traffic, replay, score
+from proxy.classify import RULES, Rule, read_view
+
+Traffic = Mapping[str, Sequence[Recorded]]
+
+
+def support_of(rules: Sequence[Rule], traffic: Traffic) -> dict[int, set[str]]:
+    """Return for each rule (by its place in the table) the clients in whose labelled side calls it holds."""
+    found: dict[int, set[str]] = {i: set() for i in range(len(rules))}
+    for client, rows in traffic.items():
+        for row in rows:
+            if row.chat is None or (row.label or {}).get("kind") != "side":
+                continue
+            view = read_view(row.chat.messages, row.chat.body)
+            for i, rule in enumerate(rules):
+                if client not in found[i] and rule.holds(view):
+                    found[i].add(client)
+    return found
+
+
+def rules_without(client: str, rules: Sequence[Rule], support: Mapping[int, set[str]]) -> tuple[Rule, ...]:
+    """Return the rules that somebody other than ``client`` supports, or that nobody here does."""
+    return tuple(rule for i, rule in enumerate(rules) if support[i] != {client})
+
+
+# --------------------------------------------------------------------- others
+
+
+def header_or_unknown(rows: Sequence[Recorded]) -> list[Prediction]:
+    """OpenClaw-RL's rule: session and kind from headers, else session "unknown" and side; a turn answers the one before."""
+    return _in_order(
+        rows, lambda row: (_header(row, b"x-session-id") or "unknown", _header(row, b"x-turn-type") or "side")
+    )
+
+
+def one_a_model(rows: Sequence[Recorded]) -> list[Prediction]:
+    """MetaClaw's rule without its header: one session a model, every request a turn of it."""
+    return _in_order(rows, lambda row: (f"tui-{row.chat.model if row.chat else ''}", "main"))
+
+
+def tools_are_main(rows: Sequence[Recorded]) -> list[Prediction]:
+    """A request without tools is housekeeping; a session is what begins with the same user message."""
+
+    def tell(row: Recorded) -> tuple[str, str]:
+        assert row.chat is not None
+        first = next((m for m in row.chat.messages if m.get("role") == "user"), {})
+        return json.dumps(first.get("content")), "main" if row.chat.body.get("tools") else "side"
+
+    return _in_order(rows, tell)
+
+
+def _header(row: Recorded, name: bytes) -> str | None:
+    return next((value.decode("latin-1") for found, value in row.headers if found == name), None)
+
+
+def _in_order(rows: Sequence[Recorded], tell: Callable[[Recorded], tuple[str, str]]) -> list[Prediction]:
+    newest: dict[str, int] = {}
+    found = []
+    for row in rows:
+        if row.chat is None:
+            found.append(_prediction(row, None, "none", None))
+            continue
+        session, kind = tell(row)
+        found.append(_prediction(row, session, kind, newest.get(session)))
+        newest[session] = row.seq
+    return found
+
+
+def _prediction(row: Recorded, session: str | None, kind: str, parent: int | None) -> Prediction:
+    return Prediction(
+        seq=row.seq,
+        session=session,
+        kind=kind,
+        parent_seq=parent,
+        relation=None,
+        reason="",
+        answered_seq=parent,
+    )
+
+
+BASELINES: dict[str, Callable[[Sequence[Recorded]], list[Prediction]]] = {
+    "header, else unknown and side (OpenClaw-RL)": header_or_unknown,
+    "one session a model (MetaClaw)": one_a_model,
+    "no tools = side": tools_are_main,
+}
+
+
+# --------------------------------------------------------------------- tables
+
+
+def merged(scores: Iterable[Score]) -> Score:
+    """Return the score over all files together."""
+    scores = list(scores)
+    confusion: dict[tuple[str, str], int] = {}
+    for one in scores:
+        for key, count in one.confusion.items():
+            confusion[key] = confusion.get(key, 0) + count
+    main, every = scores[0].main, scores[0].all
+    for one in scores[1:]:
+        main, every = main + one.main, every + one.all
+    return Score(
+        confusion=confusion,
+        main=main,
+        all=every,
+        paired=sum(one.paired for one in scores),
+        pairable=sum(one.pairable for one in scores),
+        wrong=(),
+        misread=(),
+    )
+
+
+def table_of(title: str, scores: Mapping[str, Score]) -> Table:
+    """Return a row for each name and one for all."""
+    table = Table(title, "main or side", "sessions (main)", "sessions (all)", "next states", box=None)
+    for name, one in [*scores.items(), *([("all", merged(scores.values()))] if len(scores) > 1 else [])]:
+        table.add_row(
+            name,
+            f"{one.accuracy:.3f}",
+            f"{one.main.f1:.3f}",
+            f"{one.all.f1:.3f}",
+            f"{one.paired}/{one.pairable} {one.pairing:.3f}",
+        )
+    return table
+
+
+def scored(rows: Sequence[Recorded], said: Sequence[Prediction]) -> Score:
+    found = score(rows, said)
+    assert found is not None, "the traffic has no labels"
+    return found
+
+
+async def measure(traffic: Traffic, rules: Callable[[str], Sequence[Rule]]) -> dict[str, Score]:
+    """Score every client under the rules that ``rules`` names for it."""
+    return {client: scored(rows, await replay(rows, rules(client))) for client, rows in traffic.items()}
+
+
+def read_folder(folder: Path) -> dict[str, list[Recorded]]:
+    return {path.stem: read_traffic(path) for path in sorted(folder.glob("*.jsonl"))}
+
+
+def modelled() -> dict[str, list[Recorded]]:
+    """Return the traffic of the modelled clients (`evals.habits`)."""
+    return {
+        name: [parse_line(json.dumps(line).encode(), name, line["seq"]) for line in lines_of(name)]
+        for name in HELD_OUT
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--modelled", action="store_true", help="also score the modelled clients")
+    arguments = parser.parse_args()
+    traffic = read_folder(arguments.folder)
+    support = support_of(RULES, traffic)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(table_of("as it is", asyncio.run(measure(traffic, lambda _: RULES))))
+    left_out = asyncio.run(measure(traffic, lambda client: rules_without(client, RULES, support)))
+    console.print(table_of("left out", left_out))
+    for name, baseline in BASELINES.items():
+        scores = {client: scored(rows, baseline(rows)) for client, rows in traffic.items()}
+        console.print(table_of(name, {"all files": merged(scores.values())}))
+    if arguments.modelled:
+        console.print(table_of("modelled", asyncio.run(measure(modelled(), lambda _: RULES))))
+
+
+if __name__ == "__main__":
+    main()
