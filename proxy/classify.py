@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.literals import needed
 from proxy.words import content_text, is_machine_event, own_words
 from store.values import TurnKind
 
@@ -297,6 +298,42 @@ MEANINGS: Mapping[str, str] = {
 }
 
 
+class Gate:
+    """Leaves out the rules of a table that cannot hold, because words are missing that their patterns need (`literals`).
+
+    With each request all rules were tried, and hardly any has a chance: it was the dearest part of recording one.
+    """
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules = tuple(rules)
+        self._always: list[int] = []
+        self._asked: dict[str, list[int]] = {}
+        self._told: dict[str, list[int]] = {}
+        for position, rule in enumerate(self._rules):
+            needs = [(need, self._asked) for p in rule.asks if (need := needed(p)) is not None]
+            needs += [(need, self._told) for p in rule.system if (need := needed(p)) is not None]
+            if needs:
+                pieces, index = min(needs, key=lambda entry: len(entry[0]))
+                for piece in pieces:
+                    index.setdefault(piece, []).append(position)
+            else:
+                self._always.append(position)
+
+    def candidates(self, view: View) -> list[Rule]:
+        """Return the rules that may hold, in the order of the table."""
+        found = set(self._always)
+        for index, text in ((self._asked, view.request), (self._told, view.system)):
+            if text:
+                lowered = text.lower()
+                for piece, positions in index.items():
+                    if piece in lowered:
+                        found.update(positions)
+        return [self._rules[position] for position in sorted(found)]
+
+
+_GATE = Gate(RULES)
+
+
 def read_view(messages: Sequence[Message], request: Mapping[str, Any]) -> View:
     """Return what the rules may see of a request; ``request`` is its body, with or without messages."""
     answered = [i for i, m in enumerate(messages) if m.get("role") == "assistant"]
@@ -362,7 +399,8 @@ def first_rule(
 ) -> Rule | None:
     """Return the first rule of the table that holds, or None."""
     view = read_view(messages, request)
-    return next((rule for rule in rules if rule.holds(view)), None)
+    gate = _GATE if rules is RULES else Gate(rules)
+    return next((rule for rule in gate.candidates(view) if rule.holds(view)), None)
 
 
 def classify_request(

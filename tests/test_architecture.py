@@ -66,6 +66,7 @@ SANS_IO = {
     "proxy.words",
     "proxy.ours",
     "proxy.drafts",
+    "proxy.literals",
     "scorers.base",
     "scorers.lexicon",
     "scorers.prompts",
