@@ -25,6 +25,7 @@ BODY_WINDOW_S = 60.0
 BODY_LEAST = 1024
 
 _REASONS = {
+    405: b"Method Not Allowed",
     408: b"Request Timeout",
     431: b"Request Header Fields Too Large",
 }
@@ -77,6 +78,10 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_timer()
         self._is_in_head = False
+        if self.parser.get_method() == b"CONNECT":
+            # It asks for a tunnel: what would follow is no HTTP, and its body would never end.
+            self._refuse(405, "This is no forward proxy: there is no CONNECT.", "method_not_allowed")
+            return
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > MAX_HEAD or len(self.headers) > MAX_FIELDS:
             self._refuse_head()

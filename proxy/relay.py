@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import orjson
 from starlette.types import Message, Receive, Scope, Send
 
 from proxy.adapters import Alias, Lease, UnknownModel
@@ -58,7 +57,7 @@ from proxy.wire import (
 )
 from serving.protocol import Engine, Reply
 from store.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable, WireError
-from store.hashing import digest
+from store.hashing import digest, wire_json
 from store.lifecycle import DropReason
 from store.values import Json
 
@@ -366,7 +365,7 @@ class ChatRelay:
             chat=chat,
             history=history,
             # Order of keys included: a resend is the same bytes, and anything else is another request.
-            body_key=digest(history.request_key, orjson.dumps([chat.messages, request_of(chat)]).decode()),
+            body_key=digest(history.request_key, wire_json([chat.messages, request_of(chat)])),
             reply=exchange.assembler.close(),
             fault=exchange.fault,
             temperature=capabilities.default_temperature if chat.temperature is None else chat.temperature,

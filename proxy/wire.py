@@ -93,7 +93,7 @@ def parse_chat(raw: bytes) -> ChatRequest:
     if any(name in raw for name in _SECRET_NAMES):
         body = _without_secrets(body)
     messages = body.get("messages")
-    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
+    if not isinstance(messages, list) or not messages or not all(_is_message(m) for m in messages):
         raise WireError("the request has no list of messages")
     model = body.get("model")
     n = body.get("n")
@@ -106,6 +106,10 @@ def parse_chat(raw: bytes) -> ChatRequest:
         n=n if isinstance(n, int) and n > 0 else 1,
         temperature=float(temperature) if isinstance(temperature, int | float) else None,
     )
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role", ""), str | None)
 
 
 #: Some clients put keys into the body: for a tool server's sake, or as a gateway's own parameter.
@@ -269,7 +273,10 @@ def _strip_plain(raw: bytes, reply: Json, injection: Injection, habits: Habits) 
         start = raw.find(b',"token_ids":[')
         if start < 0 or habits.token_ids is True or raw.count(b'"token_ids"') != 1:
             return None
-        raw = raw[:start] + raw[raw.index(b"]", start) + 1 :]
+        end = raw.index(b"]", start)
+        if raw.find(b"[", start + 14, end) >= 0 or raw.find(b'"', start + 14, end) >= 0:
+            return None  # no list of numbers
+        raw = raw[:start] + raw[end + 1 :]
     if injection.logprobs and choice.get("logprobs") is not None:
         start = raw.find(b',"logprobs":{')
         if start < 0 or raw.count(b'"logprobs"') != 1:

@@ -254,7 +254,7 @@ styles = st.builds(
     ping=st.sampled_from([b"", b"", b": ping\n\n", b":\n", b"event: ping\ndata: {}\n\n", b"id: 7\nretry: 3\n\n"]),
 )  # fmt: skip
 many = settings(
-    max_examples=120,
+    max_examples=80,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
