@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from migrations import upgrade
+from serving.ports import free_port
 from store.settings import REPOSITORY, child_environment, read_settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -30,12 +31,6 @@ def start(home: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def said(done: subprocess.CompletedProcess[str]) -> str:
     """The one sentence, after whatever was announced before it."""
     assert done.returncode == 2, done.stdout + done.stderr
@@ -50,7 +45,7 @@ def test_an_unknown_method(tmp_path: Path) -> None:
 
 
 def test_a_missing_model_folder(tmp_path: Path) -> None:
-    done = start(tmp_path, "--model-name", str(tmp_path / "no-model"), "--proxy-port", free_port())
+    done = start(tmp_path, "--model-name", str(tmp_path / "no-model"), "--proxy-port", str(free_port()))
     assert str(tmp_path / "no-model") in said(done)
 
 
@@ -69,24 +64,24 @@ def test_a_database_newer_than_the_code_is_left_alone(tmp_path: Path) -> None:
     connection.commit()
     connection.close()
     before = (tmp_path / "patina.db").read_bytes()
-    assert "written by a newer Patina" in said(start(tmp_path, "--proxy-port", free_port()))
+    assert "written by a newer Patina" in said(start(tmp_path, "--proxy-port", str(free_port())))
     assert (tmp_path / "patina.db").read_bytes() == before
 
 
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     (tmp_path / "patina.db").write_bytes(b"my diary" * 1000)
-    assert "not a database" in said(start(tmp_path, "--proxy-port", free_port()))
+    assert "not a database" in said(start(tmp_path, "--proxy-port", str(free_port())))
     assert (tmp_path / "patina.db").read_bytes() == b"my diary" * 1000
 
 
 def test_a_custom_reward_that_is_not_there(tmp_path: Path) -> None:
-    done = start(tmp_path, "--custom-rm-path", "no_such_module:reward", "--proxy-port", free_port())
+    done = start(tmp_path, "--custom-rm-path", "no_such_module:reward", "--proxy-port", str(free_port()))
     assert "no_such_module" in said(done)
 
 
 def test_a_rubric_that_is_not_there(tmp_path: Path) -> None:
     done = start(
-        tmp_path, "--rubric", str(tmp_path / "none.txt"), "--judge", "self", "--proxy-port", free_port()
+        tmp_path, "--rubric", str(tmp_path / "none.txt"), "--judge", "self", "--proxy-port", str(free_port())
     )
     assert "none.txt" in said(done)
 
@@ -96,5 +91,5 @@ def test_a_corrupt_adapter_to_resume_from(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "adapter_config.json").write_text("{}")
     (folder / "adapter_model.safetensors").write_bytes(b"torn")
-    done = start(tmp_path / "home", "--resume-from-ckpt", str(folder), "--proxy-port", free_port())
+    done = start(tmp_path / "home", "--resume-from-ckpt", str(folder), "--proxy-port", str(free_port()))
     assert "adapter" in said(done)

@@ -11,6 +11,7 @@ import gzip
 import itertools
 import json
 import shutil
+import socket
 import threading
 import time
 import zlib
@@ -19,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 import pytest
@@ -449,7 +451,7 @@ def test_everything_else(
 
     def script(request: Request) -> list[Step]:
         if bodiless:
-            length = [("Content-Length", "5")] if method == "HEAD" else []
+            length = [("Content-Length", "5")] if method == "HEAD" or status == 304 else []
             return [answer(status, [*headers, *length], [], framing="chunked")[0].replace(b"Transfer-Encoding: chunked\r\n", b"")]  # type: ignore[union-attr]  # the head is bytes  # fmt: skip
         return answer(status, [*headers, ("Content-Type", kind)], reply, framing=framing)
 
@@ -459,7 +461,48 @@ def test_everything_else(
     assert passed.body == (body if isinstance(body, bytes) else b"".join(body or []))
 
 
+@settings(many, max_examples=30)
+@given(
+    pieces=st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=4),
+    framing=st.sampled_from(["length", "chunked"]),
+    left=st.integers(1, 9),
+)
+def test_everything_else_is_cut_where_the_backend_cuts_it(
+    pairs: dict[bool, Pair], pieces: list[bytes], framing: str, left: int
+) -> None:
+    def script(request: Request) -> list[Step]:
+        if framing == "chunked":
+            return answer(200, [SSE], [*pieces, Cut()], framing="chunked")
+        whole = b"".join(pieces)
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(whole) + left}\r\n\r\n"
+        return [head.encode(), *pieces, Cut()]
+
+    proxied, _ = pairs[True].same(script, target="/v1/completions", body=b"{}")
+    assert not proxied.is_whole
+
+
 # ------------------------------------------------------------------ one by one
+
+
+def test_an_upload_that_breaks_off_frees_the_backend(pair: Pair) -> None:
+    """The client goes away in the middle of a body that is streamed through: the backend must not wait for the rest."""
+    address = urlsplit(pair.house.url)
+    for head in ("Content-Length: 100000", "Transfer-Encoding: chunked"):
+        with socket.create_connection((address.hostname, address.port), timeout=20) as client:
+            client.sendall(
+                f"POST /v1/files HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n{head}\r\n\r\n5\r\nhello\r\n".encode()
+            )
+            for _ in range(400):
+                if pair.upstream.open_connections:
+                    break
+                time.sleep(0.02)
+            assert pair.upstream.open_connections
+        for _ in range(400):
+            if not pair.upstream.open_connections:
+                break
+            time.sleep(0.02)
+        assert not pair.upstream.open_connections
+    assert pair.upstream.requests == []
 
 
 def test_a_reply_that_is_packed_although_nobody_asked_is_passed_on_and_read(pair: Pair) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
+from serving.ports import free_port
 from store.settings import REPOSITORY, read_settings
 from tests.proxy.conftest import KEY
 from tests.proxy.upstream import Upstream, free_socket, running
@@ -26,12 +27,6 @@ from tests.proxy.upstream import Upstream, free_socket, running
 
 def command(settings: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "proxy", "--settings", str(settings), *more]
-
-
-def free_port() -> int:
-    with free_socket() as listener:
-        port: int = listener.getsockname()[1]
-    return port
 
 
 def write_settings(tmp_path: Path, port: int, **more: Any) -> Path:

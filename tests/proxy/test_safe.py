@@ -24,11 +24,11 @@ import uvicorn
 
 from proxy.cors import Origins
 from proxy.guard import MAX_FIELDS, MAX_HEAD, GuardedProtocol
+from serving.ports import free_port
 from store.keys import KeyFile, Keyring
 from store.settings import REPOSITORY, read_settings
 from tests.proxy.conftest import KEY, house_at
 from tests.proxy.test_faithful import JSON_TYPE, Style, chat, pair_at
-from tests.proxy.test_main import free_port
 from tests.proxy.upstream import Upstream, free_socket, running
 from tests.proxy.wire import Request, Seen, Step, WireUpstream, answer, exchange
 

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from serving.ports import bind, free_port, listen
+from store.errors import ConfigError
+
+
+def test_a_bound_port_refuses_until_it_listens() -> None:
+    listener = bind("127.0.0.1", 0, option="--port")
+    with listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+        assert listen(listener, backlog=4, option="--port") == ("127.0.0.1", port)
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+
+
+def test_a_taken_port_is_told_with_the_flag_that_gives_another() -> None:
+    with bind("127.0.0.1", 0, option="--port") as first:
+        port = listen(first, backlog=1, option="--port")[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} .*another --proxy-port"):
+            bind("127.0.0.1", port, option="--proxy-port")
+
+
+def test_a_free_port_can_be_taken() -> None:
+    bind("127.0.0.1", free_port(), option="--port").close()
