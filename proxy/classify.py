@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.literals import needed
-from proxy.words import content_text, is_machine_event, own_words
-from store.values import TurnKind
+from proxy.words import content_text, is_machine_event, own_words, spoken
+from store.values import Completion, TurnKind
 
 Message = Mapping[str, Any]
 
@@ -168,6 +168,7 @@ _STAND_ALONE = r"\bstand[- ]?alone\b|\bstands? (alone|on its own)\b|\bself-conta
 _CONTAINER = re.compile(r"<(chat_?history|conversation|transcript|messages|dialogue?)\b[^>]*>", re.IGNORECASE)
 _ANSWER_IT = _re(r"\b(respond to|answer) the (user|question|query)|\b(assistant|ai)\W{0,3}:\s*\Z")
 _GREETING = _re(r"\A\W*(ping|test|testing|hi|hello|hey)\W*\Z")
+_TOKEN_ONLY = re.compile(r"\A\W{0,4}(?:[A-Z]{2,}(?:_[A-Z]+)+|(?<=\[)[A-Z]{4,}(?=\]))\W{0,4}\Z")
 _FILL_IN = re.compile(
     r"<\|?fim[_▁-]|<\|?(prefix|suffix|cursor)\|?>|<(PRE|SUF|MID|CURSOR|COMPLETION)>|\{\{FILL_HERE\}\}|^\W*PREFIX\W*$|\bPREFIX:.*\bSUFFIX:",
     re.DOTALL | re.MULTILINE,
@@ -292,6 +293,8 @@ RULES: tuple[Rule, ...] = (
 MEANINGS: Mapping[str, str] = {
     **{rule.reason: rule.means for rule in reversed(RULES)},
     "conversation": "no rule knows it as housekeeping",
+    "guardrail": "a check of what is said, not an answer to it",
+    "silent_reply": "the reply is a token that only a program reads",
     "works on a recorded conversation": "it quotes a recorded question with its answer and does not wait for the next line",
     "carries on with a side turn's tools": "only tool results follow a side turn",
     "said by the client": "the client named the kind (X-Turn-Type)",
@@ -338,8 +341,8 @@ def read_view(messages: Sequence[Message], request: Mapping[str, Any]) -> View:
     """Return what the rules may see of a request; ``request`` is its body, with or without messages."""
     answered = [i for i, m in enumerate(messages) if m.get("role") == "assistant"]
     newest = messages[answered[-1] + 1 :] if answered else messages
-    spoken = [m for m in newest if m.get("role") == "user"]
-    texts = [content_text(m.get("content")) for m in spoken]
+    heard = [m for m in newest if m.get("role") == "user"]
+    texts = [content_text(m.get("content")) for m in heard]
     words = "\n".join(bare for bare in map(own_words, texts) if bare)
     system = "\n".join(
         content_text(m.get("content")) for m in messages[:8] if m.get("role") in ("system", "developer")
@@ -356,11 +359,11 @@ def read_view(messages: Sequence[Message], request: Mapping[str, Any]) -> View:
         system=system[:_HEAD],
         closing=closing,
         answers=len(answered),
-        is_structured=_is_structured(request),
+        is_structured=is_structured(request),
         tools=len(tools) if isinstance(tools, list) else 0,
         max_tokens=limit if isinstance(limit, int) else None,
         is_event=bool(texts) and is_machine_event(texts[-1]),
-        other_speaker=_is_other(messages, spoken),
+        other_speaker=_is_other(messages, heard),
     )
 
 
@@ -375,7 +378,13 @@ def _is_other(messages: Sequence[Message], newest: Sequence[Message]) -> bool:
     return isinstance(first, str) and isinstance(last, str) and first != last
 
 
-def _is_structured(request: Mapping[str, Any]) -> bool:
+def is_silent(completion: Completion) -> bool:
+    """Whether a reply is one token that only a program reads: NO_REPLY, HEARTBEAT_OK, [SILENT]."""
+    return not completion.tool_calls and bool(_TOKEN_ONLY.match(spoken(completion.text)))
+
+
+def is_structured(request: Mapping[str, Any]) -> bool:
+    """Whether the reply must follow a given JSON schema or call one given function."""
     response_format = request.get("response_format")
     if isinstance(response_format, Mapping) and response_format.get("type") in ("json_schema", "json_object"):
         return True

@@ -93,6 +93,8 @@ class Known:
         echoes: turns whose exchange stands in the history with other words around it, and the number of its mark.
         orphans: housekeeping that quotes this opening and has no conversation yet, oldest first.
         echo_of: the turn whose answer is heard again as this request's user message.
+        checked: turns that this request looks at with another system prompt, to fill in a form.
+        is_silent: the reply to this request is a token that only a program reads.
         waits_for_line: the request is a dialogue written out, and the next speaker's name stands at its end.
     """
 
@@ -107,6 +109,8 @@ class Known:
     echoes: Sequence[tuple[Quote, int]] = ()
     orphans: Sequence[Orphan] = ()
     echo_of: Quote | None = None
+    checked: Collection[str] = ()
+    is_silent: bool = False
     waits_for_line: bool = False
 
 
@@ -194,6 +198,10 @@ def link(
         kind, kind_reason = TurnKind.SIDE, "carries on with a side turn's tools"
     if kind is TurnKind.MAIN and session is None and _is_echo(known.echo_of, best):
         kind, kind_reason = TurnKind.SIDE, "agent_to_agent"
+    if kind is TurnKind.MAIN and session is None and best is not None and best.turn_id in known.checked:
+        kind, kind_reason = TurnKind.SIDE, "guardrail"
+    if kind is TurnKind.MAIN and session is None and known.is_silent:
+        kind, kind_reason = TurnKind.SIDE, "silent_reply"
     found = _decide(history, known, kind, session, tip, best, mark, candidates)
     return replace(found, kind_reason=kind_reason) if found.kind_reason is None else found
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from proxy.canonical import History, Message, preamble_key, reply_mark
+from proxy.classify import is_silent, is_structured
 from proxy.drafts import Draft
 from proxy.linking import Known, Orphan, exchange_keys, exchanges_of
 from proxy.quotes import (
@@ -57,6 +58,7 @@ class _Entry:
     root: str
     trace: Trace
     preamble: str
+    is_structured: bool
     chore: str  #: what kind of housekeeping it was; "" for a main turn
     number: int  #: which main turn of its scope
     opening: str  #: the person's words of a first turn, as far as they are compared
@@ -120,6 +122,7 @@ class Recent:
                 root=draft.history.root,
                 trace=trace,
                 preamble=preamble_key(draft.history.messages),
+                is_structured=is_structured(draft.chat.body),
                 chore=draft.kind.reason if turn.kind is TurnKind.SIDE else "",
                 number=self._mains[turn.scope],
                 opening=_opening(draft.history) if turn.kind is TurnKind.MAIN else "",
@@ -253,8 +256,20 @@ class Recent:
             echoes=[] if is_told else self.echoes(history),
             orphans=self.orphans(draft),
             echo_of=self.echo_of(draft),
+            checked=self._checked(draft, replies),
+            is_silent=any(map(is_silent, draft.reply.completions)),
             waits_for_line=page is not None and page.waits_for is not None,
         )
+
+    def _checked(self, draft: Draft, replies: Mapping[str, Sequence[Tip]]) -> set[str]:
+        """Return the turns which this request looks at as somebody else, to fill in a form about them."""
+        if not is_structured(draft.chat.body):
+            return set()
+        mine = preamble_key(draft.history.messages)
+        entries = (self._entries.get(t.turn_id) for tips in replies.values() for t in tips)
+        return {
+            e.tip.turn_id for e in entries if e is not None and e.preamble != mine and not e.is_structured
+        }
 
     def _openings(self, history: History) -> list[Tip]:
         """Return the first turns that this opening extends or cuts short, newest first."""
