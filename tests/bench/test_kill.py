@@ -1,0 +1,18 @@
+"""A few of the kills and disconnects of `bench.kill`: the whole of it takes minutes."""
+
+from bench.kill import run
+
+
+def test_after_kills_under_load_every_turn_whose_end_a_client_saw_is_recorded() -> None:
+    found = run(kill_count=3, disconnect_count=40)
+    assert found["verify"] == []
+    assert (found["missing"], found["disconnects_unrecorded"], found["disconnects_not_unfinished"]) == (
+        0,
+        0,
+        0,
+    )
+    assert found["upstream_connections_leaked"] == 0
+    assert isinstance(found["ended"], int)
+    assert found["ended"] > 10
+    assert isinstance(found["disconnects"], int)
+    assert found["disconnects"] >= 40
