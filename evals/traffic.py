@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from proxy.ours import read_caller, read_wishes
 from proxy.recorder import Recorder
 from proxy.wire import Assembler, ChatRequest, parse_chat
 from store.errors import ConfigError, WireError
-from store.hashing import digest
+from store.hashing import digest, wire_json
 from store.lifecycle import DropReason
 from store.record import Record
 from store.values import Json, LogprobMode, NewTurn
@@ -189,7 +189,7 @@ def draft_of(row: Recorded, rules: Sequence[Rule] = RULES) -> Draft | None:
         streamed=chat.stream,
         chat=chat,
         history=history,
-        body_key=digest(history.request_key, orjson.dumps([chat.messages, request_of(chat)]).decode()),
+        body_key=digest(history.request_key, wire_json([chat.messages, request_of(chat)])),
         reply=assembler.close(),
         fault=fault,
         temperature=1.0 if chat.temperature is None else chat.temperature,
@@ -208,11 +208,14 @@ class _Noting(Record):
         self.noted += turns
 
 
-async def replay(rows: Sequence[Recorded], rules: Sequence[Rule] = RULES) -> list[Prediction]:
+async def replay(
+    rows: Sequence[Recorded], rules: Sequence[Rule] = RULES, *, restarts: Collection[int] = ()
+) -> list[Prediction]:
     """Take recorded requests through the proxy's recorder, one after the other, over a record of their own.
 
     Args:
         rules: the table of housekeeping, for experiments that leave some out.
+        restarts: the proxy is started anew before each of these seqs: what it remembered is gone, the record stays.
     """
     with tempfile.TemporaryDirectory(prefix="patina-classify-") as folder:
         url = f"sqlite+aiosqlite:///{folder}/patina.db"
@@ -220,25 +223,36 @@ async def replay(rows: Sequence[Recorded], rules: Sequence[Rule] = RULES) -> lis
         record = await _Noting.open(url)
         assert isinstance(record, _Noting)
         record.noted = []
-
-        async def opening() -> Record:
-            return record
-
-        recorder = Recorder(opening)
-        writer = asyncio.create_task(recorder.run())
+        lives: list[list[Recorded]] = [[]]
+        for row in rows:
+            if row.seq in restarts:
+                lives.append([])
+            lives[-1].append(row)
         try:
-            for row in rows:
-                draft = draft_of(row, rules)
-                if draft is not None:
-                    await recorder.submit(draft)
-                if recorder.last_loss is not None:
-                    raise ConfigError(f"request {row.seq} cannot be replayed: {recorder.last_loss}")
+            for life in lives:
+                await _live(record, life, rules)
         finally:
-            writer.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await writer
             await record.close()
         return predictions(rows, record.noted)
+
+
+async def _live(record: Record, rows: Sequence[Recorded], rules: Sequence[Rule]) -> None:
+    async def opening() -> Record:
+        return record
+
+    recorder = Recorder(opening)
+    writer = asyncio.create_task(recorder.run())
+    try:
+        for row in rows:
+            draft = draft_of(row, rules)
+            if draft is not None:
+                await recorder.submit(draft)
+            if recorder.last_loss is not None:
+                raise ConfigError(f"request {row.seq} cannot be replayed: {recorder.last_loss}")
+    finally:
+        writer.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await writer
 
 
 def predictions(rows: Iterable[Recorded], turns: Iterable[NewTurn]) -> list[Prediction]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from proxy.canonical import History, Message, preamble_key, reply_mark
+from proxy.canonical import History, Message, preamble_key, read_history, reply_mark
 from proxy.classify import is_silent, is_structured
 from proxy.drafts import Draft
 from proxy.linking import Known, Orphan, exchange_keys, exchanges_of
@@ -32,8 +32,11 @@ from proxy.quotes import (
     read_trace,
 )
 from proxy.words import content_text, spoken
-from store.values import NewTurn, Relation, Tip, TurnKind
+from store.hashing import digest, wire_json
+from store.values import NewTurn, Relation, Remembered, Tip, TurnKind
 
+#: So many turns are remembered.
+REMEMBERED = 5000
 #: A line that so many turns have in common tells nothing.
 _COMMON = 64
 #: Of one prompt, at most so many turns are measured, the newest first.
@@ -75,10 +78,21 @@ class _Orphaned:
     created_at: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """A turn with what is known of it besides: from its exchange, or from the record."""
+
+    turn: NewTurn | Remembered
+    history: History
+    body_key: str
+    chore: str
+    is_structured: bool
+
+
 class Recent:
     """An index over the newest turns, oldest dropped first."""
 
-    def __init__(self, capacity: int = 5000) -> None:
+    def __init__(self, capacity: int = REMEMBERED) -> None:
         self._capacity = capacity
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._index: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
@@ -92,49 +106,83 @@ class Recent:
     def add(self, draft: Draft, turns: Iterable[NewTurn]) -> None:
         """Take in the turns of one exchange, linked but perhaps not written yet."""
         for turn in turns:
-            keys = [("request", turn.request_key), ("body", f"{turn.scope}:{draft.body_key}")]
-            keys.append(
-                ("session" if turn.kind is TurnKind.MAIN else "chores", f"{turn.scope}:{turn.session_id}")
+            self._enter(
+                _Seen(
+                    turn=turn,
+                    history=draft.history,
+                    body_key=draft.body_key,
+                    chore=draft.kind.reason if turn.kind is TurnKind.SIDE else "",
+                    is_structured=is_structured(draft.chat.body),
+                )
             )
-            trace = read_trace(draft.history.messages, turn.completion)
-            if turn.kind is TurnKind.SIDE:
-                trace = replace(trace, asked=())  # a chore's template says nothing about the conversation
-            keys += [("line", f"{draft.history.root}:{line}") for line in {*trace.asked, *trace.said}]
-            if turn.reply_key is not None:
-                own, size = reply_mark(turn.completion)
-                marks = draft.history.marks
-                found = exchange_keys(draft.history.root, marks[-1] if marks else None, own, size)
-                keys += [("reply", turn.reply_key), *(("exchange", exchange.key) for exchange in found)]
-            tip = Tip(
-                turn_id=turn.turn_id,
-                session_id=turn.session_id,
-                turn_index=turn.turn_index,
-                kind=turn.kind,
-                parent_turn_id=turn.parent_turn_id,
-                key=turn.reply_key or turn.request_key,
-                is_newest=True,
-                created_at=turn.created_at,
+            if draft.wishes.session is None:
+                self._adopt(draft, turn)
+        self._trim()
+
+    def recall(self, turns: Iterable[Remembered]) -> None:
+        """Take in stored turns, oldest first: after a restart all is told from the record that was known before."""
+        for turn in turns:
+            if turn.turn_id in self._entries:
+                continue
+            history = read_history(turn.messages, turn.scope, turn.user)
+            body = wire_json([turn.messages, turn.request]) if turn.is_whole else ""
+            self._enter(
+                _Seen(
+                    turn=turn,
+                    history=history,
+                    body_key=digest(turn.request_key, body),
+                    chore=turn.link_reason.rpartition(" side: ")[2] if turn.kind is TurnKind.SIDE else "",
+                    is_structured=is_structured(turn.request),
+                )
             )
-            self._entries[turn.turn_id] = _Entry(
-                tip=tip,
-                keys=tuple(keys),
-                finished_at=turn.finished_at,
-                root=draft.history.root,
-                trace=trace,
-                preamble=preamble_key(draft.history.messages),
-                is_structured=is_structured(draft.chat.body),
-                chore=draft.kind.reason if turn.kind is TurnKind.SIDE else "",
-                number=self._mains[turn.scope],
-                opening=_opening(draft.history) if turn.kind is TurnKind.MAIN else "",
-            )
-            self._mains[turn.scope] += turn.kind is TurnKind.MAIN
-            self._adopt(draft, turn)
-            for key in keys:
-                self._index[key].append(turn.turn_id)
-            is_extension = turn.kind is TurnKind.MAIN and turn.relation is not Relation.RETRY
-            if turn.parent_turn_id is not None and is_extension:
-                self._extended.setdefault(turn.parent_turn_id, set()).add(turn.turn_id)
-                self._renew(turn.parent_turn_id, is_newest=False)
+        self._trim()
+
+    def _enter(self, seen: _Seen) -> None:
+        turn, history = seen.turn, seen.history
+        keys = [("request", turn.request_key), ("body", f"{turn.scope}:{seen.body_key}")]
+        index = "session" if turn.kind is TurnKind.MAIN else "chores"
+        keys.append((index, f"{turn.scope}:{turn.session_id}"))
+        trace = read_trace(history.messages, turn.completion)
+        if turn.kind is TurnKind.SIDE:
+            trace = replace(trace, asked=())  # a chore's template says nothing about the conversation
+        keys += [("line", f"{history.root}:{line}") for line in {*trace.asked, *trace.said}]
+        if turn.reply_key is not None:
+            own, size = reply_mark(turn.completion)
+            marks = history.marks
+            found = exchange_keys(history.root, marks[-1] if marks else None, own, size)
+            keys += [("reply", turn.reply_key), *(("exchange", exchange.key) for exchange in found)]
+        is_newest = not self._extended.get(turn.turn_id)
+        tip = Tip(
+            turn_id=turn.turn_id,
+            session_id=turn.session_id,
+            turn_index=turn.turn_index,
+            kind=turn.kind,
+            parent_turn_id=turn.parent_turn_id,
+            key=turn.reply_key or turn.request_key,
+            is_newest=is_newest,
+            created_at=turn.created_at,
+        )
+        self._entries[turn.turn_id] = _Entry(
+            tip=tip,
+            keys=tuple(keys),
+            finished_at=turn.finished_at,
+            root=history.root,
+            trace=trace,
+            preamble=preamble_key(history.messages),
+            is_structured=seen.is_structured,
+            chore=seen.chore,
+            number=self._mains[turn.scope],
+            opening=_opening(history) if turn.kind is TurnKind.MAIN else "",
+        )
+        self._mains[turn.scope] += turn.kind is TurnKind.MAIN
+        for key in keys:
+            self._index[key].append(turn.turn_id)
+        is_extension = turn.kind is TurnKind.MAIN and turn.relation is not Relation.RETRY
+        if turn.parent_turn_id is not None and is_extension:
+            self._extended.setdefault(turn.parent_turn_id, set()).add(turn.turn_id)
+            self._renew(turn.parent_turn_id, is_newest=False)
+
+    def _trim(self) -> None:
         while len(self._entries) > self._capacity:
             self._unlist(*self._entries.popitem(last=False))
         while len(self._extended) > 2 * self._capacity:
@@ -144,7 +192,7 @@ class Recent:
         """Keep housekeeping that came before its conversation; forget it once a conversation has taken it in."""
         if turn.kind is TurnKind.MAIN:
             self._orphans.pop(turn.session_id, None)
-        elif turn.relation is Relation.FIRST and draft.wishes.session is None:
+        elif turn.relation is Relation.FIRST:
             waiting = self._orphans.get(turn.session_id)
             chores = {draft.kind.reason} | (waiting.chores if waiting is not None else set())
             messages = draft.history.messages

@@ -26,7 +26,7 @@ import tenacity
 from proxy.drafts import Draft, build_turns, dump_draft, load_draft
 from proxy.journal import Journal
 from proxy.linking import Known, Link, link
-from proxy.recent import Recent
+from proxy.recent import REMEMBERED, Recent
 from store.errors import RecordCorrupt, RecordError, RecordUnavailable
 from store.record import Record
 from store.values import Json, NewTurn, Tip, TurnKind
@@ -345,7 +345,9 @@ class Recorder:
         if self.record is None:
             async with self._opening_lock:
                 if self.record is None:
-                    self.record = await self._opening()
+                    record = await self._opening()
+                    self._recent.recall(await record.recollect(REMEMBERED))
+                    self.record = record
                     self.last_error = None
         return self.record
 

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from store.database import BUSY_TIMEOUT_S, Database
 from store.errors import RecordError, RecordTooNew
 from store.lifecycle import DropReason, Stage
-from store.queries import common, person, proxy, scorer, trainer
+from store.queries import common, person, proxy, scorer, story, trainer
 from store.queries.turns import TurnWriter
 from store.texts import last_user_text
 from store.values import (
@@ -27,6 +27,7 @@ from store.values import (
     Json,
     NewTurn,
     RecordStatus,
+    Remembered,
     ScoredTurn,
     StepReport,
     Tip,
@@ -102,6 +103,10 @@ class Record:
     async def session_tip(self, scope: str, session_id: str) -> Tip | None:
         """Return the newest main turn of an explicitly named session."""
         return await self._database.read(proxy.session_tip, scope, session_id)
+
+    async def recollect(self, limit: int) -> list[Remembered]:
+        """Return the newest turns, oldest first, with the end of what each was asked: what a proxy that starts should know."""
+        return await self._database.read(story.recollect, limit)
 
     async def find_turn(self, scope: str, reference: str) -> str | None:
         """Return the id of the turn named by a turn id or by a completion id that its client saw."""
@@ -264,6 +269,10 @@ class Record:
 
     async def is_paused(self) -> bool:
         return await self._database.read(person.is_paused)
+
+    async def story(self, reference: str) -> Json | None:
+        """Return everything recorded about one turn, named by its id, the end of it, or its completion id; None: no such turn."""
+        return await self._database.read(story.story, reference)
 
     async def fates(self, turn_ids: Sequence[str]) -> dict[str, TurnFate]:
         """Return where these turns stand in life."""

@@ -158,6 +158,34 @@ class Tip:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """A stored turn as the proxy reads it back when it starts.
+
+    Attributes:
+        messages: leading system messages, and the end of what came after them.
+        is_whole: that end is all of it.
+    """
+
+    turn_id: str
+    session_id: str
+    parent_turn_id: str | None
+    turn_index: int
+    kind: TurnKind
+    relation: Relation
+    link_reason: str
+    scope: str
+    user: str | None
+    created_at: float
+    finished_at: float
+    request_key: str
+    reply_key: str | None
+    messages: tuple[Json, ...]
+    is_whole: bool
+    request: Json
+    completion: Completion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
     """Explicit feedback for one turn, by a client that knows Patina.
 

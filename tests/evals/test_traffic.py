@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,38 @@ def test_the_running_proxy_says_the_same_as_the_replay(tmp_path: Path, name: str
         assert row["relation"] == p.relation, p
         assert (None if parent is None else seqs[parent.split(".")[0]]) == p.parent_seq, p
         assert sessions.setdefault(row["session_id"], p.session) == p.session, p
+
+
+#: Clients whose conversations go on by what the record alone has to tell after a restart: rewritten and cut histories, summaries,
+#: chores that quote, histories written out in one prompt, words wrapped and unwrapped.
+REWRITING = [
+    "scripts",
+    "pair-programmer",
+    "titled-beside",
+    "written-out",
+    "retriever",
+    "small-agent",
+    "workflow",
+    "role-play",
+]
+THREE_DAYS = 3 * 86_400.0
+
+
+@pytest.mark.parametrize("name", REWRITING)
+def test_a_restart_and_three_days_change_nothing(name: str) -> None:
+    """The proxy is started anew before every other request, and three days pass in the middle."""
+    rows = rows_of(name)
+    middle = len(rows) // 2
+    later = [*rows[:middle], *(replace(row, time=row.time + THREE_DAYS) for row in rows[middle:])]
+    restarted = asyncio.run(replay(later, restarts={row.seq for row in later[1::2]}))
+    main = [p for p in asyncio.run(replay(rows)) if p.kind == "main"]
+    after = {p.seq: p for p in restarted}
+    for p in main:
+        assert (after[p.seq].kind, after[p.seq].relation) == ("main", p.relation), p
+        assert (after[p.seq].parent_seq, after[p.seq].answered_seq) == (p.parent_seq, p.answered_seq), p
+    found = score(rows, restarted)
+    assert found is not None
+    assert (found.main.f1, found.wrong, found.misread) == (1.0, (), ())
 
 
 # -------------------------------------------------------------------- measuring
