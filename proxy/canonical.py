@@ -18,6 +18,7 @@ The chain starts from the scope, so that two people who both open with "hi" neve
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +99,7 @@ def _chain(root: str, runs: Sequence[_Run], messages: Sequence[Message]) -> Hist
     for run in runs:
         own = run.digest()
         key = digest(key, own)
-        last = digest(run.role, run.texts[-1] if run.texts else "")
+        last = own if run.is_one_text else digest(run.role, run.texts[-1] if run.texts else "")
         marks.append(Mark(key=key, role=run.role, end=run.end, own=own, last=last, size=run.size()))
     return History(root=root, marks=tuple(marks), messages=tuple(messages))
 
@@ -145,37 +146,73 @@ def assistant_message(completion: Completion) -> dict[str, Any]:
     return message
 
 
+class _Memory:
+    """The canonical texts of the messages read last: each request sends all the earlier ones again. Bounded by characters."""
+
+    def __init__(self, capacity: int = 16 << 20) -> None:
+        self._capacity = capacity
+        self._size = 0
+        self._texts: OrderedDict[tuple[str, str], tuple[str, str]] = OrderedDict()
+
+    def text(self, role: str, content: str) -> tuple[str, str]:
+        """Return the canonical text of what the assistant or a user said, and its key as a run of its own."""
+        key = (role, content)
+        known = self._texts.get(key)
+        if known is not None:
+            self._texts.move_to_end(key)
+            return known
+        text = collapse(spoken(content) if role == "assistant" else own_words(content))
+        known = self._texts[key] = text, digest(role, text)
+        self._size += len(content) + len(text)
+        while self._size > self._capacity:
+            (_, old), (gone, _) = self._texts.popitem(last=False)
+            self._size -= len(old) + len(gone)
+        return known
+
+
+_MEMORY = _Memory()
+
+
 class _Run:
     """Neighbouring messages of one role, gathered into one canonical unit."""
 
-    __slots__ = ("calls", "end", "role", "texts")
+    __slots__ = ("_own", "calls", "end", "role", "texts")
 
     def __init__(self, role: str, texts: list[str], end: int) -> None:
         self.role = role
         self.texts = texts
         self.calls: list[str] = []
         self.end = end
+        self._own: str | None = None  # key of the run if its only text is a remembered one
 
     def add(self, message: Message) -> None:
+        own: str | None = None
         if self.role == "assistant":
-            text = collapse(spoken(content_text(message.get("content"))))
+            text, own = _MEMORY.text("assistant", content_text(message.get("content")))
             if not text:
-                refusal = message.get("refusal")
+                own, refusal = None, message.get("refusal")
                 text = collapse(refusal) if isinstance(refusal, str) else ""
             self.calls.extend(_calls(message))
         elif self.role == "user":
-            text = collapse(own_words(content_text(message.get("content"))))
+            text, own = _MEMORY.text("user", content_text(message.get("content")))
             self.texts.extend(_other_parts(message.get("content")))
         else:
             text = collapse(content_text(message.get("content")))
         if text:
             self.texts.append(text)
+            self._own = own
 
     @property
     def is_empty(self) -> bool:
         return not self.texts and not self.calls
 
+    @property
+    def is_one_text(self) -> bool:
+        return len(self.texts) == 1 and not self.calls and self.role != "tool"
+
     def digest(self) -> str:
+        if self._own is not None and self.is_one_text:
+            return self._own
         if self.role == "tool":
             return digest("tool", *sorted(self.texts))  # results of parallel calls come in any order
         # Joined, not listed: two messages merged into one are the same words.

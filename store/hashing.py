@@ -6,9 +6,9 @@ keys by which a conversation is recognised (`proxy.canonical`) forgive what clie
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable
+from hashlib import blake2b
 from typing import Any
 
 import orjson
@@ -36,12 +36,11 @@ def wire_json(value: Any) -> str:
 
 def digest(*parts: str) -> str:
     """Return 32 hex digits over ``parts``; their boundaries count ("ab","c" is not "a","bc")."""
-    state = hashlib.blake2b(digest_size=16)
+    pieces: list[bytes] = []
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")
-        state.update(len(data).to_bytes(8, "big"))
-        state.update(data)
-    return state.hexdigest()
+        pieces += (len(data).to_bytes(8, "big"), data)
+    return blake2b(b"".join(pieces), digest_size=16).hexdigest()
 
 
 def chain(parent: str, links: Iterable[str]) -> list[str]:
