@@ -43,8 +43,16 @@ class Server:
     def __init__(self, name: str, command: Sequence[str], port: int, folder: Path) -> None:
         self.name, self.port = name, port
         self.log = folder / f"{name}.log"
-        with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        self._command = command
+        self.start()
+
+    def start(self) -> None:
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
 
     def cpu_s(self) -> float:
         """User and system time of the process and its living children."""

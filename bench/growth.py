@@ -1,0 +1,215 @@
+"""Does a large record slow the proxy down? `python -m bench.growth [--large 1000000]`.
+
+Two proxies in front of the same scripted backend, one on a record of 1,000 turns, one on a large one (both filled by bulk SQL), take
+turns. Measured: new conversations; conversations that are resumed after a restart, so that the record alone can say what they
+continue; and one session of 200 turns: its first turns against its last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import sqlite3
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bench.backend import MODEL, TEXT
+from bench.proxy import KEY, Server, backend, load, patina, started, wait_for
+from migrations import upgrade
+from store.settings import read_settings
+
+Message = dict[str, str]
+
+
+def fill(home: Path, count: int) -> None:
+    """Put ``count`` turns into the record of ``home``, five a session, as the proxy would have written them."""
+    url = read_settings({"home": home}).database_url
+    upgrade(url)
+    with closing(sqlite3.connect(home / "patina.db")) as database:
+        database.execute("PRAGMA synchronous=OFF")
+        indexes = database.execute(
+            "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
+        ).fetchall()
+        for name, _ in indexes:
+            database.execute(f"DROP INDEX {name}")
+        request = _name()
+        database.execute("INSERT INTO messages VALUES (?, '{}')", (request,))
+        ids = json.dumps(list(range(30)))
+        logprobs = json.dumps([-0.6931471805599453] * 30)
+        messages: list[tuple[Any, ...]] = []
+        nodes: list[tuple[Any, ...]] = []
+        turns: list[tuple[Any, ...]] = []
+        lives: list[tuple[Any, ...]] = []
+
+        def flush() -> None:
+            database.executemany("INSERT INTO messages VALUES (?, ?)", messages)
+            database.executemany("INSERT INTO nodes VALUES (?, ?, ?, ?)", nodes)
+            places = ", ".join("?" * len(turns[0]))
+            database.executemany(f"INSERT INTO turns VALUES ({places})", turns)
+            database.executemany(
+                "INSERT INTO lives (turn_id, policy, stage, since) VALUES (?, ?, ?, ?)", lives
+            )
+            for rows in (messages, nodes, turns, lives):
+                rows.clear()
+
+        parent, node = None, ""
+        for i in range(count):
+            index = i % 5
+            if index == 0:
+                parent, node = None, ""
+            message, new = _name(), _name()
+            messages.append((message, json.dumps({"role": "user", "content": f"question {i} " + TEXT[:200]})))
+            nodes.append((new, node, message, index))
+            node, turn_id, at = new, f"turn_{i:014x}{os.urandom(4).hex()}", 1.6e9 + i
+            turns.append(
+                (
+                    turn_id, f"chatcmpl-{i}", f"session_{i // 5}", parent, index, "main", "next" if index else "first", "bulk", 1.0,
+                    MODEL, "bulk", 0, "bench", None, at, at, 200, True, "", node, request, TEXT[:200], "", "[]", ids, logprobs, "stop",
+                    None, 0, ids, 1.0, "raw_logprobs", None, _name(), _name(), _name(), "",
+                )
+            )  # fmt: skip
+            lives.append((turn_id, MODEL, "answered" if index < 4 else "recorded", at))
+            parent = turn_id
+            if len(turns) >= 20_000:
+                flush()
+        if turns:
+            flush()
+        for _, sql in indexes:
+            database.execute(sql)
+        database.commit()
+
+
+def _name() -> str:
+    return os.urandom(16).hex()
+
+
+class Client:
+    """One connection, one request after the other."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+    def ask(self, messages: list[Message]) -> float:
+        """Return the seconds a reply took."""
+        body = json.dumps({"model": MODEL, "messages": messages})
+        began = time.perf_counter()
+        self._connection.request(
+            "POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+        )  # fmt: skip
+        reply = self._connection.getresponse()
+        reply.read()
+        took = time.perf_counter() - began
+        assert reply.status == 200
+        return took
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def openings(server: Server, count: int) -> list[list[Message]]:
+    """Open ``count`` conversations; returns what their clients would send next."""
+    client = Client(server.port)
+    found = []
+    for i in range(count):
+        messages: list[Message] = [{"role": "user", "content": f"an opening, {i}, {os.urandom(4).hex()}"}]
+        client.ask(messages)
+        answer: Message = {"role": "assistant", "content": TEXT}
+        found.append([*messages, answer, {"role": "user", "content": f"and then, {i}"}])
+    client.close()
+    return found
+
+
+def in_turns(one: Iterator[float], other: Iterator[float]) -> tuple[list[float], list[float]]:
+    """Take a measurement of the one, then of the other, and so on."""
+    pairs = list(zip(one, other, strict=True))
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+def asked(server: Server, requests: list[list[Message]]) -> Iterator[float]:
+    client = Client(server.port)
+    for messages in requests:
+        yield client.ask(messages)
+    client.close()
+
+
+def session(server: Server, length: int) -> list[float]:
+    """Return how long each turn of one session took."""
+    client = Client(server.port)
+    messages: list[Message] = []
+    times = []
+    for i in range(length):
+        messages.append({"role": "user", "content": f"question {i} of a long talk, {os.urandom(4).hex()}"})
+        times.append(client.ask(messages))
+        messages.append({"role": "assistant", "content": TEXT})
+    client.close()
+    return times
+
+
+def ms(times: list[float]) -> float:
+    return round(1e3 * statistics.median(times), 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.growth")
+    parser.add_argument("--large", type=int, default=1_000_000)
+    parser.add_argument("--small", type=int, default=1_000)
+    parser.add_argument("--asks", type=int, default=400)
+    arguments = parser.parse_args()
+    found: dict[str, Any] = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        direct = stack.enter_context(started("direct", backend, folder))
+        url = f"http://127.0.0.1:{direct.port}"
+        servers: list[Server] = []
+        for name, count in (("small", arguments.small), ("large", arguments.large)):
+            home = folder / name
+            home.mkdir()
+            began = time.perf_counter()
+            fill(home, count)
+            found[f"{name}_turns"] = count
+            found[f"{name}_mb"] = round((home / "patina.db").stat().st_size / 1e6, 1)
+            found[f"{name}_filled_s"] = round(time.perf_counter() - began, 1)
+            servers.append(stack.enter_context(started(name, patina(home, url), folder, "/healthz")))
+        for server in servers:
+            load(server, "plain", 1, 1.0)
+        fresh = [
+            [
+                [{"role": "user", "content": f"fresh, {i}, {os.urandom(4).hex()}"}]
+                for i in range(arguments.asks)
+            ]
+            for _ in servers
+        ]
+        small, large = in_turns(*(asked(s, f) for s, f in zip(servers, fresh, strict=True)))
+        found["new_p50_ms"] = {
+            "small": ms(small),
+            "large": ms(large),
+            "ratio": round(ms(large) / ms(small), 2),
+        }
+        resumed = [openings(server, arguments.asks) for server in servers]
+        for server in servers:  # what was said is known to the record alone then
+            server.restart()
+            wait_for(server.port, server, "/healthz")
+            load(server, "plain", 1, 0.3)
+        small, large = in_turns(*(asked(s, r) for s, r in zip(servers, resumed, strict=True)))
+        found["resumed_p50_ms"] = {
+            "small": ms(small),
+            "large": ms(large),
+            "ratio": round(ms(large) / ms(small), 2),
+        }
+        times = session(servers[1], 200)
+        found["session_p50_ms"] = {"turns 5-25": ms(times[5:25]), "turns 180-200": ms(times[180:])}
+        found["rss_mb"] = {server.name: round(server.rss_mb()) for server in servers}
+    Console().print_json(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
