@@ -195,10 +195,11 @@ class Settings(BaseSettings):
     )
 
     # -- learning knobs beyond the seeds
-    teacher: Literal["base", "ema"] = _field(
+    teacher: Literal["base", "ema", "live"] = _field(
         "base",
         "PATINA_TEACHER",
-        "whose weights teach when the hint is in context: the base model or the adapter's EMA",
+        "whose weights teach when the hint is in context: the base model, the adapter's EMA, or live (the policy before the "
+        "step, as user_interactions has it: it drifts)",
         "learning",
     )
     teacher_carry: float = _field(
@@ -224,8 +225,33 @@ class Settings(BaseSettings):
     top_k: int = _field(
         20, "PATINA_TOP_K", "tokens of the student's support in the directive term", "learning"
     )
+    support_of: Literal["student", "teacher"] = _field(
+        "student",
+        "PATINA_SUPPORT_OF",
+        "whose likeliest tokens the directive term compares on; CLaaS takes the teacher's",
+        "learning",
+    )
+    support_mass: Literal["tail", "renormalised"] = _field(
+        "tail",
+        "PATINA_SUPPORT_MASS",
+        "what becomes of the mass outside the support: a bin of its own, or nothing (renormalised, as in CLaaS: blind to it)",
+        "learning",
+    )
     opd_clip: float = _field(
         1.0, "PATINA_OPD_CLIP", "clip of the per-token directive advantage (token support)", "learning"
+    )
+    opd_centred: bool = _field(
+        False,
+        "PATINA_OPD_CENTRED",
+        "subtract the mean over the reply from the per-token directive advantage (user_interactions; it removes what all "
+        "tokens share, such as a wrong language)",
+        "learning",
+    )
+    hint_gate: bool = _field(
+        True,
+        "PATINA_HINT_GATE",
+        "a hint has to change what the teacher says, about the same subject, before it teaches",
+        "learning",
     )
     steps_per_batch: int = _field(
         3, "PATINA_STEPS_PER_BATCH", "optimizer steps per batch of turns", "learning"

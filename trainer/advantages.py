@@ -7,7 +7,7 @@ Rules of the room:
 - No hint contributes exactly 0 at every position, the first included.
 - A missing, short or non-finite teacher is an error that drops the sample. It never becomes zeros: a
   log-probability of 0.0 means "certain", and a teacher certain of whatever was sampled praises all of it.
-- Nothing is centred or scaled within a sequence: that would remove a signal which all its tokens share, such
+- Nothing is centred or scaled within a sequence (but for comparison, `opd_centred`): that would remove a signal which all its tokens share, such
   as "this should have been in Spanish".
 
 Shape letters: C completion tokens. Notation: r verdict, o the trainer's log-probabilities of the sampled
@@ -116,6 +116,7 @@ def build_streams(
     opd_clip: float,
     completion_length: int,
     alpha: float = 0.5,
+    opd_centred: bool = False,
 ) -> Streams:
     """The streams of one sample under a method.
 
@@ -147,6 +148,8 @@ def build_streams(
         opd_clip: C, bound of a token's directive advantage, in nats.
         completion_length: C.
         alpha: divergence of sdpo and combine.
+        opd_centred: subtract a reply's mean from its directive advantages. Off, see the rules of the room; here for
+            comparison with user_interactions.
 
     Raises:
         AlignmentError: a hinted sample without usable teacher or trainer log-probabilities.
@@ -172,7 +175,7 @@ def build_streams(
         teacher = _checked("teacher", teacher_logprobs, completion_length)
         trainer = _checked("trainer", trainer_logprobs, completion_length)
         if on_tokens:
-            directive = token_directive_advantages(teacher, trainer, clip=opd_clip)
+            directive = token_directive_advantages(teacher, trainer, clip=opd_clip, centred=opd_centred)
             advantages = [value + w_hint * extra for value, extra in zip(advantages, directive, strict=True)]
     return Streams(
         advantages=tuple(advantages),
@@ -196,16 +199,20 @@ def directive_streams(*, completion_length: int, weight: float = 1.0, alpha: flo
 
 
 def token_directive_advantages(
-    teacher_logprobs: Sequence[float], trainer_logprobs: Sequence[float], *, clip: float
+    teacher_logprobs: Sequence[float],
+    trainer_logprobs: Sequence[float],
+    *,
+    clip: float,
+    centred: bool = False,
 ) -> tuple[float, ...]:
-    """What the hint changes about each sampled token: ``clip(q - o, ±C)``, [C].
+    """What the hint changes about each sampled token: ``clip(q - o, ±C)``, [C]; ``centred``: less their mean.
 
     Positive where the policy, told the hint, would have been more likely to say it. Only differences enter,
     never a value on its own, so that an unchanged token gets exactly 0.
     """
-    return tuple(
-        max(-clip, min(clip, q - o)) for q, o in zip(teacher_logprobs, trainer_logprobs, strict=True)
-    )
+    values = [max(-clip, min(clip, q - o)) for q, o in zip(teacher_logprobs, trainer_logprobs, strict=True)]
+    mean = sum(values) / len(values) if centred and values else 0.0
+    return tuple(value - mean for value in values)
 
 
 def _checked(whose: str, logprobs: Sequence[float] | None, length: int) -> Sequence[float]:

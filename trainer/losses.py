@@ -18,9 +18,12 @@ engine, p base model, q teacher (hint in context), S and Q whole distributions, 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 
+#: What becomes of the mass outside a token support.
+SupportMass = Literal["tail", "renormalised"]
 #: What two log-probabilities may differ by before a ratio of them is cut: exp(20) is far beyond every cap,
 #: and finite.
 MAX_LOG_RATIO = 20.0
@@ -223,7 +226,7 @@ def with_tail(logprobs: torch.Tensor) -> torch.Tensor:
 def renormalised(logprobs: torch.Tensor) -> torch.Tensor:
     """A token support scaled to sum to one, [..., K]: blind to all mass outside.
 
-    Here for comparison with other implementations only; no objective uses it (see :func:`with_tail`).
+    Here for comparison with other implementations (`Objective.support_mass`); see :func:`with_tail`.
     """
     return logprobs - torch.logsumexp(logprobs, dim=-1, keepdim=True)
 
@@ -294,7 +297,12 @@ def likeliest(logprobs: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def support_divergence(
-    student: torch.Tensor, indices: torch.Tensor, teacher: torch.Tensor, *, alpha: float
+    student: torch.Tensor,
+    indices: torch.Tensor,
+    teacher: torch.Tensor,
+    *,
+    alpha: float,
+    mass: SupportMass = "tail",
 ) -> torch.Tensor:
     """Generalised JSD on a token support and one tail bin for all other tokens.
 
@@ -307,15 +315,15 @@ def support_divergence(
         indices: [..., K] token ids, all different within a position.
         teacher: Q [..., K], log-probabilities of just these tokens. ``-inf`` marks an unused slot (fewer than
             K were reported); its index is then ignored.
+        mass: "renormalised" scales both sides to sum to one on the support instead of keeping a tail (CLaaS).
 
     Returns:
         [...], nats.
     """
     unused = torch.isneginf(teacher)
     chosen = student.gather(-1, indices).masked_fill(unused, LOG_ZERO)
-    return generalized_jsd(
-        with_tail(chosen), with_tail(teacher.detach().masked_fill(unused, LOG_ZERO)), alpha
-    )
+    whole = with_tail if mass == "tail" else renormalised
+    return generalized_jsd(whole(chosen), whole(teacher.detach().masked_fill(unused, LOG_ZERO)), alpha)
 
 
 def sdpo_token_loss(

@@ -23,13 +23,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from trainer.losses import (
     LOG_ZERO,
+    SupportMass,
     generalized_jsd,
     kl_k2,
     kl_k3,
@@ -56,6 +57,8 @@ class Objective:
             Jensen-Shannon.
         top_k: the student's K likeliest tokens and a tail bin; None = the whole vocabulary. A batch that
             brings a support (`Batch.support_ids`) has decided already.
+        support_of: whose K likeliest tokens; only where the teacher's whole logits are there.
+        support_mass: "tail", or "renormalised" to the support (other implementations' form, for comparison).
         clip_low, clip_high, dual_clip: trust region of the surrogate. 0, inf and None make it the plain
             importance-sampled policy gradient.
         kl_coef: weight of the k2 penalty to the base model. It scales nothing else.
@@ -64,6 +67,8 @@ class Objective:
 
     alpha: float = 0.5
     top_k: int | None = 20
+    support_of: Literal["student", "teacher"] = "student"
+    support_mass: SupportMass = "tail"
     clip_low: float = 0.8
     clip_high: float = 1.28
     dual_clip: float | None = 3.0
@@ -462,7 +467,16 @@ def _reader(
                 if objective.top_k is None:
                     values = generalized_jsd(some, teacher, alpha)
                 else:
-                    values = support_divergence(some, mine, teacher.gather(-1, mine), alpha=alpha)
+                    support = (
+                        mine if objective.support_of == "student" else likeliest(teacher, objective.top_k)
+                    )
+                    values = support_divergence(
+                        some,
+                        support,
+                        teacher.gather(-1, support),
+                        alpha=alpha,
+                        mass=objective.support_mass,
+                    )
                 teacher_logprobs[here] = teacher.gather(-1, ids).squeeze(-1)
                 compare.append((here, mine, partial(likeliest, teacher, mine.shape[-1])))
             else:
@@ -471,7 +485,7 @@ def _reader(
                 indices = support_ids[at.flat[here]]
                 reported = support_logprobs[at.flat[here]].to(some.dtype)
                 mine = likeliest(some, indices.shape[-1])
-                values = support_divergence(some, indices, reported, alpha=alpha)
+                values = support_divergence(some, indices, reported, alpha=alpha, mass=objective.support_mass)
                 used = indices.masked_fill(torch.isneginf(reported), -1)
                 is_said = used == ids
                 said = torch.where(is_said, reported, 0.0).sum(dim=-1)

@@ -44,6 +44,8 @@ MIN_SHIFT = 0.02
 MIN_OVERLAP = 0.5
 #: Sequence-level bounds of exp(mean(o - b)): beyond them the sampler was another policy than ours.
 RATIO_BOUNDS = (0.5, 2.0)
+#: `Settings.teacher` -> whose weights read the hint. STUDENT is the policy before the step: its numbers are taken once.
+_TEACHERS = {"base": Weights.BASE, "ema": Weights.EMA, "live": Weights.STUDENT}
 #: Padded tokens of one forward and backward pass.
 MICRO_TOKENS = 8_192
 
@@ -66,6 +68,7 @@ class StepPlan:
     w_opd: float = 1.0
     opd_support: Literal["topk", "token"] = "topk"
     opd_clip: float = 1.0
+    opd_centred: bool = False
     baseline: Literal["running", "none"] = "running"
     steps_per_batch: int = 2
     max_kl_step: float = 0.02
@@ -77,16 +80,15 @@ class StepPlan:
     @classmethod
     def of(cls, settings: Settings) -> StepPlan:
         """Return the plan these settings ask for."""
-        if settings.teacher_model_name:
-            teacher = Weights.TEACHER
-        else:
-            teacher = Weights.EMA if settings.teacher == "ema" else Weights.BASE
+        teacher = Weights.TEACHER if settings.teacher_model_name else _TEACHERS[settings.teacher]
         clipped = settings.loss_fn == "ppo"
         return cls(
             method=settings.method,
             objective=Objective(
                 alpha=settings.resolved_alpha,
                 top_k=settings.top_k,
+                support_of=settings.support_of,
+                support_mass=settings.support_mass,
                 clip_low=0.8 if clipped else 0.0,
                 clip_high=1.28 if clipped else math.inf,
                 dual_clip=3.0 if clipped else None,
@@ -98,7 +100,10 @@ class StepPlan:
             w_opd=settings.w_opd,
             opd_support=settings.opd_support,
             opd_clip=settings.opd_clip,
+            opd_centred=settings.opd_centred,
             baseline=settings.baseline,
+            min_shift=MIN_SHIFT if settings.hint_gate else 0.0,
+            min_overlap=MIN_OVERLAP if settings.hint_gate else 0.0,
             steps_per_batch=settings.steps_per_batch,
             max_kl_step=settings.max_kl_step,
             max_staleness=settings.max_staleness,
@@ -184,6 +189,7 @@ def prepare(
             w_opd=plan.w_opd,
             opd_support=plan.opd_support,
             opd_clip=plan.opd_clip,
+            opd_centred=plan.opd_centred,
             completion_length=len(draft.sample.completion_ids),
             alpha=plan.objective.alpha,
         )

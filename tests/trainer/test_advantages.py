@@ -67,6 +67,17 @@ def test_opd_on_tokens_gives_each_token_the_clipped_change_the_hint_makes() -> N
     assert result.directive_weight == 0.0
 
 
+def test_centred_opd_forgets_what_all_tokens_of_a_reply_share() -> None:
+    plain = streams("opd", opd_support="token").advantages
+    centred = streams("opd", opd_support="token", opd_centred=True).advantages
+    mean = sum(plain) / len(plain)
+    assert centred == pytest.approx(tuple(value - mean for value in plain))
+    shared = {"teacher_logprobs": (-1.0, -2.0, -3.0), "trainer_logprobs": (-0.5, -1.5, -2.5)}
+    assert streams("opd", opd_support="token", **shared).advantages == pytest.approx((-0.5, -0.5, -0.5))
+    gone = streams("opd", opd_support="token", opd_centred=True, **shared).advantages
+    assert gone == pytest.approx((0.0, 0.0, 0.0))
+
+
 def test_opd_on_a_token_support_is_the_reverse_kl_and_no_advantage() -> None:
     result = streams("opd")
     assert result.advantages == (0.0, 0.0, 0.0)

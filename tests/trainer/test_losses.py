@@ -648,3 +648,18 @@ def test_two_hints_in_turn_rest_at_their_mean_effect_over_one_less_the_carry(
         student = log_distribution(student + 0.01 * (teacher - student))
     expected = log_distribution(base + share * (effects[0] + effects[1]))
     torch.testing.assert_close(student, expected, atol=0.05, rtol=0.0)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 1.0])
+def test_a_support_without_tail_is_the_renormalised_divergence(alpha: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    student, teacher = torch.randn(2, 5, 30, generator=generator, dtype=torch.float64)
+    s, q = log_distribution(student), log_distribution(teacher)
+    support = likeliest(q, 4)
+    found = support_divergence(s, support, q.gather(-1, support), alpha=alpha, mass="renormalised")
+    expected = generalized_jsd(
+        renormalised(s.gather(-1, support)), renormalised(q.gather(-1, support)), alpha
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    tailed = support_divergence(s, support, q.gather(-1, support), alpha=alpha)
+    assert (tailed - found).abs().max() > 1e-3

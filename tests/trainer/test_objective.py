@@ -29,6 +29,9 @@ SETTINGS = {
     "top 3": Objective(top_k=3),
     "forward": Objective(alpha=0.0, top_k=4),
     "reverse": Objective(alpha=1.0, top_k=4),
+    "the teacher's top 4, renormalised": Objective(
+        top_k=4, support_of="teacher", support_mass="renormalised"
+    ),
     "no clips": Objective(clip_low=0.0, clip_high=math.inf, dual_clip=None),
 }
 every_setting = pytest.mark.parametrize("objective", SETTINGS.values(), ids=SETTINGS.keys())

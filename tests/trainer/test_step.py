@@ -285,6 +285,32 @@ def test_the_plan_follows_the_settings() -> None:
     )
 
 
+def test_other_implementations_objectives_are_settings() -> None:
+    plan = StepPlan.of(
+        read_settings(
+            {
+                "method": "sdpo",
+                "teacher": "live",
+                "support_of": "teacher",
+                "support_mass": "renormalised",
+                "opd_centred": True,
+                "hint_gate": False,
+            }
+        )
+    )
+    assert (plan.objective.support_of, plan.objective.support_mass) == ("teacher", "renormalised")
+    assert (plan.teacher, plan.opd_centred) == (Weights.STUDENT, True)
+    assert (plan.min_shift, plan.min_overlap) == (0.0, 0.0)
+
+
+def test_without_the_gate_every_hint_teaches(policy: LocalPolicy) -> None:
+    turn = sampled_turn(policy, "t", "Hi")
+    plan = replace(COMBINE, method="sdpo", teacher=Weights.STUDENT, min_shift=0.0, min_overlap=0.0)
+    (sample,) = ready(policy, turn, plan=plan).samples
+    assert sample.streams is not None
+    assert sample.streams.directive_weight == 1.0
+
+
 def test_a08_the_teacher_is_who_the_settings_say() -> None:
     assert StepPlan.of(read_settings({})).teacher is Weights.BASE
     assert StepPlan.of(read_settings({"teacher_model_name": "/some/model"})).teacher is Weights.TEACHER
