@@ -121,6 +121,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="whether turns under the new key may train",
     )
 
+    explain = command(
+        "explain", "why a turn is what it is: rule, evidence, parent, confidence, feedback, fate"
+    )
+    explain.add_argument("turn", help="its id, the end of it as `trajectories` shows, or the completion id")
+    explain.add_argument("--json", action="store_true", help="as JSON")
+
     classify = command("classify", "recorded traffic of a client through the proxy's own rules")
     classify.add_argument("file", type=Path, help="one request a line, in arrival order; see docs/clients.md")
     classify.add_argument("--predictions", type=Path, help="also write one JSON line a request here")

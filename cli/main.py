@@ -31,6 +31,10 @@ def main(argv: Sequence[str]) -> int:
             from cli.keys import keys
 
             return keys(settings, arguments)
+        if arguments.command == "explain":
+            from cli.explain import explain
+
+            return explain(settings, arguments)
         from cli.commands import COMMANDS
 
         return COMMANDS[arguments.command](settings, arguments)

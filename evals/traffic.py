@@ -24,7 +24,7 @@ import orjson
 
 from migrations import upgrade
 from proxy.canonical import read_history
-from proxy.classify import RULES, Rule, classify_request
+from proxy.classify import MEANINGS, RULES, Rule, classify_request, evidence_of
 from proxy.clients import recognise
 from proxy.drafts import Draft, request_of
 from proxy.ours import read_caller, read_wishes
@@ -37,6 +37,17 @@ from store.record import Record
 from store.values import Json, LogprobMode, NewTurn
 
 _CHAT = "/chat/completions"
+
+
+__all__ = [
+    "Pairs", "Prediction", "Recorded", "Score", "draft_of", "evidence_of", "meaning_of", "pairs", "parse_line", "predictions",
+    "read_traffic", "replay", "score", "true_predecessors", "turn_of",
+]  # fmt: skip
+
+
+def meaning_of(reason: str) -> str:
+    """Return what a reason of the classifier means, for people; empty for one that is not in its table."""
+    return MEANINGS.get(reason, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -422,3 +422,22 @@ def classify_request(
     if wished is not None:
         return Kind(kind=wished, reason="said by the client")
     return classify(messages, request, rules)
+
+
+def evidence_of(messages: Sequence[Message], request: Mapping[str, Any]) -> list[str]:
+    """Return the words by which the first rule that holds was met: each with where it stands."""
+    rule = first_rule(messages, request)
+    if rule is None:
+        return []
+    view = read_view(messages, request)
+    found = []
+    for patterns, place, text in (
+        (rule.asks, "the request", view.request),
+        (rule.system, "the system prompt", view.system),
+    ):
+        for pattern in patterns:
+            match = pattern.search(text)
+            if match is not None:
+                words = " ".join(match[0].split())
+                found.append(f"{place} says “{words[:120]}{'…' if len(words) > 120 else ''}”")
+    return found or [rule.means]

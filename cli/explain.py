@@ -1,0 +1,103 @@
+"""`run.py explain TURN`: why a turn is what it is, what it followed, what followed it, and what became of it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.markup import escape
+
+from evals.traffic import evidence_of, meaning_of
+from store.errors import RecordError
+from store.record import Record, last_user_text
+from store.settings import Settings
+from store.values import Json
+
+
+def explain(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Print the story of one turn.
+
+    Raises:
+        RecordError: there is no such turn.
+    """
+    story = asyncio.run(_story(settings.database_url, arguments.turn))
+    if arguments.json:
+        print(json.dumps(story, ensure_ascii=False, indent=2))
+        return 0
+    console = Console(highlight=False, soft_wrap=True)
+    for name, text in lines_of(story):
+        console.print(f"[bold]{name:>9}[/]  {escape(text)}")
+    return 0
+
+
+async def _story(url: str, reference: str) -> Json:
+    record = await Record.open(url)
+    try:
+        story = await record.story(reference)
+        if story is None:
+            raise RecordError(f"no turn {reference!r} is recorded: `run.py trajectories` lists them")
+        parent = story["parent_turn_id"]
+        story["parent"] = await record.story(parent) if parent is not None else None
+        return story
+    finally:
+        await record.close()
+
+
+def lines_of(story: Json) -> Iterator[tuple[str, str]]:
+    """Yield (name, sentence) for everything that is told of a turn."""
+    link, _, kind = story["link_reason"].partition("; ")
+    reason = kind.partition(": ")[2]
+    yield "turn", f"{story['turn_id']}, {_when(story['created_at'])}, by {story['client']}"
+    yield "session", f"{story['session_id']}, number {story['turn_index']} of its branch"
+    yield "asked", _clip(last_user_text(story["messages"]))
+    yield "answered", _clip(story["completion"] or json.dumps(story["tool_calls"], ensure_ascii=False))
+    meaning = meaning_of(reason)
+    yield "kind", f"{story['kind']}, because: {reason}" + (f" ({meaning})" if meaning else "")
+    if story["kind"] == "side":
+        for words in evidence_of(story["messages"], story["request"]):
+            yield "evidence", words
+    yield "relation", f"{story['relation']}, because: {link} (confidence {story['link_confidence']:.2f})"
+    parent = story.get("parent")
+    if parent is not None:
+        yield (
+            "parent",
+            f"{parent['turn_id']}: “{_clip(last_user_text(parent['messages']), 60)}” → “{_clip(parent['completion'], 60)}”",
+        )
+    yield from _after(story)
+    fate = story["stage"] + (f" ({story['drop_reason']})" if story["drop_reason"] else "")
+    detail = f": {story['drop_detail']}" if story["drop_detail"] else ""
+    version = story["trained_in_version"]
+    yield "became", fate + detail + (f", in version {version}" if version is not None else "")
+
+
+def _after(story: Json) -> Iterator[tuple[str, str]]:
+    for state in story["next_states"]:
+        said = "asked again" if state["relation"] == "retry" else f"“{_clip(state['text'])}”"
+        yield (
+            "followed",
+            f"{state['role']}, {state['relation']}, {_when(state['created_at'])}: {said} ({state['by_turn_id']})",
+        )
+    if not story["next_states"]:
+        yield "followed", "by nothing yet"
+    for given in story["feedback"]:
+        score = "" if given["score"] is None else f"{given['score']:+g} "
+        yield "feedback", f"{score}{_clip(given['text'])}".strip()
+    for verdict in story["verdicts"]:
+        value = (
+            "abstained" if verdict["value"] is None else f"{verdict['value']:+d}" if verdict["value"] else "0"
+        )
+        hint = f", hint: “{_clip(verdict['hint'])}”" if verdict["hint"] else ""
+        yield "verdict", f"{value} by {verdict['source']} (confidence {verdict['confidence']:.2f}){hint}"
+
+
+def _when(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _clip(text: str, length: int = 160) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,0 +1,112 @@
+"""`run.py explain` on a record that the proxy's own recorder wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+from evals.habits import lines_of
+from evals.traffic import draft_of, parse_line, turn_of
+from migrations import upgrade
+from proxy.recorder import Recorder
+from store.record import Record
+from store.settings import read_settings
+from store.values import Feedback
+from tests.making import make_verdict
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A record of a chat with a title, an edit and a retry."""
+    folder = tmp_path_factory.mktemp("home")
+    url = read_settings({"home": folder}).database_url
+    upgrade(url)
+
+    async def fill() -> None:
+        record = await Record.open(url)
+
+        async def opening() -> Record:
+            return record
+
+        recorder = Recorder(opening)
+        writer = asyncio.create_task(recorder.run())
+        for offset, name in ((0, "titled-after"), (100, "scripts")):
+            for line in lines_of(name):
+                row = parse_line(json.dumps({**line, "seq": line["seq"] + offset}).encode(), name, 1)
+                draft = draft_of(row)
+                assert draft is not None
+                await recorder.submit(draft)
+        await record.add_feedback(
+            Feedback(
+                feedback_id="f",
+                turn_id=turn_of(104),
+                score=-1.0,
+                text="no accents",
+                idempotency_key="f",
+                created_at=5.0,
+            )
+        )
+        await record.add_verdict(make_verdict(turn_of(102)))
+        writer.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await writer
+        await record.close()
+
+    asyncio.run(fill())
+    return folder
+
+
+def told(home: Path, turn: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["explain", turn, "--home", str(home)]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_side_turn_is_told_with_its_rule_and_the_words_that_met_it(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = told(home, turn_of(2), capsys)
+    assert "side, because: title (a name for the conversation, for the client's list)" in said
+    assert "evidence  the request says “at most five words”" in said
+    assert "next, because: quotes a recorded exchange (confidence 0.90)" in said
+    assert f"parent  {turn_of(1)}: “My sourdough starter" in said
+    assert "became  dropped (side_turn): title" in said
+
+
+def test_every_next_state_is_told_branches_and_retries_alike(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = told(home, f"{turn_of(101)}.1", capsys)
+    assert "main, because: conversation (no rule knows it as housekeeping)" in first
+    assert "user, next" in first
+    assert "“too grand”" in first
+    assert "user, branch" in first
+    assert "“something Italian”" in first
+    again = told(home, turn_of(104), capsys)
+    assert f"user, retry, {again.split('user, retry, ')[1][:19]}: asked again ({turn_of(105)})" in again
+    assert "feedback  -1 no accents" in again
+    assert "verdict  -1 by" in told(home, turn_of(102), capsys)
+
+
+def test_the_end_of_an_id_and_a_completion_id_name_a_turn_too(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = told(home, turn_of(105), capsys)
+    assert told(home, turn_of(105)[-8:], capsys) == whole
+    assert told(home, "chatcmpl-scripts-5", capsys) == whole
+
+
+def test_as_json_it_is_all_that_is_recorded(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", turn_of(104), "--json", "--home", str(home)]) == 0
+    story = json.loads(capsys.readouterr().out)
+    assert story["parent"]["turn_id"] == f"{turn_of(101)}.1"
+    assert [state["relation"] for state in story["next_states"]] == ["retry"]
+
+
+def test_a_turn_that_is_not_there_is_one_sentence(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "turn_absent%", "--home", str(home)]) == 2
+    assert "no turn 'turn_absent%' is recorded" in capsys.readouterr().err
