@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from proxy.clients import named
 from store.errors import WireError
 from store.hashing import digest
 from store.values import Json, TurnKind
@@ -126,7 +127,7 @@ def read_caller(headers: Headers, keys: Door | str, *, passes_credentials: bool 
         passes_credentials: the client's own credentials are the backend's to judge; ours then comes as `x-patina-key`.
     """
     headers = tuple(headers)
-    client = (header(headers, b"user-agent") or "unknown")[:100]
+    client = named(headers)
     tokens = [(name, token) for name, token in _tokens(headers) if token]
     if isinstance(keys, str) or not keys.is_open:
         for name, token in tokens:
