@@ -254,37 +254,55 @@ def strip_reply(raw: bytes, reply: Json, injection: Injection, habits: Habits = 
 
 
 def _strip_plain(raw: bytes, reply: Json, injection: Injection, habits: Habits) -> bytes | None:
-    """Return the stripped bytes of what streams are made of: a chunk with one choice, written without white space, each key once.
+    """Return the stripped bytes of what replies are made of: one choice, written without white space, each key once.
 
-    None for any other, which the general way is for. Streams spend most of our time here.
+    None for any other, which the general way is for. Streams spend most of our time here. A key with its quotes stands in a text
+    only as that key, or as a whole string; where it occurs once it is where the parsed reply has it.
     """
     choices = reply.get("choices")
-    if (
-        type(choices) is not list
-        or len(choices) != 1
-        or type(choices[0]) is not dict
-        or "prompt_token_ids" in reply
-        or "usage" in reply
-        or (injection.served_model is not None and reply.get("model") == injection.served_model)
-    ):
+    if type(choices) is not list or len(choices) != 1 or type(choices[0]) is not dict:
         return None
     choice = choices[0]
-    if injection.token_ids and "token_ids" in choice:
-        start = raw.find(b',"token_ids":[')
-        if start < 0 or habits.token_ids is True or raw.count(b'"token_ids"') != 1:
-            return None
-        end = raw.index(b"]", start)
-        if raw.find(b"[", start + 14, end) >= 0 or raw.find(b'"', start + 14, end) >= 0:
-            return None  # no list of numbers
-        raw = raw[:start] + raw[end + 1 :]
+    if (injection.usage and "usage" in reply) or (injection.token_ids and habits.token_ids is True):
+        return None
+    if injection.token_ids:
+        for name, holder in ((b"prompt_token_ids", reply), (b"token_ids", choice)):
+            ids = holder.get(name.decode(), holder)
+            if ids is holder:
+                continue
+            start = raw.find(b',"' + name + b'":[')
+            if start < 0 or raw.count(b'"' + name + b'"') != 1 or (ids and type(ids[-1]) is not int):
+                return None
+            raw = raw[:start] + raw[raw.index(b"]", start) + 1 :]
     if injection.logprobs and choice.get("logprobs") is not None:
         start = raw.find(b',"logprobs":{')
         if start < 0 or raw.count(b'"logprobs"') != 1:
             return None
-        end = skip(raw, start + 12)
+        end = _end_of_logprobs(raw, start + 12, choice)
         is_null = _stays_as_null("logprobs", reply, habits)
         raw = raw[: start + 12] + b"null" + raw[end:] if is_null else raw[:start] + raw[end:]
+    if injection.served_model is not None and reply.get("model") == injection.served_model:
+        if injection.client_model is None:
+            return raw
+        served = b'"model":' + orjson.dumps(injection.served_model)
+        if raw.count(b'"model"') != 1 or served not in raw:
+            return None
+        raw = raw.replace(served, b'"model":' + orjson.dumps(injection.client_model), 1)
     return raw
+
+
+def _end_of_logprobs(raw: bytes, value: int, choice: Json) -> int:
+    """Return where the value ends; the key that follows it in the parsed choice says so, if it occurs only once."""
+    names = iter(choice)
+    for name in names:
+        if name == "logprobs":
+            break
+    following = next(names, None)
+    if following is not None:
+        key = b',"' + following.encode() + b'":'
+        if raw.count(key) == 1 and (end := raw.find(key, value)) >= 0:
+            return end
+    return skip(raw, value)
 
 
 def _place(member: Member) -> int:
