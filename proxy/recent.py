@@ -35,8 +35,8 @@ from proxy.words import content_text, spoken
 from store.hashing import digest, wire_json
 from store.values import NewTurn, Relation, Remembered, Tip, TurnKind
 
-#: So many turns are remembered.
-REMEMBERED = 5000
+#: So many turns are remembered, and so many of the newest are read back when the proxy starts.
+REMEMBERED, READ_BACK = 5000, 2000
 #: A line that so many turns have in common tells nothing.
 _COMMON = 64
 #: Of one prompt, at most so many turns are measured, the newest first.

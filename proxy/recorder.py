@@ -26,7 +26,7 @@ import tenacity
 from proxy.drafts import Draft, build_turns, dump_draft, load_draft
 from proxy.journal import Journal
 from proxy.linking import Known, Link, link
-from proxy.recent import REMEMBERED, Recent
+from proxy.recent import READ_BACK, Recent
 from store.errors import RecordCorrupt, RecordError, RecordUnavailable
 from store.record import Record
 from store.values import Json, NewTurn, Tip, TurnKind
@@ -346,7 +346,7 @@ class Recorder:
             async with self._opening_lock:
                 if self.record is None:
                     record = await self._opening()
-                    self._recent.recall(await record.recollect(REMEMBERED))
+                    self._recent.recall(await record.recollect(READ_BACK))
                     self.record = record
                     self.last_error = None
         return self.record

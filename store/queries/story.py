@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,7 +14,7 @@ from store.queries.common import chain_messages
 from store.values import Completion, Json, Relation, Remembered, TurnKind
 
 #: Of a long history only its end is read back: what was asked last, and how it was answered before.
-TAIL = 12
+TAIL = 6
 
 
 def story(connection: sa.Connection, reference: str) -> Json | None:
@@ -88,38 +89,57 @@ def recollect(connection: sa.Connection, limit: int) -> list[Remembered]:
     )  # fmt: skip
     query = sa.select(*columns).order_by(t.created_at.desc(), t.turn_id.desc()).limit(limit)
     rows = connection.execute(query).all()
-    preambles: dict[str, tuple[Json, ...]] = {}
-    requests: dict[str, Json] = {}
+    tails = _tails(connection, {row.history_node for row in rows} | {row.preamble_node for row in rows})
+    bodies = _bodies(connection, {row.request for row in rows})
     found = []
     for row in rows:
-        if row.preamble_node not in preambles:
-            preambles[row.preamble_node] = tuple(chain_messages(connection, row.preamble_node))
-        if row.request not in requests:
-            requests[row.request] = json.loads(_body(connection, row.request))
-        tail, is_whole = _tail(connection, row.history_node)
-        found.append(_remembered(row, preambles[row.preamble_node], tail, is_whole, requests[row.request]))
+        preamble, _ = tails[row.preamble_node]
+        tail, is_whole = tails[row.history_node]
+        found.append(_remembered(row, preamble, tail, is_whole, json.loads(bodies[row.request])))
     found.reverse()
     return found
 
 
-def _tail(connection: sa.Connection, node: str) -> tuple[tuple[Json, ...], bool]:
-    """Return (the last messages of a chain, whether they are all of it)."""
-    if node == ROOT:
-        return (), True
+def _tails(connection: sa.Connection, tips: set[str]) -> dict[str, tuple[tuple[Json, ...], bool]]:
+    """Return for each chain (its last messages, whether they are all of it). One question a level, not one a chain."""
     n = schema.nodes.c
-    top = sa.select(n.depth).where(n.node == node).scalar_subquery()
-    walk = sa.select(n.parent, n.message, n.depth).where(n.node == node).cte("walk", recursive=True)
-    walk = walk.union_all(
-        sa.select(n.parent, n.message, n.depth)
-        .join(walk, n.node == walk.c.parent)
-        .where(n.depth > top - TAIL)
-    )
-    rows = connection.execute(
-        sa.select(walk.c.depth, schema.messages.c.body)
-        .join(walk, schema.messages.c.hash == walk.c.message)
-        .order_by(walk.c.depth)
-    ).all()
-    return tuple(json.loads(row.body) for row in rows), rows[0].depth == 0
+    links: dict[str, tuple[str, str]] = {}  # node -> (parent, message)
+    level = tips - {ROOT}
+    for _ in range(TAIL):
+        for some in _chunks(level):
+            for node, parent, message in connection.execute(
+                sa.select(n.node, n.parent, n.message).where(n.node.in_(some))
+            ):
+                links[node] = (parent, message)
+        level = {links[node][0] for node in level if node in links} - links.keys() - {ROOT}
+    bodies = _bodies(connection, {message for _, message in links.values()})
+    parsed = {name: json.loads(body) for name, body in bodies.items()}
+    found = {}
+    for tip in tips:
+        messages: list[Json] = []
+        node = tip
+        while node in links and len(messages) < TAIL:
+            node, message = links[node]
+            messages.append(parsed[message])
+        found[tip] = tuple(reversed(messages)), node == ROOT
+    return found
+
+
+def _bodies(connection: sa.Connection, names: set[str]) -> dict[str, str]:
+    m = schema.messages.c
+    found: dict[str, str] = {}
+    for some in _chunks(names):
+        found.update(
+            (row.hash, row.body)
+            for row in connection.execute(sa.select(m.hash, m.body).where(m.hash.in_(some)))
+        )
+    return found
+
+
+def _chunks(names: set[str], size: int = 500) -> Iterator[list[str]]:
+    ordered = sorted(names)
+    for start in range(0, len(ordered), size):
+        yield ordered[start : start + size]
 
 
 def _remembered(
