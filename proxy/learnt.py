@@ -20,6 +20,8 @@ from proxy.wire import Habits
 log = logging.getLogger(__name__)
 
 _FORGET_S = 7 * 24 * 3600.0
+#: A 5xx that names a field may have been a passing fault.
+_FORGET_UNSURE_S = 600.0
 _MOST_MODELS = 1000
 
 
@@ -68,14 +70,15 @@ class Learnt:
             self._proven |= frozenset(fields)
             self._write()
 
-    def refuse(self, fields: Iterable[str], model: str | None) -> None:
+    def refuse(self, fields: Iterable[str], model: str | None, *, is_sure: bool = True) -> None:
         """A request was answered only without these fields. One that was taken for another model is this model's matter alone."""
+        until = time.time() + (_FORGET_S if is_sure else _FORGET_UNSURE_S)
         for name in fields:
             log.warning("%s does not take %s", self._address, name)
             if name not in self._proven:
-                self._refused[name] = time.time()
+                self._refused[name] = until
             elif len(self._refused_for) < _MOST_MODELS:
-                self._refused_for.setdefault((model or "")[:200], {})[name] = time.time()
+                self._refused_for.setdefault((model or "")[:200], {})[name] = until
         self._write()
 
     def note(self, habits: Habits) -> None:
@@ -86,7 +89,7 @@ class Learnt:
     @staticmethod
     def _alive(names: dict[str, float]) -> frozenset[str]:
         now = time.time()
-        return frozenset(name for name, at in names.items() if now - at < _FORGET_S)
+        return frozenset(name for name, until in names.items() if now < until)
 
     # ---- the file
 
@@ -114,9 +117,10 @@ class Learnt:
         }
         temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            known: dict[str, Any] = orjson.loads(self._path.read_bytes()) if self._path.exists() else {}
+            found: Any = orjson.loads(self._path.read_bytes()) if self._path.exists() else {}
         except (OSError, ValueError):
-            known = {}
+            found = {}
+        known = found if isinstance(found, dict) else {}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:

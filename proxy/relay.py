@@ -35,6 +35,7 @@ from proxy.asgi import (
 )
 from proxy.canonical import History, read_history
 from proxy.classify import Kind, classify
+from proxy.clients import with_shape
 from proxy.drafts import Draft, request_of
 from proxy.encoding import Packer, Unpacker, Unreadable, can_unpack, is_packed, readable_only, unpack
 from proxy.learnt import Learnt
@@ -313,7 +314,7 @@ class ChatRelay:
             return
         written = self._submit(exchange)
         if written is not None:
-            await self._recorder.settle(written)
+            await self._settle(exchange, written)
         answer = exchange.answer
         if answer is None:
             return  # cut short by the backend: the server closes the connection without an end, as the backend did
@@ -346,6 +347,13 @@ class ChatRelay:
             log.error("turn %s cannot be recorded: %s: %s", exchange.turn_id, type(exc).__name__, exc)
             return None
 
+    async def _settle(self, exchange: _Exchange, written: asyncio.Future[None]) -> None:
+        try:
+            await self._recorder.settle(written)
+        except Exception as exc:  # noqa: BLE001 - what cannot be kept must not cost its reply
+            self._counters.unrecorded += 1
+            log.error("turn %s cannot be kept safe: %s: %s", exchange.turn_id, type(exc).__name__, exc)
+
     def _draft(self, exchange: _Exchange) -> Draft:
         history, kind = exchange.prepare()
         chat, lease = exchange.chat, exchange.lease
@@ -355,7 +363,7 @@ class ChatRelay:
             created_at=exchange.created_at,
             finished_at=time.time(),
             scope=exchange.caller.scope,
-            client=exchange.caller.client,
+            client=with_shape(exchange.caller.client, chat.body),
             wishes=exchange.wishes,
             kind=kind,
             policy=lease.policy if lease is not None else self._alias.policy,
@@ -388,7 +396,6 @@ class ChatRelay:
             sent.append((b"accept-encoding", readable_only(accept).encode("latin-1")))
         reply = await self._open(exchange, sent, path)
         exchange.raw = b""
-        exchange.reply = reply
         exchange.status = reply.status
         content_type = (header(reply.headers, b"content-type") or "").lower()
         exchange.is_stream = content_type.startswith("text/event-stream")
@@ -422,6 +429,7 @@ class ChatRelay:
         deadline = time.monotonic() + self._patience_s
         attempts = 0
         left_out: frozenset[str] = frozenset()
+        was_broken = False
         while True:
             attempts += 1
             lease = await self._alias.lease(exchange.chat.model, wait_s=max(0.0, deadline - time.monotonic()))
@@ -440,6 +448,7 @@ class ChatRelay:
                     raise
                 self._alias.suspect()
                 continue
+            exchange.reply = reply  # from here on it is closed whatever happens
             if reply.status == 404 and lease.version and attempts < _MOST_ATTEMPTS:
                 # A restarted backend does not know its adapters any more: the alias brings the live one back.
                 reply.close()
@@ -449,6 +458,7 @@ class ChatRelay:
             suspected = await self._suspected(exchange, reply, is_retry=bool(left_out))
             if suspected:
                 left_out |= suspected
+                was_broken = reply.status >= 500
                 reply.close()
                 lease.release()
                 attempts -= 1  # bounded by the number of fields
@@ -456,7 +466,7 @@ class ChatRelay:
             if reply.status < 400:
                 self._learnt.prove(exchange.injection.fields)
                 if left_out:
-                    self._learnt.refuse(left_out, exchange.chat.model)
+                    self._learnt.refuse(left_out, exchange.chat.model, is_sure=not was_broken)
             return reply
 
     async def _suspected(self, exchange: _Exchange, reply: Reply, *, is_retry: bool) -> frozenset[str]:

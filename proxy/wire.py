@@ -90,8 +90,7 @@ def parse_chat(raw: bytes) -> ChatRequest:
         raise WireError(f"the request is not JSON: {exc}") from exc
     if not isinstance(body, dict):
         raise WireError("the request is not a JSON object")
-    if any(name in raw for name in _SECRET_NAMES):
-        body = _without_secrets(body)
+    body = _without_secrets(body)
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(_is_message(m) for m in messages):
         raise WireError("the request has no list of messages")
@@ -117,15 +116,18 @@ _SECRET_KEYS = frozenset(
     {"authorization", "proxy-authorization", "api_key", "apikey", "api-key", "x-api-key", "x-patina-key"}
     | {"access_token", "refresh_token", "client_secret", "password", "cookie", "secret"}
 )
-_SECRET_NAMES = tuple(
-    f'{part}"'.encode() for part in ("orization", "key", "Key", "KEY", "oken", "ecret", "assword", "ookie")
-)
+#: Never looked into for secrets: what people wrote, and schemas, in which a name means a parameter and not its value.
+_NOT_LOOKED_INTO = frozenset({"messages", "functions", "function", "response_format", "parameters"})
 
 
 def _without_secrets(body: Json) -> Json:
-    """Return a body for the record without the values of fields that hold secrets. What people wrote is not touched."""
+    """Return a body for the record without the values of fields that hold secrets.
+
+    Raises:
+        WireError: nested too deeply.
+    """
     try:
-        return {name: value if name == "messages" else _blanked(name, value) for name, value in body.items()}
+        return {name: _blanked(name, value) for name, value in body.items()}
     except RecursionError as exc:
         raise WireError("the request is nested too deeply to be read") from exc
 
@@ -133,6 +135,8 @@ def _without_secrets(body: Json) -> Json:
 def _blanked(name: str, value: Any) -> Any:
     if isinstance(value, str):
         return "***" if name.lower() in _SECRET_KEYS else value
+    if name in _NOT_LOOKED_INTO:
+        return value
     if isinstance(value, dict):
         return {inner: _blanked(inner, what) for inner, what in value.items()}
     if isinstance(value, list):
