@@ -18,6 +18,20 @@ _GROUPS = {
 }
 
 
+class _Joined(argparse.Action):
+    """A flag that may be repeated; its values are joined by commas, as they are written in the environment."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: typing.Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, "")
+        setattr(namespace, self.dest, f"{before},{values}" if before else values)
+
+
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
@@ -33,7 +47,10 @@ def _describe(name: str) -> tuple[str, str, dict[str, Any]]:
         help += f" (default: {default})"
     keywords: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": name, "help": help.replace("%", "%%")}
     annotation = field.annotation
-    if annotation is bool:
+    if name == "upstream":
+        keywords["action"] = _Joined
+        keywords["metavar"] = "URL"
+    elif annotation is bool:
         keywords["action"] = argparse.BooleanOptionalAction
     else:
         choices = typing.get_args(annotation) if typing.get_origin(annotation) is typing.Literal else ()

@@ -15,12 +15,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cli.backend import BackendPlan, plan_backend, resolve
 from migrations import upgrade
-from serving.ports import bind, free_port
+from serving.ports import bind
 from store.errors import ConfigError, RecordError
 from store.record import Record
 from store.settings import REPOSITORY, Settings, child_environment, ensure_api_key
@@ -99,55 +100,39 @@ def serve(settings: Settings) -> int:
         upgrade(settings.database_url)
         key, is_new = ensure_api_key(settings)
         path = settings.home / "run" / "settings.json"
+        settings, why = resolve(settings)
+        backend = plan_backend(settings)
         settings.dump(path)
         _announce(settings, key, is_new)
-        return asyncio.run(_supervise(settings, plan(settings, path)))
+        _explain(backend, why)
+        return asyncio.run(_supervise(settings, plan(settings, path, backend)))
 
 
-def plan(settings: Settings, path: Path) -> list[Child]:
+def plan(settings: Settings, path: Path, backend: BackendPlan) -> list[Child]:
     """Return the processes that these settings ask for, in the order in which they start."""
 
-    def child(name: str, module: str, *arguments: str) -> Child:
+    def child(name: str, command: Sequence[str]) -> Child:
         threads = str(settings.resolved_threads)
         return Child(
             name=name,
-            command=[sys.executable, "-m", module, *arguments],
+            command=list(command),
             environment=child_environment(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads),
             log=settings.logs_folder / f"{name}.log",
         )
 
-    children: list[Child] = []
-    given = ["--settings", str(path)]
-    url = ""
+    def ours(name: str, module: str, *more: str) -> Child:
+        return child(name, [sys.executable, "-m", module, "--settings", str(path), *more])
+
+    judge = [word for url in backend.urls[:1] for word in ("--judge-url", url)]
+    if backend.served_model:
+        judge += ["--judge-model", backend.served_model]
+    children = [child("backend", backend.command)] if backend.command else []
+    children.append(
+        ours("proxy", "proxy", *(word for url in backend.urls for word in ("--backend-url", url)))
+    )
+    children.append(ours("scorer", "scorers", *judge))
     if settings.trains_locally:
-        if settings.backend not in ("auto", "embedded"):
-            raise ConfigError(
-                f"--backend {settings.backend} is not built yet; use embedded, or --upstream URL"
-            )
-        port = settings.backend_port or free_port()
-        url = f"http://127.0.0.1:{port}"
-        children.append(
-            child(
-                "backend",
-                "serving.embedded",
-                "--model",
-                settings.model_path,
-                "--host",
-                "127.0.0.1",
-                "--port",
-                str(port),
-                "--served-model-name",
-                settings.policy,
-                "--max-lora-rank",
-                str(max(64, settings.lora_rank)),
-                "--threads",
-                str(settings.resolved_threads),
-            )
-        )
-    children.append(child("proxy", "proxy", *given, *(["--backend-url", url] if url else [])))
-    children.append(child("scorer", "scorers", *given, *(["--judge-url", url] if url else [])))
-    if settings.trains_locally:
-        children.append(child("trainer", "trainer", *given))
+        children.append(ours("trainer", "trainer"))
     return children
 
 
@@ -269,6 +254,11 @@ def _only_one(home: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def _explain(backend: BackendPlan, why: str) -> None:
+    """Tell what serves and what was decided for the person."""
+    print(f"Backend: {backend.kind} ({why})" + "".join(f"\n  {line}" for line in backend.reasons), flush=True)
 
 
 def _announce(settings: Settings, key: str, is_new: bool) -> None:

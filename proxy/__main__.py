@@ -24,8 +24,10 @@ from proxy.cors import Origins
 from proxy.guard import GuardedProtocol
 from proxy.journal import Journal
 from proxy.learnt import Learnt
-from serving.http import HttpEngine
+from proxy.relay import PATIENCE_S
+from serving.backends import VLLM_PATIENCE_S, make_engine
 from serving.ports import bind, listen
+from serving.protocol import Engine
 from store.errors import ConfigError, RecordCorrupt, RecordError, RecordUnavailable
 from store.keys import KeyFile, Keyring
 from store.record import Record
@@ -49,7 +51,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--settings", type=Path, required=True, help="settings file written by run.py")
     parser.add_argument(
-        "--backend-url", default="", help="base URL of the local backend; default: the setting `upstream`"
+        "--backend-url",
+        action="append",
+        default=[],
+        help="base URL of the backend that learns, repeated for its copies; default: the setting `upstream`",
     )
     parser.add_argument(
         "--record-wait-s",
@@ -80,11 +85,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s proxy %(levelname)s %(name)s: %(message)s")
     try:
         settings = Settings.load(arguments.settings)
-        url = arguments.backend_url or settings.upstream
-        if not url:
+        urls: list[str] = arguments.backend_url or [settings.upstream]
+        if not urls[0]:
             raise ConfigError(
                 "there is nothing to serve from: give --backend-url, or --upstream in the settings"
             )
+        is_local = bool(arguments.backend_url)
+        engine = make_engine(settings, urls, is_local=is_local)
         key, _ = ensure_api_key(settings)
         asyncio.run(check_record(settings.database_url))
         listener = bind(settings.proxy_host, settings.proxy_port, option=_OPTION)
@@ -93,8 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"proxy: {exc}", file=sys.stderr)
         return 2
     allow_connections()
-    is_local = bool(arguments.backend_url)
-    return serve(settings, listener, url, key, is_local=is_local, wait_s=arguments.record_wait_s)
+    return serve(settings, listener, engine, key, is_local=is_local, wait_s=arguments.record_wait_s)
 
 
 def allow_connections() -> None:
@@ -112,7 +118,7 @@ def keyring(settings: Settings, key: str) -> Keyring:
 
 
 def serve(
-    settings: Settings, listener: socket.socket, url: str, key: str, *, is_local: bool, wait_s: float
+    settings: Settings, listener: socket.socket, engine: Engine, key: str, *, is_local: bool, wait_s: float
 ) -> int:
     """Serve on a bound socket; returns the exit code."""
     crashed = False
@@ -122,7 +128,6 @@ def serve(
         crashed = True
         server.should_exit = True
 
-    engine = HttpEngine(url, api_key="" if is_local else settings.upstream_api_key, speaks_vllm=is_local)
     proxy = Proxy(
         engine=engine,
         policy=settings.policy,
@@ -130,6 +135,7 @@ def serve(
         keys=keyring(settings, key),
         is_local=is_local,
         wait_s=wait_s,
+        patience_s=VLLM_PATIENCE_S if settings.backend == "vllm" else PATIENCE_S,
         learnt=Learnt(engine.address, None if is_local else settings.home / "upstreams.json"),
         passes_credentials=settings.upstream_auth == "passthrough",
         origins=Origins(settings.cors_origins),
@@ -145,6 +151,7 @@ def serve(
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,  # who calls is read from the key alone
         date_header=False,  # the backend's own are passed on
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,

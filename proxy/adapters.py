@@ -2,7 +2,8 @@
 
 The record says what should be live; this loop loads ``policy@version`` into the backend, then moves the alias in memory, and unloads an
 old version once no request runs on it. Nobody waits for any of this: requests take a lease on a version that is
-loaded and keep it to their end. Only when the backend itself was restarted (its adapters are gone) do requests wait, for a bounded
+loaded and keep it to their end. A backend has a number of slots for adapters: when all are taken the oldest idle version leaves, and when
+none is idle the new version waits, not the requests. Only when the backend itself was restarted (its adapters are gone) do requests wait, for a bounded
 time, until the live version is back. Never is a new version loaded under an old name: engines key their caches by it.
 """
 
@@ -13,6 +14,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
@@ -31,6 +33,10 @@ _FIELDS = frozenset({"logprobs", "return_token_ids", "stream_options"})
 
 _POLL_S = 0.2
 _LOOK_S = 1.0
+#: How often the backend is asked what it does, for `status`.
+_ACTIVITY_S = 5.0
+#: The live version and the next one: with less nothing could ever be swapped.
+_LEAST_SLOTS = 2
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 30.0
 
 
@@ -96,6 +102,12 @@ class Alias(Protocol):
         ...
 
 
+def shown(capabilities: Capabilities) -> Json:
+    """Return capabilities as `status` shows them."""
+    found = asdict(capabilities)
+    return {**found, "logprob_mode": capabilities.logprob_mode.value, "notes": list(capabilities.notes)}
+
+
 class UpstreamAlias:
     """An endpoint of somebody else's: names pass through, there are no versions."""
 
@@ -123,6 +135,7 @@ class UpstreamAlias:
         return {
             "address": self._engine.address,
             "ready": self._is_healthy is not False,
+            "capabilities": shown(self.capabilities),
             "healthy": self._is_healthy,
         }
 
@@ -154,6 +167,9 @@ class AdapterAlias:
         self._load_errors = 0
         self._record_errors = 0
         self._last_error: str | None = None
+        self._waits_for_slot = False
+        self._activity: Json = {}
+        self._asked_at = 0.0
 
     @property
     def live(self) -> int:
@@ -229,16 +245,43 @@ class AdapterAlias:
             )
             self._live = BASE_VERSION
         self._ready.set()
-        for version in [
-            v for v in self._loaded if v not in (self._live, self._target) and not self._leases[v]
-        ]:
-            # Off the list first: from here on no request can take a lease on it.
-            self._loaded.discard(version)
-            try:
-                await self._engine.unload_adapter(adapter_name(self.policy, version))
-            except UpstreamError as exc:
-                # It only takes up room there; the next look puts it on the list again.
-                self._last_error = str(exc)
+        for version in self._idle():
+            await self._unload(version)
+        await self._ask_activity()
+
+    def _idle(self) -> list[int]:
+        """Versions that nobody uses or will use, oldest first."""
+        return sorted(v for v in self._loaded if v not in (self._live, self._target) and not self._leases[v])
+
+    async def _unload(self, version: int) -> None:
+        # Off the list first: from here on no request can take a lease on it.
+        self._loaded.discard(version)
+        try:
+            await self._engine.unload_adapter(adapter_name(self.policy, version))
+        except UpstreamError as exc:
+            # It only takes up room there; the next look puts it on the list again.
+            self._last_error = str(exc)
+
+    async def _make_room(self) -> bool:
+        """Free a slot for one more version; False when all are in use."""
+        slots = self.capabilities.adapter_slots
+        if slots is None:
+            return True
+        most = max(_LEAST_SLOTS, slots)
+        for version in self._idle():
+            if len(self._loaded) < most:
+                break
+            await self._unload(version)
+        return len(self._loaded) < most
+
+    async def _ask_activity(self) -> None:
+        if time.monotonic() - self._asked_at < _ACTIVITY_S:
+            return
+        self._asked_at = time.monotonic()
+        try:
+            self._activity = dict(await self._engine.activity())
+        except UpstreamError:
+            self._activity = {}  # whether it serves is the next look's to find out
 
     def _has(self, version: int) -> bool:
         return version == BASE_VERSION or version in self._loaded
@@ -282,6 +325,10 @@ class AdapterAlias:
         if not self._has(version):
             if time.monotonic() < self._retry_at.get(version, 0.0):
                 return
+            if not await self._make_room():
+                # The end of any request on an old version wakes us.
+                self._waits_for_slot = True
+                return
             try:
                 await self._load(version)
             except (AdapterError, RecordError) as exc:
@@ -292,6 +339,7 @@ class AdapterAlias:
                 self._retry_at[version] = time.monotonic() + wait
                 log.error("cannot serve %s: %s", adapter_name(self.policy, version), exc)
                 return
+        self._waits_for_slot = False
         if self._live != version:
             log.info("%s is live now", adapter_name(self.policy, version))
         self._retry_at.pop(version, None)
@@ -312,10 +360,13 @@ class AdapterAlias:
         return {
             "address": self._engine.address,
             "ready": self._ready.is_set(),
+            "capabilities": shown(self.capabilities),
+            "activity": self._activity,
             "live": self._live,
             "wanted": self._target,
             "loaded": sorted(self._loaded),
             "leases": {adapter_name(self.policy, v): n for v, n in sorted(self._leases.items())},
+            "waits_for_slot": self._waits_for_slot,
             "load_errors": self._load_errors,
             "record_errors": self._record_errors,
             "last_error": self._last_error,

@@ -16,7 +16,7 @@ from store.record import Record
 from store.settings import Settings
 
 
-async def serve(settings: Settings, judge_url: str) -> None:
+async def serve(settings: Settings, judge_url: str, judge_model: str = "") -> None:
     """Score until SIGTERM or SIGINT.
 
     Raises:
@@ -27,7 +27,7 @@ async def serve(settings: Settings, judge_url: str) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    jury = build_jury(settings, judge_url)
+    jury = build_jury(settings, judge_url, judge_model)
     record = await Record.open(settings.database_url)
     try:
         worker = Worker(record, jury)
@@ -43,10 +43,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m scorers", description=__doc__)
     parser.add_argument("--settings", type=Path, required=True, help="JSON file written by run.py")
     parser.add_argument("--judge-url", default="", help="base URL of the local backend, for --judge self")
+    parser.add_argument(
+        "--judge-model", default="", help="name of the base model there, where it is not the policy's"
+    )
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        asyncio.run(serve(Settings.load(arguments.settings), arguments.judge_url))
+        asyncio.run(serve(Settings.load(arguments.settings), arguments.judge_url, arguments.judge_model))
     except ConfigError as exc:
         print(exc, file=sys.stderr)
         return 2

@@ -15,11 +15,12 @@ from store.settings import Settings
 MAX_RUBRIC = 8000
 
 
-def build_jury(settings: Settings, judge_url: str = "") -> Jury:
+def build_jury(settings: Settings, judge_url: str = "", judge_model: str = "") -> Jury:
     """Return who scores.
 
     Args:
         judge_url: base URL of the local backend, for ``--judge self``.
+        judge_model: name of the base model there; "": the policy's.
 
     Raises:
         ConfigError: one sentence about the first setting that is wrong.
@@ -27,11 +28,11 @@ def build_jury(settings: Settings, judge_url: str = "") -> Jury:
     return Jury(
         rules=RULES,
         custom=load_reward(settings.custom_rm_path) if settings.custom_rm_path else None,
-        judge=_judge(settings, judge_url),
+        judge=_judge(settings, judge_url, judge_model),
     )
 
 
-def _judge(settings: Settings, judge_url: str) -> Judge | None:
+def _judge(settings: Settings, judge_url: str, judge_model: str) -> Judge | None:
     rubric = read_rubric(settings.rubric)
     name = settings.resolved_judge
     if name == "none":
@@ -43,7 +44,11 @@ def _judge(settings: Settings, judge_url: str) -> Judge | None:
             raise ConfigError(
                 "--judge self needs a local backend; with --upstream name a judge, or use --judge none"
             )
-        model, key = f"openai/{settings.policy}", settings.judge_api_key or NO_KEY
+        model = f"openai/{judge_model or settings.policy}"
+        # the backend's own key goes to the backend only
+        key = (
+            settings.judge_api_key or ("" if settings.judge_api_base else settings.upstream_api_key) or NO_KEY
+        )
     else:
         model, base, key = name, settings.judge_api_base, settings.judge_api_key
     return Judge(

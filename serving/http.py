@@ -94,6 +94,7 @@ class HttpEngine:
             total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s
         )
         self._session: aiohttp.ClientSession | None = None
+        self._has_stats = False
 
     @property
     def address(self) -> str:
@@ -173,12 +174,15 @@ class HttpEngine:
         cards = (await self._ask_json("/v1/models")).get("data") or [{}]
         # The built-in engine says so in its cards; vLLM reports raw log-probabilities unless it was told otherwise.
         mode = str(cards[0].get("logprobs_mode") or LogprobMode.RAW)
-        defaults: Any = {}
+        told: dict[str, Any] = {}
         try:
-            defaults = (await self._ask_json("/version")).get("sampling_defaults") or {}
+            told = await self._ask_json("/version")
         except UpstreamError as exc:
             if exc.status is None:
                 raise  # it went away while being asked; a server without this path is fine
+        declared: Any = told.get("capabilities") or {}
+        self._has_stats = told.get("engine") == "patina-embedded"
+        defaults: Any = told.get("sampling_defaults") or {}
         temperature = defaults.get("temperature") if isinstance(defaults, dict) else None
         return Capabilities(
             token_ids=True,
@@ -186,6 +190,11 @@ class HttpEngine:
             adapters=True,
             logprob_mode=LogprobMode(mode) if mode in tuple(LogprobMode) else LogprobMode.UNKNOWN,
             default_temperature=float(temperature) if isinstance(temperature, int | float) else 1.0,
+            engine=f"{told.get('engine', '')} {told.get('version', '')}".strip(),
+            tools=declared.get("tools"),
+            constrained=declared.get("constrained"),
+            adapter_slots=declared.get("adapter_slots"),
+            notes=tuple(declared.get("notes") or ()),
         )
 
     async def models(self) -> tuple[ServedModel, ...]:
@@ -225,6 +234,10 @@ class HttpEngine:
         except UpstreamError:
             return False
         return status == 200 if self._speaks_vllm else status < 500
+
+    async def activity(self) -> Mapping[str, Any]:
+        """What the built-in engine counts; others are not asked."""
+        return await self._ask_json("/stats") if self._has_stats else {}
 
     async def close(self) -> None:
         if self._session is not None:

@@ -6,9 +6,9 @@ Rules: this file knows no library and no transport. Errors are those of `store.e
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from store.values import LogprobMode
 
@@ -26,6 +26,12 @@ class Capabilities:
         adapters: LoRA adapters can be loaded and unloaded while it runs.
         logprob_mode: of what distribution the log-probabilities are.
         default_temperature: what it samples with when a request does not say.
+        engine: what it is, e.g. ``vLLM 0.32.0``; "" where it does not say.
+        tools: optional tools (`tool_choice` auto) are understood and calls parsed; None: nobody asked.
+        constrained: `response_format` and forced calls are kept by a grammar; None: nobody asked.
+        token_stream: a stream comes token by token, not from the finished reply.
+        adapter_slots: versions it serves at once; None: as many as memory takes.
+        notes: what it cannot do, in sentences for people.
     """
 
     token_ids: bool
@@ -33,6 +39,12 @@ class Capabilities:
     adapters: bool
     logprob_mode: LogprobMode = LogprobMode.UNKNOWN
     default_temperature: float = 1.0
+    engine: str = ""
+    tools: bool | None = None
+    constrained: bool | None = None
+    token_stream: bool = True
+    adapter_slots: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +117,10 @@ class Engine(Protocol):
 
     async def is_healthy(self) -> bool:
         """Whether it would serve a request now. Never raises."""
+        ...
+
+    async def activity(self) -> Mapping[str, Any]:
+        """What it is doing now, for `status`; empty where it does not tell. Raises: UpstreamError."""
         ...
 
     async def close(self) -> None: ...

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -28,6 +29,17 @@ BUILTIN_MODEL = "patina-tiny"
 BUILTIN_FOLDER = REPOSITORY / "models" / BUILTIN_MODEL
 
 Method = Literal["rl", "opd", "combine", "sdpo"]
+
+
+def split_urls(text: str) -> tuple[str, ...]:
+    """Return the URLs of a list separated by commas; a comma may be part of one."""
+    return tuple(re.split(r",(?=\s*https?://)", text)) if text else ()
+
+
+def _checked_url(value: str) -> str:
+    if value and not re.match(r"https?://[^/\s]+", value):
+        raise ValueError("must be an http:// or https:// URL")
+    return value.rstrip("/")
 
 
 def _field(default: Any, env: str, help: str, group: str = "Patina") -> Any:
@@ -143,13 +155,15 @@ class Settings(BaseSettings):
     backend: Literal["embedded", "vllm", "tinker", "auto"] = _field(
         "auto",
         "PATINA_BACKEND",
-        "what serves the policy; auto: embedded, or none when --upstream is given",
+        "what serves the policy; auto: nothing of ours when --upstream is given; vllm where there is an NVIDIA GPU and an "
+        "environment for it, but not for the built-in model; embedded otherwise",
         "serving",
     )
     upstream: str = _field(
         "",
         "PATINA_UPSTREAM",
-        "base URL of an OpenAI-compatible endpoint to serve through instead of a local backend",
+        "base URL of an OpenAI-compatible endpoint to serve through instead of a local backend; with --backend vllm a running "
+        "vLLM, and several copies of it by repeating this",
         "serving",
     )
     upstream_auth: Literal["key", "passthrough"] = _field(
@@ -186,6 +200,39 @@ class Settings(BaseSettings):
     )
     backend_port: int = _field(
         0, "PATINA_BACKEND_PORT", "port of the local backend; 0: any free one", "serving"
+    )
+    vllm_python: str = _field(
+        "",
+        "PATINA_VLLM_PYTHON",
+        "python of the environment that has vLLM; default: .venv-vllm, made by scripts/install_vllm.py",
+        "serving",
+    )
+    vllm_args: str = _field(
+        "",
+        "PATINA_VLLM_ARGS",
+        "more flags for vLLM, as in a shell; they win over the derived ones",
+        "serving",
+    )
+    gpu_memory_share: float = _field(
+        0.0,
+        "PATINA_GPU_MEMORY_SHARE",
+        "share of the GPU's memory for vLLM; 0: computed, and shown at start",
+        "serving",
+    )
+    max_model_len: int = _field(
+        0, "PATINA_MAX_MODEL_LEN", "vLLM's context in tokens; 0: as much of the model's as fits", "serving"
+    )
+    tool_call_parser: str = _field(
+        "",
+        "PATINA_TOOL_CALL_PARSER",
+        "vLLM's parser of tool calls; default: by the model's family; none: none",
+        "serving",
+    )
+    adapter_slots: int = _field(
+        8,
+        "PATINA_ADAPTER_SLOTS",
+        "adapter versions served at once; a new one waits until an old one is idle when all are in use",
+        "serving",
     )
     threads: int = _field(
         0,
@@ -306,6 +353,7 @@ class Settings(BaseSettings):
         "max_kl_step",
         "max_wait_s",
         "opd_clip",
+        "max_model_len",
     )
     @classmethod
     def _not_negative(cls, value: float) -> float:
@@ -327,7 +375,23 @@ class Settings(BaseSettings):
             raise ValueError("must lie in [0, 1]")
         return value
 
-    @field_validator("teacher_carry")
+    @field_validator("adapter_slots")
+    @classmethod
+    def _two_or_more(cls, value: int) -> int:
+        if value < 2:
+            raise ValueError("must be at least 2: the live version and the next one")
+        return value
+
+    @field_validator("vllm_args")
+    @classmethod
+    def _words(cls, value: str) -> str:
+        try:
+            shlex.split(value)
+        except ValueError as exc:
+            raise ValueError(f"cannot be split into words: {exc}") from exc
+        return value
+
+    @field_validator("teacher_carry", "gpu_memory_share")
     @classmethod
     def _below_one(cls, value: float) -> float:
         if not 0 <= value < 1:
@@ -341,12 +405,15 @@ class Settings(BaseSettings):
             raise ValueError("use letters, digits, '.', '_' and '-'")
         return value
 
-    @field_validator("upstream", "judge_api_base")
+    @field_validator("judge_api_base")
     @classmethod
     def _url(cls, value: str) -> str:
-        if value and not re.match(r"https?://[^/\s]+", value):
-            raise ValueError("must be an http:// or https:// URL")
-        return value.rstrip("/")
+        return _checked_url(value)
+
+    @field_validator("upstream")
+    @classmethod
+    def _urls(cls, value: str) -> str:
+        return ",".join(_checked_url(one.strip()) for one in split_urls(value))
 
     @field_validator("home")
     @classmethod
@@ -357,6 +424,10 @@ class Settings(BaseSettings):
     def _together(self) -> Self:
         if self.upstream and self.backend in ("embedded", "tinker"):
             raise ValueError(f"--upstream and --backend {self.backend} exclude each other")
+        if len(self.upstreams) > 1 and self.backend != "vllm":
+            raise ValueError("several --upstream are copies of one vLLM: give --backend vllm as well")
+        if self.upstream_auth == "passthrough" and self.trains_locally and self.upstream:
+            raise ValueError("--upstream-auth passthrough and --backend vllm exclude each other")
         if self.upstream_auth == "passthrough" and not self.upstream:
             raise ValueError("--upstream-auth passthrough needs --upstream")
         return self
@@ -380,8 +451,13 @@ class Settings(BaseSettings):
 
     @property
     def trains_locally(self) -> bool:
-        """Whether adapters can be trained and served: an --upstream alone is served and recorded only."""
-        return not self.upstream
+        """Whether adapters can be trained and served: an --upstream that is not a vLLM of ours is served and recorded only."""
+        return not self.upstream or self.backend == "vllm"
+
+    @property
+    def upstreams(self) -> tuple[str, ...]:
+        """The endpoints of `upstream`."""
+        return split_urls(self.upstream)
 
     @property
     def resolved_learning_rate(self) -> float:
@@ -400,7 +476,7 @@ class Settings(BaseSettings):
     def resolved_judge(self) -> str:
         if self.judge != "auto":
             return self.judge
-        return "none" if self.is_builtin or self.upstream else "self"
+        return "self" if self.trains_locally and not self.is_builtin else "none"
 
     @property
     def resolved_threads(self) -> int:

@@ -194,6 +194,14 @@ class Server:
                 "dtype": str(self.model.dtype).removeprefix("torch."),
                 "device": str(self.model.device),
                 "sampling_defaults": asdict(self.model.defaults),
+                "capabilities": {
+                    "tools": True,
+                    "constrained": False,
+                    "adapter_slots": self.options.max_loras,
+                    "notes": [
+                        "no constrained decoding: response_format is refused, and a required call is opened for the model, not held to its schema"
+                    ],
+                },
             }
         )
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from store.values import AdapterState, AdapterVersion, StepReport
-from tests.proxy.conftest import House, house_at
+from tests.proxy.conftest import House, house_at, make_house
 from tests.proxy.test_relay import get
 from tests.proxy.upstream import Upstream, free_socket, running
 
@@ -86,6 +86,42 @@ def test_a_stream_keeps_the_version_that_began_it_until_its_end(house: House, tm
     until(lambda: ("unload", "tiny@1") in house.upstream.admin, "the old version is unloaded")
     rows = {row["messages"][0]["content"]: row["adapter_version"] for row in house.rows(2)}
     assert rows == {"slow": 1, "quick": 2}
+
+
+def test_when_all_slots_are_in_use_the_new_version_waits_and_no_request_does(
+    record_file: Path, tmp_path: Path
+) -> None:
+    with make_house(Upstream(slots=2), record_file) as house:
+        _fill_the_slots(house, tmp_path)
+
+
+def _fill_the_slots(house: House, tmp_path: Path) -> None:
+    house.upstream.events |= {"one": threading.Event(), "two": threading.Event()}
+    streams = []
+    for version, name in ((1, "one"), (2, "two")):
+        publish(house, version, tmp_path)
+        is_live(house, version)
+        script = {"text": f"held by {name} for long", "hold": name}
+        streams.append(house.ask(name, stream=True, extra_body={"scripted": script}))
+        assert house.upstream.held.wait(10)
+        house.upstream.held.clear()
+    publish(house, 3, tmp_path)
+    until(lambda: backend(house)["waits_for_slot"], "it waits for a slot")
+    assert house.ask("quick").choices[0].message.content.startswith("Answer 3 of tiny@2")
+    assert set(house.upstream.adapters) == {"tiny@1", "tiny@2"}  # what is in use is never unloaded
+    house.upstream.events["one"].set()
+    assert "".join(c.choices[0].delta.content or "" for c in streams[0]) == "held by one for long"
+    is_live(house, 3)
+    assert not backend(house)["waits_for_slot"]
+    assert set(house.upstream.adapters) == {"tiny@2", "tiny@3"}
+    house.upstream.events["two"].set()
+    assert "".join(c.choices[0].delta.content or "" for c in streams[1]) == "held by two for long"
+
+
+def test_status_tells_what_the_backend_can_do(house: House) -> None:
+    until(lambda: backend(house)["ready"], "it is ready")
+    shown = backend(house)["capabilities"]
+    assert (shown["logprob_mode"], shown["adapters"], shown["token_stream"]) == ("raw_logprobs", True, True)
 
 
 def test_rollback_is_the_same_backwards(house: House, tmp_path: Path) -> None:

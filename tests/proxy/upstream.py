@@ -102,6 +102,7 @@ class Upstream:
     base: str = "tiny"
     refuses: tuple[str, ...] = ()
     is_down: bool = False
+    slots: int | None = None
     chunk_delay_s: float = 0.0
     adapters: dict[str, str] = field(default_factory=dict)
     broken_adapters: set[str] = field(default_factory=set)
@@ -128,7 +129,9 @@ class Upstream:
         if bare == "/health":
             await self._answer(send, 200, b"")
         elif bare == "/version":
-            await self._answer(send, 404, b"")  # as a vLLM that does not tell its sampling defaults
+            # as a vLLM that does not tell its sampling defaults, unless there are slots to tell of
+            told = {"capabilities": {"adapter_slots": self.slots}}
+            await (self._json(send, 200, told) if self.slots else self._answer(send, 404, b""))
         elif bare == "/v1/models":
             cards: list[Json] = [{"id": self.base, "object": "model", "parent": None}]
             cards += [

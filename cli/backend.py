@@ -1,0 +1,188 @@
+"""Which backend serves, and how it is started. Decided once, at start, and told to the person.
+
+`--backend auto`: with `--upstream` nothing of ours is started; else vLLM, where this machine has an NVIDIA GPU and an environment for it
+and the model is not the built-in one; else the built-in engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+from serving.ports import free_port
+from serving.vllm.colocate import share_device
+from serving.vllm.environment import DEFAULT_FOLDER, find_environment, gpu_memory, main_memory
+from serving.vllm.flags import Wishes, derive, rank_for
+from serving.vllm.folder import read_facts
+from store.errors import ConfigError
+from store.settings import Settings
+
+Choice = Literal["embedded", "vllm", "upstream", "tinker"]
+_LOOK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendPlan:
+    """How the policy is served.
+
+    Attributes:
+        kind: what serves it.
+        urls: where; empty for an --upstream that only serves.
+        command: of the process to start; empty: it runs already.
+        served_model: name of the base model there, where it is not the policy's.
+        reasons: what was decided for the person, one line each.
+    """
+
+    kind: Choice
+    urls: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    served_model: str = ""
+    reasons: tuple[str, ...] = ()
+
+
+def choose(settings: Settings, *, has_gpu: bool, has_vllm: bool) -> tuple[Choice, str]:
+    """Return what serves and why (the rule is in this file's head)."""
+    if settings.backend != "auto":
+        return cast(Choice, settings.backend), "as you said"
+    if settings.upstream:
+        return "upstream", "--upstream alone is served and recorded; it learns with --backend vllm"
+    if settings.is_builtin:
+        return "embedded", "the built-in model"
+    if has_gpu and has_vllm:
+        return "vllm", "there is a GPU and an environment for vLLM"
+    if has_gpu:
+        return "embedded", "there is a GPU but no environment for vLLM (scripts/install_vllm.py makes one)"
+    return "embedded", "there is no GPU"
+
+
+def resolve(settings: Settings) -> tuple[Settings, str]:
+    """Return the settings with `auto` decided, and why."""
+    memory = gpu_memory() if settings.backend == "auto" and not settings.is_builtin else 0
+    has_vllm = (
+        bool(settings.vllm_python) and Path(settings.vllm_python).expanduser().exists()
+    ) or DEFAULT_FOLDER.exists()
+    kind, why = choose(settings, has_gpu=memory > 0, has_vllm=has_vllm)
+    if kind == "upstream":
+        return settings, why
+    return settings.model_copy(update={"backend": kind}), why
+
+
+def plan_backend(settings: Settings) -> BackendPlan:
+    """Return how these settings serve; `auto` has been decided before.
+
+    Raises:
+        ConfigError: it cannot be had, in one sentence.
+    """
+    if settings.backend == "tinker":
+        raise ConfigError("--backend tinker is not built yet; use embedded or vllm, or --upstream URL")
+    if settings.backend == "vllm":
+        return _attached(settings) if settings.upstream else _own_vllm(settings)
+    if settings.upstream:
+        return BackendPlan(kind="upstream")
+    return _embedded(settings)
+
+
+def _embedded(settings: Settings) -> BackendPlan:
+    port = settings.backend_port or free_port()
+    command = (
+        sys.executable, "-m", "serving.embedded", "--model", settings.model_path, "--host", "127.0.0.1", "--port", str(port),
+        "--served-model-name", settings.policy, "--max-lora-rank", str(max(64, settings.lora_rank)),
+        "--max-loras", str(settings.adapter_slots), "--threads", str(settings.resolved_threads),
+    )  # fmt: skip
+    return BackendPlan(kind="embedded", urls=(f"http://127.0.0.1:{port}",), command=command)
+
+
+def _own_vllm(settings: Settings) -> BackendPlan:
+    place = find_environment(settings.vllm_python)
+    facts = read_facts(settings.model_path)
+    memory = 0 if place.is_cpu else gpu_memory()
+    rank = rank_for(settings.lora_rank)
+    fit = (
+        share_device(
+            facts, total=memory, rank=settings.lora_rank, engine_rank=rank, slots=settings.adapter_slots
+        )
+        if memory
+        else None
+    )
+    port = settings.backend_port or free_port()
+    wishes = Wishes(
+        model=settings.model_path,
+        served_name=settings.policy,
+        host="127.0.0.1",
+        port=port,
+        lora_rank=settings.lora_rank,
+        slots=settings.adapter_slots,
+        memory_share=settings.gpu_memory_share,
+        max_model_len=settings.max_model_len,
+        tool_parser=settings.tool_call_parser,
+        extra=tuple(shlex.split(settings.vllm_args)),
+        threads=settings.threads or (settings.resolved_threads if place.is_cpu else 0),
+    )
+    launch = derive(wishes, facts, is_cpu=place.is_cpu, fit=fit, memory=main_memory())
+    url = f"http://127.0.0.1:{port}"
+    command = [
+        sys.executable, "-m", "serving.vllm", "--python", str(place.python), "--url", url,
+        "--state", str(settings.home / "run" / "vllm.json"), "--house", f"{os.getpid()}-{time.time_ns()}",
+    ]  # fmt: skip
+    for name, value in launch.environment.items():
+        command.append(f"--set={name}={value}")
+    shown = " ".join(f"{k}={v}" for k, v in launch.environment.items())
+    reasons = (
+        f"vLLM {place.version} of {place.python}",
+        *launch.reasons,
+        f"as a command: {shown} vllm serve {shlex.join(launch.arguments)}",
+    )
+    return BackendPlan(kind="vllm", urls=(url,), command=(*command, "--", *launch.arguments), reasons=reasons)
+
+
+def _attached(settings: Settings) -> BackendPlan:
+    """A vLLM that somebody else runs. Not being there yet is no mistake; serving another model is told."""
+    reasons = [f"vLLM at {address}" for address in settings.upstream_address.split(",")]
+    reasons.append(
+        "they read adapters from this machine's folders: "
+        + str(settings.adapters_folder)
+        + " has to be the same path there"
+    )
+    served = ""
+    for url in settings.upstreams:
+        names = base_models(url, settings.upstream_api_key)
+        if names is None:
+            reasons.append("one does not answer yet; requests wait for it")
+        elif not served and names:
+            served = settings.policy if settings.policy in names else names[0]
+            if served.rpartition("/")[2] not in (settings.policy, Path(settings.model_name).name):
+                reasons.append(
+                    f"it serves {served}, and {settings.model_name} is what is trained: they have to be the same model"
+                )
+    return BackendPlan(
+        kind="vllm",
+        urls=settings.upstreams,
+        served_model=served or settings.model_name,
+        reasons=tuple(reasons),
+    )
+
+
+def base_models(url: str, key: str) -> Sequence[str] | None:
+    """Return the names of the base model at an OpenAI endpoint; None when nobody answers."""
+    request = urllib.request.Request(f"{url.removesuffix('/v1')}/v1/models")
+    if key:
+        request.add_header("Authorization", f"Bearer {key}")
+    try:
+        with urllib.request.urlopen(request, timeout=_LOOK_S) as response:
+            cards = json.load(response).get("data") or []
+    except urllib.error.HTTPError as exc:
+        raise ConfigError(
+            f"--upstream {url.rpartition('@')[2]}: it answered {exc.code} when asked for its models"
+        ) from exc
+    except (OSError, ValueError):
+        return None
+    return [str(card["id"]) for card in cards if isinstance(card, dict) and not card.get("parent")]

@@ -1,0 +1,158 @@
+"""A running vLLM over HTTP: what it can do is tried at start, its health and its counters are asked for later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import orjson
+
+from serving.http import HttpEngine
+from serving.protocol import Capabilities, ServedModel
+from serving.vllm.probe import (
+    has_ids,
+    logprobs_request,
+    mode_of,
+    read_metrics,
+    started_at,
+    tools_request,
+    top_logprobs,
+)
+from store.errors import UpstreamError
+from store.values import Json, LogprobMode
+
+#: The first requests of an engine may wait for a compiler.
+_PROBE_TIMEOUT = aiohttp.ClientTimeout(total=180.0)
+_SMALL_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
+
+
+class VllmEngine(HttpEngine):
+    """vLLM at a base URL (`serving.protocol.Engine`).
+
+    Args:
+        default_temperature: what it samples with when a request does not say: `generation_config.json` of the model.
+        slots: adapters it serves at once, where we started it and so know; None: not known.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str = "",
+        default_temperature: float = 1.0,
+        slots: int | None = None,
+        connect_timeout_s: float = 10.0,
+    ) -> None:
+        super().__init__(base_url, api_key=api_key, connect_timeout_s=connect_timeout_s)
+        self._default_temperature = default_temperature
+        self._slots = slots
+        self._found: tuple[float, Capabilities] | None = None
+
+    async def models(self) -> tuple[ServedModel, ...]:
+        """Return what it serves now. Raises: UpstreamError, also when its engine is dead: it lists its models even then."""
+        status, body = await self._ask("GET", "/health", timeout=_SMALL_TIMEOUT)
+        if status != 200:
+            raise UpstreamError(
+                f"the vLLM at {self.address} is not well: /health answered {status}", status=status, body=body
+            )
+        return await super().models()
+
+    async def capabilities(self) -> Capabilities:
+        """Try what it can do, with four requests of one token, once for each life of its. Raises: UpstreamError when it cannot be asked."""
+        models = await self.models()
+        born = started_at(await self._metrics())
+        if self._found is not None and born is not None and self._found[0] == born:
+            return self._found[1]
+        found = await self._tried(models)
+        if born is not None:
+            self._found = born, found
+        return found
+
+    async def _tried(self, models: tuple[ServedModel, ...]) -> Capabilities:
+        model = next((m.name for m in models if m.parent is None), "")
+        notes: list[str] = []
+        one, two = [await self._try(logprobs_request(model, temperature)) for temperature in (1.0, 2.0)]
+        mode = mode_of(top_logprobs(one), top_logprobs(two))
+        if mode is LogprobMode.UNKNOWN:
+            notes.append(
+                "its log-probabilities are neither raw nor processed ones: start it with --logprobs-mode raw_logprobs, or turns "
+                "at other temperatures than 1 do not train"
+            )
+        if not has_ids(one):
+            notes.append(
+                "it reports no token ids (return_token_ids): it is too old, and its turns cannot train"
+            )
+        adapters = await self._loads_adapters()
+        if not adapters:
+            notes.append(
+                "it loads no adapters while it runs: start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+            )
+        tools, constrained = await self._knows_tools(model), await self._constrains(model)
+        if tools is False:
+            notes.append(
+                "it refuses optional tools: start it with --enable-auto-tool-choice and --tool-call-parser"
+            )
+        return Capabilities(
+            token_ids=has_ids(one),
+            logprobs=bool(top_logprobs(one)),
+            adapters=adapters,
+            logprob_mode=mode,
+            default_temperature=self._default_temperature,
+            engine=f"vLLM {await self._version()}".strip(),
+            tools=tools,
+            constrained=constrained,
+            adapter_slots=self._slots,
+            notes=tuple(notes),
+        )
+
+    async def activity(self) -> Mapping[str, Any]:
+        """Its `/metrics`, as far as they are of interest."""
+        return read_metrics(await self._metrics())
+
+    async def _metrics(self) -> str:
+        status, body = await self._ask("GET", "/metrics", timeout=_SMALL_TIMEOUT)
+        return body.decode("utf-8", "replace") if status == 200 else ""
+
+    async def _try(self, request: Json) -> Json:
+        """Return its reply. Raises: UpstreamError, with what it said, when it is an error."""
+        status, body = await self._ask("POST", "/v1/chat/completions", request, timeout=_PROBE_TIMEOUT)
+        if status != 200:
+            raise UpstreamError(
+                f"the vLLM at {self.address} answered a trial with {status}: {body[:300].decode('utf-8', 'replace')}",
+                status=status,
+                body=body,
+            )
+        reply: Json = orjson.loads(body)
+        return reply
+
+    async def _knows_tools(self, model: str) -> bool:
+        return await self._takes(tools_request(model))
+
+    async def _constrains(self, model: str) -> bool:
+        return await self._takes({**logprobs_request(model, 1.0), "response_format": {"type": "json_object"}})
+
+    async def _takes(self, request: Json) -> bool:
+        """Whether it answers a request. Raises: UpstreamError when that cannot be told."""
+        try:
+            await self._try(request)
+        except UpstreamError as exc:
+            if exc.status is not None and 400 <= exc.status < 500:
+                return False
+            raise
+        return True
+
+    async def _loads_adapters(self) -> bool:
+        # without a name it is refused (400); where adapters are not loaded at runtime there is no such path (404, 405)
+        status, _ = await self._ask(
+            "POST", "/v1/load_lora_adapter", {"lora_name": "", "lora_path": ""}, timeout=_SMALL_TIMEOUT
+        )
+        return status not in (404, 405)
+
+    async def _version(self) -> str:
+        try:
+            return str((await self._ask_json("/version")).get("version") or "")
+        except UpstreamError as exc:
+            if exc.status is None:
+                raise
+            return ""

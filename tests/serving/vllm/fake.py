@@ -1,0 +1,40 @@
+"""A stand-in for vLLM's processes, as far as their keeper goes: one that listens, one that works, and ways to go wrong.
+
+What it does is said by the variable FAKE: ``ok``, ``refuses`` (its settings), ``wrong`` (its flags); GET /die makes its health 503.
+"""
+
+import os
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+mode = os.environ.get("FAKE", "ok")
+port = int(sys.argv[sys.argv.index("--port") + 1])
+if mode == "wrong":
+    sys.exit("api_server.py: error: unrecognized arguments: --no-such-flag")
+if mode == "refuses":
+    print(
+        "(EngineCore pid=7) ERROR 11-21 04:00:00 [core.py:1] ValueError: No available memory for the cache blocks."
+    )
+    print("RuntimeError: Engine core initialization failed. See root cause above.")
+    sys.exit(1)
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "vllm-worker"])
+Path(os.environ["FAKE_PIDS"]).write_text(f"{os.getpid()} {worker.pid} {os.environ.get('PYTHONPATH', 'none')}")
+health = 200
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        global health
+        if self.path == "/die":
+            health = 503
+        self.send_response(health if self.path == "/health" else 200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        print("fake:", format % args, flush=True)
+
+
+HTTPServer(("127.0.0.1", port), Handler).serve_forever()

@@ -1,0 +1,182 @@
+"""vLLM's command line, derived: each choice follows from the settings and the model, and is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from serving.vllm.colocate import GIB, share_device
+from serving.vllm.facts import ModelFacts, facts_of
+from serving.vllm.flags import Launch, Wishes, derive, rank_for, tool_parser_for
+from serving.vllm.folder import read_facts
+from store.errors import ConfigError
+from store.settings import BUILTIN_FOLDER
+
+#: config.json of Qwen3-8B, as published.
+QWEN3_8B: dict[str, Any] = {
+    "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960, "tie_word_embeddings": False,
+}  # fmt: skip
+WISHES = Wishes(model="/m", served_name="m", host="127.0.0.1", port=8000, lora_rank=16, slots=8)
+
+
+def flag(launch: Launch, name: str) -> str | None:
+    """Return a flag's value: its last one, as vLLM reads it."""
+    words = list(launch.arguments)
+    places = [i for i, word in enumerate(words) if word == name]
+    return words[places[-1] + 1] if places else None
+
+
+def qwen() -> ModelFacts:
+    return facts_of("Qwen/Qwen3-8B", QWEN3_8B)
+
+
+def test_the_sizes_of_a_model_follow_from_its_configuration() -> None:
+    facts = qwen()
+    assert abs(facts.parameters / 8.19e9 - 1) < 0.01  # what its page says
+    assert (facts.dtype, facts.kv_bytes_per_token) == ("bfloat16", 147_456)
+    # per layer: q 8192, k and v 5120 each, o 8192, gate, up and down 16384 each
+    assert facts.lora_parameters(16) == 16 * 36 * (8192 + 2 * 5120 + 8192 + 3 * 16384)
+
+
+def test_the_built_in_model_is_read_from_its_folder() -> None:
+    facts = read_facts(str(BUILTIN_FOLDER))
+    assert (facts.family, facts.layers, facts.context, facts.dtype) == ("qwen3", 4, 2048, "float32")
+    assert 1_900_000 < facts.parameters < 2_100_000
+    assert facts.temperature == 1.0
+    assert tool_parser_for(facts)[0] == "hermes"
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./nothing", "no-such-org/no-such-model"])
+def test_a_model_that_is_not_here_is_a_sentence(name: str) -> None:
+    with pytest.raises(ConfigError, match="there is no model folder"):
+        read_facts(name)
+
+
+def test_a_torn_weight_file_is_a_sentence(tmp_path: Any) -> None:
+    (tmp_path / "config.json").write_text((BUILTIN_FOLDER / "config.json").read_text())
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 40)
+    with pytest.raises(ConfigError, match="not a safetensors file"):
+        read_facts(str(tmp_path))
+
+
+def test_the_rank_is_the_smallest_that_vllm_takes() -> None:
+    assert [rank_for(r) for r in (1, 8, 9, 16, 17, 64, 200)] == [8, 8, 16, 16, 32, 64, 256]
+    with pytest.raises(ConfigError, match="up to rank 512"):
+        rank_for(513)
+
+
+def test_adapters_are_loaded_at_runtime_and_logprobs_are_raw() -> None:
+    launch = derive(WISHES, qwen(), is_cpu=False)
+    assert launch.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+    assert "--enable-lora" in launch.arguments
+    assert flag(launch, "--logprobs-mode") == "raw_logprobs"
+    assert (flag(launch, "--max-loras"), flag(launch, "--max-lora-rank")) == ("8", "16")
+    assert flag(launch, "--served-model-name") == "m"
+    assert flag(launch, "--max-model-len") == "auto"
+    assert launch.environment["PYTHONPATH"] == ""
+
+
+def test_on_cpu_there_is_a_cache_in_gigabytes_and_no_share_of_a_gpu() -> None:
+    launch = derive(replace(WISHES, threads=1), read_facts(str(BUILTIN_FOLDER)), is_cpu=True, memory=64 * GIB)
+    assert launch.environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert launch.environment["OMP_NUM_THREADS"] == "1"
+    assert flag(launch, "--gpu-memory-utilization") is None
+    assert flag(launch, "--dtype") == "float32"
+    large = derive(WISHES, qwen(), is_cpu=True, memory=16 * GIB)
+    assert (
+        large.environment["VLLM_CPU_KVCACHE_SPACE"] == "4"
+    )  # a quarter of the memory, not the 45 GB that it could use
+
+
+def test_the_share_of_the_gpu_is_the_wish_or_what_the_trainer_leaves() -> None:
+    fit = share_device(qwen(), total=80 * GIB, rank=16, engine_rank=16, slots=8)
+    assert (
+        flag(derive(WISHES, qwen(), is_cpu=False, fit=fit), "--gpu-memory-utilization") == f"{fit.share:.2f}"
+    )
+    wished = derive(replace(WISHES, memory_share=0.5), qwen(), is_cpu=False, fit=fit)
+    assert flag(wished, "--gpu-memory-utilization") == "0.50"
+
+
+def test_a_context_beyond_the_models_is_refused() -> None:
+    assert (
+        flag(derive(replace(WISHES, max_model_len=8192), qwen(), is_cpu=False), "--max-model-len") == "8192"
+    )
+    with pytest.raises(ConfigError, match="made for 40960 tokens"):
+        derive(replace(WISHES, max_model_len=50_000), qwen(), is_cpu=False)
+
+
+@pytest.mark.parametrize(
+    ("family", "template", "parser"),
+    [
+        ("qwen3", "<tool_call>{...}", "hermes"),
+        ("qwen3_moe", "<tool_call><function=name>", "qwen3_coder"),
+        ("llama", "<|python_tag|>", "llama3_json"),
+        ("llama4", "", "llama4_pythonic"),
+        ("mistral3", "[TOOL_CALLS]", "mistral"),
+        ("glm4_moe", "<tool_call><arg_key>", "glm45"),
+        ("gpt_oss", "", "openai"),
+        ("deepseek_v3", "<｜tool▁calls▁begin｜>", "deepseek_v3"),
+        ("rwkv", "", ""),
+    ],
+)
+def test_the_tool_parser_follows_the_template_then_the_family(
+    family: str, template: str, parser: str
+) -> None:
+    facts = replace(qwen(), family=family, template=template)
+    assert tool_parser_for(facts)[0] == parser
+    launch = derive(WISHES, facts, is_cpu=False)
+    assert flag(launch, "--tool-call-parser") == (parser or None)
+    assert ("--enable-auto-tool-choice" in launch.arguments) == bool(parser)
+    assert any("tool calls" in reason for reason in launch.reasons)
+
+
+def test_a_person_may_choose_the_parser_or_none() -> None:
+    assert (
+        flag(derive(replace(WISHES, tool_parser="xlam"), qwen(), is_cpu=False), "--tool-call-parser")
+        == "xlam"
+    )
+    assert (
+        "--enable-auto-tool-choice"
+        not in derive(replace(WISHES, tool_parser="none"), qwen(), is_cpu=False).arguments
+    )
+
+
+def test_own_flags_come_last_so_that_they_win() -> None:
+    launch = derive(replace(WISHES, extra=("--dtype", "float16")), qwen(), is_cpu=False)
+    assert launch.arguments[-2:] == ("--dtype", "float16")
+    assert flag(launch, "--dtype") == "float16"
+
+
+# ---- one GPU for both
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "fits"), [(24, False), (40, False), (48, True), (80, True), (140, True)]
+)
+def test_an_8b_model_and_its_trainer_share_a_gpu_from_48_gb(gigabytes: int, fits: bool) -> None:
+    fit = share_device(qwen(), total=gigabytes * GIB, rank=16, engine_rank=16, slots=8)
+    assert fit.fits is fits
+    if fits:  # both get what they need, and a margin stays
+        engine = fit.share * gigabytes * GIB
+        assert engine >= fit.engine_bytes
+        assert engine + fit.trainer_bytes <= 0.951 * gigabytes * GIB
+    else:
+        assert "do not fit together" in fit.why
+
+
+def test_a_bigger_gpu_gives_all_that_is_left_to_the_engine_but_never_more_than_alone() -> None:
+    shares = [
+        share_device(qwen(), total=size * GIB, rank=16, engine_rank=16, slots=8).share
+        for size in (48, 80, 140, 1000)
+    ]
+    assert shares == sorted(shares)
+    assert shares[-1] == 0.9
+
+
+def test_the_fit_is_told_in_gigabytes() -> None:
+    why = share_device(qwen(), total=80 * GIB, rank=16, engine_rank=16, slots=8).why
+    assert why.startswith("80.0 GiB of memory: a training step needs about ")
+    assert why.endswith("both fit")

@@ -1,0 +1,172 @@
+"""The keeper of vLLM's processes, as a process: whatever dies, nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from serving.ports import free_port
+from serving.vllm.__main__ import blame
+from store.settings import REPOSITORY, child_environment
+
+
+class Keeper:
+    """A keeper of a fake vLLM in a folder; several in a row are the same house's restarts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.pids_file = folder / "pids"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.seen: set[int] = set()
+        python = folder / "python"
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).parent / "fake.py"} "$@"\n')
+        python.chmod(0o755)
+
+    def start(self, *more: str, house: str = "one", mode: str = "ok") -> None:
+        self.pids_file.unlink(missing_ok=True)
+        url = f"http://127.0.0.1:{self.port}"
+        command = [
+            sys.executable, "-m", "serving.vllm", "--python", str(self.folder / "python"), "--url", url, "--house", house,
+            "--state", str(self.folder / "vllm.json"), *more, "--set=PYTHONPATH=", f"--set=FAKE={mode}",
+            f"--set=FAKE_PIDS={self.pids_file}", "--", "--port", str(self.port),
+        ]  # fmt: skip
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command, cwd=REPOSITORY, env=child_environment(), stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def pids(self) -> tuple[int, int]:
+        """Return the process ids of the listener and its worker, once vLLM is up and the keeper knows it."""
+        until(lambda: self.pids_file.exists() and '"is_up": true' in self.state(), "it is up")
+        listener, worker, *_ = self.pids_file.read_text().split()
+        self.seen |= {int(listener), int(worker)}
+        return int(listener), int(worker)
+
+    def state(self) -> str:
+        path = self.folder / "vllm.json"
+        return path.read_text() if path.exists() else ""
+
+    def ends(self) -> int:
+        assert self.process is not None
+        return self.process.wait(30)
+
+    def said(self) -> str:
+        return (self.folder / "log").read_text().strip().splitlines()[-1]
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[Keeper]:
+    made = Keeper(tmp_path)
+    yield made
+    if made.process is not None:
+        made.process.kill()
+        made.process.wait()
+    for pid in made.seen:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def until(holds: Callable[[], object], what: str) -> None:
+    for _ in range(600):
+        if holds():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"never: {what}")
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        # one that nobody has waited for yet is dead all the same
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[-1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_a_killed_engine_leaves_nothing_behind_and_may_be_started_again(keeper: Keeper) -> None:
+    keeper.start()
+    listener, worker = keeper.pids()
+    assert keeper.pids_file.read_text().split()[2:] in ([], ["none"])  # our PYTHONPATH is not its
+    os.kill(listener, signal.SIGKILL)
+    assert keeper.ends() == 1
+    assert is_gone(worker)
+    assert keeper.said() == "serving.vllm: vLLM ended with code -9"
+    keeper.start()
+    assert keeper.pids() != (listener, worker)
+
+
+def test_told_to_end_it_ends_everything(keeper: Keeper) -> None:
+    keeper.start()
+    pids = keeper.pids()
+    assert keeper.process is not None
+    keeper.process.send_signal(signal.SIGTERM)
+    assert keeper.ends() == 0
+    assert all(is_gone(pid) for pid in pids)
+
+
+def test_what_a_killed_keeper_leaves_is_ended_by_the_next(keeper: Keeper) -> None:
+    keeper.start()
+    listener, worker = keeper.pids()
+    assert keeper.process is not None
+    keeper.process.kill()
+    keeper.ends()
+    until(lambda: is_gone(listener), "it is told that its keeper died")
+    assert not is_gone(worker)
+    keeper.start()
+    until(lambda: is_gone(worker), "the next keeper ends what was left")
+    keeper.pids()
+
+
+def test_an_engine_that_is_dead_and_stays_is_ended(keeper: Keeper) -> None:
+    keeper.start("--dead-s=1")
+    pids = keeper.pids()
+    with urllib.request.urlopen(f"http://127.0.0.1:{keeper.port}/die"):
+        pass
+    assert keeper.ends() == 1
+    assert all(is_gone(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("mode", "sentence"),
+    [
+        ("refuses", "vLLM says: ValueError: No available memory for the cache blocks."),
+        ("wrong", "vLLM says: api_server.py: error: unrecognized arguments: --no-such-flag"),
+    ],
+)
+def test_one_that_never_came_up_is_a_set_up_that_is_wrong(keeper: Keeper, mode: str, sentence: str) -> None:
+    keeper.start(mode=mode)
+    assert keeper.ends() == 2
+    assert keeper.said() == sentence
+
+
+def test_one_that_was_up_in_this_life_of_the_house_is_tried_again(keeper: Keeper) -> None:
+    keeper.start()
+    listener, _ = keeper.pids()
+    os.kill(listener, signal.SIGKILL)
+    assert keeper.ends() == 1
+    keeper.start(mode="refuses")  # the memory of the dead one may not be free yet
+    assert keeper.ends() == 1
+    keeper.start(mode="refuses", house="two")
+    assert keeper.ends() == 2
+
+
+def test_the_cause_is_the_first_error_and_not_those_who_could_not_go_on() -> None:
+    assert (
+        blame("hello\nKeyError: 'x'\nRuntimeError: Engine core initialization failed. See root cause above")
+        == "KeyError: 'x'"
+    )
+    assert (
+        blame("RuntimeError: Engine core initialization failed.")
+        == "RuntimeError: Engine core initialization failed."
+    )
+    assert blame("Killed\n") == "Killed"
+    assert blame("") == ""
