@@ -168,6 +168,7 @@ _STAND_ALONE = r"\bstand[- ]?alone\b|\bstands? (alone|on its own)\b|\bself-conta
 _CONTAINER = re.compile(r"<(chat_?history|conversation|transcript|messages|dialogue?)\b[^>]*>", re.IGNORECASE)
 _ANSWER_IT = _re(r"\b(respond to|answer) the (user|question|query)|\b(assistant|ai)\W{0,3}:\s*\Z")
 _GREETING = _re(r"\A\W*(ping|test|testing|hi|hello|hey)\W*\Z")
+_MACHINE = re.compile(r"\A\s*\[(?:system|automated|automatic|internal)\b[^\]]*(?:\]\s*\Z|\Z)", re.IGNORECASE)
 _TOKEN_ONLY = re.compile(r"\A\W{0,4}(?:[A-Z]{2,}(?:_[A-Z]+)+|(?<=\[)[A-Z]{4,}(?=\]))\W{0,4}\Z")
 _FILL_IN = re.compile(
     r"<\|?fim[_▁-]|<\|?(prefix|suffix|cursor)\|?>|<(PRE|SUF|MID|CURSOR|COMPLETION)>|\{\{FILL_HERE\}\}|^\W*PREFIX\W*$|\bPREFIX:.*\bSUFFIX:",
@@ -263,7 +264,7 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="memory", means=_MEMORY, asks=(_re(r"(审查|回顾|审视|複習|分析).{0,12}(对话|会话|對話|聊天).{0,40}(记忆|保存|技能|記憶)"),)),
     Rule(reason="aside", means="the story stops for the client's own purposes", asks=(_re(r"\bpause the role-?play\b"),)),
     # -- clocks and machines
-    Rule(reason="machine_message", means="the program speaks in the person's place", asks=(_re(r"\A\s*\[(system|automated|automatic|internal)\b[^\]]*(\]\s*\Z|\Z)"),)),
+    Rule(reason="machine_message", means="the program speaks in the person's place", when=lambda v: bool(_MACHINE.match(v.asked))),
     Rule(reason="heartbeat", means=_CLOCK, asks=(re.compile(r"\bHEARTBEAT(_OK|\.md)?\b|\b[Hh]eartbeat (poll|check|prompt|tick|turn|wake|monitor)"),)),
     Rule(reason="heartbeat", means=_CLOCK, asks=(_TOKEN,)),
     Rule(reason="heartbeat", means=_CLOCK, asks=(_SILENT,)),

@@ -29,7 +29,7 @@ _FLAT = 16_000
 #: So much of a line counts: clients cut what they quote.
 _CUT = 48
 
-_NOT_WORDS = re.compile(r"[\W_]+")
+_NOT_WORDS = re.compile(r"</?[A-Za-z][\w:-]*>|[\W_]+")
 #: A speaker's name in front of a line: "Human: …", "**USER** > …", "[2026-11-20 15:00] ASSISTANT: …", "Nutzer：…".
 _SPEAKER = re.compile(
     r"^\s*(?:[\[(][^\])\n]{1,40}[\])]\s*)?[#>*|<\-\s\"'\[(]*[^\W\d_][\w .'-]{0,30}[\])*_\"'>]*\s*[:：>]+\s*"
@@ -44,7 +44,7 @@ _STRING = re.compile(r'"((?:[^"\\\n]|\\.){2,})"')
 
 
 def bare(text: str) -> str:
-    """Return the first letters and digits of a line, in one case."""
+    """Return the first letters and digits of a line, in one case, tags apart."""
     return _NOT_WORDS.sub("", text[: 4 * _CUT].casefold())[:_CUT]
 
 

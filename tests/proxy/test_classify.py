@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from proxy.classify import RULES, classify
-from store.values import TurnKind
+from proxy.classify import MEANINGS, RULES, classify, classify_request, evidence_of, is_silent
+from store.values import Completion, TurnKind
 
 QUOTED = "<chat_history>\nUSER: Where is Oslo?\nASSISTANT: In Norway.\n</chat_history>"
 
@@ -51,6 +51,23 @@ def ask(text: str, *, system: str = "", history: int = 0, **request: Any) -> tup
         ("guardrail", "Write a poem", {"system": "Check if the user asks for something off topic.", "response_format": {"type": "json_schema"}}),
         ("judge", "…", {"system": "You are an impartial judge."}),
         ("structured_one_off", "Rate this review: nice.", {"response_format": {"type": "json_schema"}}),
+        ("title", f"Erstelle einen Titel für das folgende Gespräch, nur den Titel.\n{QUOTED}", {}),
+        ("title", "hi there", {"system": "你需要将用户的会话总结为10个字以内的标题，不要使用标点"}),
+        ("title", "Create a succinct 3-7 word title for this thread. No punctuation, no quotes.", {"history": 2}),
+        ("title", "How do I bake?", {"system": "Provide a description of this session in 4 words or less. Reply only with it."}),
+        ("follow_ups", "Schlage drei Fragen vor, die der Nutzer als Nächstes stellt. Nur JSON.", {}),
+        ("search_queries", "Rewrite the follow-up message so that it stands alone.\nA: b\nC: and then?", {}),
+        ("autocomplete", "PREFIX:\nx = \nSUFFIX:\n", {}),
+        ("apply_edit", "Merge the snippet into the file and return only the file.\n<file>x</file>", {}),
+        ("commit_message", "diff --git a/x b/x\n+y", {"system": "You write git commit messages."}),
+        ("summary", "Write down everything a fresh agent needs to carry on.", {"history": 3}),
+        ("summary", "请将以上对话压缩成摘要，这份摘要将替代之前的历史", {"history": 3}),
+        ("memory", "Review the conversation above and save what is worth remembering.", {"history": 3}),
+        ("memory", "审查上面的对话并考虑保存到记忆中", {"history": 3}),
+        ("machine_message", "[SYSTEM: the session is reset soon. Tidy up.]", {"history": 3}),
+        ("heartbeat", '{"type": "heartbeat", "reason": "timer"}', {"history": 1}),
+        ("speaker_selection", "…", {"system": "Pick who speaks next. Return only the name."}),
+        ("structured_one_off", "Tasks: none", {"system": "Call the report tool to report.", "tools": [{"function": {"name": "report"}}]}),
         ("quoted_conversation", f"{QUOTED}\nWhat language is it in?", {}),
     ],
 )  # fmt: skip
@@ -73,6 +90,15 @@ def test_housekeeping_is_side_with_its_reason(reason: str, text: str, more: dict
         ("Where is Oslo?", {"max_tokens": 5}),
         ("Write a commit message for my last change", {"history": 2}),
         ("How do heartbeats work in Raft?", {}),
+        ("Write a title for my blog post about bees, max 6 words, only the title", {}),
+        ("Create a chat app with a title bar. Only HTML.", {}),
+        ("Pick the next speaker for our conference", {}),
+        ("Look back at the conversation and tell me what I got wrong", {"history": 3}),
+        ("Can you summarize what we discussed so far?", {"history": 3}),
+        ("[system] is broken, what now?", {"history": 1}),
+        ("And Rome?", {"system": "Summary of the conversation so far: they spoke of Oslo.", "history": 1}),
+        ('{"name": "Ann", "type": "person"}', {"history": 1}),
+        ("Compress this image in Python", {}),
     ],
 )
 def test_what_a_person_asks_is_main(text: str, more: dict[str, Any]) -> None:
@@ -94,3 +120,44 @@ def test_every_rule_has_a_condition_and_a_name() -> None:
     for rule in RULES:
         assert rule.reason
         assert rule.asks or rule.system or rule.when
+
+
+def test_a_system_message_behind_the_last_answer_is_the_clients() -> None:
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "hello"},
+        {"role": "system", "content": "Go on."},
+    ]
+    assert classify(messages, {}).reason == "closing_instruction"
+    assert classify([*messages, {"role": "user", "content": "yes"}], {}).kind is TurnKind.MAIN
+
+
+def test_another_speakers_name_is_another_agents() -> None:
+    asked = {"role": "user", "content": "Plan a pond.", "name": "teacher"}
+    plan = {"role": "user", "content": "Dig.", "name": "planner"}
+    assert classify([asked, plan], {}).reason == "agent_to_agent"
+    assert classify([asked, {**plan, "name": "teacher"}], {}).kind is TurnKind.MAIN
+    assert classify([asked, {"role": "user", "content": "Dig."}], {}).kind is TurnKind.MAIN
+
+
+def test_a_reply_that_only_a_program_reads_is_silent() -> None:
+    for text in ("NO_REPLY", " HEARTBEAT_OK\n", "[SILENT]", "<think>x</think>NO_REPLY"):
+        assert is_silent(Completion(text=text)), text
+    for text in ("OK", "NASA", "no", "NO_REPLY is a token", "SILENT"):
+        assert not is_silent(Completion(text=text)), text
+
+
+def test_what_the_client_says_wins() -> None:
+    title = [{"role": "user", "content": f"Generate a short title for this chat.\n{QUOTED}"}]
+    assert classify_request(title, {}, TurnKind.MAIN).kind is TurnKind.MAIN
+    assert (
+        classify_request([{"role": "user", "content": "hi"}], {}, TurnKind.SIDE).reason
+        == "said by the client"
+    )
+
+
+def test_every_reason_says_what_it_means_and_shows_its_evidence() -> None:
+    assert all(rule.means and MEANINGS[rule.reason] for rule in RULES)
+    title = [{"role": "user", "content": f"Generate a short title for this chat.\n{QUOTED}"}]
+    assert any("title for this chat" in words for words in evidence_of(title, {}))
+    assert evidence_of([{"role": "user", "content": "hi"}], {}) == []

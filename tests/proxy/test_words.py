@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from proxy.words import collapse, content_text, following_words, own_words, spoken
+from proxy.words import (
+    collapse,
+    content_text,
+    following,
+    following_words,
+    is_machine_event,
+    own_words,
+    spoken,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +31,20 @@ from proxy.words import collapse, content_text, following_words, own_words, spok
         ("compare <div>x</div> with <p>y</p>", "compare <div>x</div> with <p>y</p>"),
         ("list [1, 2, 3] sorted", "list [1, 2, 3] sorted"),
         ("x = a | b = c", "x = a | b = c"),
+        ("How much flour?\n\n[Runtime]\nTime: 2026-11-20 15:00\nChannel: cli", "How much flour?"),
+        ('{"type": "user_message", "message": "hi there", "time": "3 PM"}', "hi there"),
+        ('{"name": "Ann", "age": 3}', '{"name": "Ann", "age": 3}'),
+        (
+            "### Task:\nAnswer with <source> tags.\n<context>\n<source id=1>a</source>\n</context>\n\nWhere is Oslo?",
+            "Where is Oslo?",
+        ),
+        ("See <context>this</context> and say why", "See \n and say why"),
+        ("Observation:\n12 C\nNew task:\nAnd in Rome?", "And in Rome?"),
+        (
+            "[attempt_completion] Result:\nThe person said:\n<feedback>\nNo, the other file.\n</feedback>",
+            "No, the other file.",
+        ),
+        ("Result: I like it", "Result: I like it"),
     ],
 )
 def test_machine_context_is_taken_off_and_nothing_else(sent: str, words: str) -> None:
@@ -62,3 +84,29 @@ def test_tool_output_counts_where_nobody_spoke() -> None:
         {"role": "user", "content": "too cold"},
     ]
     assert following_words(both) == "too cold"
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([{"role": "tool", "content": "12 C"}], ("tool", "12 C")),
+        ([{"role": "user", "content": "Observation:\n12 C"}], ("tool", "Observation:\n12 C")),
+        ([{"role": "user", "content": "[read_file for 'x'] Result:\nimport os"}], ("tool", "[read_file for 'x'] Result:\nimport os")),
+        ([{"role": "tool", "content": "12 C"}, {"role": "user", "content": "<system-reminder>x</system-reminder>"}], ("tool", "12 C")),
+        ([{"role": "tool", "content": "12 C"}, {"role": "user", "content": "too cold"}], ("user", "too cold")),
+        ([{"role": "tool", "content": "12 C"}, {"role": "assistant", "content": "as I said"}], ("tool", "12 C")),
+        ([{"role": "user", "content": "the plan", "name": "planner"}, {"role": "user", "content": "no", "name": "ann"}], ("user", "no")),
+        ([{"role": "assistant", "content": "only me"}], None),
+    ],
+)  # fmt: skip
+def test_who_spoke_is_told_with_what_was_said(
+    messages: list[dict[str, Any]], said: tuple[str, str] | None
+) -> None:
+    assert following(messages) == said
+
+
+def test_an_envelope_without_words_is_a_machines() -> None:
+    assert is_machine_event('{"type": "heartbeat", "reason": "timer", "time": "4 PM"}')
+    assert not is_machine_event('{"type": "user_message", "message": "hi"}')
+    assert not is_machine_event('{"type": "recipe"}')
+    assert not is_machine_event("{not json}")
