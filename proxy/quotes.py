@@ -29,7 +29,8 @@ _FLAT = 16_000
 #: So much of a line counts: clients cut what they quote.
 _CUT = 48
 
-_NOT_WORDS = re.compile(r"</?[A-Za-z][\w:-]*>|[\W_]+")
+_NOT_WORDS = re.compile(r"[\W_]+")
+_ELEMENT = re.compile(r"</?[A-Za-z][\w:-]*>")
 #: A speaker's name in front of a line: "Human: …", "**USER** > …", "[2026-11-20 15:00] ASSISTANT: …", "Nutzer：…".
 _SPEAKER = re.compile(
     r"^\s*(?:[\[(][^\])\n]{1,40}[\])]\s*)?[#>*|<\-\s\"'\[(]*[^\W\d_][\w .'-]{0,30}[\])*_\"'>]*\s*[:：>]+\s*"
@@ -45,7 +46,10 @@ _STRING = re.compile(r'"((?:[^"\\\n]|\\.){2,})"')
 
 def bare(text: str) -> str:
     """Return the first letters and digits of a line, in one case, tags apart."""
-    return _NOT_WORDS.sub("", text[: 4 * _CUT].casefold())[:_CUT]
+    text = text[: 4 * _CUT]
+    if "<" in text:
+        text = _ELEMENT.sub("", text)
+    return _NOT_WORDS.sub("", text.casefold())[:_CUT]
 
 
 def lines(text: str) -> list[str]:
