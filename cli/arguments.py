@@ -141,7 +141,7 @@ def build_parser() -> argparse.ArgumentParser:
     explain = command(
         "explain", "why a turn is what it is: rule, evidence, parent, confidence, feedback, fate"
     )
-    explain.add_argument("turn", help="its id, the end of it as `trajectories` shows, or the completion id")
+    explain.add_argument("turn", help="its id, the end of it as `trajectories` shows, the completion id, or `last`")
     explain.add_argument("--json", action="store_true", help="as JSON")
 
     classify = command("classify", "recorded traffic of a client through the proxy's own rules")

@@ -18,7 +18,11 @@ TAIL = 6
 
 
 def story(connection: sa.Connection, reference: str) -> Json | None:
-    """Return everything recorded about one turn, or None when there is none; ``reference``: turn id, its end, or completion id."""
+    """Return everything recorded about one turn, or None when there is none.
+
+    Args:
+        reference: turn id, the end of it, completion id, or "last" for the newest main turn.
+    """
     t, lv = schema.turns.c, schema.lives.c
     columns = (
         t.turn_id, t.completion_id, t.session_id, t.parent_turn_id, t.turn_index, t.kind, t.relation, t.link_reason,
@@ -29,11 +33,12 @@ def story(connection: sa.Connection, reference: str) -> Json | None:
     query = sa.select(*columns).join(schema.lives, lv.turn_id == t.turn_id)
     newest = query.order_by(t.created_at.desc()).limit(1)
     row = None
-    for condition in (
+    conditions: tuple[sa.ColumnElement[bool], ...] = (
         t.turn_id == reference,
         t.completion_id == reference,
         t.turn_id.like(f"%{_escaped(reference)}", escape="\\"),
-    ):
+    )
+    for condition in (t.kind == TurnKind.MAIN.value,) if reference == "last" else conditions:
         row = connection.execute(newest.where(condition)).one_or_none()
         if row is not None:
             break

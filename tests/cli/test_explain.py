@@ -100,6 +100,10 @@ def test_the_end_of_an_id_and_a_completion_id_name_a_turn_too(
     assert told(home, "chatcmpl-scripts-5", capsys) == whole
 
 
+def test_the_newest_main_turn_is_called_last(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(home, "last", capsys) == told(home, turn_of(18), capsys)
+
+
 def test_as_json_it_is_all_that_is_recorded(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", turn_of(104), "--json", "--home", str(home)]) == 0
     story = json.loads(capsys.readouterr().out)
