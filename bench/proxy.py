@@ -181,6 +181,7 @@ def litellm(program: Path, folder: Path, backend_url: str) -> Callable[[int], li
         path.write_text(json.dumps({"model_list": [{"model_name": "patina-tiny", "litellm_params": served}]}))
         return [
             "env", "LITELLM_LOCAL_MODEL_COST_MAP=True", "LITELLM_TELEMETRY=False", "LITELLM_LOG=ERROR",
+            "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY=true",  # without a key it checks none: in its favour
             str(program), "--config", str(path), "--port", str(port), "--host", "127.0.0.1",
         ]  # fmt: skip
 
