@@ -388,8 +388,7 @@ class _Fast:
             return False
         started = time.monotonic()
         self._number += 1
-        ids = {turn.turn_id for turn in batch}
-        replayed = [self._past[turn_id] for turn_id in self._workshop.draw_replay(ids)]
+        replayed = [self._past[turn_id] for turn_id in self._workshop.draw_replay(batch)]
         outcome = self._workshop.attempt(batch, replayed, self._verdicts[-_RECENT:], self._number)
         self._verdicts += [turn.verdict.value for turn in batch if turn.verdict.value is not None]
         self._dropped.update(refusal.reason.value for refusal in outcome.refused.values())

@@ -312,7 +312,12 @@ class Settings(BaseSettings):
     anchors: int = _field(
         14, "PATINA_ANCHORS", "anchor samples per step that keep explicit instructions obeyed", "learning"
     )
-    replay: int = _field(0, "PATINA_REPLAY", "past feedback turns mixed into a step", "learning")
+    replay: int = _field(
+        4,
+        "PATINA_REPLAY",
+        "complaints a step is filled up to with past ones, whose prompts are answered anew (rl: turns, as recorded)",
+        "learning",
+    )
     max_kl_step: float = _field(
         0.1,
         "PATINA_MAX_KL_STEP",

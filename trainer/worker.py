@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,11 +199,10 @@ class Worker:
             if not claimed:
                 return
             workshop = self._ready()
-            ids = {turn.turn_id for turn in claimed}
             values = await self._record.recent_verdict_values(policy, _RECENT + len(claimed))
             # The newest verdicts are those of the batch itself, which is judged against what came before.
             recent = list(reversed(values[len(claimed) :]))
-            replay = await self._replay(workshop, ids)
+            replay = await self._replay(workshop, claimed)
             number = await self._record.next_version(policy)
             outcome = await self._on_thread(lambda: workshop.attempt(claimed, replay, recent, number))
             await self._settle(claimed, outcome, report, number)
@@ -230,8 +229,8 @@ class Worker:
         verdict = turn.verdict
         return bool(verdict.hint) or (self._plan.reads_verdicts and bool(verdict.value))
 
-    async def _replay(self, workshop: Workshop, exclude: set[str]) -> list[ScoredTurn]:
-        wanted = workshop.draw_replay(exclude)
+    async def _replay(self, workshop: Workshop, claimed: Sequence[ScoredTurn]) -> list[ScoredTurn]:
+        wanted = workshop.draw_replay(claimed)
         if not wanted:
             return []
         return await self._record.scored_turns(wanted)

@@ -7,17 +7,17 @@ weights (the caller publishes and calls `adopt`, or fails to and calls `undo`) o
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from store.settings import Settings, to_json
-from store.values import BASE_VERSION, AdapterVersion, Json, ScoredTurn
+from store.values import BASE_VERSION, AdapterVersion, Completion, Json, LogprobMode, ScoredTurn
 from trainer.anchors import Anchors
-from trainer.batch import SampleKind
+from trainer.batch import Sample, SampleKind
 from trainer.checkpoint import WrittenVersion, read_state, verify_version, write_version
 from trainer.gate import Gate
 from trainer.policy import LocalPolicy
@@ -27,6 +27,8 @@ from trainer.step import Refusal, StepPlan, prepare, train
 #: After a rejection the learning rate is halved, down to this share of what was asked for; every published version wins
 #: back a quarter.
 _RATE_FLOOR, _RATE_CUT, _RATE_GAIN = 1 / 64, 0.5, 1.25
+#: Longest new answer to a past complaint, in tokens.
+_MAX_ANEW = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +118,17 @@ class Workshop:
         self._rate = min(asked, max(asked * _RATE_FLOOR, rate))
         self._policy.learning_rate = self._rate
 
-    def draw_replay(self, exclude: Collection[str]) -> tuple[str, ...]:
-        """Ids of past turns to repeat beside the new ones."""
-        if not self._settings.replay:
+    def draw_replay(self, turns: Sequence[ScoredTurn]) -> tuple[str, ...]:
+        """Ids of past turns to repeat beside these: as many as these lack to the number of teaching ones a step is to have.
+
+        Where hints are read, a batch of thanks teaches nothing against its anchors, and what was learnt wears away until the
+        person complains anew. A batch that is full of complaints needs no others, and is only slowed down by them.
+        """
+        teaching = sum(bool(turn.verdict.hint) or not self._plan.reads_hints for turn in turns)
+        missing = self._settings.replay - teaching
+        if missing <= 0:
             return ()
-        return self._reservoir.draw(self._settings.replay, self._steps, exclude=exclude)
+        return self._reservoir.draw(missing, self._steps, exclude={turn.turn_id for turn in turns})
 
     def attempt(
         self, turns: Sequence[ScoredTurn], replay: Sequence[ScoredTurn], recent: Sequence[int], number: int
@@ -138,6 +146,8 @@ class Workshop:
         prepared = prepare(policy, turns, plan, recent_verdicts=recent, version=self.version)
         if not prepared.samples:
             return Outcome(refused=prepared.refused, parent_version=self.version)
+        if plan.reads_hints:
+            replay = answer_anew(policy, replay, seed=self._settings.seed + self._steps, version=self.version)
         repeated = prepare(
             policy, replay, plan, recent_verdicts=recent, version=self.version, kind=SampleKind.REPLAY
         )
@@ -166,14 +176,14 @@ class Workshop:
                 state={
                     "steps": self._steps + 1,
                     "learning_rate": min(self._settings.resolved_learning_rate, self._rate * _RATE_GAIN),
-                    "reservoir": self._reservoir.add(s.turn_id for s in prepared.samples).to_json(),
+                    "reservoir": self._reservoir.add(self._to_keep(prepared.samples)).to_json(),
                 },
                 metrics=metrics,
             )
         except BaseException:
             self.undo()
             raise
-        self._trained = tuple(sample.turn_id for sample in prepared.samples)
+        self._trained = self._to_keep(prepared.samples)
         if verdict.rejected:
             self.undo()
             self._set_rate(self._rate * _RATE_CUT)
@@ -184,6 +194,14 @@ class Workshop:
             rejected=verdict.rejected,
             reason=_reason(turns, prepared.samples),
             metrics=metrics,
+        )
+
+    def _to_keep(self, samples: Sequence[Sample]) -> tuple[str, ...]:
+        """Of what was trained, what is worth repeating: where hints are read, the turns that had one."""
+        return tuple(
+            sample.turn_id
+            for sample in samples
+            if sample.teacher_prompt_ids is not None or not self._plan.reads_hints
         )
 
     def adopt(self, number: int) -> None:
@@ -213,3 +231,34 @@ def _reason(turns: Sequence[ScoredTurn], samples: Sequence[Any]) -> str:
         newest = " ".join(hints[-1].split())
         text += f'; "{newest if len(newest) <= 60 else newest[:59] + "…"}"'
     return text
+
+
+def answer_anew(
+    policy: LocalPolicy, turns: Sequence[ScoredTurn], *, seed: int, version: int
+) -> list[ScoredTurn]:
+    """Past complaints with what the policy answers to their prompts today; a turn without a hint or an answer is left out.
+
+    The hint still says what the person wants there, and the teacher who reads it can judge any answer. The verdict was about
+    the old answer and does not come along.
+    """
+    asked = [turn for turn in turns if turn.verdict.hint and turn.prompt_token_ids]
+    if not asked:
+        return []
+    replies = policy.sample([turn.prompt_token_ids for turn in asked], max_tokens=_MAX_ANEW, seed=seed)
+    return [
+        replace(
+            turn,
+            completion=Completion(
+                text="",
+                token_ids=reply.token_ids,
+                sampling_logprobs=reply.logprobs,
+                finish_reason="stop" if reply.finished else "length",
+            ),
+            temperature=1.0,
+            logprob_mode=LogprobMode.RAW,
+            adapter_version=version,
+            verdict=replace(turn.verdict, value=0),
+        )
+        for turn, reply in zip(asked, replies, strict=True)
+        if reply.token_ids
+    ]

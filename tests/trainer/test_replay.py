@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.errors import AdapterError
-from trainer.replay import CAPACITY, Reservoir
+from trainer.replay import CAPACITY, NEWEST, Reservoir
 
 
 def test_it_holds_all_until_it_is_full_and_256_after_that() -> None:
@@ -43,6 +43,19 @@ def test_a_draw_repeats_for_its_step_and_differs_for_another() -> None:
     assert reservoir.draw(4, step=8) != first
     assert not set(reservoir.draw(100, step=7, exclude=first)) & set(first)
     assert len(reservoir.draw(500, step=0)) == 100
+
+
+def test_half_of_a_draw_is_of_the_newest() -> None:
+    reservoir = Reservoir(seed=1).add(f"t{i:03d}" for i in range(400))
+    assert reservoir.newest == tuple(f"t{i:03d}" for i in range(400 - NEWEST, 400))
+    for step in range(20):
+        drawn = reservoir.draw(4, step)
+        assert len(set(drawn)) == 4
+        assert set(drawn[:2]) <= set(reservoir.newest)
+    assert {i for step in range(40) for i in reservoir.draw(4, step)} - set(reservoir.newest)
+    again = reservoir.add(["t390"])
+    assert again.newest[-1] == "t390"
+    assert len(again.newest) == NEWEST
 
 
 def test_what_is_forgotten_is_gone() -> None:
