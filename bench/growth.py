@@ -25,6 +25,7 @@ from rich.console import Console
 from bench.backend import MODEL, TEXT
 from bench.proxy import KEY, Server, backend, load, patina, started, wait_for
 from migrations import upgrade
+from store.hashing import digest
 from store.settings import read_settings
 
 Message = dict[str, str]
@@ -41,7 +42,7 @@ def fill(home: Path, count: int) -> None:
         ).fetchall()
         for name, _ in indexes:
             database.execute(f"DROP INDEX {name}")
-        request = _name()
+        request = digest("{}")
         database.execute("INSERT INTO messages VALUES (?, '{}')", (request,))
         ids = json.dumps(list(range(30)))
         logprobs = json.dumps([-0.6931471805599453] * 30)
@@ -66,8 +67,10 @@ def fill(home: Path, count: int) -> None:
             index = i % 5
             if index == 0:
                 parent, node = None, ""
-            message, new = _name(), _name()
-            messages.append((message, json.dumps({"role": "user", "content": f"question {i} " + TEXT[:200]})))
+            body = json.dumps({"role": "user", "content": f"question {i} " + TEXT[:200]})
+            message = digest(body)
+            new = digest(node, message)
+            messages.append((message, body))
             nodes.append((new, node, message, index))
             node, turn_id, at = new, f"turn_{i:014x}{os.urandom(4).hex()}", 1.6e9 + i
             turns.append(
