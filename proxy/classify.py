@@ -162,7 +162,7 @@ _TITLE_OF = (
     rf"|(?:{_THE_TALK}|\b(conversation|dialogue|exchange|thread|session)s?\b).{{0,120}}?(?:{_TITLE})(?! bar)|(?:标题|標題|题目|タイトル|題名|제목).{{0,60}}(?:{_A_TALK})|(?:对话|会话|聊天|對話|會話|会話|대화).{{0,60}}(?:标题|標題|题目|タイトル|題名|제목)"
 )
 _QUERY = r"\b(quer(y|ies)|questions?|messages?|follow[- ]?ups?|inputs?)\b"
-_NEXT_SPEAKER = r"\b(select|pick|choose|decide)\b.{0,30}\b((the )?next (role|speaker|agent|participant)|who (speaks|talks|goes|acts) next)\b"
+_NEXT_SPEAKER = r"\b(select|pick|choose|decide)\b.{0,30}\b((the )?next (role|speaker|agent|participant)|who (speaks|talks|goes|acts) next)\b|\bwho should (\w+ )?(speak|talk|go|act) next\b|\bnext[_ ]speaker\b"
 _STAND_ALONE = r"\bstand[- ]?alone\b|\bstands? (alone|on its own)\b|\bself-contained\b|\bwithout the (chat )?history\b|\bindependent(ly)? of the (chat|conversation)"
 
 _CONTAINER = re.compile(r"<(chat_?history|conversation|transcript|messages|dialogue?)\b[^>]*>", re.IGNORECASE)
@@ -225,6 +225,8 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="title", means=_TITLES, system=(_near(_TITLE, rf"\b{_COUNT}\b.{{0,8}}\bwords?\b|\b\d+[-– ](\d+|word)", 60), _re(_MAKE), _re(rf"{_ONLY_THIS}|\bno (quot|punct)")), fresh=True),
     Rule(reason="title", means=_TITLES, system=(_re(rf"\bnam(e|es|ing)\b.{{0,24}}(?:{_A_TALK})"),), fresh=True),
     Rule(reason="title", means=_TITLES, asks=(_re(rf"\b(summari[sz]e|turn|condense|shorten)\b.{{0,60}}\b(question|query|message|prompt|request)\b.{{0,40}}(?:{_TITLE})"),), fresh=True),
+    Rule(reason="title", means=_TITLES, asks=(_re(r"\b(chat|conversation|session|thread|dialogue) titles?\b|\btitle generator\b"), _re(_MAKE), _re(_FORM)), fresh=True),
+    Rule(reason="title", means=_TITLES, asks=(_re(rf"\A.{{0,60}}(?:{_TITLE}).{{0,30}}?(?:{_THE_TALK}).{{0,60}}\Z"), _re(_MAKE))),
     Rule(reason="slug", means="a file or branch name for the conversation", asks=(_re(rf"{_MAKE}.{{0,60}}\b(slug|file ?name|branch name)\b.{{0,200}}\b(hyphen|kebab|only|extension|lowercase)"),)),
     Rule(reason="tags", means="labels for the conversation", asks=(_re(rf"{_MAKE}.{{0,40}}({_TAGS})"), _near(_TAGS, _A_TALK, 120)), fresh=True),
     Rule(reason="emoji", means="a face for a message", asks=(_re(r"\b(fitting|single|suitable|appropriate|one) emoji\b.{0,200}\bmessage\b"),), fresh=True),
@@ -248,6 +250,7 @@ RULES: tuple[Rule, ...] = (
     # -- keeping the context small
     Rule(reason="summary", means=_SUMMARY, asks=(_re(rf"(?:{_SUM_UP}).{{0,60}}?(?:{_THE_TALK})"),), fresh=True),
     Rule(reason="summary", means=_SUMMARY, asks=(_re(_SUM_UP), _re(rf"(?:{_THE_TALK}|\b(discussed|our work|progress|everything|so far|facts and events)\b)"), _near(_SUM_UP, _FOR_LATER, 300))),
+    Rule(reason="summary", means=_SUMMARY, asks=(_re(r"(?<![A-Za-z])context\b.{0,20}\b(compaction|compression)|\bcompact(ing|ion of) the (context|history)\b"), _re(r"\b(perform\w*|handoff|hand-over|continue|resume|required)\b|交接|继续|正在"))),
     Rule(reason="summary", means=_SUMMARY, asks=(_near(_SUM_UP, _THE_TALK, 80), _re(rf"{_ONLY_THIS}|\bpreserv(e|ing)\b")), fresh=False),
     Rule(reason="summary", means=_SUMMARY, asks=(_re(r"\bcontext (window|limit|length|compression|compaction|overflow)\b"), _re(rf"{_SUM_UP}|\bsave memor"), _re(r"\b(must|required|before continuing)\b"))),
     Rule(reason="summary", means=_SUMMARY, asks=(_re(r"\b(write|put|set) down\b|\b(provide|create|produce|write|generate)\b.{0,40}\b(prompt|notes?|brief\w*|account|record|overview)\b"), _re(r"\b(a|an|the) (fresh|new|next|another|later|different) (agent|assistant|session|instance|chat|context|model)\b|\bcontinuing (our|the|this) conversation\b")), fresh=False),
