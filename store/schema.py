@@ -25,6 +25,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 
 metadata = MetaData(
@@ -104,6 +105,7 @@ turns = Table(
     Index(None, "completion_id"),
     Index(None, "session_id", "turn_index"),
     Index(None, "created_at"),
+    Index(None, "kind"),  # for `status`, which would read every turn
 )
 
 next_states = Table(
@@ -159,6 +161,12 @@ lives = Table(
     Column("detail", Text),  # why it was dropped, in words
     Index(None, "stage", "policy", "since"),
     Index(None, "policy", "trained_in_version"),
+    Index(
+        "ix_lives_drop_reason",
+        "drop_reason",
+        sqlite_where=text("drop_reason IS NOT NULL"),
+        postgresql_where=text("drop_reason IS NOT NULL"),
+    ),
 )
 
 adapters = Table(

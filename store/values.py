@@ -18,6 +18,9 @@ from store.lifecycle import DropReason, Stage
 #: One chat message or any other JSON object, exactly as it was on the wire.
 Json = dict[str, Any]
 
+#: Engines round: 1e-6 above zero is seen.
+_ROUNDED_ZERO = 1e-4
+
 #: Version 0 is the bare base model: no adapter.
 BASE_VERSION = 0
 
@@ -70,9 +73,10 @@ class Completion:
             raise AlignmentError(
                 f"{len(self.token_ids)} token ids but {len(self.sampling_logprobs)} logprobs"
             )
-        for value in self.sampling_logprobs:
-            if not math.isfinite(value) or value > 1e-4:  # engines round: 1e-6 above zero is seen
-                raise AlignmentError(f"{value} is not a log-probability")
+        values = self.sampling_logprobs
+        if values and (not all(map(math.isfinite, values)) or max(values) > _ROUNDED_ZERO):
+            odd = next(v for v in values if not math.isfinite(v) or v > _ROUNDED_ZERO)
+            raise AlignmentError(f"{odd} is not a log-probability")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
