@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from migrations import upgrade
+from serving.ports import free_port
 from store.settings import read_settings
 
 KEY = "bench-key"
@@ -86,13 +86,6 @@ def _cpu_s(pid: int) -> float:
     except FileNotFoundError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / _TICK
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def wait_for(port: int, server: Server, path: str = "/v1/models", timeout_s: float = 90.0) -> None:

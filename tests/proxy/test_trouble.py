@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 
-from tests.proxy.test_main import client, free_port, process, rows, write_settings
+from serving.ports import free_port
+from tests.proxy.test_main import client, process, rows, write_settings
 from tests.proxy.upstream import Upstream, running
 
 Json = dict[str, Any]
