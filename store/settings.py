@@ -313,7 +313,7 @@ class Settings(BaseSettings):
         14, "PATINA_ANCHORS", "anchor samples per step that keep explicit instructions obeyed", "learning"
     )
     replay: int = _field(
-        4,
+        2,
         "PATINA_REPLAY",
         "complaints a step is filled up to with past ones, whose prompts are answered anew (rl: turns, as recorded)",
         "learning",
