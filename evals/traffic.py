@@ -17,6 +17,7 @@ import json
 import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,15 @@ class _Noting(Record):
         self.noted += turns
 
 
+@cache
+def _empty_record() -> bytes:
+    """Return the file of a migrated record: migrating takes longer than most replays."""
+    with tempfile.TemporaryDirectory(prefix="patina-classify-") as folder:
+        path = Path(folder) / "patina.db"
+        upgrade(f"sqlite+aiosqlite:///{path}")
+        return path.read_bytes()
+
+
 async def replay(
     rows: Sequence[Recorded], rules: Sequence[Rule] = RULES, *, restarts: Collection[int] = ()
 ) -> list[Prediction]:
@@ -229,9 +239,8 @@ async def replay(
         restarts: the proxy is started anew before each of these seqs: what it remembered is gone, the record stays.
     """
     with tempfile.TemporaryDirectory(prefix="patina-classify-") as folder:
-        url = f"sqlite+aiosqlite:///{folder}/patina.db"
-        await asyncio.to_thread(upgrade, url)
-        record = await _Noting.open(url)
+        (Path(folder) / "patina.db").write_bytes(await asyncio.to_thread(_empty_record))
+        record = await _Noting.open(f"sqlite+aiosqlite:///{folder}/patina.db")
         assert isinstance(record, _Noting)
         record.noted = []
         lives: list[list[Recorded]] = [[]]
