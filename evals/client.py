@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI
+from openai.types.chat import ChatCompletion
 
 from store.errors import UpstreamError, UpstreamUnreachable
 
@@ -82,6 +83,23 @@ class House:
         Raises:
             UpstreamError: the proxy or what is behind it failed, also after the SDK's own retries.
         """
+        reply, _ = await self.ask(messages, trains=trains, seed=seed)
+        return reply
+
+    async def ask(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        trains: bool = True,
+        seed: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        logprobs: bool = False,
+    ) -> tuple[Reply, ChatCompletion]:
+        """`chat`, with tools and log-probabilities; also gives the whole completion.
+
+        Raises:
+            UpstreamError: see `chat`.
+        """
         started = time.monotonic()
         request: dict[str, Any] = {
             "model": await self.model(),
@@ -91,21 +109,26 @@ class House:
         }
         if seed is not None:
             request["seed"] = seed
+        if tools:
+            request["tools"] = list(tools)
+        if logprobs:
+            request["logprobs"] = True
         try:
             raw = await self._client.chat.completions.with_raw_response.create(
                 **request, extra_headers=None if trains else NO_TRAINING
             )
         except (APIConnectionError, APIStatusError) as error:
             raise self._mapped(error) from error
-        completion = raw.parse()
+        completion: ChatCompletion = raw.parse()
         turn_id = raw.headers.get("x-patina-turn")
         if turn_id is not None:
             self.seen.append(turn_id)
-        return Reply(
+        reply = Reply(
             text=completion.choices[0].message.content or "",
             turn_id=turn_id,
             seconds=time.monotonic() - started,
         )
+        return reply, completion
 
     async def feedback(self, body: Mapping[str, Any]) -> None:
         """Give explicit feedback (`POST /v1/feedback`).

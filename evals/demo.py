@@ -75,7 +75,7 @@ def run_demo(settings: Settings, arguments: argparse.Namespace) -> int:
     console = Console(highlight=False)
     with ExitStack() as stack:
         if arguments.base_url:
-            base_url, key = _with_v1(arguments.base_url), _key(settings)
+            base_url, key = with_v1(arguments.base_url), house_key(settings)
         else:
             if not console.is_terminal:
                 console.print("starting an own Patina in a fresh folder")
@@ -114,12 +114,18 @@ async def _run(base_url: str, key: str, preferences: tuple[str, ...], plan: RunP
             return await run_user(house, user, plan, view)
 
 
-def _with_v1(url: str) -> str:
+def with_v1(url: str) -> str:
+    """Return an address as clients are given it."""
     url = url.rstrip("/")
     return url if url.endswith("/v1") else url + "/v1"
 
 
-def _key(settings: Settings) -> str:
+def house_key(settings: Settings) -> str:
+    """Return the key of a Patina that runs already.
+
+    Raises:
+        ConfigError: none was given, and its home has none.
+    """
     if settings.api_key is not None:
         return settings.api_key
     try:

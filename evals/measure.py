@@ -167,7 +167,7 @@ async def measure(
     """
     probes = plan_probes(preferences, questions=questions, opposites=opposites, seed=seed)
     started = time.monotonic()
-    opted_out = _opted_out(await house.status())
+    before = opted_out(await house.status())
     gate = asyncio.Semaphore(concurrency)
 
     async def ask(probe: Probe) -> str:
@@ -175,7 +175,7 @@ async def measure(
             return (await house.chat(probe.messages, trains=False, seed=probe.seed)).text
 
     replies = await asyncio.gather(*(ask(probe) for probe in probes))
-    await _require_no_trace(house, opted_out + len(probes), write_s)
+    await require_no_trace(house, before + len(probes), write_s)
     return judge_replies(preferences, probes, replies, seconds=time.monotonic() - started)
 
 
@@ -188,11 +188,11 @@ def wilson(share: float, count: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-async def _require_no_trace(house: House, expected: int, write_s: float) -> None:
+async def require_no_trace(house: House, expected: int, write_s: float = 10.0) -> None:
     """A probe that trains would make the policy know what it is measured on."""
     give_up = time.monotonic() + write_s
     # A reply may arrive a moment before its row when the record is slow.
-    while (found := _opted_out(await house.status())) < expected:
+    while (found := opted_out(await house.status())) < expected:
         if time.monotonic() > give_up:
             raise UpstreamError(
                 f"{expected - found} probes were recorded as conversations although they said X-Patina-Train: off"
@@ -200,7 +200,7 @@ async def _require_no_trace(house: House, expected: int, write_s: float) -> None
         await asyncio.sleep(0.2)
 
 
-def _opted_out(status: Mapping[str, Any]) -> int:
+def opted_out(status: Mapping[str, Any]) -> int:
     return int((status.get("drop_reasons") or {}).get("opted_out", 0))
 
 

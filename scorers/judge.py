@@ -1,41 +1,28 @@
-"""Ask a language model what a turn was worth: m votes a question, decided by majority. The only user of litellm.
+"""Ask a language model what a turn was worth: m votes a question, decided by majority.
 
-litellm costs seconds and 165 MB to import, so it is imported in `Judge.start`, which only runs when a judge is configured.
-What can go wrong is sorted once, here:
-
-    JudgeUnavailable    nobody answers, or not now, or not to us (connection, timeout, 429, 5xx, bad key, unknown model).
-                        The turn stays as it is; nothing is scored by half.
-    JudgeError          this very turn cannot be judged (too long, refused, answers nobody can read). The judge abstains.
+JudgeUnavailable    nobody answers, or not now, or not to us. The turn stays as it is; nothing is scored by half.
+JudgeError          this very turn cannot be judged (too long, refused, answers nobody can read). The judge abstains.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
-import logging
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
-
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from scorers import prompts
 from scorers.base import Opinion, Rank, next_words
 from scorers.hints import HintContext, check_hint
 from scorers.parse import choose_hint, majority, parse_hint, parse_score
-from store.errors import ConfigError, JudgeError, JudgeUnavailable
+from scorers.provider import Provider
+from store.errors import JudgeError, JudgeUnavailable
 from store.values import AnsweredTurn, Json
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 #: What the OpenAI client sends where no key is needed; never a real key.
 NO_KEY = "none"
-
-
-class _Passing(JudgeUnavailable):
-    """Unavailable for a reason that may pass within seconds: worth a second try at once."""
 
 
 class Judge:
@@ -71,21 +58,21 @@ class Judge:
         backoff_s: float = 4.0,
     ) -> None:
         self.model = model
-        self.api_base = api_base
-        self._api_key = api_key
+        self._provider = Provider(
+            model,
+            api_base=api_base,
+            api_key=api_key,
+            concurrency=concurrency,
+            timeout_s=timeout_s,
+            attempts=attempts,
+            backoff_s=backoff_s,
+        )
         self._votes = votes
         self._temperature = temperature
         self._max_tokens = max_tokens
         self._rubric = rubric
         self._ask_verdict = ask_verdict
         self._ask_hint = ask_hint
-        self._timeout_s = timeout_s
-        self._attempts = attempts
-        self._backoff_s = backoff_s
-        self._semaphore = asyncio.Semaphore(concurrency)
-        self._litellm: Any = None
-        #: Answers that arrived, readable or not: a sign that the judge is there.
-        self.answers = 0
 
     @property
     def name(self) -> str:
@@ -102,34 +89,28 @@ class Judge:
     @property
     def place(self) -> str:
         """Model and address, for a person to read."""
-        return f"{self.model} at {self.api_base}" if self.api_base else self.model
+        return self._provider.place
+
+    @property
+    def api_base(self) -> str:
+        return self._provider.api_base
+
+    @property
+    def answers(self) -> int:
+        """Answers that arrived, readable or not: a sign that the judge is there."""
+        return self._provider.answers
 
     async def start(self) -> None:
-        """Import litellm, switch off what would leave this machine, and check that it knows the provider.
+        """Get ready to ask.
 
         Raises:
             ConfigError: the model's provider is unknown.
         """
-        litellm: Any = await asyncio.to_thread(importlib.import_module, "litellm")
-        litellm.suppress_debug_info = True
-        litellm.drop_params = True  # a model that has no `temperature` is asked without it
-        litellm.success_callback = []
-        litellm.failure_callback = []
-        litellm.callbacks = []
-        litellm.disable_aiohttp_transport = True  # one HTTP client less, and its sessions close with the loop
-        logging.getLogger("LiteLLM").setLevel(logging.CRITICAL)
-        try:
-            litellm.get_llm_provider(self.model, api_base=self.api_base or None)
-        except litellm.BadRequestError as exc:
-            raise ConfigError(
-                f"--judge {self.model!r}: unknown provider; use none, self or a litellm name such as openai/gpt-4.1-mini"
-            ) from exc
-        self._litellm = litellm
+        await self._provider.start()
 
     async def close(self) -> None:
-        """Close the HTTP clients that litellm keeps."""
-        if self._litellm is not None:
-            await self._litellm.close_litellm_async_clients()
+        """Close the HTTP clients."""
+        await self._provider.close()
 
     async def score(self, turn: AnsweredTurn) -> Opinion | None:
         """Put the questions; None when nothing was said to the reply.
@@ -218,72 +199,7 @@ class Judge:
         return parse(await self._ask(messages))
 
     async def _ask(self, messages: list[Json]) -> str:
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(_Passing),
-            stop=stop_after_attempt(self._attempts),
-            wait=wait_random_exponential(multiplier=0.2, max=self._backoff_s),
-            reraise=True,
-        ):
-            with attempt:
-                async with self._semaphore:
-                    return await self._request(messages)
-        raise AssertionError("unreachable: tenacity returns or raises")
-
-    async def _request(self, messages: list[Json]) -> str:
-        """One request; every foreign exception is mapped here and nowhere else."""
-        litellm = self._litellm
-        if litellm is None:
-            raise JudgeUnavailable("the judge was not started")
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                response = await litellm.acompletion(
-                    model=self.model,
-                    messages=messages,
-                    api_base=self.api_base or None,
-                    api_key=self._api_key or None,
-                    temperature=self._temperature,
-                    max_tokens=self._max_tokens,
-                    timeout=self._timeout_s,
-                    max_retries=0,  # tenacity does it, with jitter and in sight
-                    num_retries=0,
-                )
-        except (TimeoutError, litellm.Timeout) as exc:
-            raise _Passing(f"{self.place} did not answer within {self._timeout_s:g} s") from exc
-        except litellm.BadRequestError as exc:
-            raise JudgeError(f"{self.place} refused the question: {_first_line(exc)}") from exc
-        except Exception as exc:
-            if not _is_openai_error(exc):
-                raise
-            raise self._unavailable(exc) from exc
-        self.answers += 1
-        text = response.choices[0].message.content if response.choices else None
-        if not text:
-            raise JudgeError(f"{self.place} gave an empty answer")
-        return str(text)
-
-    def _unavailable(self, exc: Exception) -> JudgeUnavailable:
-        """Sort by status rather than by class: litellm has no class of its own for 403, for instance."""
-        status = getattr(exc, "status_code", None)
-        if status in (401, 403):
-            # Not the server's words: they may repeat the key.
-            return JudgeUnavailable(f"{self.place} refused the key (HTTP {status})")
-        if status == 404:
-            return JudgeUnavailable(f"{self.place} does not know this model (HTTP 404)")
-        if status == 429:
-            return _Passing(f"{self.place} is over its rate limit (HTTP 429)")
-        return _Passing(f"{self.place} failed: {_first_line(exc)}")
-
-
-def _is_openai_error(exc: Exception) -> bool:
-    # litellm's errors derive from the openai package's, which is not ours to import here.
-    return any(base.__module__.partition(".")[0] == "openai" for base in type(exc).__mro__)
-
-
-def _first_line(exc: Exception) -> str:
-    text = str(exc).strip().splitlines()
-    line = text[0] if text else type(exc).__name__
-    # "litellm.InternalServerError: InternalServerError: OpenAIException - Connection error." -> what happened
-    return line.rsplit("Exception - ", 1)[-1][:200]
+        return await self._provider.ask(messages, temperature=self._temperature, max_tokens=self._max_tokens)
 
 
 def local_base(url: str) -> str:

@@ -86,6 +86,10 @@ SANS_IO = {
     "trainer.replay",
     "evals.users",
     "evals.habits",
+    "evals.metrics",
+    "evals.people",
+    "evals.preferences",
+    "evals.problems",
 }
 IO = {
     "asyncio",

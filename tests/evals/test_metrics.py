@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from evals.metrics import (
+    Answer,
+    Numbers,
+    distinct,
+    interval,
+    judge,
+    plan_probes,
+    rouge_l,
+    self_rouge,
+)
+from models.canaries import canaries
+from store.errors import ConfigError
+
+
+def test_probes_are_the_same_for_the_same_seed_and_none_is_a_canary_or_an_anchor() -> None:
+    probes = plan_probes(["concise", "json"], questions=20, undos=6, tools=6, seed=1)
+    assert probes == plan_probes(["concise", "json"], questions=20, undos=6, tools=6, seed=1)
+    assert [probe.kind for probe in probes] == ["plain"] * 20 + ["undo"] * 6 + ["tool"] * 6
+    assert {probe.preference for probe in probes if probe.kind == "undo"} == {"concise", "json"}
+    watched = canaries()
+    known = {one["prompt"] for one in (*watched["facts"], *watched["anchors"])}
+    known |= {one["messages"][0]["content"] for one in watched["tools"]}
+    assert not known & {probe.text for probe in probes}
+    with pytest.raises(ConfigError, match="at least one"):
+        plan_probes(["concise"], questions=0, undos=0, tools=0, seed=0)
+
+
+def test_numbers_by_hand() -> None:
+    probes = plan_probes(["concise", "no_emoji"], questions=2, undos=2, tools=1, seed=0)
+    plain, undo, (tool,) = probes[:2], probes[2:4], probes[4:]
+    assert tool.expect is not None
+    assert plain[0].task is not None
+    answers = [
+        Answer(text=f"It is {plain[0].task.answer}.", logprobs=(-1.0, -3.0), completion_tokens=4),
+        Answer(text="Hm 😊", logprobs=(-2.0,), ended=False, completion_tokens=2),
+        Answer(text="word " * 30),  # detailed, as asked
+        Answer(text="None here."),  # no emoji, although asked for
+        Answer(text="", calls=((tool.expect[0], json.dumps(tool.expect[1])),)),
+    ]
+    found = judge(["concise"], ["concise", "no_emoji"], probes, answers, Numbers(kl_to_base=0.25))
+    assert [probe.preference for probe in undo] == ["concise", "no_emoji"]
+    assert found.compliance == 1.0
+    assert found.by_preference == {"concise": 1.0, "no_emoji": 0.5}
+    assert found.facts == 0.5
+    assert found.by_undone == {"concise": 1.0, "no_emoji": 0.0}
+    assert (found.undone, found.tools, found.ended, found.tokens) == (0.5, 1.0, 0.5, 3.0)
+    assert found.surprise == pytest.approx(2.0)
+    assert (found.kl_to_base, found.margin) == (0.25, None)
+
+
+@pytest.mark.parametrize("calls", [(), (("other", "{}"),), (("weather", "no json"),)])
+def test_a_wrong_missing_or_torn_call_is_no_call(calls: tuple[tuple[str, str], ...]) -> None:
+    (probe,) = [one for one in plan_probes(["concise"], questions=1, undos=0, tools=1, seed=0) if one.tools]
+    found = judge(["concise"], ["concise"], [probe], [Answer(text="", calls=calls)])
+    assert found.tools == 0.0
+
+
+def test_text_measures_by_hand() -> None:
+    assert rouge_l(["the", "cat", "sat"], ["the", "cat", "ran", "home"]) == pytest.approx(2 * 2 / 7)
+    assert self_rouge(["a b c", "a b c", "a b c"]) == pytest.approx(1.0)
+    assert self_rouge(["a b", "c d"]) == 0.0
+    assert distinct(["a b a", "a b"], 1) == pytest.approx(2 / 5)
+    assert distinct(["a b a", "a b"], 2) == pytest.approx(2 / 3)
+
+
+def test_an_interval_is_students_and_one_value_has_none() -> None:
+    low, high = interval([0.4, 0.5, 0.6])
+    half = 4.303 * 0.1 / math.sqrt(3)
+    assert (low, high) == (pytest.approx(0.5 - half), pytest.approx(0.5 + half))
+    assert interval([0.5]) == (-math.inf, math.inf)
