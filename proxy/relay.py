@@ -49,6 +49,7 @@ from proxy.wire import (
     build_request,
     error_body,
     first_addition,
+    is_tokens_only,
     is_usage_only,
     learn_habits,
     parse_chat,
@@ -658,6 +659,8 @@ class ChatRelay:
             exchange.chunks_read += 1
             self._learn(exchange, chunk)
         if exchange.injection.usage and is_usage_only(chunk):
+            return b""
+        if exchange.injection.fields and is_tokens_only(chunk, exchange.chat.body):
             return b""
         try:
             stripped = strip_reply(payload, chunk, exchange.injection, self._learnt.habits)

@@ -392,6 +392,8 @@ def learn_habits(habits: Habits, reply: Json, injection: Injection, body: Json) 
         logprobs = "logprobs" in first
     if not injection.token_ids and not body.get("return_token_ids") and not _opens_stream(first):
         token_ids = "token_ids" in first
+    elif "prompt_logprobs" in reply or "prompt_text" in reply:
+        token_ids = True  # vLLM of these days: it writes every field it knows, null where there is nothing
     if (logprobs, token_ids) == (habits.logprobs, habits.token_ids):
         return habits
     return Habits(logprobs, token_ids)
@@ -443,6 +445,24 @@ def read_reply(raw: bytes) -> tuple[Any, str]:
 def is_usage_only(chunk: Json) -> bool:
     """Whether a chunk is the one that `include_usage` adds at the end of a stream."""
     return chunk.get("choices") == [] and isinstance(chunk.get("usage"), dict)
+
+
+def is_tokens_only(chunk: Json, body: Json) -> bool:
+    """Whether a chunk is only there because tokens were asked for, which the client of ``body`` did not.
+
+    Where a token gives no text yet (half a letter, a marker), vLLM and the built-in engine send nothing, unless ids or logprobs have to
+    be told: then they send a chunk that says nothing else.
+    """
+    choices = chunk.get("choices")
+    if not choices or body.get("logprobs") or body.get("return_token_ids") or chunk.get("usage"):
+        return False
+    return all(
+        isinstance(choice, dict)
+        and choice.get("delta") in ({}, {"content": ""})
+        and choice.get("finish_reason") is None
+        and bool(choice.get("token_ids") or choice.get("logprobs"))
+        for choice in choices
+    )
 
 
 def refused_fields(body: bytes, injection: Injection) -> tuple[str, ...]:

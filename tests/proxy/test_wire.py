@@ -14,9 +14,12 @@ from proxy.sse import EventSplitter, event_data
 from proxy.wire import (
     Assembled,
     Assembler,
+    Habits,
     Injection,
     build_request,
+    is_tokens_only,
     is_usage_only,
+    learn_habits,
     parse_chat,
     refused_fields,
     strip_reply,
@@ -304,3 +307,26 @@ def test_any_json_can_be_taken_without_an_exception(value: Any) -> None:
         assembler.take({"choices": [{"index": 0, part: value, "logprobs": {"content": [value]}}]}, part=part)
         assembler.take({"choices": [{"index": value, part: {"tool_calls": [value]}}]}, part=part)
     assembler.close()
+
+
+def tokens_only(**more: Any) -> dict[str, Any]:
+    choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None, "token_ids": [1], **more}
+    return {"object": "chat.completion.chunk", "choices": [choice]}
+
+
+def test_a_chunk_that_only_tells_tokens_is_there_for_those_who_asked() -> None:
+    assert is_tokens_only(tokens_only(), {})
+    assert is_tokens_only(tokens_only(delta={"content": ""}), {})
+    assert not is_tokens_only(tokens_only(), {"logprobs": True})
+    assert not is_tokens_only(tokens_only(), {"return_token_ids": True})
+    for more in (
+        {"delta": {"content": "x"}}, {"delta": {"role": "assistant", "content": ""}}, {"finish_reason": "stop"}, {"token_ids": None},
+    ):  # fmt: skip
+        assert not is_tokens_only(tokens_only(**more), {})
+    assert not is_tokens_only({"choices": []}, {})
+
+
+def test_a_backend_that_writes_every_field_writes_null_for_what_nobody_asked() -> None:
+    reply = {"object": "x", "prompt_logprobs": None, "choices": [{"finish_reason": "stop", "logprobs": {}}]}
+    asked = Injection(logprobs=True, token_ids=True)
+    assert learn_habits(Habits(), reply, asked, {}).token_ids is True
