@@ -346,7 +346,11 @@ class Recorder:
             async with self._opening_lock:
                 if self.record is None:
                     record = await self._opening()
-                    self._recent.recall(await record.recollect(READ_BACK))
+                    try:
+                        self._recent.recall(await record.recollect(READ_BACK))
+                    except BaseException:
+                        await record.close()  # it is opened again and again while it cannot be read
+                        raise
                     self.record = record
                     self.last_error = None
         return self.record

@@ -221,6 +221,24 @@ async def test_after_a_restart_the_record_alone_links_what_was_said_days_ago(rec
     assert (edit["relation"], edit["parent_turn_id"]) == ("branch", "turn_0")
 
 
+async def test_a_record_that_opens_and_cannot_be_read_is_closed_again(record_url: str) -> None:
+    opened: list[Record] = []
+
+    class Unreadable(Record):
+        async def recollect(self, limit: int) -> Any:
+            raise RecordUnavailable("disk I/O error")
+
+    async def opening() -> Record:
+        opened.append(await Unreadable.open(record_url))
+        return opened[-1]
+
+    recorder = Recorder(opening)
+    for _ in range(2):
+        with pytest.raises(RecordUnavailable):
+            await recorder.opened()
+    assert [record._database._writer.is_alive for record in opened] == [False, False]
+
+
 # ------------------------------------------------------------------------------------------------- the journal
 
 
