@@ -17,7 +17,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -126,6 +126,7 @@ class Style:
     line_end: bytes = b"\n"
     prefix: bytes = b"data: "
     ping: bytes = b""
+    silent: bool = False  #: tokens without text have a chunk of their own where tokens were asked for
 
     def write(self, value: Any) -> bytes:
         indent = self.indent
@@ -170,13 +171,26 @@ class Style:
             for i in range(len(says))
         ]  # fmt: skip
         for i, deltas in enumerate(says):
+            if self.silent and (asked.get("logprobs") is True or asked.get("return_token_ids") is True):
+                silence: Json = {} if self.nulls else {"content": ""}
+                events.append(
+                    {
+                        **head,
+                        "choices": [self.choice(asked, i, "delta", silence, None, 1)],
+                        "extra": True,
+                        **more,
+                    }
+                )
             for k, delta in enumerate(deltas):
                 reason = "stop" if k == len(deltas) - 1 else None
                 events.append({**head, "choices": [self.choice(asked, i, "delta", delta, reason, 1)], **more})
         if usage:
             events.append({**head, "choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}})
         # no ping before the usage: it would belong to an event that is only there because it was asked for
-        found = [(self.ping if event["choices"] else b"", self.event(self.write(event))) for event in events]
+        found = [
+            (self.ping if event["choices"] and "extra" not in event else b"", self.event(self.write(event)))
+            for event in events
+        ]
         return [*itertools.chain.from_iterable(found), self.event(b"[DONE]")]
 
 
@@ -249,6 +263,7 @@ def requests(draw: st.DrawFn) -> bytes:
 styles = st.builds(
     Style,
     nulls=st.booleans(),
+    silent=st.booleans(),
     separators=st.sampled_from([(",", ":"), (", ", ": ")]),
     ascii=st.booleans(),
     line_end=st.sampled_from([b"\n", b"\n", b"\r\n", b"\r"]),
@@ -339,8 +354,11 @@ def test_streams(
     asked_for = {"stream": True} if options is None else {"stream": True, "stream_options": options}
     raw = raw.rstrip()[:-1] + b"," + json.dumps(asked_for).encode()[1:]
 
+    # where a stream is cut is counted in events, and these are only there for those who asked
+    writes = style if cut is None else replace(style, silent=False)
+
     def script(request: Request) -> list[Step]:
-        events = style.stream(request.json, says, extra)
+        events = writes.stream(request.json, says, extra)
         if cut is not None:  # after whole events: what is in an event that was cut is nobody's
             events = events[: 2 * min(cut, len(says) + sum(map(len, says)))]
         packing, body = packed(b"".join(events), request, offered)
@@ -372,6 +390,7 @@ def test_a_stream_that_is_cut_inside_an_event_shows_nothing_the_client_did_not_a
         pieces: list[Any] = list(cut_up(body[: int(place * len(body))], points))
         return answer(200, [SSE], [*pieces, Cut()], framing="chunked")
 
+    style = replace(style, silent=False)
     plain = b"".join(style.stream({}, [says], {}))
     direct, proxied, _, _ = pairs[style.nulls].both(script, body=chat(stream=True))
     assert (proxied.status, proxied.is_whole) == (direct.status, direct.is_whole) == (200, False)
