@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.canonical import canonical_arguments, read_history, reply_key
@@ -153,6 +153,7 @@ messages = st.lists(
 )  # fmt: skip
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(messages)
 def test_any_messages_can_be_read_and_a_prefix_of_them_is_a_prefix_of_the_chain(found: Any) -> None:
     history = read_history(found, SCOPE)

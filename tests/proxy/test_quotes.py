@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
 
+from proxy.classify import classify, evidence_of
+from proxy.clients import recognise
 from proxy.quotes import (
     FOUND,
     bare,
@@ -18,7 +22,9 @@ from proxy.quotes import (
     read_page,
     read_trace,
 )
+from proxy.words import following
 from store.values import Completion
+from tests.proxy.test_canonical import messages
 
 QUESTION = "How do I read a CSV file?\nIt has a header row."
 ANSWER = "You can use pandas:\n\n```python\nimport pandas as pd\n```\n\nThe first row is the header."
@@ -102,3 +108,14 @@ def test_a_long_page_keeps_its_beginning_and_its_end() -> None:
     page = read_page([user(text)])
     assert {"firstline", "lastline"} <= set(page.places)
     assert page.last == "lastline"
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(messages)
+def test_any_messages_can_be_read(found: Any) -> None:
+    assert 0 <= measure(read_page(found, with_system=True), read_trace(found, Completion(text="x")))[0] <= 1
+    assert flat_of(found) == flat_of(list(found))
+    assert classify(found, {}).kind.value in ("main", "side")
+    assert isinstance(evidence_of(found, {}), list)
+    assert following(found) is None or len(following(found) or ()) == 2
+    assert recognise([], {"messages": found}) == "unknown"
