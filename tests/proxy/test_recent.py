@@ -1,0 +1,184 @@
+"""What is remembered of the newest turns, and what the linker makes of it: requests that quote, echo, check and begin again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from proxy.linking import CONFIDENCE, Link
+from proxy.recent import ORPHAN_S
+from store.values import Relation, TurnKind
+from tests.proxy.test_linking_properties import Play
+
+LANDLORD = "Write a short email to my landlord about the broken heating"
+EMAIL = "Subject: heating\n\nDear landlord, the heating in my flat has been broken since Monday. Please send somebody."
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def system(text: str) -> dict[str, Any]:
+    return {"role": "system", "content": text}
+
+
+def say(
+    play: Play, *messages: dict[str, Any], answer: str = EMAIL, later_s: float = 0.0, **body: Any
+) -> Link:
+    play.clock += later_s
+    row = play.request(messages, assistant(answer))
+    if body:
+        assert row.chat is not None
+        row.chat.body.update(body)
+    return play.take(row)
+
+
+def session(play: Play, number: int) -> str:
+    return play.sessions[number]
+
+
+TITLE = "Write a title for the following conversation, five words at most, the title only.\nUSER: {}\n"
+
+
+def test_a_title_that_comes_first_is_joined_by_its_conversation() -> None:
+    play = Play()
+    say(play, user(TITLE.format(LANDLORD)), answer="Broken heating")
+    found = say(play, user(LANDLORD))
+    assert (found.relation, found.parent_turn_id) == (Relation.FIRST, None)
+    assert found.confidence == CONFIDENCE["the housekeeping before it quotes it"]
+    assert session(play, 1) == session(play, 2)
+
+
+def test_one_title_is_joined_by_one_conversation_and_not_for_ever() -> None:
+    play = Play()
+    say(play, user(TITLE.format("hi")), answer="Greeting")
+    say(play, user("hi"), answer="Hello there, how can I help you today?")
+    say(play, user("hi"), answer="Hello there, how can I help you today?")
+    assert session(play, 1) == session(play, 2) != session(play, 3)
+    say(play, user(TITLE.format(LANDLORD)), answer="Heating")
+    say(play, user(LANDLORD), later_s=2 * ORPHAN_S)
+    assert session(play, 4) != session(play, 5)
+
+
+def test_the_first_message_carried_on_is_an_edit_of_it() -> None:
+    play = Play()
+    say(play, user(f"{LANDLORD}."))
+    found = say(play, user(f"{LANDLORD}. Sign it as Alex."), answer="Another one.")
+    assert (found.relation, found.parent_turn_id, found.answered) == (Relation.BRANCH, None, None)
+    assert session(play, 1) == session(play, 2)
+    other = say(play, system("You are a poet."), user(f"{LANDLORD}. In rhyme."), answer="A poem.")
+    assert other.relation is Relation.FIRST
+
+
+def test_a_reply_that_only_a_program_reads_makes_its_turn_housekeeping() -> None:
+    play = Play()
+    say(play, user(LANDLORD))
+    found = say(play, user(LANDLORD), assistant(EMAIL), user("Anything on the list?"), answer="NO_REPLY")
+    assert (found.kind, found.kind_reason, found.answered) == (TurnKind.SIDE, "silent_reply", None)
+    then = say(play, user(LANDLORD), assistant(EMAIL), user("shorter"), answer="Fix it.")
+    assert (then.relation, then.parent_turn_id) == (Relation.NEXT, "turn_00000001")
+
+
+def test_a_form_filled_in_under_another_system_prompt_is_a_check() -> None:
+    play = Play()
+    say(play, system("You write emails."), user(LANDLORD))
+    history = [user(LANDLORD), assistant(EMAIL), user("shorter")]
+    form = {"response_format": {"type": "json_schema"}}
+    check = say(play, system("Is this about emails?"), *history, answer='{"ok": true}', **form)
+    assert (check.kind, check.kind_reason) == (TurnKind.SIDE, "guardrail")
+    same = say(play, system("You write emails."), *history, answer='{"text": "Fix it."}', **form)
+    assert same.kind is TurnKind.MAIN
+
+
+def test_an_answer_heard_again_as_a_users_words_is_another_agents() -> None:
+    play = Play()
+    say(play, user(LANDLORD))
+    critic = "Too long, drop the second sentence and the greeting."
+    first = say(play, system("You criticise."), user(LANDLORD), user(EMAIL), answer=critic)
+    assert first.kind is TurnKind.SIDE
+    found = say(play, user(LANDLORD), assistant(EMAIL), user(critic), answer="Fix it.")
+    assert (found.kind, found.kind_reason) == (TurnKind.SIDE, "agent_to_agent")
+
+
+def test_a_conversation_written_out_goes_on_and_its_newest_words_are_the_next_state() -> None:
+    play = Play()
+    head = "A friendly talk.\n\nHuman: {}\nAI:"
+    say(play, user(head.format(LANDLORD)))
+    found = say(play, user(head.format(f"{LANDLORD}\nAI: {EMAIL}\nHuman: too long")), answer="Fix it.")
+    assert (found.relation, found.parent_turn_id, found.answered) == (
+        Relation.NEXT,
+        "turn_00000001",
+        "turn_00000001",
+    )
+    assert found.following == (user("too long"),)
+    pasted = say(play, user(f"Is this polite?\n{LANDLORD}\n{EMAIL}"), answer="Yes.")
+    assert (pasted.kind, pasted.kind_reason) == (TurnKind.SIDE, "works on a recorded conversation")
+
+
+def test_a_summary_that_was_seen_being_written_is_known_again() -> None:
+    play = Play()
+    history = [user(LANDLORD), assistant(EMAIL), user("shorter"), assistant("Fix it.")]
+    say(play, *history[:1])
+    say(play, *history[:3], answer="Fix it.")
+    summary = "They wrote an email about broken heating; the person wants it short."
+    ask = "Summarize the conversation so far so that a new context can continue from it."
+    say(play, *history, user(ask), answer=summary)
+    for shortened in (
+        [user(f"Summary: {summary}"), user("and the rent?")],
+        [user("What did we do so far?"), assistant(summary), user("and the rent?")],
+        [system(f"You help.\n{summary}"), user("x"), assistant("y"), user("and the rent?")],
+    ):
+        found = say(play, *shortened, answer=f"No word of it, {len(shortened)} times.")
+        assert found.relation is Relation.COMPACTION, shortened
+        assert play.sessions[play.seq] == session(play, 1)
+
+
+def test_of_equal_conversations_those_begun_side_by_side_are_taken_in_turn() -> None:
+    play = Play()
+    hello = [user("hi"), assistant("Hello there, how can I help you today?")]
+    for _ in range(2):
+        say(play, user("hi"), answer=str(hello[1]["content"]))
+    assert say(play, *hello, user("sql please"), answer="SELECT").parent_turn_id == "turn_00000001"
+    assert say(play, *hello, user("rain?"), answer="yes it will").parent_turn_id == "turn_00000002"
+
+
+def test_of_equal_conversations_one_left_alone_is_over() -> None:
+    play = Play()
+    hello = [user("hi"), assistant("Hello there, how can I help you today?")]
+    say(play, user("hi"), answer=str(hello[1]["content"]))
+    for i in range(5):
+        say(
+            play,
+            user(f"Something else altogether, number {i}"),
+            answer=f"Answer to something else altogether {i}",
+        )
+    say(play, user("hi"), answer=str(hello[1]["content"]))
+    assert say(play, *hello, user("sql please"), answer="SELECT").parent_turn_id == f"turn_{7:08d}"
+
+
+def test_a_system_prompt_of_its_own_tells_equal_conversations_apart() -> None:
+    play = Play()
+    hello = [user("hi"), assistant("Hello there, how can I help you today?")]
+    for name in ("Ann", "Bob"):
+        say(play, system(f"You are {name}."), user("hi"), answer=str(hello[1]["content"]))
+    found = say(play, system("You are Bob."), *hello, user("sing"), answer="la la la")
+    assert found.parent_turn_id == "turn_00000002"
+
+
+def test_what_could_not_be_written_is_forgotten() -> None:
+    play = Play()
+    say(play, user(LANDLORD))
+    say(play, user(LANDLORD), assistant(EMAIL), user("shorter"), answer="Fix it.")
+    play.recent.remove(["turn_00000002"])
+    found = say(play, user(LANDLORD), assistant(EMAIL), user("more formal"), answer="Dear Sir.")
+    assert (found.relation, found.parent_turn_id) == (Relation.NEXT, "turn_00000001")
+    assert len(play.recent) == 2
+
+
+def test_confidence_is_what_each_way_of_linking_says_it_is() -> None:
+    assert all(0 < value <= 1 for value in CONFIDENCE.values())
+    assert json.dumps(CONFIDENCE)
