@@ -141,12 +141,64 @@ def build_parser() -> argparse.ArgumentParser:
     explain = command(
         "explain", "why a turn is what it is: rule, evidence, parent, confidence, feedback, fate"
     )
-    explain.add_argument("turn", help="its id, the end of it as `trajectories` shows, the completion id, or `last`")
+    explain.add_argument(
+        "turn", help="its id, the end of it as `trajectories` shows, the completion id, or `last`"
+    )
     explain.add_argument("--json", action="store_true", help="as JSON")
 
     classify = command("classify", "recorded traffic of a client through the proxy's own rules")
     classify.add_argument("file", type=Path, help="one request a line, in arrival order; see docs/clients.md")
     classify.add_argument("--predictions", type=Path, help="also write one JSON line a request here")
+
+    evaluate = command("eval", "does it learn? simulated users, measurements, baselines, a report")
+    evaluate.add_argument(
+        "action",
+        nargs="*",
+        metavar="compare A B | report FOLDER",
+        help="compare two folders of runs, or write a report again",
+    )
+    evaluate.add_argument("--base-url", help="a running Patina; default: own ones in fresh folders")
+    evaluate.add_argument(
+        "--fast", action="store_true", help="learn in this process, without proxy and record: for sweeps"
+    )
+    evaluate.add_argument(
+        "--methods",
+        default="combine,none,memory",
+        help="rl opd combine sdpo; none memory; openclaw-rl openclaw-opd openclaw-combine claas user-interactions; or ours "
+        "baselines references all (default: %(default)s)",
+    )
+    evaluate.add_argument(
+        "--preferences",
+        nargs="+",
+        default=["concise,no_emoji"],
+        help="each word one user; a comma joins the wishes of one (default: concise,no_emoji)",
+    )
+    evaluate.add_argument(
+        "--users",
+        default="steady",
+        help="steady silent noisy wandering patient arriving change_of_mind shuffled (default: %(default)s)",
+    )
+    evaluate.add_argument("--interactions", type=int, default=40, help="of each run (default: %(default)s)")
+    evaluate.add_argument("--seeds", type=int, default=5, help="how many (default: %(default)s)")
+    evaluate.add_argument(
+        "--measure-every",
+        type=int,
+        default=10,
+        help="interactions between measurements (default: %(default)s)",
+    )
+    evaluate.add_argument(
+        "--questions", type=int, default=48, help="probes a measurement (default: %(default)s)"
+    )
+    evaluate.add_argument(
+        "--user-model", default="", help="litellm name of a model that plays the user; default: rules"
+    )
+    evaluate.add_argument("--user-model-base", default="", help="own base URL for it")
+    evaluate.add_argument(
+        "--output", type=Path, default=Path("eval"), help="folder of the runs and the report"
+    )
+    evaluate.add_argument(
+        "--smoke", action="store_true", help="a few minutes; exit 1 if nothing, or the control, is learnt"
+    )
 
     demo = command("demo", "a simulated user complains, and you watch the model change")
     demo.add_argument("--base-url", help="a running Patina; default: an own one in a fresh folder")

@@ -23,6 +23,10 @@ def main(argv: Sequence[str]) -> int:
             from evals.demo import run_demo
 
             return run_demo(settings, arguments)
+        if arguments.command == "eval":
+            from evals.command import run_eval
+
+            return run_eval(settings, given_settings(arguments), arguments)
         if arguments.command == "classify":
             from cli.classify import classify
 

@@ -1,0 +1,230 @@
+"""`run.py eval`: does it learn, how fast, at what cost, and better than what? And `run.py eval compare A B`.
+
+Runs every combination of methods, users, preferences and seeds, adds each finished run to `runs.jsonl` in the output folder, and
+writes the report from what is there. The same command again goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from evals.demo import house_key, with_v1
+from evals.methods import parse_methods
+from evals.metrics import Measures
+from evals.people import Reading, scenario
+from evals.preferences import parse_preferences
+from evals.report import compare, print_summary, write_report
+from evals.study import Case, Place, append_run, cases, find_run, read_runs, run_at
+from evals.voice import SpokenUser
+from scorers.provider import Provider
+from store.errors import ConfigError
+from store.settings import Settings
+from store.values import Json
+
+#: `--smoke`: learnt means this much more compliance than before, and the control may change by no more than the second.
+SMOKE_GAIN, SMOKE_CONTROL = 0.3, 0.15
+_SMOKE = {
+    "methods": "combine,none",
+    "preferences": ["concise"],
+    "users": "steady",
+    "interactions": 36,
+    "seeds": 1,
+    "measure_every": 0,
+    "questions": 48,
+    "fast": True,
+}
+
+
+def run_eval(settings: Settings, given: Mapping[str, Any], arguments: argparse.Namespace) -> int:
+    """Run `run.py eval`; returns its exit code: 1 when ``--smoke`` finds that nothing, or the control, was learnt.
+
+    Args:
+        given: the settings named on the command line; each method's own are put over them.
+
+    Raises:
+        ConfigError: wrong arguments, or an own Patina does not start.
+        UpstreamError: the Patina under test failed.
+    """
+    words: list[str] = arguments.action
+    if words[:1] == ["compare"] and len(words) == 3:
+        return compare(Path(words[1]), Path(words[2]), Console(highlight=False))
+    if words[:1] == ["report"] and len(words) == 2:
+        return _report(Path(words[1]))
+    if words:
+        raise ConfigError(
+            "run.py eval takes options, or: run.py eval compare A B, or: run.py eval report FOLDER"
+        )
+    if arguments.smoke:
+        vars(arguments).update(_SMOKE)
+    wanted = _plan(settings, arguments)
+    folder: Path = arguments.output
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--output {folder}: {error.strerror or error}") from error
+    if arguments.fast:
+        import torch  # only this mode steps in this process
+
+        torch.set_num_threads(settings.resolved_threads)
+    place = Place(
+        settings=settings,
+        given={name: value for name, value in given.items() if name not in ("home", "seed", "method")},
+        base_url=with_v1(arguments.base_url) if arguments.base_url else "",
+        key=house_key(settings) if arguments.base_url else "",
+    )
+    rows = asyncio.run(_run(wanted, place, folder, arguments))
+    write_report(folder, rows)
+    print_summary(rows, Console(highlight=False, width=None if Console().is_terminal else 200))
+    print(f"report: {folder / 'report.html'}")
+    return _smoke_verdict(rows) if arguments.smoke else 0
+
+
+def _plan(settings: Settings, arguments: argparse.Namespace) -> list[Case]:
+    methods = parse_methods(arguments.methods)
+    users = tuple(dict.fromkeys(word.strip() for word in arguments.users.split(",") if word.strip()))
+    wants = [parse_preferences(text) for text in arguments.preferences]
+    for user in users or ("",):
+        for preferences in wants:
+            scenario(user, preferences)
+    for name, least in (("interactions", 1), ("seeds", 1), ("questions", 1), ("measure_every", 0)):
+        if getattr(arguments, name) < least:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}")
+    if arguments.base_url and arguments.fast:
+        raise ConfigError("--fast learns in this process, --base-url elsewhere: give one of them")
+    if arguments.base_url and sum(method.kind == "learn" for method in methods) > 1:
+        raise ConfigError(
+            "one running Patina has one method: give --methods with one that learns (none and memory may stand beside it)"
+        )
+    if arguments.base_url and arguments.seeds > 1:
+        raise ConfigError("one running Patina learns once: give --seeds 1, or leave --base-url out")
+    mode = "url" if arguments.base_url else "fast" if arguments.fast else "stack"
+    return cases(
+        # Against one running house, what does not learn has to come first.
+        sorted(methods, key=lambda method: mode == "url" and method.kind == "learn"),
+        users,
+        wants,
+        arguments.seeds,
+        interactions=arguments.interactions,
+        mode=mode,
+        voice=arguments.user_model,
+        measure_every=arguments.measure_every,
+        questions=arguments.questions,
+        tabs=4 if mode == "fast" else 1,
+    )
+
+
+async def _run(
+    wanted: Sequence[Case], place: Place, folder: Path, arguments: argparse.Namespace
+) -> list[Json]:
+    known = read_runs(folder)
+    rows: list[Json] = []
+    async with AsyncExitStack() as stack:
+        voice = None
+        if arguments.user_model:
+            provider = Provider(
+                arguments.user_model,
+                api_base=arguments.user_model_base,
+                api_key=place.settings.judge_api_key,
+                flag="--user-model",
+            )
+            await provider.start()
+            stack.push_async_callback(provider.close)
+            voice = SpokenUser(provider)
+        watch = stack.enter_context(Watch(len(wanted)))
+        for case in wanted:
+            row = find_run(known, case)
+            if row is None:
+                watch.begin(case)
+                row = await run_at(place, case, watch, voice=voice)
+                append_run(folder, row)
+            watch.end(row)
+            rows.append(row)
+    return rows
+
+
+def _report(folder: Path) -> int:
+    rows = read_runs(folder)
+    if not rows:
+        raise ConfigError(f"there are no runs in {folder}")
+    write_report(folder, rows)
+    print_summary(rows, Console(highlight=False))
+    print(f"report: {folder / 'report.html'}")
+    return 0
+
+
+def _smoke_verdict(rows: Sequence[Json]) -> int:
+    code = 0
+    for row in rows:
+        gain = row["points"][-1]["compliance"] - row["points"][0]["compliance"]
+        is_control = row["method"] == "none"
+        if abs(gain) > SMOKE_CONTROL if is_control else gain < SMOKE_GAIN:
+            code = 1
+        sign = "the control moved" if is_control else "learnt"
+        print(f"{row['method']}: {gain:+.2f} compliance ({sign} by that much)")
+    print("smoke: failed" if code else "smoke: passed")
+    return code
+
+
+class Watch:
+    """Progress bars on a terminal, plain lines anywhere else; an `evals.study.Watcher`."""
+
+    def __init__(self, total: int, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._runs = self._progress.add_task("runs", total=total)
+        self._talk = self._progress.add_task("", total=1, visible=False)
+        self._total, self._done, self._name, self._began = total, 0, "", time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def begin(self, case: Case) -> None:
+        self._name = f"{case.method} · {case.user} · {','.join(case.preferences)} · seed {case.seed}"
+        self._progress.reset(
+            self._talk, description=self._name, total=case.interactions, visible=True, start=True
+        )
+        self._line(f"[{self._done + 1}/{self._total}] {self._name}")
+
+    def reading(self, count: int, reading: Reading, version: int) -> None:
+        self._progress.update(self._talk, completed=count)
+
+    def measured(self, count: int, version: int, measures: Measures) -> None:
+        rest = "" if measures.undone is None else f" opposite {measures.undone:.2f}"
+        rest += "" if measures.kl_to_base is None else f" KL {measures.kl_to_base:.3f}"
+        self._line(
+            f"  {count:4d} v{version:<3d} compliance {measures.compliance:.2f} facts {measures.facts:.2f}{rest}"
+        )
+
+    def end(self, row: Json) -> None:
+        self._done += 1
+        self._progress.update(self._runs, completed=self._done)
+
+    def _line(self, text: str) -> None:
+        # soft_wrap: on a terminal the bars stay below.
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,425 @@
+"""Runs as one page that opens anywhere without a network, and as Markdown, CSV and PNG. And two folders of runs compared."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from evals.curves import draw_curves
+from evals.methods import METHODS
+from evals.metrics import interval, mean
+from evals.preferences import PREFERENCES
+from evals.study import read_runs
+from store.errors import ConfigError
+from store.values import Json
+
+Group = tuple[str, tuple[str, ...], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A number of a run. `is_gain`: after less before. `digits` after the point."""
+
+    name: str
+    about: str
+    read: Callable[[Json], float | None]
+    digits: int = 2
+
+
+def _after(name: str) -> Callable[[Json], float | None]:
+    return lambda row: row["points"][-1][name]
+
+
+def _change(name: str) -> Callable[[Json], float | None]:
+    def read(row: Json) -> float | None:
+        before, after = row["points"][0][name], row["points"][-1][name]
+        return None if before is None or after is None else float(after - before)
+
+    return read
+
+
+def _cost(name: str) -> Callable[[Json], float | None]:
+    return lambda row: float(row["cost"][name])
+
+
+COLUMNS = (
+    Column(name="before", about="compliance before: replies to unseen questions that meet every wish, though none asked for it",
+           read=lambda row: row["points"][0]["compliance"]),
+    Column(name="after", about="the same after the last interaction (of memory: with its prompt)", read=_after("compliance")),
+    Column(name="taken away", about="compliance once the memory's prompt is taken away",
+           read=lambda row: row["without_memory"]["compliance"] if row["without_memory"] else None),
+    Column(name="until 3", about="interactions until three conversations in a row had nothing to complain about",
+           read=lambda row: row["until_satisfied"], digits=0),
+    Column(name="facts", about="change of the share of right answers to unseen questions", read=_change("facts")),
+    Column(name="tools", about="change of the share of exactly right tool calls", read=_change("tools")),
+    Column(name="opposite", about="an explicit request for the opposite is obeyed, at the end", read=_after("undone")),
+    Column(name="opposite ±", about="the same less what it was before", read=_change("undone")),
+    Column(name="retention", about="of earlier wishes, what is left after later ones came", read=lambda row: row["retention"]),
+    Column(name="margin", about="change of log-probability of preferred less dispreferred answers, nats a token", read=_change("margin")),
+    Column(name="KL", about="KL to the base model, nats a token (a stack: as its trainer reports it)", read=_after("kl_to_base"), digits=3),
+    Column(name="surprise", about="change of the mean -log-probability of sampled tokens", read=_change("surprise")),
+    Column(name="length", about="mean length of a reply at the end, tokens", read=_after("tokens"), digits=0),
+    Column(name="self-ROUGE", about="change of the mean ROUGE-L between replies to different questions", read=_change("self_rouge")),
+    Column(name="distinct-2", about="change of the share of different word pairs", read=_change("distinct_2")),
+    Column(name="ended", about="replies ended by the policy itself, at the end", read=_after("ended")),
+    Column(name="tokens", about="tokens of the conversations, prompts included", digits=0,
+           read=lambda row: float(row["cost"]["prompt_tokens"] + row["cost"]["completion_tokens"])),
+    Column(name="context", about="tokens a memory adds to every prompt", read=_cost("context_tokens"), digits=0),
+    Column(name="steps", about="optimizer steps (a stack: versions made)", read=_cost("steps"), digits=0),
+    Column(name="train s", about="seconds of training", read=_cost("training_s"), digits=0),
+    Column(name="wall s", about="seconds in all, measuring included", read=lambda row: row["wall_s"], digits=0),
+)  # fmt: skip
+#: Those of the table on the terminal and in Markdown.
+_BRIEF = (
+    "before",
+    "after",
+    "taken away",
+    "until 3",
+    "facts",
+    "opposite",
+    "retention",
+    "KL",
+    "context",
+    "steps",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A number over seeds. `low`, `high`: its 95 % interval, infinite for one seed; `missing`: runs that have no such number."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+    missing: int
+
+    def text(self, digits: int) -> str:
+        if not self.count:
+            return "–"
+        told = f"{self.mean:.{digits}f}"
+        if math.isfinite(self.low):
+            told += f" ± {self.high - self.mean:.{digits}f}"
+        return told + (f" ({self.count} of {self.count + self.missing})" if self.missing else "")
+
+
+def cell(column: Column, rows: Sequence[Json]) -> Cell:
+    values = [column.read(row) for row in rows]
+    known = [float(value) for value in values if value is not None]
+    low, high = interval(known)
+    return Cell(mean=mean(known), low=low, high=high, count=len(known), missing=len(values) - len(known))
+
+
+def grouped(rows: Sequence[Json]) -> dict[Group, dict[str, list[Json]]]:
+    """Return the runs by what they have in common (user, preferences, interactions), then by method in a fixed order."""
+    found: dict[Group, dict[str, list[Json]]] = defaultdict(lambda: defaultdict(list))
+    order = list(METHODS)
+    for row in sorted(rows, key=lambda row: (order.index(row["method"]), row["seed"])):
+        group = row["user"], tuple(row["preferences"]), int(row["interactions"])
+        found[group][_label(row)].append(row)
+    return {group: dict(methods) for group, methods in found.items()}
+
+
+def _label(row: Json) -> str:
+    changed = ",".join(f"{name}={value}" for name, value in row["overrides"].items())
+    return f"{row['method']} ({changed})" if changed else str(row["method"])
+
+
+def title(group: Group) -> str:
+    user, wants, interactions = group
+    labels = " and ".join(PREFERENCES[name].label for name in wants)
+    return f"{user.replace('_', ' ')} user wants {labels}, {interactions} interactions"
+
+
+def write_report(folder: Path, rows: Sequence[Json]) -> None:
+    """Write report.html, report.md, runs.csv, curves.csv and curves.png.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    groups = grouped(rows)
+    figures = {group: draw_curves(methods, title(group)) for group, methods in groups.items()}
+    files: dict[str, str | bytes] = {
+        "report.html": _page(groups, {group: figure.svg for group, figure in figures.items()}),
+        "report.md": _markdown(groups),
+        "runs.csv": _runs_csv(rows),
+        "curves.csv": _curves_csv(rows),
+    }
+    for number, figure in enumerate(figures.values(), 1):
+        files["curves.png" if number == 1 else f"curves-{number}.png"] = figure.png
+    for name, content in files.items():
+        try:
+            if isinstance(content, bytes):
+                (folder / name).write_bytes(content)
+            else:
+                (folder / name).write_text(content, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write {folder / name}: {error.strerror or error}") from error
+
+
+def print_summary(rows: Sequence[Json], console: Console) -> None:
+    """Print a table for each kind of user."""
+    for group, methods in grouped(rows).items():
+        table = Table("method", "seeds", *_BRIEF, title=title(group))
+        for name, some in methods.items():
+            cells = [cell(column, some).text(column.digits) for column in _brief()]
+            table.add_row(name, str(len(some)), *cells)
+        console.print(table)
+
+
+def _brief() -> Iterator[Column]:
+    return (column for column in COLUMNS if column.name in _BRIEF)
+
+
+def _markdown(groups: Mapping[Group, Mapping[str, Sequence[Json]]]) -> str:
+    lines = ["# Does it learn?", "", "Mean over seeds ± half of the 95 % interval (Student's t)."]
+    for group, methods in groups.items():
+        lines += ["", f"## {title(group)}", "", "| method | seeds | " + " | ".join(_BRIEF) + " |"]
+        lines.append("|---" * (len(_BRIEF) + 2) + "|")
+        for name, some in methods.items():
+            cells = [cell(column, some).text(column.digits) for column in _brief()]
+            lines.append(f"| {name} | {len(some)} | " + " | ".join(cells) + " |")
+    lines += ["", *(f"- {column.name}: {column.about}" for column in _brief())]
+    return "\n".join(lines) + "\n"
+
+
+def _runs_csv(rows: Sequence[Json]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(["method", "user", "preferences", "seed", *(column.name for column in COLUMNS)])
+    for row in rows:
+        writer.writerow(
+            [_label(row), row["user"], " ".join(row["preferences"]), row["seed"], *(column.read(row) for column in COLUMNS)]
+        )  # fmt: skip
+    return out.getvalue()
+
+
+def _curves_csv(rows: Sequence[Json]) -> str:
+    names = ["interactions", "version", "compliance", "facts", "tools", "undone", "kl_to_base", "entropy", "surprise",
+             "margin", "tokens", "ended", "distinct_1", "distinct_2", "self_rouge"]  # fmt: skip
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(["method", "user", "preferences", "seed", *names])
+    for row in rows:
+        for point in row["points"]:
+            start = [_label(row), row["user"], " ".join(row["preferences"]), row["seed"]]
+            writer.writerow([*start, *(point[name] for name in names)])
+    return out.getvalue()
+
+
+# ------------------------------------------------------------------ the page
+
+_STYLE = """
+:root{color-scheme:light dark;--line:#8884;--soft:#8882;--good:#2a7d3f;--bad:#b3372f}
+body{font:16px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem}
+h1{line-height:1.15}h2{margin-top:3rem;border-top:1px solid var(--line);padding-top:1rem}
+table{border-collapse:collapse;font-size:.82rem;width:100%}.wide{overflow-x:auto}
+th,td{padding:.25rem .5rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
+th:first-child,td:first-child{text-align:left}thead th{vertical-align:bottom}tr.ours td:first-child{font-weight:600}
+td.text{text-align:left;white-space:normal;min-width:14rem}
+figure{margin:1rem 0;background:#fff;border-radius:.5rem;padding:.5rem}figure svg{width:100%;height:auto}
+.lead{font-size:1.15rem}.said{color:var(--bad)}.fine{color:var(--good)}small,.note{opacity:.75}
+details{margin:.6rem 0;background:var(--soft);border-radius:.4rem;padding:.4rem .8rem}summary{cursor:pointer}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;font-size:.9rem}dt{font-weight:600}dd{margin:0}
+"""
+
+
+def _page(groups: Mapping[Group, Mapping[str, Sequence[Json]]], figures: Mapping[Group, str]) -> str:
+    parts = [_section(group, methods, figures[group]) for group, methods in groups.items()]
+    columns = "".join(f"<dt>{_e(c.name)}</dt><dd>{_e(c.about)}</dd>" for c in COLUMNS)
+    about = "".join(
+        f"<dt>{_e(name)}</dt><dd>{_e(METHODS[name].about)}</dd>"
+        for name in METHODS
+        if any(
+            row["method"] == name for methods in groups.values() for rows in methods.values() for row in rows
+        )
+    )
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Does it learn?</title><style>{_STYLE}</style></head><body>
+<h1>Does it learn?</h1>
+<p class="lead">A simulated person chats, says in plain words what they do not like, and never explains more than that. What is
+measured is how replies to <em>other questions, which nobody ever asked</em>, change, and what it costs.</p>
+{"".join(parts)}
+<h2>How to read this</h2>
+<p>An <em>interaction</em> is one reply that the person reads. <em>Compliance</em> is judged by fixed rules, not by a model and
+not by what scores the feedback. Numbers are means over seeds ± half of the 95 % interval (Student's t); bands show the same. One
+seed alone has no interval. A number in parentheses says how many runs have it at all.</p>
+<h3>Methods</h3><dl>{about}</dl>
+<h3>Columns</h3><dl>{columns}</dl>
+</body></html>
+"""
+
+
+def _section(group: Group, methods: Mapping[str, Sequence[Json]], figure: str) -> str:
+    head = "".join(f'<th title="{_e(c.about)}">{_e(c.name)}</th>' for c in COLUMNS if _is_told(c, methods))
+    body = []
+    for name, rows in methods.items():
+        cells = "".join(
+            f"<td>{_e(cell(c, rows).text(c.digits))}</td>" for c in COLUMNS if _is_told(c, methods)
+        )
+        ours = ' class="ours"' if rows[0]["method"] == "combine" else ""
+        body.append(f"<tr{ours}><td>{_e(name)}</td><td>{len(rows)}</td>{cells}</tr>")
+    return f"""<h2>A {_e(title(group))}</h2>
+<p>{_e(headline(methods))}</p>
+<figure>{figure}</figure>
+<div class="wide"><table><thead><tr><th>method</th><th>seeds</th>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>
+<h3>Before and after, to the same questions</h3>{_samples(methods)}
+<h3>What was said</h3>{"".join(_talk(name, rows[0]) for name, rows in methods.items())}
+<h3>Every version, and why it was made</h3>{"".join(_versions(name, rows[0]) for name, rows in methods.items())}
+"""
+
+
+def headline(methods: Mapping[str, Sequence[Json]]) -> str:
+    """Return the result in a sentence or two, computed."""
+    after = {name: mean([row["points"][-1]["compliance"] for row in rows]) for name, rows in methods.items()}
+    learning = {
+        name: value for name, value in after.items() if METHODS[methods[name][0]["method"]].kind == "learn"
+    }
+    told = []
+    if learning:
+        best = max(learning, key=lambda name: learning[name])
+        rows = methods[best]
+        before = mean([row["points"][0]["compliance"] for row in rows])
+        facts = mean([row["points"][-1]["facts"] - row["points"][0]["facts"] for row in rows])
+        told.append(
+            f"Best of those that learn: {best}, from {before:.0%} to {learning[best]:.0%} of unseen questions, "
+            f"facts {100 * facts:+.0f} points."
+        )
+    for name, rows in methods.items():
+        if METHODS[rows[0]["method"]].kind == "none":
+            told.append(f"Without learning: {after[name]:.0%}.")
+        bare = [row["without_memory"]["compliance"] for row in rows if row["without_memory"]]
+        if bare:
+            told.append(
+                f"A prompt memory reaches {after[name]:.0%}, and {mean(bare):.0%} once it is taken away."
+            )
+    return " ".join(told)
+
+
+def _is_told(column: Column, methods: Mapping[str, Sequence[Json]]) -> bool:
+    return any(column.read(row) is not None for rows in methods.values() for row in rows)
+
+
+def _samples(methods: Mapping[str, Sequence[Json]]) -> str:
+    parts = []
+    for name, rows in methods.items():
+        pairs = zip(rows[0]["points"][0]["samples"], rows[0]["points"][-1]["samples"], strict=True)
+        lines = "".join(
+            f'<tr><td class="text">{_e(asked)}</td><td class="text">{_e(before)}</td><td class="text">{_e(after)}</td></tr>'
+            for (asked, before), (_, after) in pairs
+        )
+        opened = " open" if rows[0]["method"] == "combine" else ""
+        parts.append(
+            f"<details{opened}><summary>{_e(name)}</summary><div class='wide'><table><thead><tr><th>asked</th><th>before</th>"
+            f"<th>after</th></tr></thead><tbody>{lines}</tbody></table></div></details>"
+        )
+    return "".join(parts)
+
+
+def _talk(name: str, row: Json) -> str:
+    lines = "".join(
+        f'<tr><td>{number}</td><td>{said["version"]}</td><td class="text">{_e(said["question"])}</td>'
+        f'<td class="text">{_e(said["reply"])}</td>'
+        f'<td class="text {"said" if said["violated"] else "fine"}">{_e(said["words"] or "(says nothing)")}</td></tr>'
+        for number, said in enumerate(row["readings"], 1)
+    )
+    return (
+        f"<details><summary>{_e(name)}, seed {row['seed']}: {len(row['readings'])} interactions</summary><div class='wide'><table>"
+        "<thead><tr><th>#</th><th>version</th><th>asked</th><th>answered</th><th>said to it</th></tr></thead>"
+        f"<tbody>{lines}</tbody></table></div></details>"
+    )
+
+
+def _versions(name: str, row: Json) -> str:
+    if not row["versions"]:
+        return ""
+    lines = "".join(
+        f'<tr><td>{v["version"]}</td><td>{_e(v["state"])}</td><td class="text">{_e(v["reason"])}</td>'
+        + "".join(
+            f"<td>{_number(v.get(key))}</td>" for key in ("turns", "loss", "kl_to_base", "learning_rate")
+        )
+        + "</tr>"
+        for v in row["versions"]
+    )
+    return (
+        f"<details><summary>{_e(name)}, seed {row['seed']}: {len(row['versions'])} versions</summary><div class='wide'><table><thead>"
+        "<tr><th>version</th><th>state</th><th>made of</th><th>turns</th><th>loss</th><th>KL to base</th><th>rate</th></tr></thead>"
+        f"<tbody>{lines}</tbody></table></div></details>"
+    )
+
+
+def _number(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, int | float) else ""
+
+
+def _e(text: Any) -> str:
+    return html.escape(str(text))
+
+
+# ------------------------------------------------------------------ compare
+
+
+def compare(left: Path, right: Path, console: Console) -> int:
+    """Print what differs between two folders of runs, with intervals over the seeds they share. Always 0: a difference is no error.
+
+    Raises:
+        ConfigError: a folder without runs, or nothing in common.
+    """
+    sides = []
+    for folder in (left, right):
+        rows = read_runs(folder)
+        if not rows:
+            raise ConfigError(f"there are no runs in {folder}")
+        sides.append(grouped(rows))
+    pairs = list(_matched(*sides))
+    if not pairs:
+        raise ConfigError(
+            f"{left} and {right} have no user with the same wishes and number of interactions in common"
+        )
+    for group, names, some, other in pairs:
+        table = Table("", "A", "B", "B − A", "seeds", title=f"{title(group)}\nA: {names[0]} · B: {names[1]}")
+        seeds = sorted({row["seed"] for row in some} & {row["seed"] for row in other})
+        a = {row["seed"]: row for row in some}
+        b = {row["seed"]: row for row in other}
+        for column in COLUMNS:
+            values = [(column.read(a[seed]), column.read(b[seed])) for seed in seeds]
+            both = [(x, y) for x, y in values if x is not None and y is not None]
+            if not both:
+                continue
+            gaps = [y - x for x, y in both]
+            low, high = interval(gaps)
+            told = f"{mean(gaps):+.{column.digits}f}"
+            if math.isfinite(low):
+                told += f" ± {high - mean(gaps):.{column.digits}f}"
+                told = f"[bold]{told}[/]" if low > 0 or high < 0 else told
+            means = [f"{mean([pair[place] for pair in both]):.{column.digits}f}" for place in (0, 1)]
+            table.add_row(column.name, *means, told, str(len(both)))
+        console.print(table)
+    console.print("bold: the 95 % interval of the paired difference over seeds does not hold 0")
+    return 0
+
+
+def _matched(
+    left: Mapping[Group, Mapping[str, Sequence[Json]]], right: Mapping[Group, Mapping[str, Sequence[Json]]]
+) -> Iterator[tuple[Group, tuple[str, str], Sequence[Json], Sequence[Json]]]:
+    """The same methods of both; where each side has a single one, these, whatever they are called."""
+    for group in left.keys() & right.keys():
+        mine, theirs = left[group], right[group]
+        if len(mine) == len(theirs) == 1:
+            (name, rows), (other, more) = *mine.items(), *theirs.items()
+            yield group, (name, other), rows, more
+            continue
+        for name in mine:
+            if name in theirs:
+                yield group, (name, name), mine[name], theirs[name]

@@ -1,0 +1,315 @@
+"""A whole comparison: scripted houses for the loop, the built-in step for the fast subject, the report from what came out."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cli.arguments import build_parser
+from evals.command import run_eval
+from evals.methods import GROUPS, METHODS, parse_methods
+from evals.metrics import Answer, Measures, Numbers, Probe
+from evals.people import Reading, scenario
+from evals.report import COLUMNS, cell, compare, write_report
+from evals.study import Case, append_run, cases, find_run, read_runs, retention, run_case
+from evals.subjects import Ask, Cost, Remembering
+from store.errors import ConfigError, JudgeError
+from store.settings import read_settings
+from store.values import Json
+from tests.evals.scripted import KEY, ScriptedPatina, answer_to, concise_reply, serving, verbose_reply
+from trainer.step import StepPlan
+
+CASE = Case(
+    method="combine", user="steady", preferences=("concise",), seed=0, interactions=12, mode="fast",
+    measure_every=6, questions=6, undos=4, tools=2, tabs=2,
+)  # fmt: skip
+
+
+class Quiet:
+    def reading(self, count: int, reading: Reading, version: int) -> None:
+        pass
+
+    def measured(self, count: int, version: int, measures: Measures) -> None:
+        pass
+
+
+class Scripted:
+    """Verbose until three complaints were heard, or while the prompt asks for it; obeys a system prompt that says "short"."""
+
+    def __init__(self, *, learns: bool = True) -> None:
+        self.cost = Cost()
+        self.complaints = 0
+        self.settled = 0
+        self.asked: list[tuple[dict[str, Any], ...]] = []
+        self._learns = learns
+
+    @property
+    def version(self) -> int:
+        return self.complaints // 3 if self._learns else 0
+
+    def _reply(self, messages: Any) -> Answer:
+        system = messages[0]["content"] if messages[0]["role"] == "system" else ""
+        first = next(message["content"] for message in messages if message["role"] == "user")
+        last = messages[-1]["content"]
+        is_short = (self.version or re.search("short|brief|concise|long", system)) and not re.search(
+            "long|detail", last
+        )
+        text = concise_reply(first) if is_short else verbose_reply(first)
+        return Answer(text=text, prompt_tokens=len(system) + len(last), completion_tokens=len(text))
+
+    async def converse(self, asks: Any) -> list[Answer]:
+        for ask in asks:
+            self.asked.append(ask.messages)
+            self.complaints += (
+                len(ask.messages) > 1
+                and re.search("short|brief|long|wordy|fact", ask.messages[-1]["content"]) is not None
+            )
+        return [self._reply(ask.messages) for ask in asks]
+
+    async def probe(self, probes: Any, *, exact: bool) -> tuple[list[Answer], Numbers | None]:
+        return [self._reply(probe.messages) for probe in probes], None
+
+    async def settle(self, *, at_end: bool = False) -> None:
+        self.settled += 1
+
+    async def versions(self) -> list[Json]:
+        return [{"version": 1, "state": "published", "reason": '3 complaints; "<b>shorter</b>"', "turns": 3}]
+
+
+def played(case: Case = CASE, **options: Any) -> Json:
+    return asyncio.run(run_case(case, Scripted(**options), Quiet()))
+
+
+def test_a_run_is_measured_before_between_and_after_and_keeps_what_was_said() -> None:
+    row = played()
+    assert [point["interactions"] for point in row["points"]] == [0, 6, 12]
+    assert [point["compliance"] for point in row["points"]] == [0.0, 1.0, 1.0]
+    assert row["points"][1]["undone"] is None
+    assert row["points"][2]["undone"] == 1.0
+    assert len(row["readings"]) == 12
+    assert row["until_satisfied"] is not None
+    assert row["readings"][0]["violated"] == ["concise"]
+    assert row["readings"][-1]["violated"] == []
+    assert json.loads(json.dumps(row)) == row
+
+
+def test_a_subject_that_does_not_learn_gives_a_flat_line() -> None:
+    row = played(replace(CASE, method="none"), learns=False)
+    assert {point["compliance"] for point in row["points"]} == {0.0}
+    assert row["until_satisfied"] is None
+
+
+def test_a_memory_helps_while_it_is_there_and_costs_context() -> None:
+    memory = Remembering(Scripted(learns=False))
+    row = asyncio.run(run_case(replace(CASE, method="memory"), memory, Quiet()))
+    assert row["points"][-1]["compliance"] == 1.0
+    assert row["without_memory"]["compliance"] == 0.0
+    assert row["cost"]["context_tokens"] > 20
+    assert memory.entries
+    assert len(set(memory.entries)) == len(memory.entries)
+
+
+def test_a_memory_holds_complaints_in_the_persons_words_and_no_thanks() -> None:
+    memory = Remembering(Scripted(learns=False))
+    talk: list[dict[str, Any]] = [{"role": "user", "content": "What is 2 plus 2?"}]
+    asyncio.run(memory.converse([Ask(conversation=1, messages=tuple(talk))]))
+    talk += [{"role": "assistant", "content": "…"}, {"role": "user", "content": "Too long, shorter please."}]
+    asyncio.run(memory.converse([Ask(conversation=1, messages=tuple(talk))]))
+    talk += [{"role": "assistant", "content": "4"}, {"role": "user", "content": "Great, thanks!"}]
+    asyncio.run(memory.converse([Ask(conversation=1, messages=tuple(talk))]))
+    assert len(memory.entries) == 1
+    assert "shorter please" in memory.entries[0]
+
+
+def test_what_is_left_of_an_earlier_wish_is_told() -> None:
+    who = scenario("arriving", ["concise", "no_emoji"])
+    points = [
+        {"interactions": at, "by_preference": {"concise": share, "no_emoji": 0.0}}
+        for at, share in ((0, 0.1), (10, 0.8), (20, 0.6))
+    ]
+    assert retention(who, points) == pytest.approx(0.75)
+    assert retention(scenario("steady", ["concise"]), points) is None
+
+
+def test_runs_in_the_file_are_not_run_again_and_a_torn_line_is(tmp_path: Path) -> None:
+    row = played()
+    append_run(tmp_path, row)
+    with (tmp_path / "runs.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"method": "rl", "se')
+    append_run(tmp_path, played(replace(CASE, seed=1)))
+    rows = read_runs(tmp_path)
+    assert [row["seed"] for row in rows] == [0, 1]
+    assert find_run(rows, CASE) == row
+    assert find_run(rows, replace(CASE, interactions=13)) is None
+
+
+def test_every_combination_is_run_a_round_of_all_methods_for_each_seed() -> None:
+    found = cases(
+        parse_methods("combine,baselines"), ["steady"], [("concise",)], 2, interactions=4, mode="fast"
+    )
+    assert [(case.method, case.seed) for case in found] == [
+        (name, seed) for seed in (0, 1) for name in ("combine", "none", "memory")
+    ]
+    with pytest.raises(ConfigError, match="unknown method"):
+        parse_methods("grpo")
+
+
+@pytest.mark.parametrize("name", GROUPS["all"])
+def test_every_method_is_settings_the_trainer_understands(name: str) -> None:
+    plan = StepPlan.of(read_settings(dict(METHODS[name].settings)))
+    if name in GROUPS["references"]:
+        assert (plan.baseline, plan.carry, plan.min_shift, plan.steps_per_batch) == ("none", 0.0, 0.0, 1)
+    if name == "claas":
+        assert (plan.objective.support_of, plan.objective.support_mass) == ("teacher", "renormalised")
+
+
+def test_the_page_needs_no_network_and_shows_what_happened(tmp_path: Path) -> None:
+    rows = [
+        played(replace(CASE, seed=seed, method=method), learns=method == "combine")
+        for seed in (0, 1)
+        for method in ("combine", "none")
+    ]
+    write_report(tmp_path, rows)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)|@import|<script""", page)
+    assert "<svg" in page
+    assert "&lt;b&gt;shorter&lt;/b&gt;" in page  # what people say is text
+    assert "from 0% to 100% of unseen questions" in page
+    assert rows[0]["readings"][0]["words"].split()[0] in page
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert len((tmp_path / "runs.csv").read_text().splitlines()) == 5
+    assert len((tmp_path / "curves.csv").read_text().splitlines()) == 1 + 4 * 3
+    assert "| combine | 2 | 0.00 ± 0.00 | 1.00 ± 0.00 |" in (tmp_path / "report.md").read_text(
+        encoding="utf-8"
+    )
+
+
+def test_a_number_some_runs_lack_says_how_many_have_it() -> None:
+    rows = [played(), played(replace(CASE, seed=1), learns=False)]
+    column = next(column for column in COLUMNS if column.name == "until 3")
+    assert re.fullmatch(r"\d+ \(1 of 2\)", cell(column, rows).text(0))
+
+
+def test_two_folders_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    for name, learns in (("a", False), ("b", True)):
+        (tmp_path / name).mkdir()
+        for seed in range(3):
+            append_run(tmp_path / name, played(replace(CASE, seed=seed), learns=learns))
+    console = Console(record=True, width=120, file=io.StringIO())
+    assert compare(tmp_path / "a", tmp_path / "b", console) == 0
+    told = console.export_text()
+    assert re.search(r"after\s*│\s*0\.00\s*│\s*1\.00\s*│\s*\+1\.00", told)
+    with pytest.raises(ConfigError, match="no runs"):
+        compare(tmp_path / "a", tmp_path, console)
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    return build_parser().parse_args(["eval", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["--methods", "grpo"], "unknown method"),
+        (["--preferences", "rude"], "unknown preference"),
+        (["--users", "grumpy"], "unknown user"),
+        (["--seeds", "0"], "at least 1"),
+        (["--fast", "--base-url", "http://x"], "one of them"),
+        (["--base-url", "http://x", "--methods", "rl,opd", "--seeds", "1"], "one method"),
+        (["--base-url", "http://x", "--methods", "rl"], "learns once"),
+        (["compare", "a"], "compare A B"),
+        (["report", "/nowhere"], "no runs"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_told_in_a_sentence(words: list[str], wrong: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=wrong):
+        run_eval(read_settings({}), {}, arguments(*words, "--output", str(tmp_path / "out")))
+
+
+def test_a_running_patina_is_examined_through_its_public_api_alone(tmp_path: Path) -> None:
+    patina = ScriptedPatina(complaints_needed=2)
+    with serving(patina.app()) as url:
+        settings = read_settings({"api_key": KEY, "batch_size": 2})
+        words = ["--base-url", url, "--methods", "combine,none,memory", "--seeds", "1", "--preferences", "concise",
+                 "--interactions", "8", "--questions", "6", "--measure-every", "4", "--output", str(tmp_path)]  # fmt: skip
+        assert run_eval(settings, {}, arguments(*words)) == 0
+        rows = {row["method"]: row for row in read_runs(tmp_path)}
+        turns = len(patina.turns)
+        assert run_eval(settings, {}, arguments(*words)) == 0
+        assert len(patina.turns) == turns  # all of it was in the file
+    assert list(rows) == ["none", "memory", "combine"]
+    assert rows["none"]["points"][-1]["compliance"] == 0.0
+    assert rows["combine"]["points"][0]["compliance"] == 0.0
+    assert rows["combine"]["points"][-1]["compliance"] == 1.0
+    assert set(patina.keys) == {f"Bearer {KEY}"}
+    assert (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.timeout(280)
+def test_the_fast_subject_learns_by_the_trainers_own_step(tiny_model: Path, tmp_path: Path) -> None:
+    words = ["--fast", "--methods", "rl", "--preferences", "concise", "--seeds", "1", "--interactions", "8",
+             "--questions", "4", "--measure-every", "0", "--output", str(tmp_path)]  # fmt: skip
+    given = {"model_name": str(tiny_model), "threads": 1, "anchors": 0}
+    assert run_eval(read_settings(given), given, arguments(*words)) == 0
+    (row,) = read_runs(tmp_path)
+    # A model that knows nothing babbles until it is cut off: every reply is complained about, so batches fill.
+    assert row["cost"]["published"] + row["cost"]["rejected"] >= 1
+    assert row["versions"][0]["turns"] >= 1
+    assert "complaints" in row["versions"][0]["reason"]
+    assert row["points"][0]["kl_to_base"] == 0.0
+    assert row["points"][0]["entropy"] > 0.0
+    assert row["points"][0]["ended"] < 1.0
+
+
+class Actor:
+    """Plays a person who is never content, in words of its own."""
+
+    def __init__(self) -> None:
+        self.wishes: list[tuple[str, ...]] = []
+
+    async def react(self, wishes: Any, request: Any, reply: str) -> Any:
+        from evals.voice import read_reaction
+
+        self.wishes.append(tuple(wishes))
+        return read_reaction('Sure: {"content": false, "words": "I would like it shorter."}')
+
+
+def test_a_model_may_find_the_words_while_rules_measure() -> None:
+    actor = Actor()
+    row = asyncio.run(run_case(CASE, Scripted(), Quiet(), voice=actor))
+    assert {said["words"] for said in row["readings"]} == {"I would like it shorter."}
+    assert set(actor.wishes) == {("concise",)}
+    assert row["readings"][-1]["violated"] == []
+
+
+@pytest.mark.parametrize("text", ["fine", '{"content": "yes", "words": "x"}', '{"content": true}', "{"])
+def test_what_is_no_reaction_is_an_error(text: str) -> None:
+    from evals.voice import read_reaction
+
+    with pytest.raises(JudgeError, match="no reaction"):
+        read_reaction(text)
+
+
+def test_the_player_is_told_the_wishes_and_the_whole_conversation() -> None:
+    from evals.people import Person
+    from evals.voice import play
+
+    person = Person(scenario("steady", ["concise"]), 0, planned=2)
+    system, talk = play(["concise"], person.request(), "It is Paris.")
+    assert "Very short answers" in system["content"]
+    assert person.request().messages[0]["content"] in talk["content"]
+    assert talk["content"].endswith("Assistant: It is Paris.")
+
+
+def test_scripted_answers_are_answers() -> None:
+    assert answer_to("nothing known") == "unknown"
+    assert Probe(kind="plain", text="x", seed=0, prefix="p").messages[0]["role"] == "system"
