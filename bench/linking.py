@@ -29,7 +29,6 @@ from store.record import Record
 from store.values import Remembered
 
 _TURNS = 50  # of one stored conversation
-_ROUNDS = 60
 
 
 def fill(path: Path, messages: int) -> None:
@@ -118,13 +117,13 @@ class _Forgetful(Record):
         return []
 
 
-async def measure(url: str) -> dict[str, float]:
+async def measure(url: str, conversations: int = 60) -> dict[str, float]:
     """Return milliseconds of CPU a request, by what the request is, and of reading back at the start."""
     found: dict[str, float] = {}
     talks = _Talks()
     histories = [
         [{"role": "user", "content": f"Opening {i}: what is the weather in town number {i} today?"}]
-        for i in range(_ROUNDS)
+        for i in range(conversations)
     ]
     async with _running(url) as recorder:
         found["start"] = await _timed([lambda: recorder.opened()])

@@ -87,7 +87,7 @@ def test_a_form_filled_in_under_another_system_prompt_is_a_check() -> None:
     play = Play()
     say(play, system("You write emails."), user(LANDLORD))
     history = [user(LANDLORD), assistant(EMAIL), user("shorter")]
-    form = {"response_format": {"type": "json_schema"}}
+    form: dict[str, Any] = {"response_format": {"type": "json_schema"}}
     check = say(play, system("Is this about emails?"), *history, answer='{"ok": true}', **form)
     assert (check.kind, check.kind_reason) == (TurnKind.SIDE, "guardrail")
     same = say(play, system("You write emails."), *history, answer='{"text": "Fix it."}', **form)
