@@ -21,6 +21,15 @@ from evals.stack import Stack
 from store.record import Record
 from store.settings import read_settings
 
+#: A person who asks for the same thing again and again, whatever comes, runs into the gate; so each round asks for another.
+WISHES = (
+    "Shorter please.",
+    "No emoji please.",
+    "In Spanish please.",
+    "Please be more formal.",
+    "No bold type please.",
+)
+
 
 async def measure(stack: Stack, batch: int, rounds: int) -> list[dict[str, float]]:
     """Return for each round the seconds from feedback to serving, and what the step itself says it took."""
@@ -36,7 +45,11 @@ async def measure(stack: Stack, batch: int, rounds: int) -> list[dict[str, float
                 ]
                 for reply in replies:
                     await house.feedback(
-                        {"turn_id": reply.turn_id, "thumbs": "down", "text": "Shorter please."}
+                        {
+                            "turn_id": reply.turn_id,
+                            "thumbs": "down",
+                            "text": WISHES[number % len(WISHES)],
+                        }
                     )
                 given = time.monotonic()
                 version = await _serving(house, record, before)
