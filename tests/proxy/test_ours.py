@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.ours import parse_feedback, read_caller, read_wishes, request_headers, response_headers, scrub
+from proxy.ours import parse_feedback, read_caller, read_wishes, request_headers, response_headers
 from store.errors import WireError
 from store.values import TurnKind
 
