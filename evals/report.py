@@ -18,6 +18,7 @@ from rich.table import Table
 from evals.curves import draw_curves
 from evals.methods import METHODS
 from evals.metrics import interval, mean
+from evals.people import scenario
 from evals.preferences import PREFERENCES
 from evals.study import read_runs
 from store.errors import ConfigError
@@ -138,7 +139,7 @@ def _label(row: Json) -> str:
 def title(group: Group) -> str:
     user, wants, interactions = group
     labels = " and ".join(PREFERENCES[name].label for name in wants)
-    return f"{user.replace('_', ' ')} user wants {labels}, {interactions} interactions"
+    return f"{user.replace('_', ' ').capitalize()} user who wants {labels}, {interactions} interactions"
 
 
 def write_report(folder: Path, rows: Sequence[Json]) -> None:
@@ -270,8 +271,8 @@ def _section(group: Group, methods: Mapping[str, Sequence[Json]], figure: str) -
         )
         ours = ' class="ours"' if rows[0]["method"] == "combine" else ""
         body.append(f"<tr{ours}><td>{_e(name)}</td><td>{len(rows)}</td>{cells}</tr>")
-    return f"""<h2>A {_e(title(group))}</h2>
-<p>{_e(headline(methods))}</p>
+    return f"""<h2>{_e(title(group))}</h2>
+<p>This person: {_e(scenario(group[0], group[1]).about)}. {_e(headline(methods))}</p>
 <figure>{figure}</figure>
 <div class="wide"><table><thead><tr><th>method</th><th>seeds</th>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>
 <h3>Before and after, to the same questions</h3>{_samples(methods)}
@@ -304,6 +305,9 @@ def headline(methods: Mapping[str, Sequence[Json]]) -> str:
             told.append(
                 f"A prompt memory reaches {after[name]:.0%}, and {mean(bare):.0%} once it is taken away."
             )
+        late = sum(row["late_pauses"] for row in rows)
+        if late:
+            told.append(f"{name}: {late} pauses ended before all feedback was trained.")
     return " ".join(told)
 
 

@@ -167,6 +167,7 @@ class LiveSubject:
             "versions",
             "--json",
             f"--home={self._home}",
+            f"--served-model-name={await self._house.model()}",
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=REPOSITORY,
