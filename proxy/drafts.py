@@ -13,6 +13,7 @@ from proxy.linking import Link
 from proxy.ours import Wishes
 from proxy.wire import Assembled, ChatRequest, parse_chat, token_fault
 from proxy.words import following
+from store.hashing import wire_json
 from store.lifecycle import DropReason
 from store.values import Completion, Json, LogprobMode, NewTurn, NextState, Relation, TurnKind
 
@@ -190,7 +191,7 @@ def dump_draft(draft: Draft) -> bytes:
             **{name: getattr(draft, name) for name in _PLAIN},
             "wishes": draft.wishes,
             "kind": draft.kind,
-            "body": draft.chat.body,
+            "body": wire_json(draft.chat.body),  # a text: it may be nested deeper than a line may be
             "reply": draft.reply,
             "fault": draft.fault,
             "logprob_mode": draft.logprob_mode,
@@ -206,7 +207,7 @@ def load_draft(line: bytes) -> Draft:
         ValueError, KeyError, TypeError: it is no such line, or a torn one.
     """
     value: Json = orjson.loads(line)
-    chat = parse_chat(orjson.dumps(value["body"]))
+    chat = parse_chat(value["body"].encode())
     wishes = value["wishes"]
     reply = value["reply"]
     completions = tuple(_restored(Completion, said) for said in reply.pop("completions"))

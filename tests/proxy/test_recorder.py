@@ -330,3 +330,10 @@ def test_a_draft_comes_back_from_its_line_exactly() -> None:
     fault = (DropReason.UNFINISHED, "the client left")
     object.__setattr__(made, "fault", fault)
     assert load_draft(dump_draft(made)) == made
+
+
+def test_a_body_nested_deeper_than_the_line_may_be_comes_back_as_well() -> None:
+    made = draft("a", [user("hello")], "answer")
+    deep = b'{"messages":[{"role":"user","content":"hello"}],"metadata":' + b"[" * 900 + b"]" * 900 + b"}"
+    object.__setattr__(made, "chat", parse_chat(deep))
+    assert load_draft(dump_draft(made)) == made
