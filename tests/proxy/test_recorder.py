@@ -334,6 +334,6 @@ def test_a_draft_comes_back_from_its_line_exactly() -> None:
 
 def test_a_body_nested_deeper_than_the_line_may_be_comes_back_as_well() -> None:
     made = draft("a", [user("hello")], "answer")
-    deep = b'{"messages":[{"role":"user","content":"hello"}],"metadata":' + b"[" * 900 + b"]" * 900 + b"}"
+    deep = b'{"messages":[{"role":"user","content":"hello"}],"metadata":' + b"[" * 400 + b"]" * 400 + b"}"
     object.__setattr__(made, "chat", parse_chat(deep))
     assert load_draft(dump_draft(made)) == made
