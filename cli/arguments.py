@@ -190,6 +190,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--questions", type=int, default=48, help="probes a measurement (default: %(default)s)"
     )
     evaluate.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SETTING=V1,V2",
+        help="settings to try with every method that learns, over its own; all combinations",
+    )
+    evaluate.add_argument(
         "--user-model", default="", help="litellm name of a model that plays the user; default: rules"
     )
     evaluate.add_argument("--user-model-base", default="", help="own base URL for it")

@@ -24,7 +24,7 @@ from evals.metrics import Measures
 from evals.people import Reading, scenario
 from evals.preferences import parse_preferences
 from evals.report import compare, print_summary, write_report
-from evals.study import Case, Place, append_run, cases, find_run, read_runs, run_at
+from evals.study import Case, Place, append_run, cases, find_run, parse_tried, read_runs, run_at
 from evals.voice import SpokenUser
 from scorers.provider import Provider
 from store.errors import ConfigError
@@ -114,6 +114,7 @@ def _plan(settings: Settings, arguments: argparse.Namespace) -> list[Case]:
         users,
         wants,
         arguments.seeds,
+        parse_tried(arguments.set),
         interactions=arguments.interactions,
         mode=mode,
         voice=arguments.user_model,

@@ -5,6 +5,7 @@ A run is a line of `runs.jsonl`. What is in the file is not run again, so a comp
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -205,16 +206,44 @@ def _reading_json(reading: Reading, version: int) -> Json:
 
 
 def cases(
-    methods: Sequence[Method], users: Sequence[str], wants: Sequence[tuple[str, ...]], seeds: int, **rest: Any
+    methods: Sequence[Method],
+    users: Sequence[str],
+    wants: Sequence[tuple[str, ...]],
+    seeds: int,
+    tried: Mapping[str, Sequence[str]] | None = None,
+    **rest: Any,
 ) -> list[Case]:
-    """Return every combination, seeds outermost: an interrupted comparison has whole rounds of all methods."""
+    """Return every combination, seeds outermost: an interrupted comparison has whole rounds of all methods.
+
+    Args:
+        tried: values by setting; every combination of them is tried with every method that learns.
+    """
+    tried = tried or {}
+    combinations = [dict(zip(tried, values, strict=True)) for values in itertools.product(*tried.values())]
     return [
-        Case(method=method.name, user=user, preferences=preferences, seed=seed, **rest)
+        Case(method=method.name, user=user, preferences=preferences, seed=seed, overrides=overrides, **rest)
         for seed in range(seeds)
         for user in users
         for preferences in wants
         for method in methods
+        for overrides in (combinations if method.kind == "learn" else [{}])
     ]
+
+
+def parse_tried(pairs: Sequence[str]) -> dict[str, list[str]]:
+    """Return the values to try by setting.
+
+    Raises:
+        ConfigError: not SETTING=VALUE, or no setting of that name.
+    """
+    found = {}
+    for pair in pairs:
+        name, equals, values = pair.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or name not in Settings.model_fields:
+            raise ConfigError(f"--set {pair}: give SETTING=VALUE[,VALUE...] with a setting of run.py")
+        found[name] = values.split(",")
+    return found
 
 
 def read_runs(folder: Path) -> list[Json]:

@@ -20,7 +20,7 @@ from evals.methods import GROUPS, METHODS, parse_methods
 from evals.metrics import Answer, Measures, Numbers, Probe
 from evals.people import Reading, scenario
 from evals.report import COLUMNS, cell, compare, write_report
-from evals.study import Case, append_run, cases, find_run, read_runs, retention, run_case
+from evals.study import Case, append_run, cases, find_run, parse_tried, read_runs, retention, run_case
 from evals.subjects import Ask, Cost, Remembering
 from store.errors import ConfigError, JudgeError
 from store.settings import read_settings
@@ -161,6 +161,18 @@ def test_every_combination_is_run_a_round_of_all_methods_for_each_seed() -> None
     ]
     with pytest.raises(ConfigError, match="unknown method"):
         parse_methods("grpo")
+
+
+def test_settings_are_tried_in_all_combinations_with_what_learns() -> None:
+    tried = parse_tried(["anchors=0,4", "top-k=20"])
+    found = cases(parse_methods("rl,none"), ["steady"], [("concise",)], 1, tried, interactions=4, mode="fast")
+    assert [(case.method, dict(case.overrides)) for case in found] == [
+        ("rl", {"anchors": "0", "top_k": "20"}),
+        ("rl", {"anchors": "4", "top_k": "20"}),
+        ("none", {}),
+    ]
+    with pytest.raises(ConfigError, match="--set warmth=1"):
+        parse_tried(["warmth=1"])
 
 
 @pytest.mark.parametrize("name", GROUPS["all"])
