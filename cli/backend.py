@@ -20,7 +20,7 @@ from typing import Literal, cast
 
 from serving.ports import free_port
 from serving.vllm.colocate import share_device
-from serving.vllm.environment import DEFAULT_FOLDER, find_environment, gpu_memory, main_memory
+from serving.vllm.environment import DEFAULT_FOLDER, FOR_CPU, find_environment, gpu_memory, main_memory
 from serving.vllm.flags import Wishes, derive, rank_for
 from serving.vllm.folder import read_facts
 from store.errors import ConfigError
@@ -126,6 +126,7 @@ def _own_vllm(settings: Settings) -> BackendPlan:
         tool_parser=settings.tool_call_parser,
         extra=tuple(shlex.split(settings.vllm_args)),
         threads=settings.threads or (settings.resolved_threads if place.is_cpu else 0),
+        mends=str(FOR_CPU),
     )
     launch = derive(wishes, facts, is_cpu=place.is_cpu, fit=fit, memory=main_memory())
     url = f"http://127.0.0.1:{port}"

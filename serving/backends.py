@@ -11,8 +11,9 @@ from serving.vllm.engine import VllmEngine
 from serving.vllm.folder import read_facts
 from store.settings import Settings
 
-#: A vLLM that was started anew loads its model for so long, and longer where it compiles kernels; requests wait for it.
-VLLM_PATIENCE_S = 300.0
+#: A vLLM that was started anew loads its model for so long, and longer where it compiles kernels; requests wait for it,
+#: as long as the usual clients wait for an answer.
+VLLM_PATIENCE_S = 600.0
 
 
 def make_engine(settings: Settings, urls: Sequence[str], *, is_local: bool) -> Engine:
@@ -29,12 +30,12 @@ def make_engine(settings: Settings, urls: Sequence[str], *, is_local: bool) -> E
         return HttpEngine(urls[0], api_key=settings.upstream_api_key, speaks_vllm=False)
     if settings.backend != "vllm":
         return HttpEngine(urls[0])
-    temperature = read_facts(settings.model_path).temperature
+    facts = read_facts(settings.model_path)
     engines = [
         VllmEngine(
             url,
             api_key=settings.upstream_api_key,
-            default_temperature=temperature,
+            facts=facts,
             slots=None if settings.upstream else settings.adapter_slots,
         )
         for url in urls

@@ -60,6 +60,7 @@ SANS_IO = {
     "serving.vllm.colocate",
     "serving.vllm.facts",
     "serving.vllm.flags",
+    "serving.vllm.hold",
     "serving.vllm.probe",
     "proxy.canonical",
     "proxy.linking",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -10,6 +12,8 @@ import orjson
 
 from serving.http import HttpEngine
 from serving.protocol import Capabilities, ServedModel
+from serving.vllm.adapters import check_adapter
+from serving.vllm.facts import ModelFacts
 from serving.vllm.probe import (
     has_ids,
     logprobs_request,
@@ -19,7 +23,7 @@ from serving.vllm.probe import (
     tools_request,
     top_logprobs,
 )
-from store.errors import UpstreamError
+from store.errors import AdapterError, UpstreamError
 from store.values import Json, LogprobMode
 
 #: The first requests of an engine may wait for a compiler.
@@ -31,7 +35,7 @@ class VllmEngine(HttpEngine):
     """vLLM at a base URL (`serving.protocol.Engine`).
 
     Args:
-        default_temperature: what it samples with when a request does not say: `generation_config.json` of the model.
+        facts: of the model; None: adapters are not looked at before they are loaded, and the default temperature is taken for 1.
         slots: adapters it serves at once, where we started it and so know; None: not known.
     """
 
@@ -40,12 +44,12 @@ class VllmEngine(HttpEngine):
         base_url: str,
         *,
         api_key: str = "",
-        default_temperature: float = 1.0,
+        facts: ModelFacts | None = None,
         slots: int | None = None,
         connect_timeout_s: float = 10.0,
     ) -> None:
         super().__init__(base_url, api_key=api_key, connect_timeout_s=connect_timeout_s)
-        self._default_temperature = default_temperature
+        self._facts = facts
         self._slots = slots
         self._found: tuple[float, Capabilities] | None = None
 
@@ -98,13 +102,22 @@ class VllmEngine(HttpEngine):
             logprobs=bool(top_logprobs(one)),
             adapters=adapters,
             logprob_mode=mode,
-            default_temperature=self._default_temperature,
+            default_temperature=1.0 if self._facts is None else self._facts.temperature,
             engine=f"vLLM {await self._version()}".strip(),
             tools=tools,
             constrained=constrained,
             adapter_slots=self._slots,
             notes=tuple(notes),
         )
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA folder under an immutable name, once it is seen to be whole and of this model."""
+        if self._facts is not None:
+            try:
+                await asyncio.to_thread(check_adapter, Path(path), self._facts)
+            except AdapterError as exc:
+                raise AdapterError(f"{self.address} would not load {name}: {exc}") from exc
+        await super().load_adapter(name, path)
 
     async def activity(self) -> Mapping[str, Any]:
         """Its `/metrics`, as far as they are of interest."""

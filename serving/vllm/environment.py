@@ -14,6 +14,8 @@ from store.settings import REPOSITORY
 
 #: Where `scripts/install_vllm.py` makes it, and where it is looked for when no other is named.
 DEFAULT_FOLDER = REPOSITORY / ".venv-vllm"
+#: What vLLM's processes run at their start on a CPU.
+FOR_CPU = Path(__file__).parent / "for_cpu"
 HOW = "make one with `python3 scripts/install_vllm.py`, or name the python of an existing one with --vllm-python"
 
 _LOOK_S = 30.0

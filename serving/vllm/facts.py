@@ -21,6 +21,7 @@ class ModelFacts:
         parameters: all of them; 0: unknown.
         context: longest sequence in tokens.
         lora_width: sum over all adapted linear layers of (inputs + outputs): parameters of a LoRA per unit of rank.
+        has_experts: its MLPs are mixtures; their sizes are others.
         template: chat template; "" when there is none.
         temperature: what vLLM samples with when a request does not say (it reads `generation_config.json`).
     """
@@ -31,6 +32,7 @@ class ModelFacts:
     layers: int
     hidden: int
     intermediate: int
+    heads: int
     kv_heads: int
     head_dim: int
     vocabulary: int
@@ -38,6 +40,7 @@ class ModelFacts:
     lora_width: int
     template: str = ""
     temperature: float = 1.0
+    has_experts: bool = False
 
     @property
     def dtype(self) -> str:
@@ -54,6 +57,23 @@ class ModelFacts:
     @property
     def kv_bytes_per_token(self) -> int:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.item_bytes
+
+    @property
+    def linear_sizes(self) -> dict[str, tuple[int, int]]:
+        """(inputs, outputs) of the linear layers that every decoder has, by the last part of their name."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = {
+            "q_proj": (self.hidden, queries),
+            "k_proj": (self.hidden, keys),
+            "v_proj": (self.hidden, keys),
+            "o_proj": (queries, self.hidden),
+        }
+        mlp = {
+            "gate_proj": (self.hidden, self.intermediate),
+            "up_proj": (self.hidden, self.intermediate),
+            "down_proj": (self.intermediate, self.hidden),
+        }
+        return attention if self.has_experts else attention | mlp
 
     def lora_parameters(self, rank: int) -> int:
         return self.lora_width * rank
@@ -93,6 +113,7 @@ def facts_of(
         layers=layers,
         hidden=hidden,
         intermediate=intermediate,
+        heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocabulary=vocabulary,
@@ -100,4 +121,5 @@ def facts_of(
         lora_width=width,
         template=template,
         temperature=temperature,
+        has_experts=any("expert" in key for key in inner),
     )

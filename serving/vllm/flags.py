@@ -60,6 +60,7 @@ class Wishes:
         tool_parser: "" to derive it, "none" for none.
         extra: flags of a person's own, last, so that they win.
         threads: CPU threads; 0: vLLM's own choice.
+        mends: folder of what vLLM runs at its start on a CPU (`serving/vllm/for_cpu`).
     """
 
     model: str
@@ -74,6 +75,7 @@ class Wishes:
     extra: tuple[str, ...] = ()
     threads: int = 0
     sleeps: bool = False
+    mends: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +138,14 @@ def derive(
         "--dtype", facts.dtype, "--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(wishes.slots),
         # twice as many on the host: what was unloaded by name stays cached there, and must not push out what is in use
         "--max-cpu-loras", str(2 * wishes.slots), "--logprobs-mode", LOGPROBS_MODE, "--max-logprobs", str(MAX_LOGPROBS),
+        # asked every second, by its keeper and by the proxy
+        "--disable-access-log-for-endpoints", "/health,/metrics,/v1/models",
     ]  # fmt: skip
     environment = {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        # ours is the repository; vLLM has modules of the same names in view otherwise
+        # ours is the repository; vLLM would have modules of the same names in view
         "PYTHONPATH": "",
     }
     if wishes.max_model_len > facts.context:
@@ -163,6 +167,7 @@ def derive(
             "VLLM_CPU_KVCACHE_SPACE": str(gigabytes),
             # without it the first request that asks for log-probabilities waits for a compiler, up to half a minute
             "TORCHDYNAMO_DISABLE": "1",
+            "PYTHONPATH": wishes.mends,
         }
         if wishes.threads:
             # bound to cores it would fight with the trainer for the first ones
@@ -175,6 +180,10 @@ def derive(
             f"{share:.0%} of the GPU's memory"
             + (" (as you said)" if wishes.memory_share else f" ({fit.why})" if fit is not None else "")
         )
+        if fit is not None and not fit.fits:
+            reasons.append(
+                "the trainer may run out of the GPU's memory: take a smaller model or a larger GPU, or set --gpu-memory-share"
+            )
     if wishes.sleeps:
         arguments.append("--enable-sleep-mode")
         environment["VLLM_SERVER_DEV_MODE"] = "1"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 import pytest
 
 from serving.vllm.engine import VllmEngine
+from serving.vllm.folder import read_facts
 from store.errors import UpstreamError
+from store.settings import BUILTIN_FOLDER
 from store.values import LogprobMode
 from tests.proxy.upstream import running
 
@@ -67,7 +69,7 @@ class FakeVllm:
 async def test_what_it_can_do_is_tried_once_for_each_of_its_lives() -> None:
     server = FakeVllm()
     with running(server) as url:
-        engine = VllmEngine(url, default_temperature=0.6, slots=4)
+        engine = VllmEngine(url, facts=replace(read_facts(str(BUILTIN_FOLDER)), temperature=0.6), slots=4)
         found = await engine.capabilities()
         assert (found.token_ids, found.logprobs, found.adapters, found.tools, found.constrained) == (
             True,

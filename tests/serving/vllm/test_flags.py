@@ -167,6 +167,11 @@ def test_an_8b_model_and_its_trainer_share_a_gpu_from_48_gb(gigabytes: int, fits
         assert "do not fit together" in fit.why
 
 
+def test_what_does_not_fit_is_told() -> None:
+    fit = share_device(qwen(), total=24 * GIB, rank=16, engine_rank=16, slots=8)
+    assert any("may run out" in reason for reason in derive(WISHES, qwen(), is_cpu=False, fit=fit).reasons)
+
+
 def test_a_bigger_gpu_gives_all_that_is_left_to_the_engine_but_never_more_than_alone() -> None:
     shares = [
         share_device(qwen(), total=size * GIB, rank=16, engine_rank=16, slots=8).share

@@ -1,0 +1,103 @@
+"""Chat with a backend through the protocol that the proxy uses, and read what the record would keep."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from serving.protocol import Engine
+from tests.contract.backends import POLICY
+
+_HEADERS = [(b"content-type", b"application/json")]
+QUESTION = "What is the capital of France?"
+
+
+def body_of(text: str = QUESTION, **more: Any) -> dict[str, Any]:
+    return {
+        "model": POLICY,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": 24,
+        "temperature": 0,
+        "logprobs": True,
+        "return_token_ids": True,
+        **more,
+    }
+
+
+@dataclass
+class Said:
+    """What came of a request."""
+
+    status: int
+    whole: dict[str, Any] = field(default_factory=dict)
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    prompt_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: str | None = None
+    chunks: int = 0
+    is_ended: bool = False
+
+    @property
+    def message(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.whole["choices"][0]["message"]
+        return found
+
+    @property
+    def error(self) -> str:
+        """What an error says, in either of the two usual places."""
+        return str((self.whole.get("error") or self.whole).get("message"))
+
+
+async def ask(engine: Engine, body: dict[str, Any] | bytes, path: str = "/v1/chat/completions") -> Said:
+    raw = body if isinstance(body, bytes) else orjson.dumps(body)
+    reply = await engine.open("POST", path, _HEADERS, raw)
+    try:
+        whole: dict[str, Any] = orjson.loads(await reply.read())
+    finally:
+        reply.close()
+    said = Said(status=reply.status, whole=whole)
+    if reply.status == 200:
+        _take(said, whole["choices"][0], whole["choices"][0]["message"])
+        said.prompt_ids = whole.get("prompt_token_ids") or []
+    return said
+
+
+async def stream(engine: Engine, body: dict[str, Any]) -> Said:
+    said = Said(status=0)
+    async for chunk in events(engine, body, said):
+        said.chunks += 1
+        said.prompt_ids += chunk.get("prompt_token_ids") or []
+        for choice in chunk["choices"]:
+            _take(said, choice, choice["delta"])
+    return said
+
+
+async def events(engine: Engine, body: dict[str, Any], said: Said) -> AsyncIterator[dict[str, Any]]:
+    reply = await engine.open(
+        "POST", "/v1/chat/completions", _HEADERS, orjson.dumps({**body, "stream": True})
+    )
+    said.status = reply.status
+    rest = b""
+    try:
+        async for piece in reply.chunks():
+            rest += piece
+            *whole, rest = rest.split(b"\n\n")
+            for event in whole:
+                payload = event.removeprefix(b"data: ")
+                if payload == b"[DONE]":
+                    said.is_ended = True
+                else:
+                    yield orjson.loads(payload)
+    finally:
+        reply.close()
+
+
+def _take(said: Said, choice: dict[str, Any], part: dict[str, Any]) -> None:
+    said.text += part.get("content") or ""
+    said.ids += choice.get("token_ids") or []
+    said.logprobs += [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or []]
+    said.finish = choice.get("finish_reason") or said.finish

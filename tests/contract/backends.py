@@ -1,0 +1,103 @@
+"""The backends that the contract is held against, each a real process on a real port with the built-in model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+from cli.backend import plan_backend
+from serving.backends import make_engine
+from serving.ports import free_port
+from serving.protocol import Engine
+from serving.vllm.environment import find_environment
+from store.errors import ConfigError
+from store.settings import REPOSITORY, Settings, child_environment, read_settings
+
+POLICY = "patina-tiny"
+SLOTS = 4
+_READY_S = 900.0
+
+
+def missing_vllm() -> str:
+    """Return why vLLM cannot be tested here; "" when it can."""
+    try:
+        find_environment(vllm_python())
+    except ConfigError as exc:
+        return str(exc)
+    return ""
+
+
+def vllm_python() -> str:
+    return os.environ.get("PATINA_VLLM_PYTHON", "")
+
+
+class Backend:
+    """A backend's process, as the supervisor would start it."""
+
+    def __init__(self, kind: str, home: Path) -> None:
+        self.kind = kind
+        (home / "run").mkdir(parents=True, exist_ok=True)
+        self.log = home / "backend.log"
+        self.settings: Settings = read_settings(
+            {
+                "backend": kind,
+                "home": home,
+                "vllm_python": vllm_python(),
+                "backend_port": free_port(),
+                "adapter_slots": SLOTS,
+                "threads": 1,
+            }
+        )
+        self._plan = plan_backend(self.settings)
+        self.url = self._plan.urls[0]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._plan.command,
+                cwd=REPOSITORY,
+                env=child_environment(OMP_NUM_THREADS="1"),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        end = time.monotonic() + _READY_S
+        while time.monotonic() < end:
+            assert self.process.poll() is None, f"it ended: {self.log.read_text()[-3000:]}"
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                return
+            time.sleep(0.2)
+        raise AssertionError(f"not ready after {_READY_S:.0f} s: {self.log.read_text()[-3000:]}")
+
+    def kill(self) -> None:
+        """Have the engine itself die, without a word, and wait until all of it is gone."""
+        assert self.process is not None
+        os.kill(self._engine_pid(), signal.SIGKILL)
+        self.process.wait(60)
+
+    def _engine_pid(self) -> int:
+        assert self.process is not None
+        if self.kind == "embedded":
+            return self.process.pid
+        # the keeper's child: the process that listens
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(children[0])
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    def engine(self) -> Engine:
+        """Return a client of it; it belongs to the loop that uses it first."""
+        return make_engine(self.settings, [self.url], is_local=True)

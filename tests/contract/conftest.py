@@ -1,0 +1,52 @@
+"""One running backend a kind, and adapters that change what it says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from serving.protocol import Capabilities, Engine
+from store.settings import BUILTIN_FOLDER
+from tests.contract.backends import Backend, missing_vllm
+from tests.tiny import make_tiny_adapter
+
+KINDS = ["embedded", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(1800)])]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    kind: str = request.param
+    if kind == "vllm" and (why := missing_vllm()):
+        pytest.skip(f"no vLLM here: {why}")
+    made = Backend(kind, tmp_path_factory.mktemp(kind))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest_asyncio.fixture
+async def engine(backend: Backend) -> AsyncIterator[Engine]:
+    made = backend.engine()
+    yield made
+    await made.close()
+
+
+@pytest_asyncio.fixture
+async def able(engine: Engine) -> Capabilities:
+    """What the backend says it can do."""
+    return await engine.capabilities()
+
+
+@pytest.fixture(scope="session")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Adapters of the built-in model that make it say other things, as the trainer writes them."""
+    folder = tmp_path_factory.mktemp("adapters")
+    return [
+        make_tiny_adapter(folder / str(i), BUILTIN_FOLDER, seed=i, rank=(8, 16)[i % 2], strength=4.0)
+        for i in range(1, 5)
+    ]

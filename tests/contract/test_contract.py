@@ -1,0 +1,320 @@
+"""What every backend owes the house: the same tests for each. What one cannot do it declares, and then it has to refuse it plainly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from serving.protocol import Capabilities, Engine
+from store.errors import AdapterError, UpstreamUnreachable
+from store.settings import BUILTIN_FOLDER
+from store.values import LogprobMode
+from tests.contract.asking import QUESTION, Said, ask, body_of, events, stream
+from tests.contract.backends import POLICY, SLOTS, Backend
+
+pytestmark = pytest.mark.slow
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+def agree(one: Said, other: Said) -> None:
+    """See that two greedy replies are of the same weights.
+
+    Rows of different batches are rounded differently, so that two tokens which are as likely as each other may change places; then
+    nothing behind that place can be compared. Other weights differ by far more.
+    """
+    for a, b, p, q in zip(one.ids, other.ids, one.logprobs, other.logprobs, strict=True):
+        assert abs(p - q) < 2e-3
+        if a != b:
+            return
+
+
+# ---- chat
+
+
+async def test_a_reply_has_text_reason_and_counts_that_add_up(engine: Engine) -> None:
+    said = await ask(engine, body_of())
+    assert (said.status, said.message["role"]) == (200, "assistant")
+    assert said.text
+    assert said.finish in ("stop", "length")
+    usage = said.whole["usage"]
+    assert usage["completion_tokens"] == len(said.ids) == len(said.logprobs)
+    assert usage["prompt_tokens"] == len(said.prompt_ids)
+
+
+async def test_ids_are_those_of_the_template_and_of_the_text(engine: Engine, able: Capabilities) -> None:
+    assert able.token_ids
+    tokenizer = AutoTokenizer.from_pretrained(BUILTIN_FOLDER)
+    said = await ask(engine, body_of())
+    messages = [{"role": "user", "content": QUESTION}]
+    assert said.prompt_ids == tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )
+    assert tokenizer.decode(said.ids, skip_special_tokens=True).strip() == said.text.strip()
+
+
+async def test_a_stream_says_the_same_token_by_token(engine: Engine, able: Capabilities) -> None:
+    whole, streamed = await ask(engine, body_of()), await stream(engine, body_of())
+    assert (streamed.text, streamed.ids, streamed.prompt_ids) == (whole.text, whole.ids, whole.prompt_ids)
+    assert streamed.logprobs == pytest.approx(whole.logprobs, abs=1e-4)
+    assert streamed.finish == whole.finish
+    assert streamed.is_ended
+    if able.token_stream:
+        assert streamed.chunks > len(streamed.ids) // 4
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+async def test_logprobs_are_of_the_distribution_that_is_declared(
+    engine: Engine, able: Capabilities, temperature: float
+) -> None:
+    assert able.logprobs
+    assert able.logprob_mode is not LogprobMode.UNKNOWN
+    said = await ask(engine, body_of(temperature=temperature, seed=5))
+    model = AutoModelForCausalLM.from_pretrained(BUILTIN_FOLDER, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([said.prompt_ids + said.ids])).logits[0, len(said.prompt_ids) - 1 : -1]
+    scale = 1.0 if able.logprob_mode is LogprobMode.RAW else temperature
+    reference = torch.log_softmax(logits / scale, -1).gather(1, torch.tensor(said.ids)[:, None])[:, 0]
+    assert said.logprobs == pytest.approx(reference.tolist(), abs=1e-3)
+    assert all(value <= 0 for value in said.logprobs)
+
+
+async def test_the_default_temperature_is_the_declared_one(engine: Engine, able: Capabilities) -> None:
+    without = {key: value for key, value in body_of(seed=11).items() if key != "temperature"}
+    default = await ask(engine, without)
+    assert default.ids == (await ask(engine, body_of(seed=11, temperature=able.default_temperature))).ids
+
+
+async def test_several_choices_a_seed_and_a_stop(engine: Engine) -> None:
+    two = await ask(engine, body_of(n=2, temperature=1.0, seed=3))
+    assert len(two.whole["choices"]) == 2
+    assert all(len(c["token_ids"]) == len(c["logprobs"]["content"]) for c in two.whole["choices"])
+    once, again = [await ask(engine, body_of(temperature=1.0, seed=4)) for _ in range(2)]
+    assert once.ids == again.ids
+    whole = await ask(engine, body_of())
+    word = whole.text.split()[3]
+    stopped = await ask(engine, body_of(stop=[word]))
+    assert word not in stopped.text
+    assert stopped.finish == "stop"
+
+
+async def test_a_client_that_leaves_frees_its_place(engine: Engine) -> None:
+    said = Said(status=0)
+    chunks = events(engine, body_of(max_tokens=1500, min_tokens=1500, ignore_eos=True), said)
+    for _ in range(3):
+        await anext(chunks)
+    await chunks.aclose()  # type: ignore[attr-defined]  # an async generator
+    for _ in range(200):
+        if not (await engine.activity()).get("running"):
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("it goes on talking to nobody")
+
+
+# ---- tools and schemas
+
+
+async def test_optional_tools_are_taken_and_required_ones_called(engine: Engine, able: Capabilities) -> None:
+    asked = body_of("What is the weather in Paris?", tools=[WEATHER], max_tokens=80)
+    optional = await ask(engine, {**asked, "tool_choice": "auto"})
+    assert (optional.status == 200) is bool(able.tools)
+    choice = {"type": "function", "function": {"name": "get_weather"}}
+    named = await ask(engine, {**asked, "tool_choice": choice})
+    assert named.status == 200
+    (call,) = named.message["tool_calls"]
+    assert call["function"]["name"] == "get_weather"
+    assert isinstance(call["function"]["arguments"], str)
+    if able.constrained:
+        assert "city" in json.loads(call["function"]["arguments"])
+
+
+async def test_a_schema_is_held_or_refused(engine: Engine, able: Capabilities) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    said = await ask(engine, body_of(response_format=format, max_tokens=60))
+    if able.constrained:
+        # white space is free between the tokens of JSON, and a tiny model may never come to an end of it
+        assert re.fullmatch(r'\s*\{\s*"ok"\s*:\s*(true|false)\s*\}?\s*', said.text)
+    else:
+        assert said.status == 400
+        assert "response_format" in said.error
+
+
+# ---- what is wrong
+
+
+async def test_an_unknown_model_is_a_404_that_names_it(engine: Engine) -> None:
+    said = await ask(engine, body_of(model=f"{POLICY}@99"))
+    assert said.status == 404
+    assert f"{POLICY}@99" in said.error
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"model": "patina-tiny"}', b'{"messages": "hello"}'])
+async def test_a_wrong_request_is_refused_and_does_no_harm(engine: Engine, body: bytes) -> None:
+    said = await ask(engine, body)
+    assert 400 <= said.status < 500
+    assert said.error
+    assert (await ask(engine, body_of())).status == 200
+
+
+async def test_a_prompt_beyond_the_context_is_refused(engine: Engine) -> None:
+    said = await ask(engine, body_of("word " * 5000))
+    assert said.status == 400
+    assert said.error
+
+
+# ---- adapters
+
+
+async def test_an_adapter_is_loaded_listed_and_unloaded_while_it_runs(
+    engine: Engine, able: Capabilities, adapters: list[Path]
+) -> None:
+    assert able.adapters
+    name = f"{POLICY}@101"
+    await engine.load_adapter(name, str(adapters[0]))
+    await engine.load_adapter(name, str(adapters[0]))  # after a restart of ours: harmless
+    found = {model.name: model.parent for model in await engine.models()}
+    assert found[name] == POLICY
+    assert found[POLICY] is None
+    base, tuned = await ask(engine, body_of()), await ask(engine, body_of(model=name))
+    assert tuned.ids != base.ids
+    assert tuned.whole["model"] == name
+    await engine.unload_adapter(name)
+    await engine.unload_adapter(name)
+    assert (await ask(engine, body_of(model=name))).status == 404
+
+
+async def test_a_name_keeps_its_weights(engine: Engine, adapters: list[Path]) -> None:
+    name = f"{POLICY}@102"
+    await engine.load_adapter(name, str(adapters[0]))
+    before = await ask(engine, body_of(model=name))
+    again = orjson.dumps({"lora_name": name, "lora_path": str(adapters[1])})
+    assert (await ask(engine, again, "/v1/load_lora_adapter")).status == 400
+    assert (await ask(engine, body_of(model=name))).ids == before.ids
+    await engine.unload_adapter(name)
+
+
+async def test_a_bad_adapter_is_refused_with_a_reason_and_nobody_notices(
+    engine: Engine, adapters: list[Path], tiny_adapters: tuple[Path, Path], tmp_path: Path
+) -> None:
+    torn = Path(shutil.copytree(adapters[0], tmp_path / "torn"))
+    weights = torn / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    of_another_model = tiny_adapters[0]
+    for i, folder in enumerate((tmp_path / "nowhere", torn, of_another_model)):
+        with pytest.raises(AdapterError, match=f"would not load {POLICY}@{110 + i}"):
+            await engine.load_adapter(f"{POLICY}@{110 + i}", str(folder))
+    assert {model.name for model in await engine.models()} == {POLICY}
+    assert (await ask(engine, body_of())).status == 200
+
+
+async def test_a_swap_under_load_fails_nothing_and_each_stream_is_of_one_version(
+    engine: Engine, adapters: list[Path]
+) -> None:
+    """16 clients keep streaming while ten versions come and go, as the alias moves them: load, route, unload at the last lease."""
+    idle: dict[int, asyncio.Event] = {}
+    leases: dict[int, int] = {}
+    live = 200
+    said: list[tuple[int, Said]] = []
+    done = asyncio.Event()
+
+    def name(version: int) -> str:
+        return f"{POLICY}@{version}"
+
+    async def talk(client: int) -> None:
+        while not done.is_set():
+            version = live
+            leases[version] += 1
+            said.append(
+                (version, await stream(engine, body_of(model=name(version), max_tokens=12, user=str(client))))
+            )
+            leases[version] -= 1
+            if not leases[version] and version != live:
+                idle[version].set()
+
+    leases[200], idle[200] = 0, asyncio.Event()
+    await engine.load_adapter(name(200), str(adapters[0]))
+    async with asyncio.TaskGroup() as group:
+        for client in range(16):
+            group.create_task(talk(client))
+        for version in range(201, 211):
+            leases[version], idle[version] = 0, asyncio.Event()
+            await engine.load_adapter(name(version), str(adapters[version % len(adapters)]))
+            old, live = live, version
+            await idle[old].wait()  # at least one stream of each version has ended by then
+            await engine.unload_adapter(name(old))
+        done.set()
+    await engine.unload_adapter(name(live))
+    assert {each.status for _, each in said} == {200}
+    assert all(each.is_ended for _, each in said)
+    assert {version for version, _ in said} == set(range(200, 211))
+    # what each stream said is what an engine says that never served another version under load
+    for i, folder in enumerate(adapters):
+        await engine.load_adapter(name(300 + i), str(folder))
+        alone = await ask(engine, body_of(model=name(300 + i), max_tokens=12))
+        await engine.unload_adapter(name(300 + i))
+        of_it = [
+            each for version, each in said if version % len(adapters) == i or (version == 200 and i == 0)
+        ]
+        assert of_it
+        for each in of_it:
+            agree(each, alone)
+
+
+async def test_more_versions_in_flight_than_one_are_all_right(engine: Engine, adapters: list[Path]) -> None:
+    names = [f"{POLICY}@{400 + i}" for i in range(SLOTS)]
+    for one, folder in zip(names, adapters, strict=True):
+        await engine.load_adapter(one, str(folder))
+    alone = [await ask(engine, body_of(model=one)) for one in (POLICY, *names)]
+    together = await asyncio.gather(*(stream(engine, body_of(model=one)) for one in (POLICY, *names)))
+    for one in names:
+        await engine.unload_adapter(one)
+    for single, mixed in zip(alone, together, strict=True):
+        agree(single, mixed)
+    assert len({tuple(each.ids) for each in alone}) == SLOTS + 1
+
+
+# ---- life and death; last, because the engine is another one afterwards
+
+
+async def test_a_killed_engine_is_told_and_its_successor_says_the_same(
+    backend: Backend, engine: Engine, adapters: list[Path]
+) -> None:
+    name = f"{POLICY}@500"
+    await engine.load_adapter(name, str(adapters[2]))
+    before = [await ask(engine, body_of(model=one)) for one in (POLICY, name)]
+    assert await engine.is_healthy()
+    await asyncio.to_thread(backend.kill)
+    assert not await engine.is_healthy()
+    with pytest.raises(UpstreamUnreachable):
+        await ask(engine, body_of())
+    with pytest.raises(UpstreamUnreachable):
+        await engine.models()
+    await asyncio.to_thread(backend.start)
+    assert [model.name for model in await engine.models()] == [POLICY]  # its adapters are gone
+    again: list[Any] = [await ask(engine, body_of())]
+    await engine.load_adapter(name, str(adapters[2]))
+    again.append(await ask(engine, body_of(model=name)))
+    assert [each.ids for each in again] == [each.ids for each in before]
+    assert (await engine.capabilities()).adapters
