@@ -57,7 +57,7 @@ def run_eval(settings: Settings, given: Mapping[str, Any], arguments: argparse.N
     """
     words: list[str] = arguments.action
     if words[:1] == ["compare"] and len(words) == 3:
-        return compare(Path(words[1]), Path(words[2]), Console(highlight=False))
+        return compare(Path(words[1]), Path(words[2]), _console())
     if words[:1] == ["report"] and len(words) == 2:
         return _report(Path(words[1]))
     if words:
@@ -84,7 +84,7 @@ def run_eval(settings: Settings, given: Mapping[str, Any], arguments: argparse.N
     )
     rows = asyncio.run(_run(wanted, place, folder, arguments))
     write_report(folder, rows)
-    print_summary(rows, Console(highlight=False, width=None if Console().is_terminal else 200))
+    print_summary(rows, _console())
     print(f"report: {folder / 'report.html'}")
     return _smoke_verdict(rows) if arguments.smoke else 0
 
@@ -158,9 +158,15 @@ def _report(folder: Path) -> int:
     if not rows:
         raise ConfigError(f"there are no runs in {folder}")
     write_report(folder, rows)
-    print_summary(rows, Console(highlight=False))
+    print_summary(rows, _console())
     print(f"report: {folder / 'report.html'}")
     return 0
+
+
+def _console() -> Console:
+    """A terminal as wide as it is; a file wide enough for every column."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=160)
 
 
 def _smoke_verdict(rows: Sequence[Json]) -> int:

@@ -171,10 +171,11 @@ def write_report(folder: Path, rows: Sequence[Json]) -> None:
 def print_summary(rows: Sequence[Json], console: Console) -> None:
     """Print a table for each kind of user."""
     for group, methods in grouped(rows).items():
-        table = Table("method", "seeds", *_BRIEF, title=title(group))
+        columns = [column for column in _brief() if _is_told(column, methods)]
+        table = Table("method", "seeds", *(column.name for column in columns), title=title(group))
+        table.columns[0].no_wrap = True
         for name, some in methods.items():
-            cells = [cell(column, some).text(column.digits) for column in _brief()]
-            table.add_row(name, str(len(some)), *cells)
+            table.add_row(name, str(len(some)), *(cell(c, some).text(c.digits) for c in columns))
         console.print(table)
 
 
@@ -417,13 +418,14 @@ def compare(left: Path, right: Path, console: Console) -> int:
 def _matched(
     left: Mapping[Group, Mapping[str, Sequence[Json]]], right: Mapping[Group, Mapping[str, Sequence[Json]]]
 ) -> Iterator[tuple[Group, tuple[str, str], Sequence[Json], Sequence[Json]]]:
-    """The same methods of both; where each side has a single one, these, whatever they are called."""
+    """The same methods of both, with the same settings or else with others; where each side has a single one, these."""
     for group in left.keys() & right.keys():
         mine, theirs = left[group], right[group]
         if len(mine) == len(theirs) == 1:
             (name, rows), (other, more) = *mine.items(), *theirs.items()
             yield group, (name, other), rows, more
             continue
-        for name in mine:
-            if name in theirs:
-                yield group, (name, name), mine[name], theirs[name]
+        for name, rows in mine.items():
+            for other, more in theirs.items():
+                if other == name or (name not in theirs and rows[0]["method"] == more[0]["method"]):
+                    yield group, (name, other), rows, more
