@@ -484,7 +484,10 @@ def test_a_port_in_use_ends_the_start_with_one_sentence(tiny_model: Path) -> Non
         port = taken.getsockname()[1]
         got = run("--model", str(tiny_model), "--port", str(port))
     assert got.returncode == 2
-    assert got.stderr == f"serving.embedded: cannot listen on 127.0.0.1:{port} (Address already in use): stop what runs there, or give another --port\n"
+    assert (
+        got.stderr
+        == f"serving.embedded: cannot listen on 127.0.0.1:{port} (Address already in use): stop what runs there, or give another --port\n"
+    )
 
 
 def test_sigterm_in_the_middle_of_a_stream_tells_the_client_and_ends_cleanly(tiny_model: Path) -> None:
