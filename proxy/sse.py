@@ -44,8 +44,8 @@ class EventSplitter:
         return self._with_comments(events)
 
     def _with_comments(self, events: list[bytes]) -> list[bytes]:
-        """Add the comment lines at the front of what is left: pings belong to no event and wait for none."""
-        while self._buffer.startswith(b":"):
+        """Add the comments and empty lines at the front of what is left: they belong to no event and wait for none."""
+        while self._buffer.startswith((b":", b"\r", b"\n")):
             line = _LINE.search(self._buffer)
             if line is None or (line[0] == b"\r" and line.end() == len(self._buffer)):
                 break
@@ -62,7 +62,9 @@ class EventSplitter:
 def event_data(event: bytes) -> bytes | None:
     """Return the payload of one raw event, its ``data`` lines joined; None for comments and events without data."""
     if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2:
-        return event[6:-2].rstrip(b"\r")
+        payload = event[6:-2].rstrip(b"\r")
+        if b"\r" not in payload:  # a lone CR inside is a line end
+            return payload
     lines = []
     for line in _LINE.split(event):
         if line == b"data":

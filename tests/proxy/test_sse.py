@@ -69,6 +69,14 @@ def test_a_comment_waits_for_no_event() -> None:
     assert splitter.feed(b"\n") == [b"data: x\n: inside\n\n"]
 
 
+def test_a_lone_cr_ends_a_line_and_empty_lines_belong_to_no_event() -> None:
+    assert event_data(b"data: x\rdata: y\n\n") == b"x\ny"
+    splitter = EventSplitter()
+    assert splitter.feed(b":ping\n") == [b":ping\n"]
+    assert splitter.feed(b"\r\ndata: x") == [b"\r\n"]
+    assert splitter.flush() == b"data: x"
+
+
 def test_a_payload_is_replaced_and_every_other_line_stays() -> None:
     for event, expected in [
         (b"data: {}\n\n", b"data: [1,\ndata: 2]\n\n"),
