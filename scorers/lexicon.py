@@ -439,7 +439,7 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
             1,
         ),
         Pattern(
-            "leave-out",
+            "leave-that-out",
             I,
             r"^{pre}leave (?:it|them|those|these|that|this|all (?:of )?(?:it|them)) out(?: please)?$",
             "something of the reply is to go",
