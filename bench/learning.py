@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from evals.study import parse_tried
 from evals.table import print_table
-from store.errors import ConfigError, PatinaError
-from store.settings import Settings
+from store.errors import PatinaError
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -51,22 +51,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def tried(pairs: Sequence[str]) -> dict[str, list[str]]:
-    """Return the values to try by setting.
-
-    Raises:
-        ConfigError: not SETTING=VALUE, or no setting of that name.
-    """
-    found = {}
-    for pair in pairs:
-        name, equals, values = pair.partition("=")
-        name = name.strip().replace("-", "_")
-        if not equals or name not in Settings.model_fields:
-            raise ConfigError(f"--set {pair}: give SETTING=VALUE[,VALUE...] with a setting of run.py")
-        found[name] = values.split(",")
-    return found
-
-
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Return the runs in the file so far; a last line that was cut off by a kill is left out."""
     rows = []
@@ -93,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             methods=arguments.methods,
             preferences=arguments.preferences,
             seeds=range(arguments.first_seed, arguments.first_seed + arguments.seeds),
-            overrides=tried(arguments.set),
+            overrides=parse_tried(arguments.set),
             interactions=arguments.interactions,
             measure_every=arguments.measure_every,
             questions=arguments.questions,

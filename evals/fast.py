@@ -1,7 +1,6 @@
-"""A policy that learns in this process: no HTTP, no record, no scorer process; for sweeps.
+"""A policy that learns in this process (`evals.pupil`), as a subject: for sweeps.
 
-The step, its anchors and its gate are the trainer's own (`trainer.workshop`), the verdicts those of `scorers.rules`; what is left out
-is transport. What is measured here from inside (`Numbers`) is exact.
+What is measured here from inside (`Numbers`) is exact.
 """
 
 from __future__ import annotations
@@ -9,27 +8,20 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
-from evals.client import MAX_REPLY_TOKENS
 from evals.metrics import Answer, Numbers, Probe, mean
 from evals.preferences import PREFERENCES, Task
+from evals.pupil import Pupil, Said
 from evals.subjects import Ask, Cost, brief_version
-from scorers.base import compose
-from scorers.rules import RULES, opens_new_topic
 from serving.embedded.toolcalls import ToolCall, ToolCallParser
-from store.settings import Settings, read_settings
-from store.values import AnsweredTurn, Completion, Json, LogprobMode, NextState, Relation, ScoredTurn
-from trainer.checkpoint import remove_version
-from trainer.policy import LocalPolicy, Reply, Weights
-from trainer.workshop import Workshop
+from store.settings import read_settings
+from store.values import Json
+from trainer.policy import Reply, Weights
 
-#: Verdicts the baseline may look back on.
-_RECENT = 64
 #: Replies that are read at once for exact numbers.
 _READ_ROWS = 16
 #: Pairs of answers a margin is measured on.
@@ -37,15 +29,6 @@ _MARGIN_PAIRS = 24
 
 #: A question, and a preferred and a dispreferred answer to it.
 Pair = tuple[str, tuple[int, ...], tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
-    """A reply that waits for a reaction."""
-
-    turn: AnsweredTurn
-    prompt_ids: tuple[int, ...]
-    version: int
 
 
 class FastSubject:
@@ -65,19 +48,15 @@ class FastSubject:
     ) -> None:
         self.cost = Cost()
         self._folder = tempfile.TemporaryDirectory(prefix="patina-")
-        self._settings: Settings = read_settings({**settings, "seed": seed, "home": self._folder.name})
         self._learns = learns
         self._seed = seed
         self._preferences = tuple(preferences)
-        self._workshop = Workshop(self._settings)
-        self._policy: LocalPolicy = self._workshop.policy
-        self._said: dict[int, _Said] = {}
-        self._claimed: list[ScoredTurn] = []
-        self._verdicts: list[int] = []
-        self._past: dict[str, ScoredTurn] = {}
+        self._pupil = Pupil(read_settings({**settings, "seed": seed, "home": self._folder.name}))
+        self._policy = self._pupil.policy
+        self._said: dict[int, Said] = {}
         self._versions: list[Json] = []
         self._pairs: list[Pair] | None = None
-        self._number = self._turns = self._round = 0
+        self._round = 0
 
     def __enter__(self) -> Self:
         return self
@@ -92,50 +71,29 @@ class FastSubject:
 
     @property
     def version(self) -> int:
-        return self._workshop.version
+        return self._pupil.version
 
     # ------------------------------------------------------------------ talking
 
     async def converse(self, asks: Sequence[Ask]) -> list[Answer]:
         prompts = [self._policy.render(ask.messages) for ask in asks]
         self._round += 1
-        replies = self._sample(prompts, seed=100_003 * self._seed + self._round)
+        replies = self._pupil.sample(prompts, seed=100_003 * self._seed + self._round)
         answers = []
         for ask, prompt, reply in zip(asks, prompts, replies, strict=True):
             said = self._said.pop(ask.conversation, None)
             if said is not None and self._learns:
-                self._score(said, str(ask.messages[-1]["content"]))
+                drop = self._pupil.hear(said, str(ask.messages[-1]["content"]))
+                if drop is not None:
+                    self._drop(drop.value)
             answer = self._answer(prompt, reply)
             self.cost.prompt_tokens += answer.prompt_tokens
             self.cost.completion_tokens += answer.completion_tokens
-            self._turns += 1
-            self._said[ask.conversation] = _Said(
-                turn=self._turn(ask, answer), prompt_ids=tuple(prompt), version=self.version
+            self._said[ask.conversation] = self._pupil.say(
+                session=str(ask.conversation), messages=ask.messages, prompt_ids=prompt, reply=reply
             )
             answers.append(answer)
         return answers
-
-    def _turn(self, ask: Ask, answer: Answer) -> AnsweredTurn:
-        return AnsweredTurn(
-            turn_id=f"turn-{self._turns:05d}",
-            session_id=str(ask.conversation),
-            policy=self._settings.policy,
-            scope="",
-            messages=ask.messages,
-            request={},
-            completion=Completion(
-                text=answer.text,
-                token_ids=answer.token_ids or (),
-                sampling_logprobs=answer.logprobs or (),
-                finish_reason="stop" if answer.ended else "length",
-            ),
-            next_states=(),
-            feedback=(),
-            created_at=float(self._turns),
-        )
-
-    def _sample(self, prompts: Sequence[Sequence[int]], *, seed: int, **more: Any) -> list[Reply]:
-        return self._policy.sample(prompts, max_tokens=MAX_REPLY_TOKENS, temperature=1.0, seed=seed, **more)
 
     def _answer(self, prompt: Sequence[int], reply: Reply) -> Answer:
         # Markup is what calls are found by, so special tokens stay; the end of the turn is none of it.
@@ -155,44 +113,6 @@ class FastSubject:
 
     # ----------------------------------------------------------------- learning
 
-    def _score(self, said: _Said, words: str) -> None:
-        state = NextState(
-            turn_id=said.turn.turn_id,
-            by_turn_id="",
-            role="user",
-            text=words,
-            messages=({"role": "user", "content": words},),
-            relation=Relation.NEXT,
-            created_at=said.turn.created_at,
-        )
-        turn = replace(said.turn, next_states=(state,))
-        opinions = [opinion for rule in RULES if (opinion := rule.read(turn)) is not None]
-        verdict, drop = compose(
-            turn, opinions, now=turn.created_at, follow_up_is_question=opens_new_topic(words)
-        )
-        if drop is not None:
-            self._drop(drop.value)
-            return
-        self._claimed.append(
-            ScoredTurn(
-                turn_id=turn.turn_id,
-                session_id=turn.session_id,
-                turn_index=len(turn.messages) // 2,
-                policy=turn.policy,
-                scope=turn.scope,
-                adapter_version=said.version,
-                messages=turn.messages,
-                request=turn.request,
-                completion=turn.completion,
-                prompt_token_ids=said.prompt_ids,
-                temperature=1.0,
-                logprob_mode=LogprobMode.RAW,
-                verdict=verdict,
-                next_text=words,
-                created_at=turn.created_at,
-            )
-        )
-
     def _drop(self, reason: str) -> None:
         self.cost.dropped[reason] = self.cost.dropped.get(reason, 0) + 1
 
@@ -201,15 +121,12 @@ class FastSubject:
             pass
 
     def _train(self) -> bool:
-        """Take a batch if there is one, as the trainer's worker does; returns whether there was."""
-        batch = self._batch()
-        if not batch:
-            return False
+        """Take a step if there is a batch; returns whether there was."""
         started = time.monotonic()
-        self._number += 1
-        replayed = [self._past[one] for one in self._workshop.draw_replay(batch)]
-        outcome = self._workshop.attempt(batch, replayed, self._verdicts[-_RECENT:], self._number)
-        self._verdicts += [turn.verdict.value for turn in batch if turn.verdict.value is not None]
+        lesson = self._pupil.learn()
+        if lesson is None:
+            return False
+        outcome = lesson.outcome
         for refusal in outcome.refused.values():
             self._drop(refusal.reason.value)
         if outcome.written is not None:
@@ -218,24 +135,11 @@ class FastSubject:
                 self.cost.rejected += 1
             else:
                 self.cost.published += 1
-                self._workshop.adopt(self._number)
-                self._past.update((t.turn_id, t) for t in batch if t.turn_id not in outcome.refused)
             state = "rejected" if outcome.rejected else "published"
             reason = "; ".join((outcome.reason, *outcome.rejected))
-            self._versions.append(brief_version(self._number, state, reason, outcome.metrics))
-            remove_version(outcome.written.path)
+            self._versions.append(brief_version(lesson.number, state, reason, outcome.metrics))
         self.cost.training_s += time.monotonic() - started
         return True
-
-    def _batch(self) -> list[ScoredTurn]:
-        reads_verdicts = self._settings.method in ("rl", "combine")
-        ready = 0
-        for end, turn in enumerate(self._claimed, 1):
-            ready += bool(turn.verdict.hint) or (reads_verdicts and bool(turn.verdict.value))
-            if ready >= self._settings.batch_size:
-                batch, self._claimed = self._claimed[:end], self._claimed[end:]
-                return batch
-        return []
 
     async def versions(self) -> list[Json]:
         return list(self._versions)
@@ -244,7 +148,7 @@ class FastSubject:
 
     async def probe(self, probes: Sequence[Probe], *, exact: bool) -> tuple[list[Answer], Numbers | None]:
         prompts = [self._policy.render(probe.messages, probe.tools or None) for probe in probes]
-        replies = self._sample(prompts, seed=probes[0].seed)
+        replies = self._pupil.sample(prompts, seed=probes[0].seed)
         answers = [self._answer(prompt, reply) for prompt, reply in zip(prompts, replies, strict=True)]
         if not exact:
             return answers, None
@@ -299,7 +203,7 @@ class FastSubject:
                 for name, task in cases
             ]
             prompts = [self._policy.render([{"role": "user", "content": text}]) for text in asked]
-            replies.append(self._sample(prompts, seed=self._seed, weights=Weights.BASE))
+            replies.append(self._pupil.sample(prompts, seed=self._seed, weights=Weights.BASE))
         found: list[Pair] = []
         for (name, task), good, bad in zip(cases, *replies, strict=True):
             complies = PREFERENCES[name].complies

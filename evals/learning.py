@@ -3,9 +3,8 @@
 Two ways to run the same thing:
 
     stack   the whole house as its own processes, through its public API: what is claimed is measured so
-    fast    user, rules and trainer in this process, without HTTP, record and scorer process: for sweeps. The step, its anchors
-            and its gate are the trainer's own (`trainer.workshop`), the verdicts those of `scorers.rules`; what is left out is
-            transport. Several conversations of the same person are open at once, so that sampling is batched.
+    fast    user, rules and trainer in this process (`evals.pupil`): for sweeps. Several conversations of the same person are open
+            at once, so that sampling is batched.
 """
 
 from __future__ import annotations
@@ -15,33 +14,18 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evals.client import MAX_REPLY_TOKENS, House
+from evals.client import House
 from evals.loop import Checkpoint, Interaction, RunPlan, run_user
 from evals.measure import Measurement, judge_replies, plan_probes
+from evals.pupil import Pupil, Said
 from evals.stack import Stack
 from evals.users import Habits, SimulatedUser, check_preferences
-from scorers.base import compose
-from scorers.rules import RULES, opens_new_topic
 from store.settings import Settings, read_settings
-from store.values import (
-    AnsweredTurn,
-    Completion,
-    Json,
-    LogprobMode,
-    NextState,
-    Relation,
-    ScoredTurn,
-)
-from trainer.checkpoint import remove_version
-from trainer.policy import LocalPolicy
-from trainer.workshop import Workshop
-
-#: Verdicts the baseline may look back on.
-_RECENT = 64
+from store.values import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,33 +201,21 @@ def _run_stack(spec: Spec, log: Callable[[str], None]) -> Json:
 # ------------------------------------------------------------------------ fast
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
-    """A reply that waits for the person's reaction."""
-
-    turn: AnsweredTurn
-    prompt_token_ids: tuple[int, ...]
-    adapter_version: int
-
-
 @dataclass(slots=True)
 class _Tab:
     """One open conversation of the person."""
 
     number: int
     user: SimulatedUser
-    said: _Said | None = None
+    said: Said | None = None
 
 
 class _Fast:
     def __init__(self, spec: Spec, log: Callable[[str], None]) -> None:
         self._spec = spec
         self._log = log
-        self._claimed: list[ScoredTurn] = []
-        self._verdicts: list[int] = []
-        self._past: dict[str, ScoredTurn] = {}
         self._dropped: Counter[str] = Counter()
-        self._published = self._rejected = self._number = self._turns = self._round = 0
+        self._published = self._rejected = self._round = 0
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._metrics: Json = {}
 
@@ -253,9 +225,8 @@ class _Fast:
 
     def _run(self, settings: Settings) -> Json:
         spec = self._spec
-        self._settings = settings
-        self._workshop = Workshop(settings)
-        self._policy: LocalPolicy = self._workshop.policy
+        self._pupil = Pupil(settings)
+        self._policy = self._pupil.policy
         tabs = [
             _Tab(
                 number=number,
@@ -291,7 +262,9 @@ class _Fast:
         started = time.monotonic()
         spec = self._spec
         probes = plan_probes(spec.preferences, questions=spec.questions, opposites=opposites, seed=spec.seed)
-        replies = self._sample([self._policy.render(probe.messages) for probe in probes], seed=spec.seed)
+        replies = self._pupil.sample(
+            [self._policy.render(probe.messages) for probe in probes], seed=spec.seed
+        )
         found = judge_replies(
             spec.preferences,
             probes,
@@ -299,12 +272,9 @@ class _Fast:
             seconds=time.monotonic() - started,
         )
         self._seconds["measuring"] += found.seconds
-        checkpoint = Checkpoint(interactions=interactions, version=self._workshop.version, measurement=found)
+        checkpoint = Checkpoint(interactions=interactions, version=self._pupil.version, measurement=found)
         self._log(f"  {interactions:4d} v{checkpoint.version:<3d} {_brief(found)}")
         return checkpoint
-
-    def _sample(self, prompts: Sequence[Sequence[int]], *, seed: int) -> list[Any]:
-        return list(self._policy.sample(prompts, max_tokens=MAX_REPLY_TOKENS, temperature=1.0, seed=seed))
 
     def _talk(self, tabs: Sequence[_Tab]) -> None:
         """One request of every open conversation. What it says is the feedback on the reply before."""
@@ -312,106 +282,37 @@ class _Fast:
         requests = [tab.user.request() for tab in tabs]
         prompts = [self._policy.render(request.messages) for request in requests]
         self._round += 1
-        replies = self._sample(prompts, seed=100_003 * self._spec.seed + self._round)
+        replies = self._pupil.sample(prompts, seed=100_003 * self._spec.seed + self._round)
         for tab, request, prompt, reply in zip(tabs, requests, prompts, replies, strict=True):
             if tab.said is not None:
-                self._score(tab.said, str(request.messages[-1]["content"]))
+                drop = self._pupil.hear(tab.said, str(request.messages[-1]["content"]))
+                self._dropped.update([drop.value] if drop is not None else [])
                 tab.said = None
-            text = self._policy.decode(reply.token_ids)
-            if tab.user.read(text) is None:
+            if tab.user.read(self._policy.decode(reply.token_ids)) is None:
                 continue
-            self._turns += 1
-            turn = AnsweredTurn(
-                turn_id=f"turn-{self._turns:05d}",
-                session_id=f"{tab.number}/{request.conversation}",
-                policy=self._settings.policy,
-                scope="",
+            tab.said = self._pupil.say(
+                session=f"{tab.number}/{request.conversation}",
                 messages=request.messages,
-                request={},
-                completion=Completion(
-                    text=text,
-                    token_ids=reply.token_ids,
-                    sampling_logprobs=reply.logprobs,
-                    finish_reason="stop" if reply.finished else "length",
-                ),
-                next_states=(),
-                feedback=(),
-                created_at=float(self._turns),
-            )
-            tab.said = _Said(
-                turn=turn, prompt_token_ids=tuple(prompt), adapter_version=self._workshop.version
+                prompt_ids=prompt,
+                reply=reply,
             )
         self._seconds["talking"] += time.monotonic() - started
 
-    def _score(self, said: _Said, words: str) -> None:
-        state = NextState(
-            turn_id=said.turn.turn_id,
-            by_turn_id="",
-            role="user",
-            text=words,
-            messages=({"role": "user", "content": words},),
-            relation=Relation.NEXT,
-            created_at=said.turn.created_at,
-        )
-        turn = replace(said.turn, next_states=(state,))
-        opinions = [opinion for rule in RULES if (opinion := rule.read(turn)) is not None]
-        verdict, drop = compose(
-            turn, opinions, now=turn.created_at, follow_up_is_question=opens_new_topic(words)
-        )
-        if drop is not None:
-            self._dropped[drop.value] += 1
-            return
-        self._claimed.append(
-            ScoredTurn(
-                turn_id=turn.turn_id,
-                session_id=turn.session_id,
-                turn_index=len(turn.messages) // 2,
-                policy=turn.policy,
-                scope=turn.scope,
-                adapter_version=said.adapter_version,
-                messages=turn.messages,
-                request=turn.request,
-                completion=turn.completion,
-                prompt_token_ids=said.prompt_token_ids,
-                temperature=1.0,
-                logprob_mode=LogprobMode.RAW,
-                verdict=verdict,
-                next_text=words,
-                created_at=turn.created_at,
-            )
-        )
-
     def _train(self) -> bool:
-        """Take a batch if there is one, as the trainer's worker does; returns whether there was."""
-        batch = self._batch()
-        if not batch:
-            return False
+        """Take a step if there is a batch; returns whether there was."""
         started = time.monotonic()
-        self._number += 1
-        replayed = [self._past[turn_id] for turn_id in self._workshop.draw_replay(batch)]
-        outcome = self._workshop.attempt(batch, replayed, self._verdicts[-_RECENT:], self._number)
-        self._verdicts += [turn.verdict.value for turn in batch if turn.verdict.value is not None]
+        lesson = self._pupil.learn()
+        if lesson is None:
+            return False
+        outcome = lesson.outcome
         self._dropped.update(refusal.reason.value for refusal in outcome.refused.values())
         if outcome.written is not None:
             self._metrics = dict(outcome.metrics)
             if outcome.rejected:
                 self._rejected += 1
-                self._log(f"       version {self._number} rejected: {'; '.join(outcome.rejected)}")
+                self._log(f"       version {lesson.number} rejected: {'; '.join(outcome.rejected)}")
             else:
                 self._published += 1
-                self._workshop.adopt(self._number)
-                self._past.update((t.turn_id, t) for t in batch if t.turn_id not in outcome.refused)
-            remove_version(outcome.written.path)
             self._seconds["gate"] += float(outcome.metrics.get("gate_s", 0.0))
         self._seconds["steps"] += time.monotonic() - started
         return True
-
-    def _batch(self) -> list[ScoredTurn]:
-        reads_verdicts = self._settings.method in ("rl", "combine")
-        ready = 0
-        for end, turn in enumerate(self._claimed, 1):
-            ready += bool(turn.verdict.hint) or (reads_verdicts and bool(turn.verdict.value))
-            if ready >= self._settings.batch_size:
-                batch, self._claimed = self._claimed[:end], self._claimed[end:]
-                return batch
-        return []

@@ -216,9 +216,3 @@ def following(messages: Sequence[Message]) -> tuple[str, str] | None:
     if tools:
         return "tool", "\n".join(tools)
     return ("user", "\n".join(texts).strip()) if texts else None
-
-
-def following_words(messages: Sequence[Message]) -> str:
-    """Return the text alone of `following`; empty when nothing was said."""
-    found = following(messages)
-    return found[1] if found is not None else ""

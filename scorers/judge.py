@@ -26,53 +26,36 @@ NO_KEY = "none"
 
 
 class Judge:
-    """A `Scorer` that asks ``model`` through litellm.
+    """A `Scorer` that asks a model.
 
     Args:
-        model: a litellm name, such as ``openai/gpt-4.1-mini``.
-        api_base: own base URL, or "" for the provider's.
-        api_key: or "" for the provider's own environment variable.
+        provider: whom to ask; started and closed by `start` and `close`.
         votes: answers per question.
         ask_verdict, ask_hint: which of the two questions are put.
-        concurrency: requests in flight at once, over all turns.
-        timeout_s: for one request.
-        attempts: tries per request before the judge counts as unavailable.
-        backoff_s: longest pause between two tries.
     """
 
     def __init__(
         self,
-        model: str,
+        provider: Provider,
         *,
-        api_base: str = "",
-        api_key: str = "",
         votes: int = 3,
         temperature: float = 0.6,
         max_tokens: int = 4096,
         rubric: str = "",
         ask_verdict: bool = True,
         ask_hint: bool = True,
-        concurrency: int = 4,
-        timeout_s: float = 120.0,
-        attempts: int = 3,
-        backoff_s: float = 4.0,
     ) -> None:
-        self.model = model
-        self._provider = Provider(
-            model,
-            api_base=api_base,
-            api_key=api_key,
-            concurrency=concurrency,
-            timeout_s=timeout_s,
-            attempts=attempts,
-            backoff_s=backoff_s,
-        )
+        self._provider = provider
         self._votes = votes
         self._temperature = temperature
         self._max_tokens = max_tokens
         self._rubric = rubric
         self._ask_verdict = ask_verdict
         self._ask_hint = ask_hint
+
+    @property
+    def model(self) -> str:
+        return self._provider.model
 
     @property
     def name(self) -> str:

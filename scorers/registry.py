@@ -6,6 +6,7 @@ from pathlib import Path
 
 from scorers.custom import load_reward
 from scorers.judge import NO_KEY, Judge, local_base
+from scorers.provider import Provider
 from scorers.jury import Jury
 from scorers.rules import RULES
 from store.errors import ConfigError
@@ -52,9 +53,7 @@ def _judge(settings: Settings, judge_url: str, judge_model: str) -> Judge | None
     else:
         model, base, key = name, settings.judge_api_base, settings.judge_api_key
     return Judge(
-        model,
-        api_base=base,
-        api_key=key,
+        Provider(model, api_base=base, api_key=key),
         votes=settings.prm_m,
         temperature=settings.prm_temperature,
         max_tokens=settings.prm_max_tokens,

@@ -117,6 +117,10 @@ class StepPlan:
     def reads_verdicts(self) -> bool:
         return self.method in ("rl", "combine")
 
+    def has_signal(self, turn: ScoredTurn) -> bool:
+        """Whether a turn counts towards a batch: it has a hint, or a verdict that this method reads."""
+        return bool(turn.verdict.hint) or (self.reads_verdicts and bool(turn.verdict.value))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:

@@ -221,13 +221,9 @@ class Worker:
                 self._settings.policy, self._settings.batch_size, worker=self._name, lease_s=LEASE_S
             )
             claimed += more
-            with_signal = sum(self._has_signal(turn) for turn in claimed)
+            with_signal = sum(self._plan.has_signal(turn) for turn in claimed)
             if not more or with_signal >= self._settings.batch_size:
                 return claimed
-
-    def _has_signal(self, turn: ScoredTurn) -> bool:
-        verdict = turn.verdict
-        return bool(verdict.hint) or (self._plan.reads_verdicts and bool(verdict.value))
 
     async def _replay(self, workshop: Workshop, claimed: Sequence[ScoredTurn]) -> list[ScoredTurn]:
         wanted = workshop.draw_replay(claimed)

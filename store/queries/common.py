@@ -10,9 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Row
 
 from store import schema
-from store.database import insert_ignore
 from store.errors import RecordError
-from store.hashing import ROOT, digest, exact_json
+from store.hashing import ROOT
 from store.lifecycle import REVIVABLE, Event, Stage, advance, sources
 from store.values import AdapterState, AdapterVersion, AliasMove, Completion, Json, StepReport
 
@@ -87,18 +86,6 @@ def bodies(connection: sa.Connection, hashes: Sequence[str]) -> list[Json]:
     rows = connection.execute(sa.select(schema.messages).where(schema.messages.c.hash.in_(list(hashes))))
     found = {row.hash: json.loads(row.body) for row in rows}
     return [found[name] for name in hashes]
-
-
-def store_bodies(connection: sa.Connection, values: Sequence[Json]) -> list[str]:
-    """Store messages that may be there already; returns their addresses."""
-    texts = [exact_json(value) for value in values]
-    hashes = [digest(text) for text in texts]
-    if texts:
-        connection.execute(
-            insert_ignore(connection.dialect.name, schema.messages),
-            [{"hash": h, "body": t} for h, t in zip(hashes, texts, strict=True)],
-        )
-    return hashes
 
 
 # ---- prompt ids

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from bench.learning import main, read_rows, tried
+from bench.learning import main, read_rows
 from evals.learning import Spec
+from evals.study import parse_tried
 from store.errors import ConfigError
 
 
@@ -46,7 +47,7 @@ def test_what_ran_already_is_not_run_again(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_settings_to_try_are_checked() -> None:
-    assert tried(["top-k=20,50", "anchors=0"]) == {"top_k": ["20", "50"], "anchors": ["0"]}
+    assert parse_tried(["top-k=20,50", "anchors=0"]) == {"top_k": ["20", "50"], "anchors": ["0"]}
     for wrong in ("volume=11", "anchors"):
         with pytest.raises(ConfigError, match="SETTING=VALUE"):
-            tried([wrong])
+            parse_tried([wrong])

@@ -10,7 +10,6 @@ from proxy.words import (
     collapse,
     content_text,
     following,
-    following_words,
     is_machine_event,
     own_words,
     spoken,
@@ -74,16 +73,16 @@ def test_the_newest_words_of_the_person_are_what_followed() -> None:
         {"role": "user", "content": "<system-reminder>x</system-reminder>"},
         {"role": "user", "content": [{"type": "text", "text": "No, shorter."}]},
     ]
-    assert following_words(messages) == "No, shorter."
+    assert following(messages) == ("user", "No, shorter.")
 
 
 def test_tool_output_counts_where_nobody_spoke() -> None:
-    assert following_words([{"role": "tool", "content": "Error: no such file"}]) == "Error: no such file"
+    assert following([{"role": "tool", "content": "Error: no such file"}]) == ("tool", "Error: no such file")
     both: list[dict[str, str]] = [
         {"role": "tool", "content": "12 C"},
         {"role": "user", "content": "too cold"},
     ]
-    assert following_words(both) == "too cold"
+    assert following(both) == ("user", "too cold")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from scorers.base import Rank
 from scorers.judge import Judge, local_base
+from scorers.provider import Provider
 from store.errors import ConfigError, JudgeError, JudgeUnavailable
 from tests.scorers.conftest import (
     ScriptedJudge,
@@ -36,16 +37,17 @@ async def judge_of(scripted: ScriptedJudge) -> AsyncIterator[Callable[..., Any]]
     started: list[Judge] = []
 
     async def make(**changes: Any) -> Judge:
-        options: dict[str, Any] = {
+        reach: dict[str, Any] = {
+            "model": "openai/patina-tiny",
             "api_base": scripted.base,
             "api_key": "none",
-            "votes": 3,
             "attempts": 3,
             "backoff_s": 0.01,
             "timeout_s": 20.0,
+            "concurrency": 4,
         }
-        options.update(changes)
-        judge = Judge(options.pop("model", "openai/patina-tiny"), **options)
+        reach.update((name, changes.pop(name)) for name in list(changes) if name in reach)
+        judge = Judge(Provider(**reach), **{"votes": 3, **changes})
         await judge.start()
         started.append(judge)
         return judge
@@ -252,7 +254,7 @@ async def test_a_judge_that_was_down_answers_after_it_is_up(judge_of: Callable[.
 
 async def test_an_unknown_provider_is_said_at_the_start() -> None:
     with pytest.raises(ConfigError, match="unknown provider"):
-        await Judge("no-such-provider-model").start()
+        await Judge(Provider("no-such-provider-model")).start()
 
 
 def test_a_backends_address_gets_the_v1_it_needs() -> None:

@@ -12,6 +12,7 @@ import pytest
 from scorers.custom import CustomReward
 from scorers.judge import Judge
 from scorers.jury import Jury
+from scorers.provider import Provider
 from scorers.rules import RULES
 from scorers.worker import Worker
 from store.errors import RecordUnavailable
@@ -56,16 +57,9 @@ def jury(judge: Judge | None = None, custom: CustomReward | None = None) -> Jury
     return Jury(rules=RULES, custom=custom, judge=judge)
 
 
-def judge_at(base: str, **changes: Any) -> Judge:
-    options: dict[str, Any] = {
-        "api_base": base,
-        "api_key": "none",
-        "votes": 1,
-        "attempts": 1,
-        "timeout_s": 20.0,
-    }
-    options.update(changes)
-    return Judge("openai/patina-tiny", **options)
+def judge_at(base: str) -> Judge:
+    provider = Provider("openai/patina-tiny", api_base=base, api_key="none", attempts=1, timeout_s=20.0)
+    return Judge(provider, votes=1)
 
 
 @contextlib.asynccontextmanager
