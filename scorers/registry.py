@@ -6,8 +6,8 @@ from pathlib import Path
 
 from scorers.custom import load_reward
 from scorers.judge import NO_KEY, Judge, local_base
-from scorers.provider import Provider
 from scorers.jury import Jury
+from scorers.provider import Provider
 from scorers.rules import RULES
 from store.errors import ConfigError
 from store.settings import Settings
