@@ -228,6 +228,24 @@ class Settings(BaseSettings):
         "vLLM's parser of tool calls; default: by the model's family; none: none",
         "serving",
     )
+    tinker_base_url: str = _field(
+        "",
+        "TINKER_BASE_URL",
+        "base URL of a Tinker server of your own, for --backend tinker; default: the hosted one",
+        "serving",
+    )
+    tinker_api_key: str = _field(
+        "",
+        "TINKER_API_KEY",
+        "key of the Tinker server (tml-...); a server on this machine needs none",
+        "serving",
+    )
+    tinker_model: str = _field(
+        "",
+        "PATINA_TINKER_MODEL",
+        "the Tinker server's name of the base model, where it is not --model-name",
+        "serving",
+    )
     adapter_slots: int = _field(
         8,
         "PATINA_ADAPTER_SLOTS",
@@ -410,7 +428,7 @@ class Settings(BaseSettings):
             raise ValueError("use letters, digits, '.', '_' and '-'")
         return value
 
-    @field_validator("judge_api_base")
+    @field_validator("judge_api_base", "tinker_base_url")
     @classmethod
     def _url(cls, value: str) -> str:
         return _checked_url(value)
@@ -610,12 +628,18 @@ def child_environment(**extra: str) -> dict[str, str]:
     }
 
 
+def default_environment(**values: str) -> None:
+    """Set variables of this process that nobody has set: for libraries that are told in no other way."""
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
+
+
 def to_json(settings: Settings) -> dict[str, Any]:
     """Return the settings as JSON with every secret blanked, for `status` and version metrics."""
     data: dict[str, Any] = json.loads(settings.model_dump_json())
-    for name in ("api_key", "upstream_api_key", "judge_api_key"):
+    for name in ("api_key", "upstream_api_key", "judge_api_key", "tinker_api_key"):
         if data.get(name):
             data[name] = "***"
-    for name in ("upstream", "judge_api_base", "database"):
+    for name in ("upstream", "judge_api_base", "tinker_base_url", "database"):
         data[name] = re.sub(r"//[^/@]*@", "//***@", data[name])
     return data
