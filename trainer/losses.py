@@ -320,8 +320,19 @@ def support_divergence(
     Returns:
         [...], nats.
     """
+    return known_support_divergence(student.gather(-1, indices), teacher, alpha=alpha, mass=mass)
+
+
+def known_support_divergence(
+    student: torch.Tensor, teacher: torch.Tensor, *, alpha: float, mass: SupportMass = "tail"
+) -> torch.Tensor:
+    """:func:`support_divergence` where the student's log-probabilities of the support are all that is known.
+
+    Args:
+        student: S [..., K], with gradient; teacher: Q [..., K], ``-inf`` = unused slot.
+    """
     unused = torch.isneginf(teacher)
-    chosen = student.gather(-1, indices).masked_fill(unused, LOG_ZERO)
+    chosen = student.masked_fill(unused, LOG_ZERO)
     whole = with_tail if mass == "tail" else renormalised
     return generalized_jsd(whole(chosen), whole(teacher.detach().masked_fill(unused, LOG_ZERO)), alpha)
 

@@ -34,6 +34,7 @@ from trainer.losses import (
     generalized_jsd,
     kl_k2,
     kl_k3,
+    known_support_divergence,
     likeliest,
     log_distribution,
     masked_mean,
@@ -240,53 +241,136 @@ def compute_loss(
         ValueError: shapes that differ, a live position with a number missing, a directive weight without a
             teacher, a KL penalty without a base.
     """
-    rows, columns = batch.completion_ids.shape
-    if logits.shape[:2] != (rows, columns):
+    if logits.shape[:2] != batch.completion_ids.shape:
+        rows, columns = batch.completion_ids.shape
         raise ValueError(f"logits of shape {tuple(logits.shape)} for a batch of {rows} x {columns}")
-    live_rows = batch.live()
-    live = batch.mask & live_rows.unsqueeze(-1)
-    directive_rows = live_rows & (batch.directive_weight > 0)
-    flat = live.reshape(-1).nonzero().squeeze(-1)
-    row_of = torch.div(flat, columns, rounding_mode="floor")
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-
-    def pick(stream: torch.Tensor) -> torch.Tensor:
-        return stream.reshape(-1)[flat].to(dtype)
-
-    before, sampled = pick(batch.trainer_logprobs), pick(batch.sampling_logprobs)
-    base = None if batch.base_logprobs is None else pick(batch.base_logprobs)
-    policy_mask = batch.advantage_mask & live
-    # `where` first: an advantage outside its own mask is padding too.
-    advantages = pick(torch.where(policy_mask, batch.advantages, 0.0))
-    _require_complete(objective, batch, live_rows, directive_rows, before, sampled, base, advantages)
-
-    alphas, divergence_of = _divergences(objective, batch, directive_rows)
-    logprobs, divergence, entropy, teacher_logprobs, overlap = _read(
+    at = _Live(batch, torch.promote_types(logits.dtype, torch.float32))
+    _require_complete(objective, batch, at)
+    alphas, divergence_of = _divergences(objective, batch, at.directive_rows)
+    read = _read(
         logits,
         batch,
         objective,
         alphas,
         _Positions(
-            within=flat,
-            flat=flat,
-            ids=batch.completion_ids.reshape(-1)[flat],
-            temperature=batch.temperature[row_of].to(dtype),
-            divergence=divergence_of[row_of],
+            within=at.flat,
+            flat=at.flat,
+            ids=batch.completion_ids.reshape(-1)[at.flat],
+            temperature=batch.temperature[at.row_of].to(at.dtype),
+            divergence=divergence_of[at.row_of],
         ),
         chunk,
     )
+    return _total(objective, batch, at, alphas, read, live_samples)
 
-    def grid(values: torch.Tensor) -> torch.Tensor:
-        # Back to [B, C], so that one function does every mean.
-        return values.new_zeros(rows * columns).index_put((flat,), values).reshape(rows, columns)
 
-    sequences = float(live_rows.sum()) if live_samples is None else float(live_samples)
-    weight = batch.sample_weight.to(dtype)
+def compute_support_loss(
+    objective: Objective,
+    batch: Batch,
+    logprobs: torch.Tensor,
+    student_support: torch.Tensor | None = None,
+    *,
+    live_samples: float | None = None,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """The same loss where only log-probabilities of single tokens can be had, as from a training server.
+
+    On the same tokens it has the value and the gradient of :func:`compute_loss` on a batch that brings a support; with the
+    student's own K likeliest tokens as that support, also those of a batch with whole logits.
+
+    Args:
+        batch: with ``support_ids`` and ``support_logprobs`` where samples have a teacher.
+        logprobs: s [B, C], of the completion's tokens, with gradient, at the batch's temperature.
+        student_support: S [B, C, K] of the tokens ``batch.support_ids``, with gradient.
+        live_samples: see :func:`compute_loss`.
+
+    Returns:
+        As :func:`compute_loss`; ``entropy`` is the mean surprise of the completion's tokens, an estimate, and there is no
+        ``topk_overlap``.
+
+    Raises:
+        ValueError: as :func:`compute_loss`; a teacher without the student's numbers for its tokens.
+    """
+    if logprobs.shape != batch.completion_ids.shape:
+        raise ValueError(f"log-probabilities of shape {tuple(logprobs.shape)} for another batch")
+    if batch.teacher_logits is not None or (
+        (None if student_support is None else student_support.shape)
+        != (None if batch.support_ids is None else batch.support_ids.shape)
+    ):
+        raise ValueError("a support needs the student's and the teacher's log-probabilities of it")
+    at = _Live(batch, torch.promote_types(logprobs.dtype, torch.float32))
+    _require_complete(objective, batch, at)
+    alphas, divergence_of = _divergences(objective, batch, at.directive_rows)
+    own = at.pick(logprobs)
+    divergence = torch.zeros_like(own)
+    teacher_logprobs = torch.full_like(own.detach(), math.nan)
+    ids = batch.completion_ids.reshape(-1)[at.flat].unsqueeze(-1)
+    for code, alpha in enumerate(alphas):
+        assert student_support is not None
+        assert batch.support_ids is not None
+        assert batch.support_logprobs is not None
+        here = (divergence_of[at.row_of] == code).nonzero().squeeze(-1)
+        place = at.flat[here]
+        student = student_support.flatten(0, 1)[place].to(at.dtype)
+        teacher = batch.support_logprobs.flatten(0, 1)[place].to(at.dtype)
+        if not bool((student.isfinite() & ~teacher.isnan()).all()):
+            raise ValueError("a log-probability of the support is missing: its sample has to be dropped")
+        divergence = divergence.index_put(
+            (here,), known_support_divergence(student, teacher, alpha=alpha, mass=objective.support_mass)
+        )
+        is_said = batch.support_ids.flatten(0, 1)[place] == ids[here]
+        said = torch.where(is_said, teacher, 0.0).sum(dim=-1)
+        teacher_logprobs[here] = torch.where(is_said.any(dim=-1), said, math.nan)
+    unknown = torch.full_like(teacher_logprobs, math.nan)
+    read = (own, divergence, -own.detach(), teacher_logprobs, unknown)
+    return _total(objective, batch, at, alphas, read, live_samples)
+
+
+class _Live:
+    """The live positions of a batch, N of them, and its streams there."""
+
+    def __init__(self, batch: Batch, dtype: torch.dtype) -> None:
+        rows, columns = batch.completion_ids.shape
+        self.dtype = dtype
+        self.shape = rows, columns
+        self.rows = batch.live()
+        self.mask = batch.mask & self.rows.unsqueeze(-1)
+        self.directive_rows = self.rows & (batch.directive_weight > 0)
+        self.flat = self.mask.reshape(-1).nonzero().squeeze(-1)
+        self.row_of = torch.div(self.flat, columns, rounding_mode="floor")
+        self.before, self.sampled = self.pick(batch.trainer_logprobs), self.pick(batch.sampling_logprobs)
+        self.base = None if batch.base_logprobs is None else self.pick(batch.base_logprobs)
+        self.policy_mask = batch.advantage_mask & self.mask
+        # `where` first: an advantage outside its own mask is padding too.
+        self.advantages = self.pick(torch.where(self.policy_mask, batch.advantages, 0.0))
+
+    def pick(self, stream: torch.Tensor) -> torch.Tensor:
+        """[B, C] -> [N]."""
+        return stream.reshape(-1)[self.flat].to(self.dtype)
+
+    def grid(self, values: torch.Tensor) -> torch.Tensor:
+        """[N] -> [B, C], so that one function does every mean."""
+        rows, columns = self.shape
+        return values.new_zeros(rows * columns).index_put((self.flat,), values).reshape(rows, columns)
+
+
+def _total(
+    objective: Objective,
+    batch: Batch,
+    at: _Live,
+    alphas: list[float],
+    read: _Read,
+    live_samples: float | None,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """The loss and the metrics, once what the student says is known."""
+    logprobs, divergence, entropy, teacher_logprobs, overlap = read
+    before, base, advantages, live, flat = at.before, at.base, at.advantages, at.mask, at.flat
+    sequences = float(at.rows.sum()) if live_samples is None else float(live_samples)
+    weight = batch.sample_weight.to(at.dtype)
 
     def term(values: torch.Tensor, mask: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        return masked_mean(grid(values), mask, weight=scale, sequences=sequences)
+        return masked_mean(at.grid(values), mask, weight=scale, sequences=sequences)
 
-    stale = staleness_weight(before, sampled, cap=objective.staleness_cap)
+    stale = staleness_weight(before, at.sampled, cap=objective.staleness_cap)
     surrogate = ppo_surrogate(
         logprobs,
         before,
@@ -296,9 +380,9 @@ def compute_loss(
         dual_clip=objective.dual_clip,
     )
     directive = sdpo_token_loss(divergence, logprobs, before, cap=objective.importance_cap)
-    directive_mask = live & directive_rows.unsqueeze(-1)
-    policy_loss = term(surrogate * stale, policy_mask, weight)
-    directive_loss = term(directive * stale, directive_mask, weight * batch.directive_weight.to(dtype))
+    directive_mask = live & at.directive_rows.unsqueeze(-1)
+    policy_loss = term(surrogate * stale, at.policy_mask, weight)
+    directive_loss = term(directive * stale, directive_mask, weight * batch.directive_weight.to(at.dtype))
     loss = policy_loss + directive_loss
     if base is not None and objective.kl_coef:
         loss = loss + objective.kl_coef * term(kl_k2(logprobs, base), live, weight)
@@ -306,9 +390,11 @@ def compute_loss(
     with torch.no_grad():
         metrics = {
             "loss": loss,
-            "live_samples": live_rows.sum(),
+            "live_samples": at.rows.sum(),
             "live_tokens": live.sum(),
-            "effective_samples": (directive_rows | ((batch.advantages != 0) & policy_mask).any(dim=-1)).sum(),
+            "effective_samples": (
+                at.directive_rows | ((batch.advantages != 0) & at.policy_mask).any(dim=-1)
+            ).sum(),
         }
         if flat.numel():
             ratio = (logprobs - before).exp()
@@ -324,7 +410,7 @@ def compute_loss(
                     "kl_base_k2": kl_k2(logprobs, base).mean(),
                     "kl_base_k3": kl_k3(logprobs, base).mean(),
                 }
-        in_policy = policy_mask.reshape(-1)[flat]
+        in_policy = at.policy_mask.reshape(-1)[flat]
         if bool(in_policy.any()):
             clipped = torch.where(
                 advantages > 0,
@@ -336,44 +422,37 @@ def compute_loss(
             )
             metrics |= {
                 "policy_loss": policy_loss,
-                "clip_fraction": clipped[in_policy & (advantages != 0)].to(dtype).sum() / in_policy.sum(),
+                "clip_fraction": clipped[in_policy & (advantages != 0)].to(at.dtype).sum() / in_policy.sum(),
             }
         if alphas:
             taught = directive_mask.reshape(-1)[flat]
             shift = (teacher_logprobs - before)[taught].abs()
             known = ~shift.isnan()
-            metrics |= {"directive_loss": directive_loss, "topk_overlap": overlap[taught].mean()}
+            metrics["directive_loss"] = directive_loss
+            if not bool(overlap[taught].isnan().any()):
+                metrics["topk_overlap"] = overlap[taught].mean()
             if bool(known.any()):
                 metrics["teacher_shift"] = shift[known].mean()
         values = torch.stack([value.detach().double() for value in metrics.values()]).tolist()
     return loss, dict(zip(metrics, values, strict=True))
 
 
-def _require_complete(
-    objective: Objective,
-    batch: Batch,
-    live_rows: torch.Tensor,
-    directive_rows: torch.Tensor,
-    before: torch.Tensor,
-    sampled: torch.Tensor,
-    base: torch.Tensor | None,
-    advantages: torch.Tensor,
-) -> None:
-    if base is None and objective.kl_coef:
+def _require_complete(objective: Objective, batch: Batch, at: _Live) -> None:
+    if at.base is None and objective.kl_coef:
         raise ValueError("a KL penalty needs the base model's log-probabilities")
-    if batch.teacher_logits is None and batch.support_ids is None and bool(directive_rows.any()):
+    if batch.teacher_logits is None and batch.support_ids is None and bool(at.directive_rows.any()):
         raise ValueError("a sample with a directive weight has no teacher: it has to be dropped")
     streams = {
-        "trainer_logprobs": before,
-        "sampling_logprobs": sampled,
-        "advantages": advantages,
-        "sample_weight": batch.sample_weight[live_rows],
-        "directive_weight": batch.directive_weight[live_rows],
+        "trainer_logprobs": at.before,
+        "sampling_logprobs": at.sampled,
+        "advantages": at.advantages,
+        "sample_weight": batch.sample_weight[at.rows],
+        "directive_weight": batch.directive_weight[at.rows],
         # log is finite for a positive temperature and only then
-        "temperature": batch.temperature[live_rows].log(),
+        "temperature": batch.temperature[at.rows].log(),
     }
-    if base is not None:
-        streams["base_logprobs"] = base
+    if at.base is not None:
+        streams["base_logprobs"] = at.base
     complete = torch.stack([stream.isfinite().all() for stream in streams.values()]).tolist()
     for name, is_complete in zip(streams, complete, strict=True):
         if not is_complete:
