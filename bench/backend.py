@@ -10,8 +10,9 @@ import argparse
 import asyncio
 import signal
 import socket
+from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import ClassVar, cast
 
 import orjson
 import uvloop
@@ -110,7 +111,14 @@ _OTHER = _head("application/json", f"content-length: {len(_CARDS)}") + _CARDS
 
 
 class Serving(asyncio.Protocol):
-    """One connection; requests come one after the other."""
+    """One connection; requests come one after the other.
+
+    Attributes:
+        whole, stream: what is said, by whether tokens are asked for.
+    """
+
+    whole: ClassVar = _WHOLE
+    stream: ClassVar = _STREAM
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own kind
@@ -134,14 +142,18 @@ class Serving(asyncio.Protocol):
         if len(data) < end + 4 + length:
             return
         self._got = b""
+        self.answer(head, data)
+
+    def answer(self, head: bytes, data: bytes) -> None:
+        """Answer one request; ``head`` is its head in lower case, ``data`` all of it."""
         if not head.startswith(b"post") or b"chat/completions" not in head[:80]:
             self._transport.write(_OTHER)
             return
         captured = b"return_token_ids" in data
         if b'"stream":true' not in data.replace(b'"stream": true', b'"stream":true'):
-            self._transport.write(_WHOLE[captured])
+            self._transport.write(self.whole[captured])
             return
-        pieces = _STREAM[captured]
+        pieces = self.stream[captured]
         self._transport.write(pieces[0])
         step = self._loop.call_soon
         if b'"paced"' in data:
@@ -162,12 +174,12 @@ class Serving(asyncio.Protocol):
                 self._loop.call_later(GAP_S, self._paced, pieces, position + 1)
 
 
-async def serve(listener: socket.socket) -> None:
+async def serve(listener: socket.socket, connection: Callable[[], asyncio.BaseProtocol] = Serving) -> None:
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    server = await loop.create_server(Serving, sock=listener)
+    server = await loop.create_server(connection, sock=listener)
     await stopped.wait()
     server.close()
 
