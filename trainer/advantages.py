@@ -230,7 +230,7 @@ def _checked(whose: str, logprobs: Sequence[float] | None, length: int) -> Seque
 
 
 def directive_refusal(
-    *, mean_shift: float, overlap: float, min_shift: float, min_overlap: float = 0.5
+    *, mean_shift: float, overlap: float | None, min_shift: float, min_overlap: float = 0.5
 ) -> str | None:
     """Why a hint should not teach although its teacher answered; None when it may.
 
@@ -240,11 +240,12 @@ def directive_refusal(
 
     Args:
         mean_shift: mean of |q - o| over the completion, nats.
-        overlap: share of the student's top-K tokens that are in the teacher's too, mean over the completion.
+        overlap: share of the student's top-K tokens that are in the teacher's too, mean over the completion; None: the
+            teacher cannot tell.
     """
     if not mean_shift >= min_shift:
         return f"the hint changes nothing: mean shift {mean_shift:.3f} nat below {min_shift:g}"
-    if not overlap >= min_overlap:
+    if overlap is not None and not overlap >= min_overlap:
         return f"the hint changes the subject: top-K overlap {overlap:.2f} below {min_overlap:g}"
     return None
 

@@ -28,7 +28,7 @@ from store.values import ScoredTurn
 from trainer.advantages import directive_streams
 from trainer.batch import Sample, SampleKind
 from trainer.canaries import load_canaries
-from trainer.policy import LocalPolicy, Reply, Weights
+from trainer.protocol import Policy, Reply, Weights
 
 Source = Literal["base", "policy"]
 _Prompt = tuple[int, ...]
@@ -59,7 +59,7 @@ class Anchors:
 
     def __init__(
         self,
-        policy: LocalPolicy,
+        policy: Policy,
         model: str,
         *,
         seed: int = 0,

@@ -1,5 +1,8 @@
 """Adapter versions on disk: immutable, content-addressed folders that peft and vLLM load as they are. No torch.
 
+Where a Tinker server holds the weights, ``tinker.json`` (`serving.tinker.version`) stands in for peft's two files: it says where they
+are. Everything else is the same.
+
     <adapters>/<policy>@<version>.<first 12 of the hash>/
         adapter_config.json            peft's format
         adapter_model.safetensors      peft's format
@@ -23,13 +26,15 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors
 
+from serving.tinker.version import FILE as TINKER_FILE
+from serving.tinker.version import read_version
 from store.errors import AdapterError
 from store.values import adapter_name
 
@@ -39,8 +44,9 @@ TRAINER_STATE = "patina/trainer_state.safetensors"
 STATE = "patina/state.json"
 METRICS = "patina/metrics.json"
 
-#: What an engine loads; the content hash is of these two and nothing else.
+#: What an engine loads; the content hash is of these and nothing else.
 _SERVED = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+_SERVED_BY_TINKER = (TINKER_FILE,)
 #: Prefix of folders that are still being written. A worker that dies leaves one; `sweep` removes it.
 _UNFINISHED = ".writing-"
 _HASH_IN_NAME = 12
@@ -55,9 +61,9 @@ class WrittenVersion:
 
 
 def content_hash(served: Mapping[str, bytes]) -> str:
-    """Hex SHA-256 of the two served files, each with its name and length."""
+    """Hex SHA-256 of the served files, each with its name and length."""
     digest = hashlib.sha256()
-    for name in _SERVED:
+    for name in _SERVED_BY_TINKER if TINKER_FILE in served else _SERVED:
         body = served[name]
         digest.update(f"{name}\0{len(body)}\0".encode())
         digest.update(body)
@@ -77,7 +83,7 @@ def write_version(
 
     Args:
         adapters: the folder of all versions; made when missing.
-        files: from `LocalPolicy.version_files`.
+        files: from `Policy.version_files`.
         state: JSON the worker goes on from, see `read_state`.
         metrics: JSON; not a number is written as null.
 
@@ -114,8 +120,10 @@ def verify_version(folder: Path, expected_hash: str | None = None) -> str:
     """
     if not folder.is_dir():
         raise AdapterError(f"there is no adapter folder {folder}")
+    is_remote = (folder / TINKER_FILE).exists()
     try:
-        served = {name: (folder / name).read_bytes() for name in _SERVED}
+        names = _SERVED_BY_TINKER if is_remote else _SERVED
+        served = {name: (folder / name).read_bytes() for name in names}
     except FileNotFoundError as error:
         raise AdapterError(
             f"{folder} is not an adapter folder: no {Path(str(error.filename)).name}"
@@ -128,6 +136,9 @@ def verify_version(folder: Path, expected_hash: str | None = None) -> str:
             f"the adapter in {folder} is not what was published: its hash is {found[:_HASH_IN_NAME]}…, "
             f"not {expected_hash[:_HASH_IN_NAME]}…"
         )
+    if is_remote:
+        read_version(folder)
+        return found
     try:
         config = json.loads(served[ADAPTER_CONFIG])
         # safetensors does not type it; its numpy and torch readers would not do: no bfloat16 there, no torch here
@@ -189,12 +200,15 @@ def remove_version(folder: Path) -> None:
         raise AdapterError(f"{folder} cannot be removed: {error.strerror or error}") from error
 
 
-def sweep(adapters: Path, known: Iterable[Path] | None = None) -> list[Path]:
+def sweep(
+    adapters: Path, known: Iterable[Path] | None = None, *, remove: Callable[[Path], None] = remove_version
+) -> list[Path]:
     """Remove what a dead worker left behind; call at start, when no other worker writes here.
 
     Args:
         known: folders the record speaks of. When given, version folders it does not speak of are removed too: their step
             died between writing and publishing, and its turns will be trained again.
+        remove: how a whole version is removed.
 
     Returns:
         What was removed.
@@ -210,7 +224,7 @@ def sweep(adapters: Path, known: Iterable[Path] | None = None) -> list[Path]:
             if is_unfinished:
                 shutil.rmtree(folder, ignore_errors=True)
             else:
-                remove_version(folder)
+                remove(folder)
             removed.append(folder)
     return removed
 

@@ -26,13 +26,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor
-
 from serving.embedded.toolcalls import ToolCall, ToolCallParser
 from store.errors import ConfigError
 from trainer.canaries import AnchorPrompt, Canaries, load_canaries
-from trainer.policy import LocalPolicy, Reply, Weights
+from trainer.protocol import Policy, Reply, Weights
 
 T = TypeVar("T")
 
@@ -40,8 +37,6 @@ T = TypeVar("T")
 MAX_TOKENS = 96
 #: At most so many prompts of each kind; the same ones for base and candidate.
 MAX_FACTS, MAX_TOOLS, MAX_ANCHORS = 24, 8, 28
-#: Padded tokens of one scoring pass.
-_MICRO_TOKENS = 8_192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +227,7 @@ class Gate:
 
     def __init__(
         self,
-        policy: LocalPolicy,
+        policy: Policy,
         model: str,
         *,
         thresholds: Thresholds | None = None,
@@ -252,7 +247,7 @@ class Gate:
             self._base = self._probe.measure(Weights.BASE)
         return self._base
 
-    def examine(self, policy: LocalPolicy, before: Mapping[str, Tensor] | None = None) -> GateVerdict:
+    def examine(self, policy: Policy, before: Mapping[str, Any] | None = None) -> GateVerdict:
         """Measure the policy's weights as they are and judge them.
 
         Args:
@@ -263,12 +258,8 @@ class Gate:
         rejected = judge_gate(None, after, base, self._thresholds)
         measures = {"after": after.to_json(), "base": base.to_json()}
         if rejected and after.finite and before is not None:
-            candidate = policy.snapshot()
-            policy.restore(before)
-            try:
+            with policy.as_it_was(before):
                 earlier = self._probe.measure(Weights.STUDENT)
-            finally:
-                policy.restore(candidate)
             rejected = judge_gate(earlier, after, base, self._thresholds)
             measures["before"] = earlier.to_json()
         return GateVerdict(rejected=rejected, measures=measures)
@@ -277,7 +268,7 @@ class Gate:
 class Probe:
     """Asks a policy the canaries' questions, greedily, and reads the replies."""
 
-    def __init__(self, policy: LocalPolicy, canaries: Canaries, *, max_tokens: int = MAX_TOKENS) -> None:
+    def __init__(self, policy: Policy, canaries: Canaries, *, max_tokens: int = MAX_TOKENS) -> None:
         self._policy = policy
         self._max_tokens = max_tokens
         room = policy.max_context - max_tokens
@@ -321,8 +312,9 @@ class Probe:
         if self._reference is None:
             said = anchors if weights is Weights.BASE else self._greedy(self._anchor_ids, Weights.BASE)
             self._reference = [reply.token_ids for reply in said]
-        entropy, _ = self._read(self._reference, weights, kl=False)
-        _, kl = self._read([reply.token_ids for reply in anchors], weights, kl=weights is not Weights.BASE)
+        entropy, _ = policy.spread(self._anchor_ids, self._reference, weights, kl=False)
+        own = [reply.token_ids for reply in anchors]
+        _, kl = policy.spread(self._anchor_ids, own, weights, kl=weights is not Weights.BASE)
         by_style: dict[str, list[float]] = {}
         for anchor, value in zip(self._anchors, kl, strict=True):
             by_style.setdefault(anchor.style, []).append(value)
@@ -349,9 +341,8 @@ class Probe:
     def _calls(self, reply: Reply, name: str) -> bool:
         """Whether the reply is one valid call of that tool. Models without our markup may write the bare JSON."""
         # Markup is what is looked for, so special tokens stay; the end of the turn is none of it.
-        text = str(
-            self._policy.tokenizer.decode(list(reply.token_ids[:-1] if reply.finished else reply.token_ids))
-        )
+        ids = reply.token_ids[:-1] if reply.finished else reply.token_ids
+        text = self._policy.decode(ids, markup=True)
         parser = ToolCallParser()
         parts = [*parser.feed(text), *parser.flush()]
         calls = [part for part in parts if isinstance(part, ToolCall)]
@@ -364,30 +355,8 @@ class Probe:
     def _greedy(self, prompts: Sequence[Sequence[int]], weights: Weights) -> list[Reply]:
         return self._policy.sample(prompts, max_tokens=self._max_tokens, temperature=0.0, weights=weights)
 
-    @torch.no_grad()
-    def _read(
-        self, replies: Sequence[Sequence[int]], weights: Weights, *, kl: bool
-    ) -> tuple[list[float], list[float]]:
-        """Mean entropy and KL to base along a reply to each anchor, nats a token; KL is 0 where it is not asked for."""
-        entropies, divergences = [], []
-        longest = max(len(p) + len(r) for p, r in zip(self._anchor_ids, replies, strict=True))
-        rows = max(1, _MICRO_TOKENS // longest)
-        for start in range(0, len(replies), rows):
-            asked = self._anchor_ids[start : start + rows], replies[start : start + rows]
-            own, mask = self._policy.response_logits(*asked, weights)
-            base = self._policy.response_logits(*asked, Weights.BASE)[0] if kl else None
-            for row, live in enumerate(mask):
-                s = torch.log_softmax(own[row][live], dim=-1)
-                entropies.append(float(torch.special.entr(s.exp()).sum(dim=-1).mean()))
-                if base is None:
-                    divergences.append(0.0)
-                    continue
-                p = torch.log_softmax(base[row][live], dim=-1)
-                divergences.append(float((s.exp() * (s - p)).sum(dim=-1).mean()))
-        return entropies, divergences
 
-
-def _ask(policy: LocalPolicy, question: str) -> list[int]:
+def _ask(policy: Policy, question: str) -> list[int]:
     return policy.render([{"role": "user", "content": question}])
 
 

@@ -14,13 +14,12 @@ Shapes: P prompt tokens, C completion tokens (padded to the longest), T = P + C,
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,13 +28,17 @@ import torch
 from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from peft.utils import get_peft_model_state_dict
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from store.errors import AdapterError, AlignmentError, ConfigError, GateRejected
 from trainer.batch import GREEDY_BELOW
 from trainer.checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS, TRAINER_STATE
+from trainer.losses import carried_over, likeliest, topk_overlap
+from trainer.protocol import Heard as Heard
+from trainer.protocol import Reply as Reply
+from trainer.protocol import Weights as Weights
 
 #: Models smaller than this are held in float32, larger ones in bfloat16 with gradient checkpointing.
 FLOAT32_BELOW = 200_000_000
@@ -47,31 +50,9 @@ MAX_GRADIENT_NORM = 1.0
 BETAS = (0.9, 0.99)
 #: Rows generated at a time.
 SAMPLE_ROWS = 32
+#: Padded tokens of one pass that measures a spread.
+_SPREAD_TOKENS = 8_192
 _ADAPTER = "default"
-
-
-class Weights(StrEnum):
-    """Whose weights answer."""
-
-    STUDENT = "student"  #: base + the adapter being trained
-    EMA = "ema"  #: base + the adapter's moving average
-    BASE = "base"  #: no adapter
-    TEACHER = "teacher"  #: another model with the same vocabulary
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """A sampled completion.
-
-    Attributes:
-        token_ids: [C], end-of-turn token included when there is one.
-        logprobs: [C] at temperature 1, whatever temperature it was drawn at.
-        finished: the model ended its turn within the allowance.
-    """
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finished: bool
 
 
 class LocalPolicy:
@@ -86,6 +67,11 @@ class LocalPolicy:
         teacher: another model to teach with the hint in context; empty: none is loaded.
         device: "auto" or a torch device.
         checkpointing: recompute layers in the backward pass; None: for models of `FLOAT32_BELOW` parameters and more.
+        quantize: hold the base model in 4 bits (NF4); only on an NVIDIA GPU.
+
+    Attributes:
+        at_boundary: called where nothing is under way on the device: before each micro-batch and each optimizer step. It may take
+            its time (`trainer.device`).
 
     Raises:
         ConfigError: there is no such model, its files are torn or incomplete, or it cannot be trained here.
@@ -101,12 +87,13 @@ class LocalPolicy:
         teacher: str = "",
         device: str = "auto",
         checkpointing: bool | None = None,
+        quantize: bool = False,
     ) -> None:
+        self.at_boundary: Callable[[], None] = _go_on
         self.device = _device(device)
         self.name = model
         self.tokenizer = _load_tokenizer(model)
-        network = _load_network(model, self.device)
-        self.parameters = sum(parameter.numel() for parameter in network.parameters())
+        network, self.parameters = _load_network(model, self.device, quantize=quantize)
         config = network.config.get_text_config()
         self.max_context = int(getattr(config, "max_position_embeddings", None) or 2048)
         self.vocabulary_size = int(config.vocab_size)
@@ -128,7 +115,7 @@ class LocalPolicy:
         self._check_head(network)
         self._teacher: Any = None
         if teacher:
-            self._teacher = _load_network(teacher, self.device)
+            self._teacher, _ = _load_network(teacher, self.device, quantize=quantize)
             self._check_vocabulary(teacher)
             self._check_head(self._teacher)
 
@@ -241,6 +228,8 @@ class LocalPolicy:
         """
         ids, index, mask = self._pack(prompts, responses)
         grad = torch.is_grad_enabled() and weights is Weights.STUDENT
+        if grad:  # the micro-batch before has been through its backward pass
+            self.at_boundary()
         with self._as(weights), torch.set_grad_enabled(grad), self._recompute(grad):
             # The last response token predicts nothing that is asked for; what is padding is behind, so no mask is needed.
             output = self._of(weights).get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
@@ -271,6 +260,7 @@ class LocalPolicy:
         Returns:
             logprobs [B, C] float32, NaN in padding; mask [B, C] bool.
         """
+        self.at_boundary()
         hidden, mask = self.response_hidden(prompts, responses, weights)
         targets = _padded(responses, mask.shape[1], 0).to(self.device)
         heat = torch.tensor(
@@ -287,6 +277,92 @@ class LocalPolicy:
         logprobs = torch.full(mask.shape, math.nan, device=self.device)
         logprobs[mask] = torch.cat(pieces)
         return logprobs, mask
+
+    def hinted_logits(
+        self,
+        prompts: Sequence[Sequence[int]],
+        hinted: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        *,
+        teacher: Weights,
+        carry: float,
+        student: Tensor | None = None,
+    ) -> Tensor:
+        """What the teacher who read the hints says, [B, C, V].
+
+        Args:
+            prompts, hinted: without and with the hint.
+            carry: how much of what was learnt so far the base model carries along; see `trainer.losses.carried_over`. No other
+                teacher does.
+            student: logits [B, C, V] of the policy on ``prompts``, where they are at hand.
+        """
+        logits, _ = self.response_logits(hinted, responses, teacher)
+        if not carry or teacher is not Weights.BASE:
+            return logits
+        plain, _ = self.response_logits(prompts, responses, Weights.BASE)
+        if student is None:
+            student, _ = self.response_logits(prompts, responses)
+        return carried_over(logits, plain, student, carry)
+
+    @torch.no_grad()
+    def hear(
+        self,
+        prompts: Sequence[Sequence[int]],
+        hinted: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        *,
+        teacher: Weights,
+        carry: float,
+        temperature: Sequence[float],
+        top_k: int,
+    ) -> list[Heard]:
+        """What a teacher who read the hints says of each response, in one pass; see `hinted_logits`.
+
+        Args:
+            temperature: [B], of the log-probabilities.
+            top_k: size of the token sets whose overlap is measured.
+        """
+        self.at_boundary()
+        student, _ = self.response_logits(prompts, responses)
+        logits = self.hinted_logits(prompts, hinted, responses, teacher=teacher, carry=carry, student=student)
+        found = []
+        for row, response in enumerate(responses):
+            count = len(response)
+            theirs = torch.log_softmax(logits[row, :count] / temperature[row], dim=-1)
+            said = theirs.gather(-1, torch.tensor(response, device=theirs.device)[:, None])[:, 0]
+            overlap = topk_overlap(
+                likeliest(student[row, :count], top_k), likeliest(logits[row, :count], top_k)
+            )
+            found.append(Heard(logprobs=tuple(said.tolist()), overlap=float(overlap.float().mean())))
+        return found
+
+    @torch.no_grad()
+    def spread(
+        self,
+        prompts: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        weights: Weights,
+        *,
+        kl: bool,
+    ) -> tuple[list[float], list[float]]:
+        """Mean entropy and KL to base along each response, nats a token; KL is 0 where it is not asked for."""
+        entropies, divergences = [], []
+        longest = max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
+        rows = max(1, _SPREAD_TOKENS // longest)
+        for start in range(0, len(responses), rows):
+            self.at_boundary()
+            asked = prompts[start : start + rows], responses[start : start + rows]
+            own, mask = self.response_logits(*asked, weights)
+            base = self.response_logits(*asked, Weights.BASE)[0] if kl else None
+            for row, live in enumerate(mask):
+                s = torch.log_softmax(own[row][live], dim=-1)
+                entropies.append(float(torch.special.entr(s.exp()).sum(dim=-1).mean()))
+                if base is None:
+                    divergences.append(0.0)
+                    continue
+                p = torch.log_softmax(base[row][live], dim=-1)
+                divergences.append(float((s.exp() * (s - p)).sum(dim=-1).mean()))
+        return entropies, divergences
 
     def _pack(
         self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
@@ -400,9 +476,9 @@ class LocalPolicy:
         """Text to ids, markup recognised, nothing added."""
         return [int(i) for i in self.tokenizer(text, add_special_tokens=False)["input_ids"]]
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Ids to text without markup."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+    def decode(self, ids: Sequence[int], *, markup: bool = False) -> str:
+        """Ids to text, by default without markup."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=not markup))
 
     def sample(
         self,
@@ -502,6 +578,7 @@ class LocalPolicy:
         Raises:
             GateRejected: a gradient is not finite; weights and moments are untouched and the gradients are gone.
         """
+        self.at_boundary()
         norm = float(nn.utils.clip_grad_norm_(self._trainable.values(), MAX_GRADIENT_NORM))
         if not math.isfinite(norm):
             self.drop_gradients()
@@ -512,6 +589,11 @@ class LocalPolicy:
             for name, parameter in self._trainable.items():
                 self._ema[name].lerp_(parameter, EMA_RATE)
         return norm
+
+    def free_cached(self) -> None:
+        """Give back memory of the device that is only kept for later; weights, moments and gradients stay."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def drop_gradients(self) -> None:
         """Forget what backward passes have accumulated."""
@@ -565,7 +647,17 @@ class LocalPolicy:
             torch.set_rng_state(rng.cpu())
         self.drop_gradients()
 
-    def version_files(self) -> dict[str, bytes]:
+    @contextmanager
+    def as_it_was(self, state: Mapping[str, Tensor]) -> Iterator[None]:
+        """Be what :meth:`snapshot` saw inside, and what it is now afterwards."""
+        now = self.snapshot()
+        self.restore(state)
+        try:
+            yield
+        finally:
+            self.restore(now)
+
+    def version_files(self, name: str = "") -> dict[str, bytes]:
         """The adapter and the trainer's state as files of a version folder: relative path -> bytes.
 
         The same weights give the same bytes. ``adapter_config.json`` and ``adapter_model.safetensors`` are peft's format.
@@ -728,8 +820,33 @@ def _load_tokenizer(name: str) -> Any:
     return tokenizer
 
 
-def _load_network(name: str, device: torch.device) -> Any:
+def _go_on() -> None:
+    return
+
+
+def _quantization(device: torch.device) -> Any:
+    """NF4 with double quantization; products in bfloat16.
+
+    Raises:
+        ConfigError: it cannot be had here.
+    """
+    if device.type != "cuda":
+        raise ConfigError("--quantize 4bit needs an NVIDIA GPU; on a CPU the model is held as it is (--quantize none)")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError("--quantize 4bit needs bitsandbytes: pip install bitsandbytes")
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+
+
+def _load_network(name: str, device: torch.device, *, quantize: bool = False) -> tuple[Any, int]:
+    """Return the network and its number of parameters (those of a quantized one are packed, and counted before)."""
     _check_folder(name)
+    # what is quantized is quantized as it is loaded, on the device itself
+    extra = {"quantization_config": _quantization(device), "device_map": {"": device}} if quantize else {}
     transformers_logging.disable_progress_bar()
     local = Path(name).expanduser().is_dir()
     try:
@@ -742,6 +859,7 @@ def _load_network(name: str, device: torch.device) -> Any:
             dtype=torch.float32 if size < FLOAT32_BELOW else torch.bfloat16,
             attn_implementation="sdpa",
             output_loading_info=True,
+            **extra,
         )
     except Exception as error:  # as above
         what = "the model folder" if local else "the model (no such folder, and not whole in the local cache)"
@@ -750,7 +868,7 @@ def _load_network(name: str, device: torch.device) -> Any:
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:
         raise ConfigError(f"the weights of {name} are incomplete: {missing[0]} is missing or misshapen")
-    return network.to(device).eval()
+    return (network if quantize else network.to(device)).eval(), size
 
 
 def _end_ids(network: Any, tokenizer: Any) -> frozenset[int]:

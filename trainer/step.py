@@ -33,9 +33,9 @@ from trainer.advantages import (
     running_baseline,
 )
 from trainer.batch import Sample, SampleKind, build_batch, micro_batches, sample_of
-from trainer.losses import carried_over, likeliest, topk_overlap
 from trainer.objective import Objective, compute_loss
-from trainer.policy import LocalPolicy, Weights
+from trainer.policy import LocalPolicy
+from trainer.protocol import Policy, Refusal, Weights
 from trainer.teacher import teacher_prompt
 
 #: A hint that moves the teacher by less than this (mean nats a token) has nothing to say about this completion.
@@ -123,14 +123,6 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """Why a turn does not train."""
-
-    reason: DropReason
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """What became of the claimed turns: each is in exactly one of the two."""
 
@@ -151,7 +143,7 @@ class _Draft:
 
 
 def prepare(
-    policy: LocalPolicy,
+    policy: Policy,
     turns: Sequence[ScoredTurn],
     plan: StepPlan,
     *,
@@ -212,9 +204,7 @@ class _RefusedTurn(Exception):
         self.refusal = Refusal(reason=reason, detail=detail)
 
 
-def _draft(
-    policy: LocalPolicy, turn: ScoredTurn, plan: StepPlan, *, version: int, kind: SampleKind
-) -> _Draft:
+def _draft(policy: Policy, turn: ScoredTurn, plan: StepPlan, *, version: int, kind: SampleKind) -> _Draft:
     age = version - turn.adapter_version
     if kind is SampleKind.FEEDBACK and age > plan.max_staleness:
         raise _RefusedTurn(DropReason.STALE, f"sampled {age} versions ago")
@@ -270,9 +260,7 @@ def _follow_up(turn: ScoredTurn) -> str | None:
     return text if isinstance(text, str) and not detail.get("follow_up_is_question") else None
 
 
-def _ask_for_prompts(
-    policy: LocalPolicy, drafts: Sequence[_Draft], refused: dict[str, Refusal]
-) -> list[_Draft]:
+def _ask_for_prompts(policy: Policy, drafts: Sequence[_Draft], refused: dict[str, Refusal]) -> list[_Draft]:
     kept = []
     for draft in drafts:
         if draft.hint is not None:
@@ -296,7 +284,7 @@ def _ask_for_prompts(
 
 
 def _read_policy(
-    policy: LocalPolicy, drafts: Sequence[_Draft], plan: StepPlan, refused: dict[str, Refusal]
+    policy: Policy, drafts: Sequence[_Draft], plan: StepPlan, refused: dict[str, Refusal]
 ) -> list[_Draft]:
     """Fill in o, and drop what another policy than ours seems to have said."""
     by_id = {draft.sample.turn_id: draft for draft in drafts}
@@ -319,7 +307,7 @@ def _read_policy(
     return sorted(kept, key=lambda draft: order[draft.sample.turn_id])
 
 
-def _own_logprobs(policy: LocalPolicy, part: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
+def _own_logprobs(policy: Policy, part: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
     """o at the loss temperature, o' at the engine's, mask; all [B, C], no gradient."""
     prompts = [sample.prompt_ids for sample in part]
     responses = [sample.completion_ids for sample in part]
@@ -334,9 +322,8 @@ def _own_logprobs(policy: LocalPolicy, part: Sequence[Sample]) -> tuple[Tensor, 
     return own, reported, mask
 
 
-@torch.no_grad()
 def _read_teacher(
-    policy: LocalPolicy, drafts: Sequence[_Draft], plan: StepPlan, refused: dict[str, Refusal]
+    policy: Policy, drafts: Sequence[_Draft], plan: StepPlan, refused: dict[str, Refusal]
 ) -> dict[str, str]:
     """Fill in q where the hint proves itself; returns why not, by turn id, where it does not.
 
@@ -346,55 +333,34 @@ def _read_teacher(
     top_k = plan.objective.top_k or 20
     why: dict[str, str] = {}
     for part in micro_batches([draft.sample for draft in by_id.values()], plan.micro_tokens):
-        responses = [sample.completion_ids for sample in part]
-        student, _ = policy.response_logits([sample.prompt_ids for sample in part], responses)
-        teacher = _hinted_logits(policy, part, plan, student)
-        for row, sample in enumerate(part):
-            count = len(sample.completion_ids)
-            theirs = torch.log_softmax(teacher[row, :count] / sample.loss_temperature, dim=-1)
-            said = theirs.gather(-1, torch.tensor(sample.completion_ids, device=theirs.device)[:, None])[:, 0]
+        heard = policy.hear(
+            [sample.prompt_ids for sample in part],
+            [sample.teacher_prompt_ids or () for sample in part],
+            [sample.completion_ids for sample in part],
+            teacher=plan.teacher,
+            carry=plan.carry,
+            temperature=[sample.loss_temperature for sample in part],
+            top_k=top_k,
+        )
+        for sample, teacher in zip(part, heard, strict=True):
+            said = torch.tensor(teacher.logprobs)
             if not bool(torch.isfinite(said).all()):
                 refused[sample.turn_id] = Refusal(
                     reason=DropReason.TEACHER_FAILED, detail="the teacher's log-probabilities are not finite"
                 )
                 continue
             draft = by_id[sample.turn_id]
-            own = torch.tensor(draft.trainer_logprobs, device=said.device)
-            overlap = topk_overlap(
-                likeliest(student[row, :count], top_k), likeliest(teacher[row, :count], top_k)
-            )
             refusal = directive_refusal(
-                mean_shift=float((said - own).abs().mean()),
-                overlap=float(overlap.float().mean()),
+                mean_shift=float((said - torch.tensor(draft.trainer_logprobs)).abs().mean()),
+                overlap=teacher.overlap,
                 min_shift=plan.min_shift,
                 min_overlap=plan.min_overlap,
             )
             if refusal is None:
-                draft.teacher_logprobs = said.tolist()
+                draft.teacher_logprobs = list(teacher.logprobs)
             else:
                 why[sample.turn_id] = refusal
     return why
-
-
-def _hinted_logits(
-    policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan, student: Tensor | None = None
-) -> Tensor:
-    """What the teacher who read the hints says, [B, C, V]; see `StepPlan.carry`.
-
-    Args:
-        student: logits [B, C, V] of the policy before the step on its own prompts, where they are at hand.
-    """
-    responses = [sample.completion_ids for sample in samples]
-    hinted, _ = policy.response_logits(
-        [sample.teacher_prompt_ids or () for sample in samples], responses, plan.teacher
-    )
-    if not plan.carry or plan.teacher is not Weights.BASE:
-        return hinted
-    prompts = [sample.prompt_ids for sample in samples]
-    plain, _ = policy.response_logits(prompts, responses, Weights.BASE)
-    if student is None:
-        student, _ = policy.response_logits(prompts, responses)
-    return carried_over(hinted, plain, student, plan.carry)
 
 
 def train(policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan) -> dict[str, float]:
@@ -473,7 +439,13 @@ class _Part:
                     Weights.BASE,
                 )
             else:
-                logits = _hinted_logits(policy, some, plan)
+                logits = policy.hinted_logits(
+                    [sample.prompt_ids for sample in some],
+                    [sample.teacher_prompt_ids or () for sample in some],
+                    [sample.completion_ids for sample in some],
+                    teacher=plan.teacher,
+                    carry=plan.carry,
+                )
             if result is None:
                 result = torch.full((*mask.shape, logits.shape[-1]), math.nan, device=logits.device)
             result[rows, : logits.shape[1]] = logits

@@ -5,7 +5,8 @@ The event loop here talks to the record and keeps the lease and the heartbeat al
 
     published   turns trained, version live                 (kill -9 before it: the lease runs out, they are trained later)
     rejected    turns go back once; the second time they are dropped (gate_rejected)
-    failed      turns go back; after `MAX_FAILURES` failures they are dropped (step_failed)
+    failed      turns go back; after `MAX_FAILURES` failures they are dropped (step_failed). A training server that is away is
+                no fault of the turns: they wait for it
 
 A turn is never trained twice: the transaction that publishes insists that every turn is still claimed.
 """
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from store.errors import AdapterError, IllegalTransition, PatinaError, RecordError
+from store.errors import AdapterError, ConfigError, IllegalTransition, PatinaError, RecordError, UpstreamError
 from store.lifecycle import DropReason
 from store.record import Record
 from store.settings import Settings
@@ -39,9 +40,9 @@ from store.values import (
     ScoredTurn,
     StepReport,
 )
-from trainer.checkpoint import remove_version, sweep, versions_to_keep
-from trainer.step import Refusal, StepPlan
-from trainer.workshop import Outcome, Workshop
+from trainer.checkpoint import sweep, versions_to_keep
+from trainer.protocol import Outcome, Refusal, Workshop
+from trainer.step import StepPlan
 
 POLL_S = 0.25
 LEASE_S = 120.0
@@ -65,6 +66,7 @@ class _Counters:
     failed: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     last_error: str | None = None
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> Json:
         return {
@@ -74,7 +76,22 @@ class _Counters:
             "failed": self.failed,
             "dropped": dict(self.dropped),
             "last_error": self.last_error,
+            "notes": list(self.notes),
         }
+
+
+def make_workshop(settings: Settings) -> Workshop:
+    """The workshop where these settings have the weights.
+
+    Raises:
+        ConfigError: the model cannot be loaded, or what is asked for cannot be had there.
+        AdapterError: there is no such version to begin from.
+    """
+    if settings.backend == "tinker":
+        raise ConfigError("--backend tinker does not train yet")
+    from trainer.workshop import Workshop as LocalWorkshop
+
+    return LocalWorkshop(settings)
 
 
 class Worker:
@@ -105,7 +122,8 @@ class Worker:
         """
         beat = asyncio.create_task(self._beat())
         try:
-            self._workshop = await self._on_thread(lambda: Workshop(self._settings))
+            self._workshop = await self._on_thread(lambda: make_workshop(self._settings))
+            self._counters.notes = self._workshop.notes
             await self._start()
             while not stop.is_set():
                 did_something = await self._survive(self.work_once)
@@ -115,12 +133,15 @@ class Worker:
         finally:
             beat.cancel()
             await asyncio.gather(beat, return_exceptions=True)
+            if self._workshop is not None:
+                await self._on_thread(self._workshop.close)
             self._thread.shutdown(wait=True)
 
     async def _start(self) -> None:
         """Be the live version; remove what a worker that died left behind."""
         known = [Path(a.path) for a in await self._record.adapters(self._settings.policy)]
-        await self._on_thread(lambda: sweep(self._settings.adapters_folder, known))
+        remove = self._ready().remove
+        await self._on_thread(lambda: sweep(self._settings.adapters_folder, known, remove=remove))
         self._state = "waiting"
 
     async def _survive(self, work: Callable[[], Any]) -> bool:
@@ -158,6 +179,7 @@ class Worker:
         if waiting.ready < self._settings.batch_size and not is_due:
             self._state = "waiting"
             return False
+        await self._on_thread(self._ready().check)
         await self._follow_alias()
         self._state = "training"
         await self._step()
@@ -303,10 +325,11 @@ class Worker:
         for adapter in doomed:
             # The row first: a version that is marked pruned is never loaded, one without files might be.
             await self._record.mark_pruned(policy, [adapter.version])
-            await self._on_thread(lambda path=Path(adapter.path): remove_version(path))  # type: ignore[misc]
+            await self._on_thread(lambda path=Path(adapter.path): self._ready().remove(path))  # type: ignore[misc]
 
     async def _give_back(self, turn_ids: list[str], report: StepReport, exc: Exception) -> None:
-        self._failures.update(turn_ids)
+        if not isinstance(exc, UpstreamError):
+            self._failures.update(turn_ids)
         hopeless = [i for i in turn_ids if self._failures[i] >= MAX_FAILURES]
         await self._record.drop(hopeless, DropReason.STEP_FAILED, detail=_sentence(exc))
         await self._record.release([i for i in turn_ids if i not in hopeless])

@@ -1,5 +1,7 @@
 """The weights' side of the trainer: one policy, what it has learnt so far, and how an attempt at a new version goes.
 
+`SharedWorkshop` is all of it but the weights; `Workshop` has them in this process, `trainer.tinker.workshop` on a Tinker server.
+
 Everything here runs on the worker's one thread and knows nothing of the record. An attempt either leaves the policy at the new
 weights (the caller publishes and calls `adopt`, or fails to and calls `undo`) or exactly where it was.
 """
@@ -7,22 +9,31 @@ weights (the caller publishes and calls `adopt`, or fails to and calls `undo`) o
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import Any, Generic, TypeVar
 
 from store.settings import Settings, to_json
-from store.values import BASE_VERSION, AdapterVersion, Completion, Json, LogprobMode, ScoredTurn
+from store.values import (
+    BASE_VERSION,
+    AdapterVersion,
+    Completion,
+    Json,
+    LogprobMode,
+    ScoredTurn,
+    adapter_name,
+)
 from trainer.anchors import Anchors
 from trainer.batch import Sample, SampleKind
-from trainer.checkpoint import WrittenVersion, read_state, verify_version, write_version
+from trainer.checkpoint import read_state, remove_version, verify_version, write_version
 from trainer.gate import Gate
 from trainer.policy import LocalPolicy
+from trainer.protocol import Outcome as Outcome
+from trainer.protocol import Policy
 from trainer.replay import Reservoir
-from trainer.step import Refusal, StepPlan, prepare, train
+from trainer.step import StepPlan, prepare, train
 
 #: After a rejection the learning rate is halved, down to this share of what was asked for; every published version wins
 #: back a quarter.
@@ -30,50 +41,27 @@ _RATE_FLOOR, _RATE_CUT, _RATE_GAIN = 1 / 64, 0.5, 1.25
 #: Longest new answer to a past complaint, in tokens.
 _MAX_ANEW = 64
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What an attempt came to.
-
-    Attributes:
-        written: the version on disk, published or rejected; None when no turn had anything to teach.
-        rejected: what the gate says against it; empty: it may be published.
-        reason: in one sentence, what the version was made of.
-    """
-
-    refused: Mapping[str, Refusal]
-    parent_version: int
-    written: WrittenVersion | None = None
-    rejected: tuple[str, ...] = ()
-    reason: str = ""
-    metrics: Json = field(default_factory=dict)
+P = TypeVar("P", bound=Policy)
 
 
-class Workshop:
-    """The policy between steps.
+class SharedWorkshop(ABC, Generic[P]):
+    """The policy between steps, wherever its weights are.
 
     Raises:
-        ConfigError: the model cannot be loaded.
-        AdapterError: ``--resume-from-ckpt`` names no adapter of this model.
+        AdapterError: ``--resume-from-ckpt`` names no version of this model.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, plan: StepPlan, policy: P) -> None:
         self._settings = settings
-        self._plan = StepPlan.of(settings)
-        self._policy = LocalPolicy(
-            settings.model_path,
-            rank=settings.lora_rank,
-            learning_rate=settings.resolved_learning_rate,
-            seed=settings.seed,
-            teacher=settings.teacher_model_name,
-        )
-        self._gate = Gate(self._policy, settings.model_path)
-        self._anchors = Anchors(self._policy, settings.model_path, seed=settings.seed)
+        self._plan = plan
+        self._policy = policy
+        self._gate = Gate(policy, settings.model_path)
+        self._anchors = Anchors(policy, settings.model_path, seed=settings.seed)
         self.version = BASE_VERSION
         self._steps = 0
         self._rate = settings.resolved_learning_rate
         self._reservoir = Reservoir(seed=settings.seed)
-        self._before: dict[str, Tensor] | None = None
+        self._before: Mapping[str, Any] | None = None
         self._trained: tuple[str, ...] = ()
         if settings.resume_from_ckpt:
             folder = Path(settings.resume_from_ckpt).expanduser()
@@ -81,9 +69,28 @@ class Workshop:
             self._load(folder)
 
     @property
-    def policy(self) -> LocalPolicy:
+    def policy(self) -> P:
         """The weights, to read and to sample from (`evals`); only an attempt moves them."""
         return self._policy
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know about how this trains, in sentences."""
+        return ()
+
+    @abstractmethod
+    def _train(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Move the weights; returns the metrics of `trainer.step.train`."""
+
+    def check(self) -> None:
+        """Raise UpstreamError when an attempt would fail whatever the turns are; here nothing is far away."""
+
+    def remove(self, folder: Path) -> None:
+        """Remove a version's files for good. Raises: AdapterError."""
+        remove_version(folder)
+
+    def close(self) -> None:
+        """Let go of what is held elsewhere; here nothing is."""
 
     def become(self, adapter: AdapterVersion) -> None:
         """Be a published version: weights, moments, learning rate, reservoir.
@@ -154,7 +161,7 @@ class Workshop:
         anchors = self._anchors.draw(self._settings.anchors, self._steps, turns=turns)
         self._before = policy.snapshot()
         try:
-            numbers = train(policy, [*prepared.samples, *repeated.samples, *anchors], plan)
+            numbers = self._train([*prepared.samples, *repeated.samples, *anchors])
             trained_s = time.monotonic() - started
             verdict = self._gate.examine(policy, self._before)
             metrics: Json = {
@@ -172,7 +179,7 @@ class Workshop:
                 self._settings.adapters_folder,
                 self._settings.policy,
                 number,
-                policy.version_files(),
+                policy.version_files(adapter_name(self._settings.policy, number)),
                 state={
                     "steps": self._steps + 1,
                     "learning_rate": min(self._settings.resolved_learning_rate, self._rate * _RATE_GAIN),
@@ -219,6 +226,28 @@ class Workshop:
             self._before = None
 
 
+class Workshop(SharedWorkshop[LocalPolicy]):
+    """The policy in this process.
+
+    Raises:
+        ConfigError: the model cannot be loaded.
+        AdapterError: ``--resume-from-ckpt`` names no adapter of this model.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        policy = LocalPolicy(
+            settings.model_path,
+            rank=settings.lora_rank,
+            learning_rate=settings.resolved_learning_rate,
+            seed=settings.seed,
+            teacher=settings.teacher_model_name,
+        )
+        super().__init__(settings, StepPlan.of(settings), policy)
+
+    def _train(self, samples: Sequence[Sample]) -> dict[str, float]:
+        return train(self._policy, samples, self._plan)
+
+
 def _reason(turns: Sequence[ScoredTurn], samples: Sequence[Any]) -> str:
     """What a person would call the cause: how many of their turns, and the commonest of their complaints."""
     ids = {sample.turn_id for sample in samples}
@@ -233,9 +262,7 @@ def _reason(turns: Sequence[ScoredTurn], samples: Sequence[Any]) -> str:
     return text
 
 
-def answer_anew(
-    policy: LocalPolicy, turns: Sequence[ScoredTurn], *, seed: int, version: int
-) -> list[ScoredTurn]:
+def answer_anew(policy: Policy, turns: Sequence[ScoredTurn], *, seed: int, version: int) -> list[ScoredTurn]:
     """Past complaints with what the policy answers to their prompts today; a turn without a hint or an answer is left out.
 
     The hint still says what the person wants there, and the teacher who reads it can judge any answer. The verdict was about

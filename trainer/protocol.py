@@ -1,0 +1,206 @@
+"""What the rooms of the trainer need of a policy, wherever its weights are: in this process, or on a training server.
+
+Who decides what a turn teaches (`trainer.step.prepare`), keeps the policy where it was (`trainer.anchors`) or judges a version
+(`trainer.gate`) knows nothing beyond `Policy`. Who hands out the work (`trainer.worker`) knows nothing beyond `Workshop`.
+
+Shapes: P prompt tokens, C completion tokens, B batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from store.lifecycle import DropReason
+from store.values import AdapterVersion, Json, ScoredTurn
+from trainer.checkpoint import WrittenVersion
+
+
+class Weights(StrEnum):
+    """Whose weights answer."""
+
+    STUDENT = "student"  #: base + the adapter being trained
+    EMA = "ema"  #: base + the adapter's moving average
+    BASE = "base"  #: no adapter
+    TEACHER = "teacher"  #: another model with the same vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A sampled completion.
+
+    Attributes:
+        token_ids: [C], end-of-turn token included when there is one.
+        logprobs: [C] at temperature 1, whatever temperature it was drawn at.
+        finished: the model ended its turn within the allowance.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What a teacher who read the hint says of one response.
+
+    Attributes:
+        logprobs: [C] of the response's tokens; not finite where the teacher failed.
+        overlap: share of the student's likeliest tokens that are among the teacher's, mean over the response; None: nobody
+            can tell.
+    """
+
+    logprobs: tuple[float, ...]
+    overlap: float | None
+
+
+class Policy(Protocol):
+    """A base model with one adapter that is being trained. One thread only.
+
+    `trainer.policy.LocalPolicy` is one; the docstrings there hold for all.
+    """
+
+    @property
+    def max_context(self) -> int: ...
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template: Any,
+    ) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], *, markup: bool = False) -> str: ...
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_tokens: int,
+        temperature: float = 1.0,
+        seed: int = 0,
+        weights: Weights = Weights.STUDENT,
+    ) -> list[Reply]: ...
+
+    def response_logprobs(
+        self,
+        prompts: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        weights: Weights = Weights.STUDENT,
+        *,
+        temperature: float | Sequence[float] = 1.0,
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def hear(
+        self,
+        prompts: Sequence[Sequence[int]],
+        hinted: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        *,
+        teacher: Weights,
+        carry: float,
+        temperature: Sequence[float],
+        top_k: int,
+    ) -> list[Heard]: ...
+
+    def spread(
+        self,
+        prompts: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        weights: Weights,
+        *,
+        kl: bool,
+    ) -> tuple[list[float], list[float]]: ...
+
+    def is_finite(self) -> bool: ...
+
+    def snapshot(self) -> Mapping[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+    def as_it_was(self, state: Mapping[str, Any]) -> AbstractContextManager[None]: ...
+
+    @property
+    def learning_rate(self) -> float: ...
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None: ...
+
+    def version_files(self, name: str = "") -> dict[str, bytes]: ...
+
+    def load_version(self, folder: Path) -> None: ...
+
+    def reset(self, seed: int = 0) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a turn does not train."""
+
+    reason: DropReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What an attempt came to.
+
+    Attributes:
+        written: the version on disk, published or rejected; None when no turn had anything to teach.
+        rejected: what the gate says against it; empty: it may be published.
+        reason: in one sentence, what the version was made of.
+    """
+
+    refused: Mapping[str, Refusal]
+    parent_version: int
+    written: WrittenVersion | None = None
+    rejected: tuple[str, ...] = ()
+    reason: str = ""
+    metrics: Json = field(default_factory=dict)
+
+
+class Workshop(Protocol):
+    """The policy between steps, as the worker knows it; `trainer.workshop` says what each does."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know about how this trains, in sentences; shown in `status`."""
+        ...
+
+    def check(self) -> None:
+        """Raise UpstreamError when an attempt would fail whatever the turns are: a training server is away."""
+        ...
+
+    def draw_replay(self, turns: Sequence[ScoredTurn]) -> tuple[str, ...]: ...
+
+    def attempt(
+        self, turns: Sequence[ScoredTurn], replay: Sequence[ScoredTurn], recent: Sequence[int], number: int
+    ) -> Outcome: ...
+
+    def adopt(self, number: int) -> None: ...
+
+    def undo(self) -> None: ...
+
+    def become(self, adapter: AdapterVersion) -> None: ...
+
+    def start_over(self) -> None: ...
+
+    def remove(self, folder: Path) -> None:
+        """Remove a version's files for good, wherever they are. Raises: AdapterError."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what is held elsewhere."""
+        ...
