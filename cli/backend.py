@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from serving.ports import free_port
-from serving.vllm.colocate import share_device
+from serving.vllm.colocate import colocate
 from serving.vllm.environment import DEFAULT_FOLDER, FOR_CPU, find_environment, gpu_memory, main_memory
 from serving.vllm.flags import Wishes, derive, rank_for
 from serving.vllm.folder import read_facts
@@ -40,6 +40,7 @@ class BackendPlan:
         command: of the process to start; empty: it runs already.
         served_model: name of the base model there, where it is not the policy's.
         reasons: what was decided for the person, one line each.
+        colocate: `Settings.colocate`, decided.
     """
 
     kind: Choice
@@ -47,6 +48,7 @@ class BackendPlan:
     command: tuple[str, ...] = ()
     served_model: str = ""
     reasons: tuple[str, ...] = ()
+    colocate: Literal["share", "sleep"] = "share"
 
 
 def choose(settings: Settings, *, has_gpu: bool, has_vllm: bool) -> tuple[Choice, str]:
@@ -86,6 +88,10 @@ def plan_backend(settings: Settings) -> BackendPlan:
         raise ConfigError("--backend tinker is not built yet; use embedded or vllm, or --upstream URL")
     if settings.backend == "vllm":
         return _attached(settings) if settings.upstream else _own_vllm(settings)
+    if settings.colocate == "sleep":
+        raise ConfigError(
+            "--colocate sleep is for vLLM, and the backend here is another: give --backend vllm"
+        )
     if settings.upstream:
         return BackendPlan(kind="upstream")
     return _embedded(settings)
@@ -107,12 +113,20 @@ def _own_vllm(settings: Settings) -> BackendPlan:
     memory = 0 if place.is_cpu else gpu_memory()
     rank = rank_for(settings.lora_rank)
     fit = (
-        share_device(
-            facts, total=memory, rank=settings.lora_rank, engine_rank=rank, slots=settings.adapter_slots
+        colocate(
+            facts,
+            total=memory,
+            rank=settings.lora_rank,
+            engine_rank=rank,
+            slots=settings.adapter_slots,
+            wanted=settings.colocate,
+            is_quantized=settings.quantize == "4bit",
         )
         if memory
         else None
     )
+    # without a GPU there is nothing to share, but what is asked for is done
+    mode = fit.mode if fit is not None else "sleep" if settings.colocate == "sleep" else "share"
     port = settings.backend_port or free_port()
     wishes = Wishes(
         model=settings.model_path,
@@ -126,6 +140,8 @@ def _own_vllm(settings: Settings) -> BackendPlan:
         tool_parser=settings.tool_call_parser,
         extra=tuple(shlex.split(settings.vllm_args)),
         threads=settings.threads or (settings.resolved_threads if place.is_cpu else 0),
+        sleeps=mode == "sleep",
+        max_hold_s=settings.max_hold,
         mends=str(FOR_CPU),
     )
     launch = derive(wishes, facts, is_cpu=place.is_cpu, fit=fit, memory=main_memory())
@@ -142,7 +158,13 @@ def _own_vllm(settings: Settings) -> BackendPlan:
         *launch.reasons,
         f"as a command: {shown} vllm serve {shlex.join(launch.arguments)}",
     )
-    return BackendPlan(kind="vllm", urls=(url,), command=(*command, "--", *launch.arguments), reasons=reasons)
+    return BackendPlan(
+        kind="vllm",
+        urls=(url,),
+        command=(*command, "--", *launch.arguments),
+        reasons=reasons,
+        colocate=mode,
+    )
 
 
 def _attached(settings: Settings) -> BackendPlan:

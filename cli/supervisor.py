@@ -102,6 +102,7 @@ def serve(settings: Settings) -> int:
         path = settings.home / "run" / "settings.json"
         settings, why = resolve(settings)
         backend = plan_backend(settings)
+        settings = settings.model_copy(update={"colocate": backend.colocate})
         settings.dump(path)
         _announce(settings, key, is_new)
         _explain(backend, why)

@@ -31,6 +31,7 @@ from proxy.ours import Caller, Door, Headers, header, parse_feedback, read_calle
 from proxy.recorder import Recorder
 from proxy.relay import PATIENCE_S, ChatRelay, Counters, PassThrough
 from serving.protocol import Engine
+from serving.vllm.turns import EngineByTurns
 from store.errors import RecordError, WireError
 from store.hashing import digest
 from store.record import Record
@@ -39,8 +40,26 @@ from store.values import Feedback, Heartbeat, Json
 log = logging.getLogger(__name__)
 
 _CHAT = "/v1/chat/completions"
-#: Administration of the backend: loading code and weights is not a client's business.
-_FORBIDDEN = ("load_lora_adapter", "unload_lora_adapter")
+#: Administration of the backend: loading code and weights, or putting it to sleep, is not a client's business.
+_FORBIDDEN = frozenset(
+    {
+        "load_lora_adapter",
+        "unload_lora_adapter",
+        # vLLM's, where it is started for --colocate sleep
+        "sleep",
+        "wake_up",
+        "is_sleeping",
+        "pause",
+        "resume",
+        "is_paused",
+        "collective_rpc",
+        "server_info",
+        "release_kv_cache_memory",
+        "reset_prefix_cache",
+        "reset_mm_cache",
+        "reset_encoder_cache",
+    }
+)
 
 _HEARTBEAT_S = 1.0
 _STATUS_TIMEOUT_S = 2.0
@@ -118,6 +137,8 @@ class Proxy:
         """Start the background work."""
         for work in (self._recorder.run(), self._alias.run(), self._beat()):
             self._spawn(work)
+        if isinstance(self._engine, EngineByTurns):
+            self._spawn(self._engine.run(lambda: self._recorder.record))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -178,6 +199,7 @@ class Proxy:
             "passed_through": counters.passed_through,
             "unfinished": counters.unfinished,
             "unrecorded": counters.unrecorded,
+            "not_captured": dict(counters.not_captured),
             "upstream_errors": counters.upstream_errors,
             "heartbeat_errors": self._heartbeat_errors,
             "refused_fields": self._chat.refused,

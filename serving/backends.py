@@ -9,6 +9,7 @@ from serving.protocol import Engine
 from serving.replicas import ReplicaEngine
 from serving.vllm.engine import VllmEngine
 from serving.vllm.folder import read_facts
+from serving.vllm.turns import EngineByTurns
 from store.settings import Settings
 
 #: A vLLM that was started anew loads its model for so long, and longer where it compiles kernels; requests wait for it,
@@ -40,4 +41,6 @@ def make_engine(settings: Settings, urls: Sequence[str], *, is_local: bool) -> E
         )
         for url in urls
     ]
+    if settings.colocate == "sleep":
+        return EngineByTurns(engines[0], max_hold_s=settings.max_hold)
     return engines[0] if len(engines) == 1 else ReplicaEngine(engines)

@@ -128,6 +128,10 @@ class Record:
         """Say that a process lives and what it does; its row is its own."""
         await self._database.write(proxy.heartbeat, beat)
 
+    async def beat_of(self, process: str) -> Heartbeat | None:
+        """Return what a process last said of itself; None: it never did."""
+        return await self._database.read(proxy.beat_of, process)
+
     # ----------------------------------------------------------------- scorer
 
     async def answered(self, limit: int, *, exclude: Iterable[str] = ()) -> list[AnsweredTurn]:

@@ -219,6 +219,25 @@ class Settings(BaseSettings):
         "share of the GPU's memory for vLLM; 0: computed, and shown at start",
         "serving",
     )
+    colocate: Literal["auto", "share", "sleep"] = _field(
+        "auto",
+        "PATINA_COLOCATE",
+        "vLLM and the trainer on one GPU: share (both at once), or sleep (vLLM sleeps while a step runs, requests wait up to "
+        "--max-hold); auto: share where both fit, which is computed and shown at start",
+        "serving",
+    )
+    max_hold: float = _field(
+        10.0,
+        "PATINA_MAX_HOLD",
+        "--colocate sleep: seconds that a request waits before the step stops at its next boundary and lets it through",
+        "serving",
+    )
+    quantize: Literal["none", "4bit"] = _field(
+        "none",
+        "PATINA_QUANTIZE",
+        "how the trainer holds the base model: none, or 4bit (NF4 by bitsandbytes; needs an NVIDIA GPU)",
+        "learning",
+    )
     max_model_len: int = _field(
         0, "PATINA_MAX_MODEL_LEN", "vLLM's context in tokens; 0: as much of the model's as fits", "serving"
     )
@@ -375,6 +394,7 @@ class Settings(BaseSettings):
         "prm_temperature",
         "max_kl_step",
         "max_wait_s",
+        "max_hold",
         "opd_clip",
         "max_model_len",
     )
@@ -449,6 +469,10 @@ class Settings(BaseSettings):
             raise ValueError(f"--upstream and --backend {self.backend} exclude each other")
         if len(self.upstreams) > 1 and self.backend != "vllm":
             raise ValueError("several --upstream are copies of one vLLM: give --backend vllm as well")
+        if self.colocate == "sleep" and (self.upstream or self.backend not in ("vllm", "auto")):
+            raise ValueError(
+                "--colocate sleep is for a vLLM that Patina starts: --backend vllm without --upstream"
+            )
         if self.upstream_auth == "passthrough" and self.trains_locally and self.upstream:
             raise ValueError("--upstream-auth passthrough and --backend vllm exclude each other")
         if self.upstream_auth == "passthrough" and not self.upstream:

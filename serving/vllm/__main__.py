@@ -136,8 +136,11 @@ def blame(text: str) -> str:
     """Return the line of vLLM's last words that says what is wrong; "" when none does."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     # the first error of the last words is the cause; what follows are those who could not go on without it
-    causes = [line for line in lines if any(mark in line for mark in _BLAME)]
+    causes = [line for line in lines if any(mark in line for mark in _BLAME) and " WARNING " not in line]
     for line in causes:
+        if "validation error" in line:  # pydantic: what is wrong comes behind it
+            told = next((one for one in lines[lines.index(line) :] if one.startswith("Value error, ")), line)
+            return told.removeprefix("Value error, ").partition(" [type=")[0]
         if "Engine core initialization failed" not in line and "See root cause" not in line:
             # vLLM's log puts process, level, time and place in front of what it says
             return line.rsplit("] ", 1)[-1] if line.startswith("(") or " ERROR " in line else line

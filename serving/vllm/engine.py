@@ -14,6 +14,7 @@ from serving.http import HttpEngine
 from serving.protocol import Capabilities, ServedModel
 from serving.vllm.adapters import check_adapter
 from serving.vllm.facts import ModelFacts
+from serving.vllm.hold import SLEEP_PATH, WAKE_PATH
 from serving.vllm.probe import (
     has_ids,
     logprobs_request,
@@ -28,6 +29,8 @@ from store.values import Json, LogprobMode
 
 #: The first requests of an engine may wait for a compiler.
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=180.0)
+#: Weights go over the bus, tens of GB of them.
+_SLEEP_TIMEOUT = aiohttp.ClientTimeout(total=300.0)
 _SMALL_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 
 
@@ -118,6 +121,23 @@ class VllmEngine(HttpEngine):
             except AdapterError as exc:
                 raise AdapterError(f"{self.address} would not load {name}: {exc}") from exc
         await super().load_adapter(name, path)
+
+    async def sleep(self) -> None:
+        """Give the device away (`serving.vllm.turns.Sleeper`). Raises: UpstreamError."""
+        await self._command(SLEEP_PATH)
+
+    async def wake_up(self) -> None:
+        """Take it back; harmless when it is awake. Raises: UpstreamError."""
+        await self._command(WAKE_PATH)
+
+    async def _command(self, path: str) -> None:
+        status, body = await self._ask("POST", path, timeout=_SLEEP_TIMEOUT)
+        if status != 200:
+            raise UpstreamError(
+                f"the vLLM at {self.address} answered {status} to {path}: {body[:300].decode('utf-8', 'replace')}",
+                status=status,
+                body=body,
+            )
 
     async def activity(self) -> Mapping[str, Any]:
         """Its `/metrics`, as far as they are of interest."""

@@ -60,6 +60,8 @@ class Wishes:
         tool_parser: "" to derive it, "none" for none.
         extra: flags of a person's own, last, so that they win.
         threads: CPU threads; 0: vLLM's own choice.
+        sleeps: the trainer has the device by turns (`serving.vllm.turns`).
+        max_hold_s: how long a request waits for it then, to be told.
         mends: folder of what vLLM runs at its start on a CPU (`serving/vllm/for_cpu`).
     """
 
@@ -75,6 +77,7 @@ class Wishes:
     extra: tuple[str, ...] = ()
     threads: int = 0
     sleeps: bool = False
+    max_hold_s: float = 0.0
     mends: str = ""
 
 
@@ -185,9 +188,12 @@ def derive(
                 "the trainer may run out of the GPU's memory: take a smaller model or a larger GPU, or set --gpu-memory-share"
             )
     if wishes.sleeps:
-        arguments.append("--enable-sleep-mode")
+        if not is_cpu:  # refused there; on a CPU sleeping holds requests and frees nothing
+            arguments.append("--enable-sleep-mode")
         environment["VLLM_SERVER_DEV_MODE"] = "1"
-        reasons.append("sleeps during training steps")
+        reasons.append(
+            f"sleeps while a training step runs; a request waits {wishes.max_hold_s:g} s at most, and until the step's next boundary"
+        )
     if wishes.extra:
         arguments += wishes.extra
         reasons.append("beside these, your own: " + " ".join(wishes.extra))

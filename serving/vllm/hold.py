@@ -2,14 +2,17 @@
 
 The engine sleeps at level 1 (its weights go to main memory, its cache is dropped) for the duration of a step. Nobody is thrown out for it:
 requests in flight end first. Whoever arrives meanwhile waits at most `max_hold_s`: then the trainer is asked to yield at its next step
-boundary, and the engine wakes. A trainer that was made to yield gets the device again only after those who waited were served.
+boundary, and the engine wakes; if it is other requests that have not ended by then, all go on and the trainer waits. A trainer that was
+made to yield gets the device again only after those who waited were served.
 
 Events in, actions out; whoever drives this does the actions and tells of their end:
 
     wants      -> Action.SLEEP once nobody is in flight       (POST /sleep?level=1)
     slept      -> Action.GRANT                                  the trainer may use the device
     tick       -> Action.YIELD when somebody waited too long    the trainer is asked to stop at a boundary
+    lost       -> Action.YIELD                                  the engine died while it slept: it needs the device to come back
     released   -> Action.WAKE                                   (POST /wake_up)
+    failed     -> Action.WAKE                                   it would not fall asleep
     woken      -> Action.ADMIT                                  all who wait go on
 """
 
@@ -18,8 +21,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-#: POST these; both answer 200 when it is done. They exist with VLLM_SERVER_DEV_MODE=1, and sleep with --enable-sleep-mode only.
-SLEEP_PATH, WAKE_PATH = "/sleep?level=1&mode=wait", "/wake_up"
+#: POST these; both answer 200 when it is done. They exist with VLLM_SERVER_DEV_MODE=1; on a GPU sleep needs --enable-sleep-mode.
+#: What is in flight there all the same (a judge asks it directly) is kept, and goes on when it wakes (measured: the same tokens).
+SLEEP_PATH, WAKE_PATH = "/sleep?level=1&mode=keep", "/wake_up"
 
 
 class Action(StrEnum):
@@ -89,10 +93,19 @@ class Hold:
 
     # ---- the trainer
 
+    def resume(self) -> None:
+        """Begin where an earlier life of ours ended: the trainer has the device."""
+        self.phase, self._is_wanted = Phase.TRAINING, True
+
     def wants(self) -> list[Action]:
         """Tell that the trainer has a step to do."""
         self._is_wanted = True
         return self._next()
+
+    def gave_up(self, now: float) -> list[Action]:
+        """Tell that the trainer wants no more, or is gone, before it was granted anything."""
+        self._is_wanted = False
+        return self._admit(now) if self.phase is Phase.DRAINING else []
 
     def released(self) -> list[Action]:
         """Tell that the trainer is off the device: it is done, or at a boundary and yields."""
@@ -108,24 +121,42 @@ class Hold:
         self.phase = Phase.TRAINING
         return [Action.GRANT]
 
-    def woken(self, now: float) -> list[Action]:
-        """Tell that the engine serves again."""
-        self.phase = Phase.SERVING
-        self._in_flight += len(self._waiting)
-        self._owed = set(self._waiting)
-        for since in self._waiting.values():
-            self._note(now - since)
-        self._waiting.clear()
-        return [Action.ADMIT, *self._next()]
+    def failed(self) -> list[Action]:
+        """Tell that it would not fall asleep; nobody knows what it is now, so it is woken."""
+        self.phase = Phase.WAKING
+        return [Action.WAKE]
 
-    def tick(self, now: float) -> list[Action]:
-        """Return what time has made due. While requests drain nothing is: what holds then is other requests, not the trainer."""
-        if self.phase is not Phase.TRAINING or self._asked_to_yield or not self._waiting:
-            return []
-        if now - min(self._waiting.values()) < self._max_hold_s:
+    def lost(self) -> list[Action]:
+        """Tell that it is gone; another one is being started, which needs the device."""
+        if self.phase is not Phase.TRAINING or self._asked_to_yield:
             return []
         self._asked_to_yield = True
         return [Action.YIELD]
+
+    def woken(self, now: float) -> list[Action]:
+        """Tell that the engine serves again."""
+        return [*self._admit(now), *self._next()]
+
+    def tick(self, now: float) -> list[Action]:
+        """Return what time has made due."""
+        if not self._waiting or now - min(self._waiting.values()) < self._max_hold_s:
+            return []
+        if self.phase is Phase.DRAINING:
+            return self._admit(now)
+        if self.phase is not Phase.TRAINING or self._asked_to_yield:
+            return []
+        self._asked_to_yield = True
+        return [Action.YIELD]
+
+    def _admit(self, now: float) -> list[Action]:
+        self.phase = Phase.SERVING
+        self._in_flight += len(self._waiting)
+        # those who waited come before the trainer; it drains again once they are served
+        self._owed |= self._waiting.keys()
+        for since in self._waiting.values():
+            self._note(now - since)
+        self._waiting.clear()
+        return [Action.ADMIT]
 
     def _next(self) -> list[Action]:
         if self.phase is Phase.SERVING and self._is_wanted and not self._owed:

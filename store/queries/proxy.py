@@ -5,6 +5,7 @@ What it writes with every turn is `store.queries.turns`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,6 +108,18 @@ def heartbeat(connection: sa.Connection, beat: Heartbeat) -> None:
         "at": beat.at,
     }
     upsert(connection, schema.heartbeats, values, ["process"])
+
+
+def beat_of(connection: sa.Connection, process: str) -> Heartbeat | None:
+    """Return what a process last said of itself."""
+    row = connection.execute(
+        sa.select(schema.heartbeats).where(schema.heartbeats.c.process == process)
+    ).one_or_none()
+    if row is None:
+        return None
+    return Heartbeat(
+        process=row.process, pid=row.pid, state=row.state, detail=json.loads(row.detail), at=row.at
+    )
 
 
 def known_turns(connection: sa.Connection, turn_ids: Sequence[str]) -> set[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli.arguments import build_parser, given_settings
-from cli.backend import base_models, choose, plan_backend
+from cli.backend import base_models, choose, plan_backend, resolve
 from cli.supervisor import plan
 from store.errors import ConfigError
 from store.settings import Settings, read_settings
@@ -147,3 +147,28 @@ def test_an_upstream_alone_is_served_and_recorded_only() -> None:
 def test_tinker_is_not_built_yet() -> None:
     with pytest.raises(ConfigError, match="not built yet"):
         plan_backend(read_settings({"backend": "tinker"}))
+
+
+def test_sleeping_is_for_a_vllm_of_ours_and_is_handed_to_all_processes(
+    vllm_python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {
+        "backend": "vllm",
+        "vllm_python": str(vllm_python),
+        "colocate": "sleep",
+        "max_hold": 4.5,
+    }
+    made = plan_backend(read_settings(given))
+    assert made.colocate == "sleep"
+    assert "--set=VLLM_SERVER_DEV_MODE=1" in made.command
+    assert any("4.5 s at most" in reason for reason in made.reasons)
+    assert (
+        plan_backend(read_settings({**given, "colocate": "auto"})).colocate == "share"
+    )  # no GPU: nothing to share
+    monkeypatch.setattr("cli.backend.gpu_memory", lambda: 32 << 30)
+    for wrong in ({"upstream": "http://h:1"}, {"backend": "embedded"}):
+        with pytest.raises(ConfigError, match="--colocate sleep is for a vLLM that Patina starts"):
+            read_settings({**given, **wrong})
+    settings, _ = resolve(read_settings({"colocate": "sleep"}))
+    with pytest.raises(ConfigError, match="give --backend vllm"):
+        plan_backend(settings)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serving.vllm.colocate import GIB, share_device
+from serving.vllm.colocate import GIB, colocate, resident_bytes, share_device
 from serving.vllm.facts import ModelFacts, facts_of
 from serving.vllm.flags import Launch, Wishes, derive, rank_for, tool_parser_for
 from serving.vllm.folder import read_facts
@@ -185,3 +185,31 @@ def test_the_fit_is_told_in_gigabytes() -> None:
     why = share_device(qwen(), total=80 * GIB, rank=16, engine_rank=16, slots=8).why
     assert why.startswith("80.0 GiB of memory: a training step needs about ")
     assert why.endswith("both fit")
+
+
+def test_by_turns_where_both_at_once_do_not_fit_and_the_arithmetic_is_told() -> None:
+    sizes: Any = {"rank": 16, "engine_rank": 16, "slots": 8}
+    large = colocate(qwen(), total=80 * GIB, **sizes)
+    assert (large.mode, large.fits) == ("share", True)
+    middle = colocate(qwen(), total=32 * GIB, **sizes)
+    assert (middle.mode, middle.fits) == ("sleep", True)
+    assert "by turns" in middle.why
+    # what the trainer keeps between its steps is not the engine's
+    assert middle.share * 32 * GIB + resident_bytes(qwen(), rank=16) <= 32 * GIB
+    assert colocate(qwen(), total=80 * GIB, **sizes, wanted="sleep").mode == "sleep"
+    small = colocate(qwen(), total=24 * GIB, **sizes)
+    assert (small.mode, small.fits) == ("share", False)
+    assert colocate(qwen(), total=24 * GIB, **sizes, wanted="sleep").fits is False
+    # a base in 4 bits stays where it is; both fit where they did not
+    quarter = colocate(qwen(), total=40 * GIB, **sizes, is_quantized=True)
+    assert (quarter.mode, quarter.fits) == ("share", True)
+    assert colocate(qwen(), total=40 * GIB, **sizes).mode == "sleep"
+
+
+def test_sleeping_needs_its_flag_on_a_gpu_and_is_refused_one_on_a_cpu() -> None:
+    wishes = replace(WISHES, sleeps=True, max_hold_s=7.0)
+    for is_cpu in (False, True):
+        launch = derive(wishes, qwen(), is_cpu=is_cpu)
+        assert ("--enable-sleep-mode" in launch.arguments) is not is_cpu
+        assert launch.environment["VLLM_SERVER_DEV_MODE"] == "1"
+        assert any("7 s at most" in reason for reason in launch.reasons)

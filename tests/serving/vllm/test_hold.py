@@ -50,6 +50,44 @@ def test_a_trainer_that_yielded_comes_after_those_who_waited() -> None:
     assert hold.left("b", 4.0) == [Action.SLEEP]
 
 
+def test_requests_that_do_not_end_do_not_hold_others_beyond_the_bound() -> None:
+    hold = Hold(10.0)
+    hold.arrived("long", 0.0)
+    hold.wants()
+    assert not hold.arrived("b", 1.0)
+    assert hold.tick(10.9) == []
+    assert hold.tick(11.0) == [Action.ADMIT]
+    assert hold.arrived("c", 12.0)
+    assert hold.left("b", 13.0) == []  # those who waited are served: it drains again
+    assert not hold.arrived("d", 13.5)
+    assert hold.left("c", 14.0) == []
+    assert hold.left("long", 15.0) == [Action.SLEEP]
+
+
+def test_an_engine_that_dies_asleep_gets_the_device_back_and_one_that_stays_awake_too() -> None:
+    hold = Hold(10.0)
+    hold.wants()
+    hold.slept()
+    assert hold.lost() == [Action.YIELD]
+    assert hold.lost() == []
+    assert hold.released() == [Action.WAKE]
+    hold.woken(1.0)
+    assert hold.wants() == [Action.SLEEP]
+    assert hold.failed() == [Action.WAKE]
+    assert hold.phase is Phase.WAKING
+
+
+def test_a_trainer_that_gives_up_while_requests_drain_lets_those_go_on_that_wait() -> None:
+    hold = Hold(10.0)
+    hold.arrived("a", 0.0)
+    hold.wants()
+    hold.arrived("b", 1.0)
+    assert hold.gave_up(2.0) == [Action.ADMIT]
+    assert hold.left("a", 3.0) == []
+    assert hold.left("b", 3.0) == []
+    assert hold.phase is Phase.SERVING
+
+
 def test_a_client_that_leaves_while_it_waits_is_counted_and_forgotten() -> None:
     hold = Hold(1.0)
     hold.wants()
@@ -80,6 +118,8 @@ def test_over_any_course_of_events_the_device_has_one_user_and_nobody_is_lost(se
             elif action is Action.GRANT:
                 training = True
             elif action is Action.YIELD or action is Action.WAKE:
+                if action is Action.YIELD and not training:
+                    continue  # it was done before it heard of it
                 if action is Action.YIELD:
                     training = False
                     due += hold.released()
@@ -90,7 +130,7 @@ def test_over_any_course_of_events_the_device_has_one_user_and_nobody_is_lost(se
                 running |= waiting
                 waiting.clear()
             continue
-        move = rng.choice(["arrive", "leave", "want", "release", "tick"])
+        move = rng.choice(["arrive", "leave", "want", "release", "tick", "lost", "give up"])
         if move == "arrive":
             count += 1
             (running if hold.arrived(str(count), now) else waiting).add(str(count))
@@ -105,6 +145,14 @@ def test_over_any_course_of_events_the_device_has_one_user_and_nobody_is_lost(se
             due += hold.released()
         elif move == "tick":
             due += hold.tick(now)
+        elif move == "lost":
+            due += hold.lost()
+        elif move == "give up" and not training:
+            due += hold.gave_up(now)
+        while Action.ADMIT in due:  # done at once, before any other
+            due.remove(Action.ADMIT)
+            running |= waiting
+            waiting.clear()
         assert hold.waiting == len(waiting)
     # everybody who waits is let in once the trainer is done
     for _ in range(50):
