@@ -6,11 +6,13 @@ imported inside the functions that need it: it takes seconds and brings torch al
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
 import urllib.error
 import urllib.request
+import warnings
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -22,12 +24,15 @@ from store.settings import Settings, default_environment
 if TYPE_CHECKING:
     import tinker
 
+log = logging.getLogger("patina.tinker")
+
 #: Where Tinker is hosted (`tinker.lib.base_url.DEFAULT_BASE_URL` of SDK 0.38, which the probe must not import).
 HOSTED = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 #: Servers of one's own check no key, but the SDK sends none that does not begin like this.
 DUMMY_KEY = "tml-self-hosted"
 _PREFIXES = ("tml-", "eyJ")  # a key, or a signed token
 _PROBE_S = 5.0
+_ASK_S, _CLOSE_S = 30.0, 5.0
 
 
 def base_url(settings: Settings) -> str:
@@ -106,7 +111,7 @@ def probe(settings: Settings, *, timeout_s: float = _PROBE_S) -> float:
 
 
 def connect(settings: Settings, *, timeout_s: float = _PROBE_S) -> tinker.ServiceClient:
-    """Return a new client of the server, with a session of its own (made at its first use). Blocks; close it when done.
+    """Return a new client of the server, with a session of its own (made at its first use). Blocks; `close` it when done.
 
     Telemetry is off unless TINKER_TELEMETRY says otherwise: it would post what goes wrong here to whoever is at the other end.
 
@@ -119,6 +124,16 @@ def connect(settings: Settings, *, timeout_s: float = _PROBE_S) -> tinker.Servic
     import tinker
 
     return tinker.ServiceClient(base_url=base_url(settings), api_key=key, user_metadata={"client": "patina"})
+
+
+def close(service: tinker.ServiceClient) -> None:
+    """End a client's session and its connections; blocks for some seconds at most. A server that is away ends it by itself."""
+    import tinker
+
+    try:
+        service.close("success").result(timeout=_CLOSE_S)
+    except (tinker.TinkerError, TimeoutError, ValueError) as exc:
+        log.info("a session at the Tinker server was not closed: %s", exc)
 
 
 def made(found: Any) -> Any:
@@ -140,9 +155,13 @@ def supported_models(settings: Settings) -> tuple[tinker.types.SupportedModel, .
     default_environment(TINKER_TELEMETRY="0")
     import tinker
 
-    client = tinker.RestClient(base_url=base_url(settings), api_key=key)
+    service = tinker.ServiceClient(base_url=base_url(settings), api_key=key)
     try:
-        return tuple(client.get_server_capabilities().result(timeout=30.0).supported_models)
+        with warnings.catch_warnings():
+            # `tinker.RestClient()`, which is to take its place, keeps its connections open for ever.
+            warnings.simplefilter("ignore", FutureWarning)
+            client = service.create_rest_client()
+        return tuple(client.get_server_capabilities().result(timeout=_ASK_S).supported_models)
     except tinker.NotFoundError:
         return ()
     except (tinker.AuthenticationError, tinker.PermissionDeniedError) as exc:
@@ -151,6 +170,8 @@ def supported_models(settings: Settings) -> tuple[tinker.types.SupportedModel, .
         raise UpstreamError(
             f"the Tinker server at {address(settings)} does not tell its models: {exc}"
         ) from exc
+    finally:
+        close(service)
 
 
 def base_model(settings: Settings) -> tuple[str, int | None]:

@@ -125,7 +125,8 @@ class Server:
         return _json({"supported_models": [model]})
 
     async def _client_config(self, request: Request) -> Response:
-        return _json({"parallel_fwdbwd_chunks": False})
+        # The SDK asks this over a connection of its own, which it forgets to close.
+        return _json({"parallel_fwdbwd_chunks": False}, headers={"connection": "close"})
 
     async def _dynamic_config(self, request: Request) -> Response:
         return _json({"sample_cancel_enabled": True})
@@ -372,8 +373,8 @@ async def _body(request: Request) -> dict[str, Any]:
     return found
 
 
-def _json(content: Any) -> Response:
-    return Response(orjson.dumps(content), media_type="application/json")
+def _json(content: Any, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(content), headers=headers, media_type="application/json")
 
 
 def _name() -> str:

@@ -7,13 +7,15 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from serving.ports import free_port
-from serving.tinker.service import DUMMY_KEY, HOSTED, address, api_key, base_url, probe
+from serving.tinker.service import DUMMY_KEY, HOSTED, address, api_key, base_model, base_url, probe
 from store.errors import ConfigError, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from store.settings import Settings, read_settings
+from tests.tinker.running import TinkerServer
 
 
 def settings_of(url: str = "", key: str = "") -> Settings:
@@ -101,3 +103,25 @@ def test_a_server_that_says_nothing_is_not_waited_for() -> None:
         port = listening.getsockname()[1]
         with pytest.raises(UpstreamTimeout):
             probe(settings_of(f"http://127.0.0.1:{port}"), timeout_s=0.2)
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
+    folder = tmp_path_factory.mktemp("tinker")
+    made = TinkerServer(tiny_model, folder, name="org/Tiny-1B", more=["--api-key", "tml-right"])
+    try:
+        yield made.start()
+    finally:
+        made.stop()
+
+
+def test_the_models_of_a_real_server_are_compared_with_ours(server: TinkerServer, tiny_model: Path) -> None:
+    def found(**more: object) -> tuple[str, int | None]:
+        given = {"tinker_base_url": server.url, "tinker_api_key": "tml-right", "model_name": str(tiny_model)}
+        return base_model(read_settings({**given, **more}))
+
+    assert found(tinker_model="org/Tiny-1B") == found(model_name="org/Tiny-1B") == ("org/Tiny-1B", 2048)
+    with pytest.raises(ConfigError, match="say --tinker-model org/Tiny-1B"):
+        found(model_name="somebody/tiny-1b")
+    with pytest.raises(ConfigError, match="refuses TINKER_API_KEY"):
+        found(tinker_api_key="tml-wrong")
