@@ -28,17 +28,18 @@ import torch
 from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from peft.utils import get_peft_model_state_dict
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from store.errors import AdapterError, AlignmentError, ConfigError, GateRejected
-from trainer.batch import GREEDY_BELOW
+from trainer.batch import GREEDY_BELOW, cheapest_parts
 from trainer.checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS, TRAINER_STATE
 from trainer.losses import carried_over, likeliest, topk_overlap
 from trainer.protocol import Heard as Heard
 from trainer.protocol import Reply as Reply
 from trainer.protocol import Weights as Weights
+from trainer.texts import Texts, check_folder, end_ids, first_line, load_tokenizer
 
 #: Models smaller than this are held in float32, larger ones in bfloat16 with gradient checkpointing.
 FLOAT32_BELOW = 200_000_000
@@ -50,12 +51,14 @@ MAX_GRADIENT_NORM = 1.0
 BETAS = (0.9, 0.99)
 #: Rows generated at a time.
 SAMPLE_ROWS = 32
+#: What it costs to generate in one more group, in padded prompt tokens (built-in model, one thread: .1 s).
+_SAMPLE_TOKENS = 1_024
 #: Padded tokens of one pass that measures a spread.
 _SPREAD_TOKENS = 8_192
 _ADAPTER = "default"
 
 
-class LocalPolicy:
+class LocalPolicy(Texts):
     """Base model and adapter in this process. One thread only.
 
     Args:
@@ -90,14 +93,19 @@ class LocalPolicy:
         quantize: bool = False,
     ) -> None:
         self.at_boundary: Callable[[], None] = _go_on
+        self._parked: dict[nn.Parameter, Tensor] = {}
         self.device = _device(device)
         self.name = model
-        self.tokenizer = _load_tokenizer(model)
+        super().__init__(model)
         network, self.parameters = _load_network(model, self.device, quantize=quantize)
         config = network.config.get_text_config()
         self.max_context = int(getattr(config, "max_position_embeddings", None) or 2048)
         self.vocabulary_size = int(config.vocab_size)
-        self.end_ids = _end_ids(network, self.tokenizer)
+        self.end_ids = end_ids(
+            self.tokenizer,
+            getattr(network.generation_config, "eos_token_id", None),
+            getattr(network.config, "eos_token_id", None),
+        )
         self._pad = int(self.tokenizer.pad_token_id or 0)
         self._head_checked: set[int] = set()
         self._learning_rate = learning_rate
@@ -172,7 +180,7 @@ class LocalPolicy:
         return self._teacher is not None
 
     def _check_vocabulary(self, teacher: str) -> None:
-        mine, theirs = self.tokenizer.get_vocab(), _load_tokenizer(teacher).get_vocab()
+        mine, theirs = self.tokenizer.get_vocab(), load_tokenizer(teacher).get_vocab()
         width = int(self._teacher.config.get_text_config().vocab_size)
         if mine != theirs or width != self.vocabulary_size:
             raise ConfigError(
@@ -449,37 +457,6 @@ class LocalPolicy:
 
     # -- text and samples
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **template: Any,
-    ) -> list[int]:
-        """Prompt ids [P] of a request under the model's chat template, generation header included.
-
-        Raises:
-            AlignmentError: the template refuses these messages.
-        """
-        try:
-            text = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=[dict(tool) for tool in tools] if tools else None,
-                add_generation_prompt=True,
-                tokenize=False,
-                **template,
-            )
-        except Exception as error:  # a template is a program by the model's author, and raises what it likes
-            raise AlignmentError(f"the chat template refuses the messages: {_first_line(error)}") from error
-        return self.encode(text)
-
-    def encode(self, text: str) -> list[int]:
-        """Text to ids, markup recognised, nothing added."""
-        return [int(i) for i in self.tokenizer(text, add_special_tokens=False)["input_ids"]]
-
-    def decode(self, ids: Sequence[int], *, markup: bool = False) -> str:
-        """Ids to text, by default without markup."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=not markup))
-
     def sample(
         self,
         prompts: Sequence[Sequence[int]],
@@ -489,16 +466,17 @@ class LocalPolicy:
         seed: int = 0,
         weights: Weights = Weights.STUDENT,
     ) -> list[Reply]:
-        """Completions, `SAMPLE_ROWS` prompts at a time. Temperature 0 is greedy. No top-k, no top-p, no penalties.
+        """Completions, up to `SAMPLE_ROWS` prompts at a time. Temperature 0 is greedy. No top-k, no top-p, no penalties.
 
         The same arguments give the same replies; another grouping of the prompts may not.
         """
         generator = torch.Generator(self.device).manual_seed(seed)
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
+        lengths = [len(prompts[i]) for i in order]
         replies: dict[int, Reply] = {}
         with self._as(weights), torch.no_grad():
-            for start in range(0, len(order), SAMPLE_ROWS):
-                rows = order[start : start + SAMPLE_ROWS]
+            for part in cheapest_parts(lengths, cost=_SAMPLE_TOKENS, max_rows=SAMPLE_ROWS):
+                rows = order[part]
                 some = self._generate(
                     self._of(weights), [prompts[i] for i in rows], max_tokens, temperature, generator
                 )
@@ -590,10 +568,33 @@ class LocalPolicy:
                 self._ema[name].lerp_(parameter, EMA_RATE)
         return norm
 
-    def free_cached(self) -> None:
-        """Give back memory of the device that is only kept for later; weights, moments and gradients stay."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+    def park(self) -> None:
+        """Take the base model off the device, into main memory. Adapter, moments, average and gradients stay: they are small.
+
+        Until `unpark` nothing may be computed. Frozen weights never change, so that leaving copies nothing after the first time.
+        """
+        if self.device.type == "cpu":
+            return
+        for parameter in self._frozen():
+            if parameter not in self._parked:
+                # pinned: the way back is several times faster
+                self._parked[parameter] = parameter.data.to("cpu").pin_memory()
+            parameter.data = self._parked[parameter]
+        torch.cuda.empty_cache()
+
+    def unpark(self) -> None:
+        """Put the base model back on the device."""
+        for parameter, host in self._parked.items():
+            parameter.data = host.to(self.device, non_blocking=True)
+        if self._parked:
+            torch.cuda.synchronize()
+
+    def _frozen(self) -> Iterator[nn.Parameter]:
+        """Weights that no step changes. Packed ones stay: their scales are elsewhere."""
+        for network in (self._network, self._teacher):
+            for parameter in network.parameters() if network is not None else ():
+                if not parameter.requires_grad and parameter.is_floating_point():
+                    yield parameter
 
     def drop_gradients(self) -> None:
         """Forget what backward passes have accumulated."""
@@ -690,7 +691,7 @@ class LocalPolicy:
             saved = folder / TRAINER_STATE
             state = safetensors.torch.load(saved.read_bytes()) if saved.exists() else None
         except Exception as error:  # peft, safetensors and json each have their own; all mean a broken folder
-            raise AdapterError(f"the adapter in {folder} cannot be loaded: {_first_line(error)}") from error
+            raise AdapterError(f"the adapter in {folder} cannot be loaded: {first_line(error)}") from error
         before = self.snapshot()
         form = self._peft.peft_config[_ADAPTER]
         try:
@@ -783,11 +784,6 @@ def _padded(rows: Sequence[Sequence[int]], length: int, value: int) -> Tensor:
     return torch.tensor([[*row, *[value] * (length - len(row))] for row in rows])
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
-
-
 def _device(wanted: str) -> torch.device:
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -795,29 +791,8 @@ def _device(wanted: str) -> torch.device:
         device = torch.device(wanted)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"the device {wanted} cannot be used: {_first_line(error)}") from error
+        raise ConfigError(f"the device {wanted} cannot be used: {first_line(error)}") from error
     return device
-
-
-def _check_folder(name: str) -> None:
-    folder = Path(name).expanduser()
-    if not folder.is_dir() and (folder.is_absolute() or name.startswith((".", "~"))):
-        raise ConfigError(f"there is no model folder {name}")
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ConfigError(f"{name} is not a model folder: it has no config.json")
-
-
-def _load_tokenizer(name: str) -> Any:
-    _check_folder(name)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
-    except (
-        Exception
-    ) as error:  # several libraries read these files, each with its own errors; all end the start
-        raise ConfigError(f"the tokenizer of {name} cannot be loaded: {_first_line(error)}") from error
-    if not tokenizer.chat_template:
-        raise ConfigError(f"{name} has no chat template: it is not a chat model")
-    return tokenizer
 
 
 def _go_on() -> None:
@@ -831,7 +806,9 @@ def _quantization(device: torch.device) -> Any:
         ConfigError: it cannot be had here.
     """
     if device.type != "cuda":
-        raise ConfigError("--quantize 4bit needs an NVIDIA GPU; on a CPU the model is held as it is (--quantize none)")
+        raise ConfigError(
+            "--quantize 4bit needs an NVIDIA GPU; on a CPU the model is held as it is (--quantize none)"
+        )
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError("--quantize 4bit needs bitsandbytes: pip install bitsandbytes")
     return BitsAndBytesConfig(
@@ -844,7 +821,7 @@ def _quantization(device: torch.device) -> Any:
 
 def _load_network(name: str, device: torch.device, *, quantize: bool = False) -> tuple[Any, int]:
     """Return the network and its number of parameters (those of a quantized one are packed, and counted before)."""
-    _check_folder(name)
+    check_folder(name)
     # what is quantized is quantized as it is loaded, on the device itself
     extra = {"quantization_config": _quantization(device), "device_map": {"": device}} if quantize else {}
     transformers_logging.disable_progress_bar()
@@ -863,22 +840,9 @@ def _load_network(name: str, device: torch.device, *, quantize: bool = False) ->
         )
     except Exception as error:  # as above
         what = "the model folder" if local else "the model (no such folder, and not whole in the local cache)"
-        raise ConfigError(f"{what} {name} cannot be loaded: {_first_line(error)}") from error
+        raise ConfigError(f"{what} {name} cannot be loaded: {first_line(error)}") from error
     # Weights that a file lacks are made up at random, with a warning at most: a policy of noise.
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:
         raise ConfigError(f"the weights of {name} are incomplete: {missing[0]} is missing or misshapen")
     return (network if quantize else network.to(device)).eval(), size
-
-
-def _end_ids(network: Any, tokenizer: Any) -> frozenset[int]:
-    """The ids that end a turn: the generation config's, the model config's, the tokenizer's."""
-    ends: set[int] = set()
-    for value in (
-        getattr(network.generation_config, "eos_token_id", None),
-        getattr(network.config, "eos_token_id", None),
-        tokenizer.eos_token_id,
-    ):
-        if value is not None:
-            ends.update([value] if isinstance(value, int) else value)
-    return frozenset(ends)

@@ -263,3 +263,14 @@ def test_parts_hold_every_sample_once_and_stay_within_the_token_limit(
     assert sorted(s.turn_id for part in parts for s in part) == [s.turn_id for s in samples]
     for part in parts:
         assert len(part) == 1 or len(part) * max(s.tokens for s in part) <= limit
+
+
+def test_one_long_sample_does_not_pad_all_others() -> None:
+    samples = [
+        Sample(turn_id=f"t{i}", prompt_ids=(1,) * p, completion_ids=(1,) * 40, sampling_logprobs=None)
+        for i, p in enumerate([20] * 12 + [300])
+    ]
+    parts = list(micro_batches(samples, 8_192))
+    assert [len(part) for part in parts] == [1, 12]
+    alike = [replace(sample, prompt_ids=(1,) * (20 + i % 3)) for i, sample in enumerate(samples)]
+    assert len(list(micro_batches(alike, 8_192))) == 1
