@@ -260,12 +260,11 @@ def _calls(message: Message) -> list[str]:
 
 def canonical_arguments(arguments: Any) -> str:
     """Return arguments as sorted compact JSON; text that is no JSON only loses its white space."""
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            return collapse(arguments).replace(" ", "")
-    return json.dumps(arguments, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    try:
+        said = json.loads(arguments) if isinstance(arguments, str) else arguments
+        return json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return collapse(str(arguments)).replace(" ", "")
 
 
 def _other_parts(content: Any) -> list[str]:

@@ -74,13 +74,16 @@ class Injection:
 
 #: A body made of millions of tiny values would take up many times its size once read: it is only passed on.
 _MANY, _MOST_VALUES = 1 << 20, 4_000_000
+#: Nor is one read that is nested more deeply than what is written can be (orjson: 254) with what the record puts around it.
+_DEEPEST = 240
 
 
 def parse_chat(raw: bytes) -> ChatRequest:
     """Read a chat request.
 
     Raises:
-        WireError: not a JSON object with a list of messages; only the backend can say what is wrong with it.
+        WireError: not a JSON object with a list of messages (only the backend can say what is wrong with it), or one that could
+            not be recorded. What stands before a colon in its text is one of a few reasons.
     """
     if len(raw) > _MANY and sum(raw.count(sign) for sign in (b",", b"[", b"{")) > _MOST_VALUES:
         raise WireError("the request has too many values to be read")
@@ -90,6 +93,8 @@ def parse_chat(raw: bytes) -> ChatRequest:
         raise WireError(f"the request is not JSON: {exc}") from exc
     if not isinstance(body, dict):
         raise WireError("the request is not a JSON object")
+    if _is_nested_deeper(raw, body, _DEEPEST):
+        raise WireError("the request is nested too deeply to be recorded")
     body = _without_secrets(body)
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(_is_message(m) for m in messages):
@@ -107,6 +112,27 @@ def parse_chat(raw: bytes) -> ChatRequest:
     )
 
 
+def _is_nested_deeper(raw: bytes, value: Any, most: int) -> bool:
+    """Whether a JSON value, written as ``raw``, has more than ``most`` lists and objects inside each other."""
+    return raw.count(b"[") + raw.count(b"{") > most and _is_deeper(
+        value, most
+    )  # nearly always the first says no
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    level = [value]
+    for _ in range(most):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) is dict or type(inner) is list
+        ]
+        if not level:
+            return False
+    return True
+
+
 def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role", ""), str | None)
 
@@ -121,15 +147,8 @@ _NOT_LOOKED_INTO = frozenset({"messages", "functions", "function", "response_for
 
 
 def _without_secrets(body: Json) -> Json:
-    """Return a body for the record without the values of fields that hold secrets.
-
-    Raises:
-        WireError: nested too deeply.
-    """
-    try:
-        return {name: _blanked(name, value) for name, value in body.items()}
-    except RecursionError as exc:
-        raise WireError("the request is nested too deeply to be read") from exc
+    """Return a body for the record without the values of fields that hold secrets."""
+    return {name: _blanked(name, value) for name, value in body.items()}
 
 
 def _blanked(name: str, value: Any) -> Any:
@@ -437,9 +456,24 @@ def read_reply(raw: bytes) -> tuple[Any, str]:
     try:
         text = raw.decode()
         payload, end = _LENIENT.raw_decode(text, len(text) - len(text.lstrip()))
+        if "\\u" in text:
+            whole = _whole_characters(payload)
+            if whole != payload:
+                return whole, "the reply has half a character in it"
     except (ValueError, RecursionError):
         return None, "the reply is not JSON"
     return payload, "something follows the reply's JSON" if text[end:].strip() else ""
+
+
+def _whole_characters(value: Any) -> Any:
+    """Return a JSON value without halves of surrogate pairs, which JSON can spell and no text can hold."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_whole_characters(name): _whole_characters(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_whole_characters(inner) for inner in value]
+    return value
 
 
 def is_usage_only(chunk: Json) -> bool:
@@ -560,6 +594,9 @@ class Assembler:
         self._complain(problem)
 
     def close(self) -> Assembled:
+        if self._usage is not None and _is_deeper(self._usage, _DEEPEST):
+            self._complain("usage is nested too deeply to be recorded")
+            self._usage = None
         completions = tuple(_completion(i, self._choices[i]) for i in sorted(self._choices))
         return Assembled(
             completion_id=self._id,

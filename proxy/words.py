@@ -135,7 +135,7 @@ def _opened(text: str) -> str:
         return text
     try:
         envelope = json.loads(stripped)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     if not isinstance(envelope, dict) or not 2 <= len(envelope) <= 8:
         return text
@@ -152,7 +152,7 @@ def is_machine_event(text: str) -> bool:
         return False
     try:
         envelope = json.loads(stripped)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     if not isinstance(envelope, dict) or not isinstance(envelope.get("type"), str):
         return False
