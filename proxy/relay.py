@@ -16,6 +16,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -99,6 +100,7 @@ class Counters:
     unfinished: int = 0
     upstream_errors: int = 0
     unrecorded: int = 0
+    not_captured: Counter[str] = field(default_factory=Counter)  #: chat requests passed on unread, by why
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +277,9 @@ class ChatRelay:
                 assembler=Assembler(chat.n),
             )
             await self._exchange(exchange, scope["headers"], receive, send, path)
-        except WireError:
+        except WireError as exc:
             # Nothing was sent yet. What is wrong with the request is the backend's to say, in its own words.
+            self._counters.not_captured[str(exc).partition(":")[0]] += 1
             await self._through(
                 scope, receive, send, path=path, body=raw, passes_credentials=caller.passes_credentials
             )
