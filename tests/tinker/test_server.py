@@ -17,7 +17,6 @@ from serving.tinker.service import close, connect, made
 from store.settings import Settings, read_settings
 from tests.tinker.running import TinkerServer
 
-# the tiny random model learns quickly to repeat one token, and hardly anything else
 PROMPT, COMPLETION = [5, 17, 42, 7], [99, 99, 99]
 TOKENS = [*PROMPT, *COMPLETION]
 BETA = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
@@ -84,9 +83,11 @@ def test_a_step_teaches_and_the_sampler_has_what_was_trained(
     server: TinkerServer, service: tinker.ServiceClient
 ) -> None:
     client = made(service.create_lora_training_client(base_model=server.name, rank=4, seed=1))
+    before = logprobs_of(client.forward([datum()], "cross_entropy").result())
     train(client, 40)
     after = logprobs_of(client.forward([datum()], "cross_entropy").result())
-    assert sum(after[len(PROMPT) - 1 :]) > -1.0
+    # the tiny model's logits are bounded: -0.78 is the most that it can say of any token
+    assert sum(after[len(PROMPT) - 1 :]) > -3.0 > sum(before[len(PROMPT) - 1 :])
     path = client.save_weights_for_sampler("v1").result().path
     sampler = made(service.create_sampling_client(model_path=path))
     assert scores(sampler)[1:] == pytest.approx(after, abs=1e-4)
