@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 
 import orjson
-from starlette.types import Message, Receive, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from proxy.guard import EXTENSION, Line
 from proxy.wire import error_body
 
 #: Largest body that is read into memory. Whatever is larger passes only where it is streamed through.
@@ -80,19 +81,31 @@ async def send_error(
     await send_json(send, status, error_body(message, kind=kind, code=code, param=param), headers)
 
 
+def line_of(scope: Scope) -> Line | None:
+    """Return the connection of a request, where the server is ours (`proxy.guard`)."""
+    line: Line | None = scope.get("extensions", {}).get(EXTENSION)
+    return line
+
+
 class Watch:
     """Stop a piece of work as soon as the client leaves.
 
     ``await watch.during(work)`` runs the work in the caller's own task and returns False when it was stopped. Whatever the caller does
     afterwards (recording what there is) is not cancelled: a generator's ``finally`` inside a streaming response would be.
+
+    Args:
+        line: tells that the connection is lost; without one a task waits for the server to say so.
     """
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, line: Line | None = None) -> None:
         self._receive = receive
+        self._line = line
 
     async def during(self, work: Coroutine[Any, Any, None]) -> bool:
         main = asyncio.current_task()
         assert main is not None  # ASGI servers call applications in tasks
+        if self._line is not None:
+            return await self._on_line(self._line, work, main)
         state = _State()
         watcher = asyncio.create_task(self._wait(main, state))
         try:
@@ -105,6 +118,26 @@ class Watch:
         finally:
             state.is_over = True
             watcher.cancel()
+        return True
+
+    async def _on_line(self, line: Line, work: Coroutine[Any, Any, None], main: asyncio.Task[Any]) -> bool:
+        has_left = False
+
+        def leave() -> None:
+            nonlocal has_left
+            has_left = True
+            main.cancel()
+
+        line.on_lost = leave
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not has_left:
+                raise  # the server is shutting down, not our doing
+            main.uncancel()
+            return False
+        finally:
+            line.on_lost = None
         return True
 
     async def _wait(self, main: asyncio.Task[Any], state: _State) -> None:

@@ -9,6 +9,7 @@ and costs a connection, not memory.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -31,6 +32,52 @@ _REASONS = {
 }
 
 
+#: Name of the ASGI extension under which a request finds its connection (`Line`).
+EXTENSION = "patina.line"
+
+
+class Line:
+    """What a request can do with its connection beyond ASGI: hear at once that it is lost, and write a head with its body in one go.
+
+    It stands before the transport that uvicorn's protocol writes to, and passes everything else on.
+    """
+
+    __slots__ = ("_held", "_transport", "on_lost")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._held: list[bytes] | None = None
+        #: Called once the connection is lost.
+        self.on_lost: Callable[[], None] | None = None
+
+    def hold(self) -> None:
+        """Keep back what is written from now on."""
+        self._held = []
+
+    def let_go(self) -> None:
+        """Write what was held, as one piece."""
+        held, self._held = self._held, None
+        if held:
+            self._transport.write(b"".join(held))
+
+    def write(self, data: bytes) -> None:
+        if self._held is None:
+            self._transport.write(data)
+        else:
+            self._held.append(data)
+
+    def close(self) -> None:
+        if self._held is not None:
+            self.let_go()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class GuardedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with limits on the request."""
 
@@ -43,6 +90,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_in_body = False
         self._is_refused = False
         self._head_bytes = 0
+        self._piece = 0  # bytes of the newest piece off the wire
         self._body_bytes = 0
         # Only runs where a request does not come in one piece: most do, and pay for no clock.
         self._timer: asyncio.TimerHandle | None = None
@@ -51,15 +99,20 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # narrowed by uvicorn
         super().connection_made(transport)
+        self._line = Line(transport)
+        self.transport = self._line  # type: ignore[assignment]  # all of a transport that is used there
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+        if self._line.on_lost is not None:
+            self._line.on_lost()
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
+        self._piece = len(data)
         if not self._is_in_head and not self._is_in_body:
             self._is_in_head = True
             self._head_bytes = 0
@@ -82,13 +135,19 @@ class GuardedProtocol(HttpToolsProtocol):
             # It asks for a tunnel: what would follow is no HTTP, and its body would never end.
             self._refuse(405, "This is no forward proxy: there is no CONNECT.", "method_not_allowed")
             return
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if size > MAX_HEAD or len(self.headers) > MAX_FIELDS:
+        if len(self.headers) > MAX_FIELDS or (
+            self._head_bytes + self._piece > MAX_HEAD and self._head_size() > MAX_HEAD
+        ):
             self._refuse_head()
             return
         super().on_headers_complete()
+        self.scope["extensions"] = {EXTENSION: self._line}  # type: ignore[dict-item]  # an object, not a dictionary: it never leaves this process
         self._is_in_body = True
         self._body_bytes = 0
+
+    def _head_size(self) -> int:
+        """Return the head's own size: what came with it in one piece may be a body."""
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
     def on_body(self, body: bytes) -> None:
         if not self._is_refused:

@@ -42,11 +42,12 @@ _RECORD_SHARE = 0.6
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Item:
     draft: Draft
     written: asyncio.Future[None]
     since: float  # of the loop's clock
+    waiter: asyncio.Future[None] | None = None  # who waits for it, until it is written or too late
 
 
 class Recorder:
@@ -150,8 +151,8 @@ class Recorder:
                 await asyncio.wait((written,), timeout=self._wait_s)
         else:
             share = 0.0 if self.last_error is not None else _RECORD_SHARE
-            if share:
-                await asyncio.wait((written,), timeout=share * self._wait_s)
+            if share and not written.done():
+                await _until_written(item, share * self._wait_s)
             if not written.done():
                 await self._note(self._journal, item, (1 - share) * self._wait_s)
         if not written.done():
@@ -245,6 +246,8 @@ class Recorder:
                     del self._items[item.written]
                     if not item.written.done():
                         item.written.set_result(None)
+                    if item.waiter is not None:
+                        _open(item.waiter)
             self._empty_journal()
             self._idle.set()
 
@@ -436,6 +439,23 @@ class Recorder:
                 )
             )
         return found
+
+
+async def _until_written(item: _Item, timeout_s: float) -> None:
+    """As `asyncio.wait`, for every turn and at a fifth of its price."""
+    loop = asyncio.get_running_loop()
+    item.waiter = loop.create_future()
+    timer = loop.call_later(timeout_s, _open, item.waiter)
+    try:
+        await item.waiter
+    finally:
+        timer.cancel()
+        item.waiter = None
+
+
+def _open(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 def _some(lines: Iterator[bytes]) -> list[bytes]:

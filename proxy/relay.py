@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
 import time
 from collections import Counter
@@ -28,6 +29,7 @@ from proxy.asgi import (
     BodyTooLarge,
     ClientLeft,
     Watch,
+    line_of,
     read_body,
     send_body,
     send_error,
@@ -83,11 +85,13 @@ _OPENING = 3
 _BLANK = b" \t\r\n"
 
 _UPSTREAM_KIND = "upstream_error"
+#: Ids are no secrets: a generator that is seeded once will do.
+_CHANCE = random.Random(secrets.randbits(256))
 
 
 def new_turn_id() -> str:
     """Return an id that sorts by time: microseconds since the epoch, then chance."""
-    return f"turn_{time.time_ns() // 1000:014x}{secrets.token_hex(4)}"
+    return f"turn_{time.time_ns() // 1000:014x}{_CHANCE.getrandbits(32):08x}"
 
 
 @dataclass(slots=True)
@@ -216,7 +220,7 @@ class PassThrough:
             return await receive()
 
         try:
-            await Watch(after_body).during(pump())
+            await Watch(after_body, line_of(scope) if consumed.is_set() else None).during(pump())
         except UpstreamError as exc:
             self._counters.upstream_errors += 1
             if not started:
@@ -276,7 +280,7 @@ class ChatRelay:
                 size=len(raw),
                 assembler=Assembler(chat.n),
             )
-            await self._exchange(exchange, scope["headers"], receive, send, path)
+            await self._exchange(exchange, scope, receive, send, path)
         except WireError as exc:
             # Nothing was sent yet. What is wrong with the request is the backend's to say, in its own words.
             self._counters.not_captured[str(exc).partition(":")[0]] += 1
@@ -289,14 +293,14 @@ class ChatRelay:
     async def _exchange(
         self,
         exchange: _Exchange,
-        headers: Iterable[tuple[bytes, bytes]],
+        scope: Scope,
         receive: Receive,
         send: Send,
         path: str,
     ) -> None:
-        stayed = True
+        stayed, line = True, line_of(scope)
         try:
-            stayed = await Watch(receive).during(self._pump(exchange, headers, send, path))
+            stayed = await Watch(receive, line).during(self._pump(exchange, scope["headers"], send, path))
         except UnknownModel as exc:
             await send_error(
                 send, 404, str(exc), kind="invalid_request_error", code="model_not_found", param="model"
@@ -322,9 +326,15 @@ class ChatRelay:
         answer = exchange.answer
         if answer is None:
             return  # cut short by the backend: the server closes the connection without an end, as the backend did
-        if answer.status is not None:
-            await send_head(send, answer.status, answer.headers)
+        if answer.status is None:
+            await send_body(send, answer.body)
+            return
+        if line is not None:
+            line.hold()
+        await send_head(send, answer.status, answer.headers)
         await send_body(send, answer.body)
+        if line is not None:
+            line.let_go()
 
     def _fail(self, exchange: _Exchange, error: UpstreamError) -> None:
         """The backend failed: tell the client if its reply has not begun, else leave it cut."""

@@ -17,6 +17,7 @@ import pytest
 
 from migrations import upgrade
 from proxy.app import Proxy
+from proxy.guard import GuardedProtocol
 from serving.http import HttpEngine
 from store.record import Record
 from tests.proxy.upstream import Upstream, running
@@ -121,7 +122,7 @@ def house_at(
         **more,
     )
     # No TLS in the client: reading the certificates would take longer than most tests.
-    with running(proxy) as proxy_url, httpx.Client(verify=False, timeout=30) as plain:
+    with running(proxy, http=GuardedProtocol) as proxy_url, httpx.Client(verify=False, timeout=30) as plain:
         client = openai.OpenAI(base_url=f"{proxy_url}/v1", api_key=KEY, max_retries=0, http_client=plain)
         yield House(proxy_url, upstream, upstream_url, url, proxy, client)
 

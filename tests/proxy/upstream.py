@@ -35,11 +35,11 @@ def free_socket(port: int = 0) -> socket.socket:
 
 
 @contextmanager
-def running(app: Any, listener: socket.socket | None = None) -> Iterator[str]:
-    """Serve an ASGI application on a real port in a thread of its own; yields its base URL."""
+def running(app: Any, listener: socket.socket | None = None, *, http: Any = "httptools") -> Iterator[str]:
+    """Serve an ASGI application on a real port in a thread of its own, behind a protocol; yields its base URL."""
     listener = listener or free_socket()
     config = uvicorn.Config(
-        app, loop="uvloop", http="httptools", ws="none", lifespan="auto", access_log=False, log_config=None,
+        app, loop="uvloop", http=http, ws="none", lifespan="auto", access_log=False, log_config=None,
         server_header=False, date_header=False, timeout_graceful_shutdown=2,
     )  # fmt: skip
     server = uvicorn.Server(config)
