@@ -215,16 +215,19 @@ def compute_loss(
     *,
     chunk: int | None = None,
     live_samples: float | None = None,
+    head: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """Loss of a batch under the student's logits, and what there is to know about it.
 
     Args:
         objective: the settings.
-        batch: [B, C] streams, on the device of the logits.
+        batch: [B, C] streams, on the device of the logits; the teacher's logits may be in main memory.
         logits: [B, C, V], the student's, with gradient, any float dtype; response-aligned.
         chunk: positions to widen and normalise at a time. Their vocabulary-sized intermediates are computed
             again in the backward pass instead of kept, so that beside the logits and their gradient only
             ``chunk * V`` floats live. The result is the same.
+        head: turns hidden states [N, D] into logits [N, V] float32; ``logits`` are then the student's hidden states, [B, C, D], and
+            no more than ``chunk`` positions' logits exist at any time, in the backward pass neither.
         live_samples: N of the means, where this is a part of a larger batch: ``batch.live().sum()`` over all
             parts. The parts' losses then add up to the loss of the whole.
 
@@ -260,6 +263,7 @@ def compute_loss(
             divergence=divergence_of[at.row_of],
         ),
         chunk,
+        head,
     )
     return _total(objective, batch, at, alphas, read, live_samples)
 
@@ -481,9 +485,10 @@ def _read(
     alphas: list[float],
     positions: _Positions,
     chunk: int | None,
+    head: Callable[[torch.Tensor], torch.Tensor] | None,
 ) -> _Read:
     """Everything that needs the vocabulary, for the live positions only, a piece at a time."""
-    reader = _reader(batch, objective, alphas)
+    reader = _reader(batch, objective, alphas, head)
     flat_logits = logits.reshape(-1, logits.shape[-1])
     if chunk is None:
         return reader(flat_logits, positions)
@@ -515,7 +520,10 @@ def _read(
 
 
 def _reader(
-    batch: Batch, objective: Objective, alphas: list[float]
+    batch: Batch,
+    objective: Objective,
+    alphas: list[float],
+    head: Callable[[torch.Tensor], torch.Tensor] | None,
 ) -> Callable[[torch.Tensor, _Positions], _Read]:
     teacher_logits = None if batch.teacher_logits is None else batch.teacher_logits.detach().flatten(0, 1)
     support_ids = None if batch.support_ids is None else batch.support_ids.flatten(0, 1)
@@ -528,7 +536,8 @@ def _reader(
         said. What needs a gradient comes first: the second pass over a checkpointed piece ends there, and
         nothing is measured twice.
         """
-        student = log_distribution(logits[at.within], at.temperature)
+        here_logits = logits[at.within]
+        student = log_distribution(here_logits if head is None else head(here_logits), at.temperature)
         logprobs = student.gather(-1, at.ids.unsqueeze(-1)).squeeze(-1)
         divergence = torch.zeros_like(logprobs)
         teacher_logprobs = torch.full_like(logprobs.detach(), math.nan)
@@ -539,7 +548,9 @@ def _reader(
             here = (at.divergence == code).nonzero().squeeze(-1)
             some, ids = student[here], at.ids[here].unsqueeze(-1)
             if teacher_logits is not None:
-                teacher = log_distribution(teacher_logits[at.flat[here]].to(some.dtype), at.temperature[here])
+                # they may be in main memory: on the device they would be the largest thing there
+                raw = teacher_logits[at.flat[here].to(teacher_logits.device)]
+                teacher = log_distribution(raw.to(some.device, some.dtype), at.temperature[here])
                 # A token this teacher rules out is a disagreement, not an unused slot of a support.
                 teacher = teacher.clamp(min=LOG_ZERO)
                 mine = likeliest(some, objective.top_k or OVERLAP_TOP_K)

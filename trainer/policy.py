@@ -55,6 +55,8 @@ SAMPLE_ROWS = 32
 _SAMPLE_TOKENS = 1_024
 #: Padded tokens of one pass that measures a spread.
 _SPREAD_TOKENS = 8_192
+#: Up to this many tokens in the vocabulary, whole logits are made; beyond it those of so many positions at a time.
+WHOLE_VOCABULARY, POSITIONS = 8_192, 256
 _ADAPTER = "default"
 
 
@@ -257,7 +259,7 @@ class LocalPolicy(Texts):
         weights: Weights = Weights.STUDENT,
         *,
         temperature: float | Sequence[float] = 1.0,
-        chunk: int = 512,
+        chunk: int = POSITIONS,
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the response tokens, without a gradient and without ever holding [B, C, V].
 
@@ -286,6 +288,7 @@ class LocalPolicy(Texts):
         logprobs[mask] = torch.cat(pieces)
         return logprobs, mask
 
+    @torch.no_grad()
     def hinted_logits(
         self,
         prompts: Sequence[Sequence[int]],
@@ -294,23 +297,20 @@ class LocalPolicy(Texts):
         *,
         teacher: Weights,
         carry: float,
-        student: Tensor | None = None,
     ) -> Tensor:
-        """What the teacher who read the hints says, [B, C, V].
+        """What the teacher who read the hints says, [B, C, V]; in main memory where the vocabulary is large.
 
         Args:
             prompts, hinted: without and with the hint.
             carry: how much of what was learnt so far the base model carries along; see `trainer.losses.carried_over`. No other
                 teacher does.
-            student: logits [B, C, V] of the policy on ``prompts``, where they are at hand.
         """
-        logits, _ = self.response_logits(hinted, responses, teacher)
-        if not carry or teacher is not Weights.BASE:
-            return logits
-        plain, _ = self.response_logits(prompts, responses, Weights.BASE)
-        if student is None:
-            student, _ = self.response_logits(prompts, responses)
-        return carried_over(logits, plain, student, carry)
+        place = torch.device("cpu") if self.is_wide else self.device
+        pieces = [
+            logits.to(place)
+            for logits, _ in self._heard(prompts, hinted, responses, teacher, carry, with_student=False)
+        ]
+        return torch.cat(pieces, dim=1)
 
     @torch.no_grad()
     def hear(
@@ -330,19 +330,58 @@ class LocalPolicy(Texts):
             temperature: [B], of the log-probabilities.
             top_k: size of the token sets whose overlap is measured.
         """
-        self.at_boundary()
-        student, _ = self.response_logits(prompts, responses)
-        logits = self.hinted_logits(prompts, hinted, responses, teacher=teacher, carry=carry, student=student)
-        found = []
-        for row, response in enumerate(responses):
-            count = len(response)
-            theirs = torch.log_softmax(logits[row, :count] / temperature[row], dim=-1)
-            said = theirs.gather(-1, torch.tensor(response, device=theirs.device)[:, None])[:, 0]
-            overlap = topk_overlap(
-                likeliest(student[row, :count], top_k), likeliest(logits[row, :count], top_k)
+        targets = _padded(responses, max(map(len, responses)), 0).to(self.device)
+        heat = torch.tensor(list(temperature), device=self.device)[:, None, None]
+        said, overlap, start = [], [], 0
+        for logits, student in self._heard(prompts, hinted, responses, teacher, carry, with_student=True):
+            assert student is not None  # asked for
+            end = start + logits.shape[1]
+            theirs = torch.log_softmax(logits / heat, dim=-1)
+            said.append(theirs.gather(-1, targets[:, start:end, None]).squeeze(-1))
+            overlap.append(topk_overlap(likeliest(student, top_k), likeliest(logits, top_k)).float())
+            start = end
+        whole, shared = torch.cat(said, dim=1), torch.cat(overlap, dim=1)
+        return [
+            Heard(
+                logprobs=tuple(whole[row, : len(response)].tolist()),
+                overlap=float(shared[row, : len(response)].mean()),
             )
-            found.append(Heard(logprobs=tuple(said.tolist()), overlap=float(overlap.float().mean())))
-        return found
+            for row, response in enumerate(responses)
+        ]
+
+    def _heard(
+        self,
+        prompts: Sequence[Sequence[int]],
+        hinted: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        teacher: Weights,
+        carry: float,
+        *,
+        with_student: bool,
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Logits [B, c, V] of the hinted teacher and of the student, some positions at a time; no gradient."""
+        self.at_boundary()
+        carries = bool(carry) and teacher is Weights.BASE
+        theirs, _ = self.response_hidden(hinted, responses, teacher)
+        plain = self.response_hidden(prompts, responses, Weights.BASE)[0] if carries else None
+        own = self.response_hidden(prompts, responses)[0] if carries or with_student else None
+        for at in self._pieces(*theirs.shape[:2]):
+            student = None if own is None else self.logits(own[:, at])
+            logits = self.logits(theirs[:, at], teacher)
+            if plain is not None and student is not None:
+                logits = carried_over(logits, self.logits(plain[:, at], Weights.BASE), student, carry)
+            yield logits, student
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the vocabulary is so large that logits are made a few positions at a time."""
+        return self.vocabulary_size > WHOLE_VOCABULARY
+
+    def _pieces(self, rows: int, columns: int) -> Iterator[slice]:
+        """Columns whose logits are held at a time."""
+        step = max(1, POSITIONS // rows) if self.is_wide else columns
+        for start in range(0, columns, step):
+            yield slice(start, start + step)
 
     @torch.no_grad()
     def spread(
@@ -360,16 +399,18 @@ class LocalPolicy(Texts):
         for start in range(0, len(responses), rows):
             self.at_boundary()
             asked = prompts[start : start + rows], responses[start : start + rows]
-            own, mask = self.response_logits(*asked, weights)
-            base = self.response_logits(*asked, Weights.BASE)[0] if kl else None
+            own, mask = self.response_hidden(*asked, weights)
+            base = self.response_hidden(*asked, Weights.BASE)[0] if kl else None
+            entropy, divergence = [], []
+            for at in self._pieces(*mask.shape):
+                s = torch.log_softmax(self.logits(own[:, at], weights), dim=-1)
+                entropy.append(torch.special.entr(s.exp()).sum(dim=-1))
+                if base is not None:
+                    p = torch.log_softmax(self.logits(base[:, at], Weights.BASE), dim=-1)
+                    divergence.append((s.exp() * (s - p)).sum(dim=-1))
             for row, live in enumerate(mask):
-                s = torch.log_softmax(own[row][live], dim=-1)
-                entropies.append(float(torch.special.entr(s.exp()).sum(dim=-1).mean()))
-                if base is None:
-                    divergences.append(0.0)
-                    continue
-                p = torch.log_softmax(base[row][live], dim=-1)
-                divergences.append(float((s.exp() * (s - p)).sum(dim=-1).mean()))
+                entropies.append(float(torch.cat(entropy, dim=1)[row][live].mean()))
+                divergences.append(float(torch.cat(divergence, dim=1)[row][live].mean()) if kl else 0.0)
         return entropies, divergences
 
     def _pack(
@@ -477,6 +518,7 @@ class LocalPolicy(Texts):
         with self._as(weights), torch.no_grad():
             for part in cheapest_parts(lengths, cost=_SAMPLE_TOKENS, max_rows=SAMPLE_ROWS):
                 rows = order[part]
+                self.at_boundary()
                 some = self._generate(
                     self._of(weights), [prompts[i] for i in rows], max_tokens, temperature, generator
                 )

@@ -34,7 +34,7 @@ from trainer.advantages import (
 )
 from trainer.batch import Sample, SampleKind, build_batch, micro_batches, sample_of
 from trainer.objective import Objective, compute_loss
-from trainer.policy import LocalPolicy
+from trainer.policy import POSITIONS, LocalPolicy
 from trainer.protocol import Policy, Refusal, Weights
 from trainer.teacher import teacher_prompt
 
@@ -432,45 +432,36 @@ class _Part:
             if not rows:
                 continue
             some = [samples[i] for i in rows]
-            if is_anchor:
-                logits, _ = policy.response_logits(
-                    [sample.teacher_prompt_ids or () for sample in some],
-                    [sample.completion_ids for sample in some],
-                    Weights.BASE,
-                )
-            else:
-                logits = policy.hinted_logits(
-                    [sample.prompt_ids for sample in some],
-                    [sample.teacher_prompt_ids or () for sample in some],
-                    [sample.completion_ids for sample in some],
-                    teacher=plan.teacher,
-                    carry=plan.carry,
-                )
+            logits = policy.hinted_logits(
+                [sample.prompt_ids for sample in some],
+                [sample.teacher_prompt_ids or () for sample in some],
+                [sample.completion_ids for sample in some],
+                teacher=Weights.BASE if is_anchor else plan.teacher,
+                carry=0.0 if is_anchor else plan.carry,
+            )
             if result is None:
                 result = torch.full((*mask.shape, logits.shape[-1]), math.nan, device=logits.device)
             result[rows, : logits.shape[1]] = logits
         return result
 
     def backward(self, policy: LocalPolicy, plan: StepPlan, live: float) -> tuple[dict[str, float], float]:
-        logits, _ = policy.response_logits(self._prompts, self._responses)
-        loss, metrics = compute_loss(
-            plan.objective, self._batch, logits, live_samples=live, chunk=_chunk(logits)
-        )
+        loss, metrics = self._loss(policy, plan, live)
         loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
         return metrics, metrics["live_tokens"]
 
     @torch.no_grad()
     def measure(self, policy: LocalPolicy, plan: StepPlan, live: float) -> tuple[dict[str, float], float]:
-        logits, _ = policy.response_logits(self._prompts, self._responses)
-        _, metrics = compute_loss(
-            plan.objective, self._batch, logits, live_samples=live, chunk=_chunk(logits)
-        )
+        _, metrics = self._loss(policy, plan, live)
         return metrics, metrics["live_tokens"]
 
-
-def _chunk(logits: Tensor) -> int | None:
-    """Positions normalised at a time: with a small vocabulary all of them, with a large one a few hundred."""
-    return None if logits.shape[-1] <= 8_192 else 256
+    def _loss(self, policy: LocalPolicy, plan: StepPlan, live: float) -> tuple[Tensor, dict[str, float]]:
+        if not policy.is_wide:
+            logits, _ = policy.response_logits(self._prompts, self._responses)
+            return compute_loss(plan.objective, self._batch, logits, live_samples=live)
+        hidden, _ = policy.response_hidden(self._prompts, self._responses)
+        return compute_loss(
+            plan.objective, self._batch, hidden, live_samples=live, chunk=POSITIONS, head=policy.logits
+        )
 
 
 #: Metrics of the parts that add up; all others are means over live tokens.

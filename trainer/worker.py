@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from store.errors import AdapterError, ConfigError, IllegalTransition, PatinaError, RecordError, UpstreamError
+from store.errors import AdapterError, IllegalTransition, PatinaError, RecordError, UpstreamError
 from store.lifecycle import DropReason
 from store.record import Record
 from store.settings import Settings
@@ -41,6 +41,7 @@ from store.values import (
     StepReport,
 )
 from trainer.checkpoint import sweep, versions_to_keep
+from trainer.device import Device, make_device
 from trainer.protocol import Outcome, Refusal, Workshop
 from trainer.step import StepPlan
 
@@ -80,18 +81,23 @@ class _Counters:
         }
 
 
-def make_workshop(settings: Settings) -> Workshop:
-    """The workshop where these settings have the weights.
+def make_workshop(settings: Settings, device: Device) -> Workshop:
+    """The workshop where these settings have the weights. The device is ours while this runs, and for the turns to come.
 
     Raises:
         ConfigError: the model cannot be loaded, or what is asked for cannot be had there.
         AdapterError: there is no such version to begin from.
     """
     if settings.backend == "tinker":
-        raise ConfigError("--backend tinker does not train yet")
+        from trainer.tinker.workshop import TinkerWorkshop
+
+        return TinkerWorkshop(settings)
     from trainer.workshop import Workshop as LocalWorkshop
 
-    return LocalWorkshop(settings)
+    workshop = LocalWorkshop(settings)
+    device.enter, device.leave = workshop.policy.unpark, workshop.policy.park
+    workshop.policy.at_boundary = device.boundary
+    return workshop
 
 
 class Worker:
@@ -113,6 +119,7 @@ class Worker:
         self._pause_until = 0.0
         self._pause_s = _FIRST_PAUSE_S
         self._log = log
+        self._device = make_device(settings, record)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until ``stop`` is set; a step that is under way is finished first.
@@ -122,7 +129,8 @@ class Worker:
         """
         beat = asyncio.create_task(self._beat())
         try:
-            self._workshop = await self._on_thread(lambda: make_workshop(self._settings))
+            async with self._device.turn():
+                self._workshop = await self._on_thread(lambda: make_workshop(self._settings, self._device))
             self._counters.notes = self._workshop.notes
             await self._start()
             while not stop.is_set():
@@ -180,9 +188,11 @@ class Worker:
             self._state = "waiting"
             return False
         await self._on_thread(self._ready().check)
-        await self._follow_alias()
-        self._state = "training"
-        await self._step()
+        self._state = "waiting for the device"
+        async with self._device.turn():
+            await self._follow_alias()
+            self._state = "training"
+            await self._step()
         self._state = "waiting"
         self._pause_s = _FIRST_PAUSE_S
         return True
@@ -364,7 +374,7 @@ class Worker:
                         process="trainer",
                         pid=os.getpid(),
                         state=self._state,
-                        detail=self._counters.to_json(),
+                        detail=self._counters.to_json() | self._device.state(),
                         at=time.time(),
                     )
                 )

@@ -79,8 +79,12 @@ class SharedWorkshop(ABC, Generic[P]):
         return ()
 
     @abstractmethod
-    def _train(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Move the weights; returns the metrics of `trainer.step.train`."""
+    def _train(self, samples: Sequence[Sample], number: int) -> dict[str, float]:
+        """Move the weights towards version ``number``; returns the metrics of `trainer.step.train`."""
+
+    def _told(self) -> Json:
+        """What else belongs into a version's metrics, once its files are made."""
+        return {}
 
     def check(self) -> None:
         """Raise UpstreamError when an attempt would fail whatever the turns are; here nothing is far away."""
@@ -161,11 +165,13 @@ class SharedWorkshop(ABC, Generic[P]):
         anchors = self._anchors.draw(self._settings.anchors, self._steps, turns=turns)
         self._before = policy.snapshot()
         try:
-            numbers = self._train([*prepared.samples, *repeated.samples, *anchors])
+            numbers = self._train([*prepared.samples, *repeated.samples, *anchors], number)
             trained_s = time.monotonic() - started
             verdict = self._gate.examine(policy, self._before)
+            files = policy.version_files(adapter_name(self._settings.policy, number))
             metrics: Json = {
                 **numbers,
+                **self._told(),
                 "turns": len(prepared.samples),
                 "replayed": len(repeated.samples),
                 "anchors": len(anchors),
@@ -179,7 +185,7 @@ class SharedWorkshop(ABC, Generic[P]):
                 self._settings.adapters_folder,
                 self._settings.policy,
                 number,
-                policy.version_files(adapter_name(self._settings.policy, number)),
+                files,
                 state={
                     "steps": self._steps + 1,
                     "learning_rate": min(self._settings.resolved_learning_rate, self._rate * _RATE_GAIN),
@@ -241,10 +247,11 @@ class Workshop(SharedWorkshop[LocalPolicy]):
             learning_rate=settings.resolved_learning_rate,
             seed=settings.seed,
             teacher=settings.teacher_model_name,
+            quantize=settings.quantize == "4bit",
         )
         super().__init__(settings, StepPlan.of(settings), policy)
 
-    def _train(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def _train(self, samples: Sequence[Sample], number: int) -> dict[str, float]:
         return train(self._policy, samples, self._plan)
 
 

@@ -364,6 +364,22 @@ def test_in_chunks_no_vocabulary_sized_intermediate_is_kept_for_the_backward_pas
     assert kept(8) < 0.1 * whole
 
 
+@pytest.mark.parametrize("chunk", [None, 1, 7, 1000])
+def test_logits_made_from_hidden_states_on_the_way_change_nothing(chunk: int | None) -> None:
+    vocabulary, width = 11, 6
+    _, batch = make_batch(directive_alpha=(0.0, 1.0, 0.5), vocabulary=vocabulary)
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(*batch.mask.shape, width, dtype=torch.float64, generator=generator)
+    matrix = torch.randn(width, vocabulary, dtype=torch.float64, generator=generator)
+    leaf = hidden.clone().requires_grad_()
+    loss, metrics = compute_loss(Objective(top_k=4), batch, leaf @ matrix)
+    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
+    again = run(Objective(top_k=4), batch, hidden, chunk=chunk, head=lambda states: states @ matrix)
+    assert again[0] == pytest.approx(loss.item(), abs=1e-13)
+    torch.testing.assert_close(again[1], leaf.grad, rtol=0, atol=1e-13)
+    assert again[2] == pytest.approx(metrics, abs=1e-13)
+
+
 def test_parts_of_a_batch_add_up_to_the_whole() -> None:
     """Gradient accumulation: every part is told how many live samples the whole has."""
     logits, batch = make_batch(lengths=[5, 3, 4, 2])

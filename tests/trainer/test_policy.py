@@ -423,3 +423,47 @@ def test_rendering_adds_the_generation_header_and_nothing_else(policy: LocalPoli
     assert policy.encode(text) == ids
     with pytest.raises(AlignmentError, match="chat template"):
         policy.render([{"role": "user", "content": "x", "tool_calls": [{"function": 3}]}])
+
+
+# -- one device with others
+
+
+def test_there_is_a_boundary_before_every_micro_batch_and_every_optimizer_step(policy: LocalPolicy) -> None:
+    passed: list[str] = []
+    policy.at_boundary = lambda: passed.append("here")
+    policy.response_logprobs([[1, 2]], [[3]])
+    assert len(passed) == 1
+    logits, _ = policy.response_logits([[1, 2]], [[3]])
+    assert len(passed) == 2
+    logits.sum().backward()  # type: ignore[no-untyped-call]  # torch does not type it
+    policy.apply_gradients()
+    assert len(passed) == 3
+    policy.sample([[1, 2]], max_tokens=1)
+    assert len(passed) == 4
+
+
+def test_leaving_the_device_and_coming_back_changes_nothing(policy: LocalPolicy) -> None:
+    before, _ = policy.response_logprobs([[1, 2, 3]], [[4, 5]])
+    policy.park()
+    policy.unpark()
+    after, _ = policy.response_logprobs([[1, 2, 3]], [[4, 5]])
+    assert torch.equal(before, after)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_parked_policy_leaves_the_device_to_others(tiny_model: Path) -> None:
+    policy = LocalPolicy(str(tiny_model), rank=4)
+    before, _ = policy.response_logprobs([[1, 2, 3]], [[4, 5]])
+    held = torch.cuda.memory_allocated()
+    policy.park()
+    base = sum(p.numel() * p.element_size() for p in policy._frozen())
+    assert torch.cuda.memory_allocated() <= held - base * 0.9
+    policy.unpark()
+    after, _ = policy.response_logprobs([[1, 2, 3]], [[4, 5]])
+    assert torch.equal(before, after)
+
+
+def test_four_bits_need_a_gpu_and_say_so(tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match="--quantize 4bit needs an NVIDIA GPU"):
+        LocalPolicy(str(tiny_model), quantize=True, device="cpu")
