@@ -259,6 +259,13 @@ class Settings(BaseSettings):
         "key of the Tinker server (tml-...); a server on this machine needs none",
         "serving",
     )
+    tinker_gradients: Literal["auto", "sums", "means"] = _field(
+        "auto",
+        "PATINA_TINKER_GRADIENTS",
+        "how the Tinker server adds up losses: sums over tokens and batch (as documented), or means (SkyRL); auto: means "
+        "where the server says that it is SkyRL's",
+        "learning",
+    )
     tinker_model: str = _field(
         "",
         "PATINA_TINKER_MODEL",

@@ -51,6 +51,8 @@ LEASE_S = 120.0
 MAX_FAILURES = 3
 #: Pause after a step that failed, doubled up to the longest with every failure in a row.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+#: Pause between two looks for a training server that is away when the trainer starts.
+_SERVER_S = 5.0
 #: How many verdicts the baseline may look at.
 _RECENT = 64
 
@@ -129,10 +131,7 @@ class Worker:
         """
         beat = asyncio.create_task(self._beat())
         try:
-            async with self._device.turn():
-                self._workshop = await self._on_thread(lambda: make_workshop(self._settings, self._device))
-            self._counters.notes = self._workshop.notes
-            await self._start()
+            await self._open(stop)
             while not stop.is_set():
                 did_something = await self._survive(self.work_once)
                 if not did_something:
@@ -144,6 +143,27 @@ class Worker:
             if self._workshop is not None:
                 await self._on_thread(self._workshop.close)
             self._thread.shutdown(wait=True)
+
+    async def _open(self, stop: asyncio.Event) -> None:
+        """Make the workshop. A training server that is away is waited for: nothing here is wrong."""
+        while not stop.is_set():
+            try:
+                async with self._device.turn():
+                    self._workshop = await self._on_thread(
+                        lambda: make_workshop(self._settings, self._device)
+                    )
+            except UpstreamError as exc:
+                if self._counters.last_error != _sentence(exc):
+                    print(f"patina: the trainer waits: {_sentence(exc)}", file=sys.stderr, flush=True)
+                self._counters.last_error = _sentence(exc)
+                self._state = "waiting for the training server"
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), _SERVER_S)
+                continue
+            self._counters.notes = self._workshop.notes
+            self._counters.last_error = None
+            await self._start()
+            return
 
     async def _start(self) -> None:
         """Be the live version; remove what a worker that died left behind."""

@@ -1,0 +1,102 @@
+"""Text and ids of one model: its tokenizer, its chat template, what ends a turn. Knows no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, GenerationConfig
+
+from store.errors import AlignmentError, ConfigError
+
+
+class Texts:
+    """A model's tokenizer and template.
+
+    Args:
+        model: folder, or name of a model in the local Hugging Face cache. Nothing is downloaded.
+
+    Raises:
+        ConfigError: there is no such model here, or it is no chat model.
+    """
+
+    def __init__(self, model: str) -> None:
+        self.tokenizer = load_tokenizer(model)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template: Any,
+    ) -> list[int]:
+        """Prompt ids [P] of a request under the model's chat template, generation header included.
+
+        Raises:
+            AlignmentError: the template refuses these messages.
+        """
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] if tools else None,
+                add_generation_prompt=True,
+                tokenize=False,
+                **template,
+            )
+        except Exception as error:  # a template is a program by the model's author, and raises what it likes
+            raise AlignmentError(f"the chat template refuses the messages: {first_line(error)}") from error
+        return self.encode(text)
+
+    def encode(self, text: str) -> list[int]:
+        """Text to ids, markup recognised, nothing added."""
+        return [int(i) for i in self.tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+    def decode(self, ids: Sequence[int], *, markup: bool = False) -> str:
+        """Ids to text, by default without markup."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=not markup))
+
+
+def load_tokenizer(name: str) -> Any:
+    """Raises: ConfigError, see `Texts`."""
+    check_folder(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
+    except (
+        Exception
+    ) as error:  # several libraries read these files, each with its own errors; all end the start
+        raise ConfigError(f"the tokenizer of {name} cannot be loaded: {first_line(error)}") from error
+    if not tokenizer.chat_template:
+        raise ConfigError(f"{name} has no chat template: it is not a chat model")
+    return tokenizer
+
+
+def check_folder(name: str) -> None:
+    """Raises: ConfigError when a name is meant as a folder and is none, or none of a model."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and (folder.is_absolute() or name.startswith((".", "~"))):
+        raise ConfigError(f"there is no model folder {name}")
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ConfigError(f"{name} is not a model folder: it has no config.json")
+
+
+def end_ids(tokenizer: Any, *others: Any) -> frozenset[int]:
+    """The ids that end a turn: the tokenizer's, and those of other configurations (an id, several, or None)."""
+    ends: set[int] = set()
+    for value in (*others, tokenizer.eos_token_id):
+        if value is not None:
+            ends.update([value] if isinstance(value, int) else value)
+    return frozenset(ends)
+
+
+def generation_ends(name: str) -> Any:
+    """What the model's generation config says ends a turn; None where it has none here."""
+    try:
+        return GenerationConfig.from_pretrained(name, local_files_only=True).eos_token_id
+    except (OSError, ValueError):  # most have one; without it the tokenizer's end is all there is
+        return None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text; its class where it says nothing."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,176 @@
+"""The workshop with its weights on a Tinker server. What is not about weights is `trainer.workshop.SharedWorkshop`'s."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from serving.tinker.service import base_model, supported_models
+from serving.tinker.version import read_version
+from store.errors import AdapterError, AlignmentError, ConfigError
+from store.lifecycle import DropReason
+from store.settings import Settings
+from store.values import BASE_VERSION, Json, LogprobMode, ScoredTurn, adapter_name
+from trainer.batch import GREEDY_BELOW, Sample
+from trainer.checkpoint import remove_version
+from trainer.protocol import Outcome, Refusal
+from trainer.step import StepPlan
+from trainer.tinker.abilities import find_abilities
+from trainer.tinker.link import Link
+from trainer.tinker.policy import TinkerPolicy
+from trainer.tinker.step import train
+from trainer.workshop import SharedWorkshop
+
+
+class TinkerWorkshop(SharedWorkshop[TinkerPolicy]):
+    """The policy on a Tinker server, between steps.
+
+    Raises:
+        ConfigError: no such model there; or it cannot do what the method needs.
+        UpstreamError: nobody is there.
+        AdapterError: ``--resume-from-ckpt`` names no version of this model.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        _check(settings)
+        self._link = Link(settings)
+        name, context = base_model(settings)
+        policy = TinkerPolicy(settings, self._link, name, context, top_k=settings.top_k)
+        try:
+            policy.abilities = find_abilities(self._link, settings, name, policy.training())
+        except BaseException:
+            self._link.drop()
+            raise
+        if settings.method == "sdpo" and policy.support == "token":
+            self._link.drop()
+            raise ConfigError(
+                f"--method sdpo compares whole distributions, and the Tinker server at {self._link.address} tells only "
+                "single tokens: use --method combine or opd, or a server with topk_prompt_logprobs and soft targets"
+            )
+        super().__init__(settings, StepPlan.of(settings), policy)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        abilities, support = self._policy.abilities, self._policy.support
+        size = self._settings.top_k
+        found = [
+            {
+                "student": f"the directive term is on the policy's {size} likeliest tokens",
+                "teacher": f"the directive term is on the teacher's {size} likeliest tokens",
+                "token": "the directive term is on the sampled tokens only: the Tinker server does not tell the likeliest ones",
+            }[support]
+        ]
+        if self._plan.carry and support != "token" and not abilities.named:
+            found.append(
+                "the teacher carries nothing of what was learnt: the server does not tell chosen tokens"
+            )
+        if not abilities.top:
+            found.append("entropy and KL at the gate are estimates on single tokens")
+        if abilities.means:
+            found.append("the server's losses are means, which is made up for")
+        return tuple(found)
+
+    def check(self) -> None:
+        """Raises: UpstreamError when the server is away."""
+        self._link.check()
+
+    def attempt(
+        self, turns: Sequence[ScoredTurn], replay: Sequence[ScoredTurn], recent: Sequence[int], number: int
+    ) -> Outcome:
+        """See `SharedWorkshop.attempt`; whatever goes wrong, the next attempt begins with a client of its own."""
+        try:
+            ready, odd = self._at_temperature_one(turns)
+            again, _ = self._at_temperature_one(replay)
+            outcome = super().attempt(ready, again, recent, number)
+        except BaseException:
+            self._policy.give_up()
+            raise
+        return replace(outcome, refused={**outcome.refused, **odd})
+
+    def _train(self, samples: Sequence[Sample], number: int) -> dict[str, float]:
+        self._policy.begin(adapter_name(self._settings.policy, number))
+        return train(self._policy, samples, self._plan, carrier=self._settings.loss_fn)
+
+    def _told(self) -> Json:
+        """Where the new version is on the server, and how it was made."""
+        return {"tinker": {**asdict(self._policy.saved), "support": self._policy.support}}
+
+    def _at_temperature_one(
+        self, turns: Sequence[ScoredTurn]
+    ) -> tuple[list[ScoredTurn], Mapping[str, Refusal]]:
+        """The turns with log-probabilities at temperature 1, the only one at which a prompt is scored.
+
+        What was reported at another temperature is asked for anew, of the version that sampled it.
+        """
+        ready: dict[str, ScoredTurn] = {}
+        refused: dict[str, Refusal] = {}
+        asked: dict[int, list[ScoredTurn]] = {}
+        for turn in turns:
+            is_known = (
+                turn.logprob_mode is LogprobMode.RAW
+                or turn.temperature == 1.0
+                or turn.temperature < GREEDY_BELOW
+            )
+            if is_known or not (turn.prompt_token_ids and turn.completion.token_ids):
+                ready[turn.turn_id] = replace(turn, temperature=1.0, logprob_mode=LogprobMode.RAW)
+            else:
+                asked.setdefault(turn.adapter_version, []).append(turn)
+        for version, some in asked.items():
+            try:
+                path = self._sampler_path(version)
+                values = self._policy.logprobs_of_version(
+                    path, [t.prompt_token_ids for t in some], [t.completion.token_ids for t in some]
+                )
+            except (AdapterError, AlignmentError) as exc:
+                refused |= {t.turn_id: Refusal(reason=DropReason.STALE, detail=str(exc)) for t in some}
+                continue
+            for row, turn in enumerate(some):
+                own = tuple(values[row, : len(turn.completion.token_ids)].tolist())
+                ready[turn.turn_id] = replace(
+                    turn,
+                    temperature=1.0,
+                    logprob_mode=LogprobMode.RAW,
+                    completion=replace(turn.completion, sampling_logprobs=own),
+                )
+        return [ready[turn.turn_id] for turn in turns if turn.turn_id in ready], refused
+
+    def _sampler_path(self, version: int) -> str:
+        if version == BASE_VERSION:
+            return ""
+        if version == self.version:
+            return self._policy.saved.sampler_path
+        name = adapter_name(self._settings.policy, version)
+        for folder in sorted(self._settings.adapters_folder.glob(f"{name}.*")):
+            return read_version(folder).sampler_path
+        raise AdapterError(f"version {version}, which sampled it, is not there any more")
+
+    def remove(self, folder: Path) -> None:
+        """Remove a version: its checkpoints on the server as far as the server lets us, then its folder."""
+        try:
+            version = read_version(folder)
+        except AdapterError as exc:
+            print(
+                f"patina: {exc}: nothing is deleted on the Tinker server for it", file=sys.stderr, flush=True
+            )
+        else:
+            for refusal in self._link.delete([p for p in (version.sampler_path, version.state_path) if p]):
+                print(f"patina: {refusal}", file=sys.stderr, flush=True)
+        remove_version(folder)
+
+    def close(self) -> None:
+        """End our sessions, so that the server need not wait for them to go stale."""
+        self._link.drop()
+
+
+def _check(settings: Settings) -> None:
+    """Refuse what a Tinker server cannot do. Raises: ConfigError."""
+    if settings.teacher == "ema" and not settings.teacher_model_name:
+        raise ConfigError("--teacher ema cannot be had with --backend tinker: use base or live")
+    if settings.teacher_model_name:
+        names = [model.model_name for model in supported_models(settings)]
+        if names and settings.teacher_model_name not in names:
+            raise ConfigError(
+                f"the Tinker server has no model {settings.teacher_model_name} to teach (--teacher-model-name)"
+            )
