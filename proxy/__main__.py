@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import ctypes
 import gc
 import logging
 import resource
@@ -26,6 +24,7 @@ from proxy.cors import Origins
 from proxy.guard import GuardedProtocol
 from proxy.journal import Journal
 from proxy.learnt import Learnt
+from proxy.memory import map_large_blocks
 from proxy.relay import PATIENCE_S
 from serving.backends import VLLM_PATIENCE_S, make_engine
 from serving.ports import bind, listen
@@ -45,8 +44,6 @@ _BUSY_S = 1.0
 _KEEP_ALIVE_S = 75
 _OPTION = "--proxy-port"
 _OPEN_FILES = 1 << 16
-#: Of glibc's malloc.h.
-_MMAP_THRESHOLD, _ARENA_MAX = -3, -8
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -104,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"proxy: {exc}", file=sys.stderr)
         return 2
     allow_connections()
-    give_memory_back()
+    map_large_blocks()
     return serve(settings, listener, engine, key, is_local=is_local, wait_s=arguments.record_wait_s)
 
 
@@ -114,20 +111,6 @@ def allow_connections() -> None:
     wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(most, _OPEN_FILES)
     if now != resource.RLIM_INFINITY and now < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
-
-
-def give_memory_back() -> None:
-    """Have blocks of a megabyte and more mapped on their own: freed, they go back to the system at once.
-
-    glibc raises that bound as large blocks come and go, and then a few bodies of ten megabytes leave hundreds of megabytes behind
-    (measured: docs/log.md).
-    """
-    with contextlib.suppress(
-        AttributeError, OSError
-    ):  # another C library has no such knob, and another habit
-        mallopt = ctypes.CDLL(None).mallopt
-        for knob, value in ((_MMAP_THRESHOLD, 1 << 20), (_ARENA_MAX, 2)):
-            mallopt(knob, value)
 
 
 def keyring(settings: Settings, key: str) -> Keyring:

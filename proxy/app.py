@@ -27,6 +27,7 @@ from proxy.asgi import BodyTooLarge, ClientLeft, read_body, send_body, send_erro
 from proxy.cors import Origins, is_preflight
 from proxy.journal import Journal
 from proxy.learnt import Learnt
+from proxy.memory import give_back
 from proxy.ours import Caller, Door, Headers, header, parse_feedback, read_caller, told_length
 from proxy.recorder import Recorder
 from proxy.relay import PATIENCE_S, ChatRelay, Counters, PassThrough
@@ -66,6 +67,8 @@ _STATUS_TIMEOUT_S = 2.0
 #: Feedback may come before a late turn is written: so long is its row waited for.
 _FEEDBACK_PATIENCE_S = 2.0
 _DRAIN_S = 5.0
+#: The heap is tidied up after large bodies, but not more often.
+_TIDY_S = 5.0
 
 
 class Proxy:
@@ -112,6 +115,7 @@ class Proxy:
         self._started = time.time()
         self._counters = Counters()
         self._heartbeat_errors = 0
+        self._large_seen, self._tidied_at = 0, 0.0
         self._recorder = Recorder(opening, wait_s=wait_s, journal=journal)
         self._alias: Alias = (
             AdapterAlias(engine, policy, lambda: self._recorder.record)
@@ -178,7 +182,15 @@ class Proxy:
                 self._recorder.last_error = str(exc)
             else:
                 await self._beat_once(record, "running")
+            await self._tidy()
             await asyncio.sleep(_HEARTBEAT_S)
+
+    async def _tidy(self) -> None:
+        """Give back what large bodies have left in the heap."""
+        now = time.monotonic()
+        if self._counters.large != self._large_seen and now - self._tidied_at > _TIDY_S:
+            self._large_seen, self._tidied_at = self._counters.large, now
+            await asyncio.to_thread(give_back)
 
     async def _beat_once(self, record: Record, state: str) -> None:
         beat = Heartbeat(

@@ -42,6 +42,7 @@ from proxy.clients import with_shape
 from proxy.drafts import Draft, request_of
 from proxy.encoding import Packer, Unpacker, Unreadable, can_unpack, is_packed, readable_only, unpack
 from proxy.learnt import Learnt
+from proxy.memory import LARGE
 from proxy.ours import Caller, Wishes, header, read_wishes, request_headers, response_headers, told_length
 from proxy.recorder import Recorder
 from proxy.sse import DONE, EventSplitter, LastEventGate, event_data, with_data
@@ -104,6 +105,7 @@ class Counters:
     unfinished: int = 0
     upstream_errors: int = 0
     unrecorded: int = 0
+    large: int = 0  #: bodies that may leave holes in the heap
     not_captured: Counter[str] = field(default_factory=Counter)  #: chat requests passed on unread, by why
 
 
@@ -289,6 +291,7 @@ class ChatRelay:
             )
         finally:
             self._counters.in_flight -= 1
+            self._counters.large += len(raw) >= LARGE
 
     async def _exchange(
         self,
