@@ -206,6 +206,14 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_argument(
         "--smoke", action="store_true", help="a few minutes; exit 1 if nothing, or the control, is learnt"
     )
+    evaluate.add_argument(
+        "--full",
+        action="store_true",
+        help="the comparison of docs/learning.md: all methods, five seeds, --fast on two cores; under an hour",
+    )
+    evaluate.add_argument(
+        "--jobs", type=int, default=1, help="--fast: runs at once, each a process (default: %(default)s)"
+    )
 
     demo = command("demo", "a simulated user complains, and you watch the model change")
     demo.add_argument("--base-url", help="a running Patina; default: an own one in a fresh folder")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import multiprocessing
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +26,7 @@ from evals.metrics import Measures
 from evals.people import Reading, scenario
 from evals.preferences import parse_preferences
 from evals.report import compare, print_summary, write_report
-from evals.study import Case, Place, append_run, cases, find_run, parse_tried, read_runs, run_at
+from evals.study import RUNS_FILE, Case, Place, append_run, cases, find_run, parse_tried, read_runs, run_at
 from evals.voice import SpokenUser
 from scorers.provider import Provider
 from store.errors import ConfigError
@@ -42,6 +44,18 @@ _SMOKE = {
     "measure_every": 0,
     "questions": 48,
     "fast": True,
+}
+#: `--full`: every method with five seeds, on wishes that are met by chance and on one that never is.
+_FULL = {
+    "methods": "all",
+    "preferences": ["concise,no_emoji", "spanish"],
+    "users": "steady",
+    "interactions": 40,
+    "seeds": 5,
+    "measure_every": 20,
+    "questions": 48,
+    "fast": True,
+    "jobs": 2,
 }
 
 
@@ -66,23 +80,29 @@ def run_eval(settings: Settings, given: Mapping[str, Any], arguments: argparse.N
         )
     if arguments.smoke:
         vars(arguments).update(_SMOKE)
+        arguments.output = arguments.output / "smoke"
+    if arguments.full:
+        vars(arguments).update(_FULL)
     wanted = _plan(settings, arguments)
     folder: Path = arguments.output
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if arguments.smoke:  # what was learnt last week says nothing about the code of today
+            (folder / RUNS_FILE).unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"--output {folder}: {error.strerror or error}") from error
-    if arguments.fast:
-        import torch  # only this mode steps in this process
-
-        torch.set_num_threads(settings.resolved_threads)
     place = Place(
         settings=settings,
         given={name: value for name, value in given.items() if name not in ("home", "seed", "method")},
         base_url=with_v1(arguments.base_url) if arguments.base_url else "",
         key=house_key(settings) if arguments.base_url else "",
     )
-    rows = asyncio.run(_run(wanted, place, folder, arguments))
+    if arguments.jobs > 1:
+        rows = run_side_by_side(wanted, place, folder, arguments.jobs)
+    else:
+        if arguments.fast:
+            _use_threads(settings.resolved_threads)
+        rows = asyncio.run(_run(wanted, place, folder, arguments))
     write_report(folder, rows)
     print_summary(rows, _console())
     print(f"report: {folder / 'report.html'}")
@@ -96,9 +116,19 @@ def _plan(settings: Settings, arguments: argparse.Namespace) -> list[Case]:
     for user in users or ("",):
         for preferences in wants:
             scenario(user, preferences)
-    for name, least in (("interactions", 1), ("seeds", 1), ("questions", 1), ("measure_every", 0)):
+    for name, least in (
+        ("interactions", 1),
+        ("seeds", 1),
+        ("questions", 1),
+        ("measure_every", 0),
+        ("jobs", 1),
+    ):
         if getattr(arguments, name) < least:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}")
+    if arguments.jobs > 1 and (not arguments.fast or arguments.user_model):
+        raise ConfigError(
+            "--jobs is for --fast without --user-model: houses and providers are not shared out"
+        )
     if arguments.base_url and arguments.fast:
         raise ConfigError("--fast learns in this process, --base-url elsewhere: give one of them")
     if arguments.base_url and sum(method.kind == "learn" for method in methods) > 1:
@@ -151,6 +181,58 @@ async def _run(
             watch.end(row)
             rows.append(row)
     return rows
+
+
+def _use_threads(count: int) -> None:
+    import torch  # seconds to import, and only --fast steps in this process
+
+    torch.set_num_threads(count)
+
+
+def run_side_by_side(wanted: Sequence[Case], place: Place, folder: Path, jobs: int) -> list[Json]:
+    """Run what is not in the folder yet in ``jobs`` processes of one thread each; rows in the order of ``wanted``.
+
+    One thread, because the built-in model is too small to share out: two processes are nearly twice as fast, two threads are not.
+    """
+    known = read_runs(folder)
+    rows = {case.key_text(): row for case in wanted if (row := find_run(known, case)) is not None}
+    missing = [case for case in wanted if case.key_text() not in rows]
+    # spawn: a forked torch inherits locks of threads that are not there
+    context = multiprocessing.get_context("spawn")
+    with (
+        Watch(len(wanted)) as watch,
+        ProcessPoolExecutor(min(jobs, max(1, len(missing))), context, _use_threads, (1,)) as pool,
+    ):
+        for case in wanted:
+            if (row := rows.get(case.key_text())) is not None:
+                watch.end(row)
+        running = {pool.submit(_run_alone, place, case): case for case in missing}
+        try:
+            for done in as_completed(running):
+                row = done.result()
+                append_run(folder, row)
+                rows[running[done].key_text()] = row
+                watch.tell(row)
+                watch.end(row)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [rows[case.key_text()] for case in wanted]
+
+
+def _run_alone(place: Place, case: Case) -> Json:
+    """In a process of its own: nobody watches."""
+    return asyncio.run(run_at(place, case, _Silence()))
+
+
+class _Silence:
+    """An `evals.study.Watcher` that tells nobody."""
+
+    def reading(self, count: int, reading: Reading, version: int) -> None:
+        pass
+
+    def measured(self, count: int, version: int, measures: Measures) -> None:
+        pass
 
 
 def _report(folder: Path) -> int:
@@ -226,6 +308,14 @@ class Watch:
         rest += "" if measures.kl_to_base is None else f" KL {measures.kl_to_base:.3f}"
         self._line(
             f"  {count:4d} v{version:<3d} compliance {measures.compliance:.2f} facts {measures.facts:.2f}{rest}"
+        )
+
+    def tell(self, row: Json) -> None:
+        """One line of a run that went on elsewhere."""
+        first, last = row["points"][0]["compliance"], row["points"][-1]["compliance"]
+        self._line(
+            f"[{self._done + 1}/{self._total}] {row['method']} · {row['user']} · {','.join(row['preferences'])} · "
+            f"seed {row['seed']}: compliance {first:.2f} → {last:.2f}, {row['wall_s']:.0f} s"
         )
 
     def end(self, row: Json) -> None:

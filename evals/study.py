@@ -60,8 +60,12 @@ class Case:
 
     def key(self) -> Json:
         """What makes two runs the same run, as JSON reads it back."""
-        found: Json = json.loads(json.dumps(asdict(self)))
+        found: Json = json.loads(self.key_text())
         return found
+
+    def key_text(self) -> str:
+        """The same as text, to look a run up by."""
+        return json.dumps(asdict(self), sort_keys=True)
 
 
 class Voice(Protocol):

@@ -15,12 +15,23 @@ import pytest
 from rich.console import Console
 
 from cli.arguments import build_parser
-from evals.command import run_eval
+from evals.command import SMOKE_CONTROL, run_eval, run_side_by_side
 from evals.methods import GROUPS, METHODS, parse_methods
 from evals.metrics import Answer, Measures, Numbers, Probe
 from evals.people import Reading, scenario
 from evals.report import COLUMNS, cell, compare, write_report
-from evals.study import Case, append_run, cases, find_run, parse_tried, read_runs, retention, run_case
+from evals.study import (
+    Case,
+    Place,
+    append_run,
+    cases,
+    find_run,
+    parse_tried,
+    read_runs,
+    retention,
+    run_at,
+    run_case,
+)
 from evals.subjects import Ask, Cost, Remembering
 from store.errors import ConfigError, JudgeError
 from store.settings import read_settings
@@ -236,6 +247,8 @@ def arguments(*words: str) -> argparse.Namespace:
         (["--users", "grumpy"], "unknown user"),
         (["--seeds", "0"], "at least 1"),
         (["--fast", "--base-url", "http://x"], "one of them"),
+        (["--jobs", "2"], "--jobs is for --fast"),
+        (["--fast", "--jobs", "0"], "at least 1"),
         (["--base-url", "http://x", "--methods", "rl,opd", "--seeds", "1"], "one method"),
         (["--base-url", "http://x", "--methods", "rl"], "learns once"),
         (["compare", "a"], "compare A B"),
@@ -280,6 +293,58 @@ def test_the_fast_subject_learns_by_the_trainers_own_step(tiny_model: Path, tmp_
     assert row["points"][0]["kl_to_base"] == 0.0
     assert row["points"][0]["entropy"] > 0.0
     assert row["points"][0]["ended"] < 1.0
+
+
+@pytest.mark.timeout(900)
+def test_runs_side_by_side_are_those_of_one_process(tiny_model: Path, tmp_path: Path) -> None:
+    given = {"model_name": str(tiny_model), "threads": 1}
+    place = Place(settings=read_settings(given), given=given)
+    some = [
+        replace(CASE, method="none", seed=seed, interactions=1, questions=1, undos=1, tools=1, tabs=1)
+        for seed in (0, 1)
+    ]
+    rows = run_side_by_side(some, place, tmp_path, 2)
+    assert [row["seed"] for row in rows] == [0, 1]
+    assert len(read_runs(tmp_path)) == 2
+    for case, row in zip(some, rows, strict=True):
+        alone = asyncio.run(run_at(place, case, Quiet()))
+        assert row["points"] == alone["points"]
+        assert row["readings"] == alone["readings"]
+    assert run_side_by_side(some, place, tmp_path, 2) == rows  # nothing is run again
+
+
+@pytest.mark.parametrize(
+    ("learner", "control", "code"), [(True, False, 0), (False, False, 1), (True, True, 1)]
+)
+def test_smoke_fails_when_nothing_or_the_control_is_learnt(
+    learner: bool, control: bool, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def scripted(place: Any, case: Case, watch: Any, *, voice: Any = None) -> Json:
+        return await run_case(case, Scripted(learns=control if case.method == "none" else learner), watch)
+
+    monkeypatch.setattr("evals.command.run_at", scripted)
+    for _ in range(2):  # and a second time it is measured anew
+        assert run_eval(read_settings({}), {}, arguments("--smoke", "--output", str(tmp_path))) == code
+    assert len(read_runs(tmp_path / "smoke")) == 2
+
+
+@pytest.mark.timeout(900)
+def test_smoke_on_the_built_in_model_learns_and_its_control_stays_flat(tmp_path: Path) -> None:
+    """`run.py eval --smoke` as a person runs it: one to two minutes of one core."""
+    assert run_eval(read_settings({}), {}, arguments("--smoke", "--output", str(tmp_path))) == 0
+    rows = {row["method"]: row for row in read_runs(tmp_path / "smoke")}
+    first, last = rows["none"]["points"]
+    assert {**first, "interactions": 0} == {**last, "interactions": 0}  # the same probes, the same weights
+
+
+@pytest.mark.timeout(900)
+def test_shuffled_feedback_teaches_nothing(tmp_path: Path) -> None:
+    words = ["--fast", "--methods", "combine", "--users", "shuffled", "--preferences", "concise", "--seeds", "1",
+             "--interactions", "24", "--questions", "48", "--measure-every", "0", "--output", str(tmp_path)]  # fmt: skip
+    assert run_eval(read_settings({}), {}, arguments(*words)) == 0
+    (row,) = read_runs(tmp_path)
+    assert row["cost"]["published"] + row["cost"]["rejected"] >= 2
+    assert row["points"][-1]["compliance"] - row["points"][0]["compliance"] < SMOKE_CONTROL
 
 
 class Actor:
