@@ -37,6 +37,7 @@ from proxy.asgi import (
     streamed_body,
 )
 from proxy.canonical import History, read_history
+from proxy.chunks import Usual, usual
 from proxy.classify import Kind, classify
 from proxy.clients import with_shape
 from proxy.drafts import Draft, request_of
@@ -49,6 +50,7 @@ from proxy.sse import DONE, EventSplitter, LastEventGate, event_data, with_data
 from proxy.wire import (
     Assembler,
     ChatRequest,
+    Habits,
     Injection,
     build_request,
     error_body,
@@ -83,6 +85,8 @@ _REFUSALS, _NAMED_REFUSALS = frozenset({400, 422}), frozenset({400, 403, 422, 50
 _MOST_KEPT = 64 << 20
 #: The opening chunks of a stream tell a backend's habits.
 _OPENING = 3
+#: So many chunks of a stream are tried as the pattern for the others.
+_TRIES = 12
 _BLANK = b" \t\r\n"
 
 _UPSTREAM_KIND = "upstream_error"
@@ -143,6 +147,9 @@ class _Exchange:
     reply: Reply | None = None
     heard: _Heard | None = None
     chunks_read: int = 0
+    usual: list[Usual] = field(default_factory=list)
+    habits: Habits | None = None  # those that ``usual`` was found under
+    tries: int = 0
     status: int = 0
     has_started: bool = False
     is_stream: bool = False
@@ -637,15 +644,12 @@ class ChatRelay:
         tail: list[bytes] = []
         try:
             async for data in self._pieces(exchange, reply):
-                out = []
-                for event in splitter.feed(unpacker.feed(data) if unpacker is not None else data):
-                    payload = event_data(event)
-                    if tail or payload == DONE:
-                        tail.append(event)
-                    elif payload is None:
-                        out.append(event)
-                    else:
-                        out.append(self._edit(exchange, event, payload))
+                out: list[bytes] = []
+                rest = self._usual_events(
+                    exchange, splitter, unpacker.feed(data) if unpacker is not None else data, out, tail
+                )
+                for event in splitter.feed(rest):
+                    self._take_event(exchange, event, out, tail)
                 if piece := b"".join(out):
                     await send_body(send, packer.feed(piece) if packer is not None else piece, more=True)
         except UpstreamError:
@@ -661,6 +665,50 @@ class ChatRelay:
             rest = self._edit(exchange, rest, payload)  # an event that was never closed
         end = b"".join(tail) + rest
         exchange.answer = _Answer(None, (), packer.end(end) if packer is not None else end)
+
+    def _usual_events(
+        self, exchange: _Exchange, splitter: EventSplitter, data: bytes, out: list[bytes], tail: list[bytes]
+    ) -> bytes:
+        """Take whole events off the front of ``data``, the usual ones in strides; returns what is left for the splitter."""
+        if tail:
+            return data
+        buffer = splitter.flush() + data
+        if b"\r" in buffer:
+            return buffer
+        at = 0
+        while not tail:
+            began = at
+            for known in exchange.usual if exchange.habits is self._learnt.habits else ():
+                at = known.take(buffer, at, out)
+            if at > began:
+                continue
+            end = buffer.find(b"\n\n", at)
+            if end < 0:
+                break
+            self._take_event(exchange, buffer[at : end + 2], out, tail)
+            at = end + 2
+        return buffer[at:]
+
+    def _take_event(self, exchange: _Exchange, event: bytes, out: list[bytes], tail: list[bytes]) -> None:
+        """Add what the client gets of an event to ``out``; from the closing one on they wait in ``tail``."""
+        payload = event_data(event)
+        if tail or payload == DONE:
+            tail.append(event)
+        elif payload is None:
+            out.append(event)
+        else:
+            out.append(self._edit(exchange, event, payload))
+
+    def _look_for_usual(
+        self, exchange: _Exchange, event: bytes, payload: bytes, chunk: Json, shown: bytes
+    ) -> None:
+        """See whether the next chunks will be like this one."""
+        exchange.tries += 1
+        found = usual(event, payload, chunk, shown)
+        if found is not None:
+            exchange.assembler.follow(found)
+            exchange.habits = self._learnt.habits
+            exchange.usual = [known for known in exchange.usual if known.index != found.index] + [found]
 
     def _edit(self, exchange: _Exchange, event: bytes, payload: bytes) -> bytes:
         chunk, problem = read_reply(payload)
@@ -683,7 +731,10 @@ class ChatRelay:
         except ValueError as exc:
             exchange.assembler.complain(f"an event cannot be edited: {exc}")
             return event
-        return event if stripped == payload else with_data(event, payload, stripped)
+        shown = event if stripped == payload else with_data(event, payload, stripped)
+        if exchange.tries < _TRIES and exchange.chunks_read >= _OPENING:
+            self._look_for_usual(exchange, event, payload, chunk, shown)
+        return shown
 
     def _torn(self, exchange: _Exchange, event: bytes) -> bytes:
         """Return what a client may see of the event that a stream was cut in: nothing from the first thing on that only we asked for."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from proxy.chunks import Usual
 from proxy.ours import scrub
 from proxy.splice import Member, elements, members, skip, with_members, without
 from store.errors import AlignmentError, WireError
@@ -558,9 +559,27 @@ class Assembler:
         self._usage: Json | None = None
         self._problem = ""
         self._error: str | None = None
+        self._usual: list[Usual] = []
+
+    def follow(self, usual: Usual) -> None:
+        """What the usual chunk of a choice takes from now on belongs to this reply."""
+        self._catch_up()
+        self._usual = [known for known in self._usual if known.index != usual.index]
+        self._usual.append(usual)
+
+    def _catch_up(self) -> None:
+        for usual in self._usual:
+            if usual.has_taken:
+                text, logprobs, ids = usual.tell()
+                state = self._choices[usual.index]
+                (state.text if usual.channel == "content" else state.reasoning).append(text)
+                state.logprobs += logprobs
+                state.token_ids += ids
 
     def take(self, payload: Any, *, part: str) -> None:
         """Take one parsed reply: ``part`` is "message" (whole reply) or "delta" (chunk)."""
+        if self._usual:
+            self._catch_up()
         if not isinstance(payload, dict):
             self._complain("not a JSON object")
             return
@@ -594,6 +613,7 @@ class Assembler:
         self._complain(problem)
 
     def close(self) -> Assembled:
+        self._catch_up()
         if self._usage is not None and _is_deeper(self._usage, _DEEPEST):
             self._complain("usage is nested too deeply to be recorded")
             self._usage = None
