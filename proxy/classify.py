@@ -38,6 +38,7 @@ class View:
         asked: the newest user messages (since the last answer), as sent.
         request: beginning and end of their words, machine context apart.
         system: beginning of the leading system messages.
+        system_ends: their beginning and end, where the form of the answer is prescribed.
         closing: a system message behind everything else, where nobody has spoken since the last answer.
         answers: number of assistant messages in the history.
         is_structured: the reply must follow a given JSON schema or call one given function.
@@ -45,11 +46,14 @@ class View:
         max_tokens: the client's limit, if it set one.
         is_event: the newest message is a machine's: an envelope without a person's words.
         other_speaker: the newest user message bears another name than the first.
+        written_out: lines of a dialogue between a user and an assistant that stand inside one user message, and all its lines.
+        slots: fields of a filled form in the newest user messages: "Query: …", "### Context", <document>.
     """
 
     asked: str
     request: str
     system: str
+    system_ends: str
     closing: str
     answers: int
     is_structured: bool
@@ -57,6 +61,8 @@ class View:
     max_tokens: int | None
     is_event: bool
     other_speaker: bool
+    written_out: tuple[int, int]
+    slots: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +79,8 @@ class Rule:
         reason: recorded with the turn.
         means: what `explain` says.
         asks: patterns that must all be found in the request.
-        system: patterns that must all be found in the system prompt.
+        system: patterns that must all be found in the beginning of the system prompt.
+        form: patterns that must all be found in its beginning or end.
         fresh: the history holds no answer yet (True), holds one (False), or either (None).
         when: any further condition.
     """
@@ -82,6 +89,7 @@ class Rule:
     means: str
     asks: tuple[re.Pattern[str], ...] = ()
     system: tuple[re.Pattern[str], ...] = ()
+    form: tuple[re.Pattern[str], ...] = ()
     fresh: bool | None = None
     when: Callable[[View], bool] | None = None
 
@@ -91,6 +99,8 @@ class Rule:
         if not all(pattern.search(view.request) for pattern in self.asks):
             return False
         if not all(pattern.search(view.system) for pattern in self.system):
+            return False
+        if not all(pattern.search(view.system_ends) for pattern in self.form):
             return False
         return self.when is None or self.when(view)
 
@@ -152,7 +162,9 @@ _FOR_LATER = (
     r"\b(replac\w+|resum(e|ing)|continu\w+|carr(y|ies) on|pick(s|ing)? up|hand-? ?(off|over)|compact\w*|successor|overwrite|future context|future reference|context (window|limit|length)s?)\b"
     r"|\b(fresh|new|next|another|later|different|subsequent|future) (agent|assistant|context|session|conversation|task|instance|chat|model|llm)\b"
     r"|\b(old|earlier|previous|prior|removed|dropped)\b.{0,30}\bmessages\b|\bwill be (gone|lost|removed|dropped|discarded|deleted)\b|\bprompt for\b"
-    r"|替代|取代|替换|后续|後續|继续|繼續|引き継"
+    r"|替代|取代|替换|后续|後續|继续|繼續|引き継|以降の会話|コンテキスト|이어서|컨텍스트"
+    r"|\b(nächste[rn]?|anderer|neue[rn]?) (assistent|agent|kontext|sitzung)\b|\bweiterarbeit\w*|\bfort(setz|führ)\w*|\b(nuevo|novo|nouveau|nuovo) (contexto?|contexte|contesto)\b|\bcontinuar\b|\bretomar\b"
+    r"|\b(poursuivre|reprendre)\b|\b(proseguire|riprendere)\b|\bпродолж\w+|\bнов\w+ контекст"
 )
 #: Only a program needs to be told so.
 _ONLY_THIS = r"\b(only|just) (with )?(the|a) (summary|title|text|name|description|subject)\b|\bnothing else\b|\b(the|a) (title|name) (alone|only|itself)\b|\btext only\b|\bdo not call\b|\bonly (return|output|reply|respond|give|write)\b|\b(return|output|reply|respond|answer)( with)? \*?only\b"
@@ -161,15 +173,98 @@ _TITLE_OF = (
     rf"(?:{_TITLE})(?! bar).{{0,80}}?\b(for|of|that|which|to|based on|summari\w+|describ\w+|für|zu[mr]?|pour|para|per|de|del|della?)\b.{{0,60}}?(?:{_A_TALK})"
     rf"|(?:{_THE_TALK}|\b(conversation|dialogue|exchange|thread|session)s?\b).{{0,120}}?(?:{_TITLE})(?! bar)|(?:标题|標題|题目|タイトル|題名|제목).{{0,60}}(?:{_A_TALK})|(?:对话|会话|聊天|對話|會話|会話|대화).{{0,60}}(?:标题|標題|题目|タイトル|題名|제목)"
 )
-_QUERY = r"\b(quer(y|ies)|questions?|messages?|follow[- ]?ups?|inputs?)\b"
+_QUERY = r"\b(quer(y|ies)|questions?|messages?|follow[- ]?ups?|inputs?|frage|nachricht|pregunta|pergunta|domanda|вопрос|запрос)\b|问题|質問|질문"
 _NEXT_SPEAKER = r"\b(select|pick|choose|decide)\b.{0,30}\b((the )?next (role|speaker|agent|participant)|who (speaks|talks|goes|acts) next)\b|\bwho should (\w+ )?(speak|talk|go|act) next\b|\bnext[_ ]speaker\b"
-_STAND_ALONE = r"\bstand[- ]?alone\b|\bstands? (alone|on its own)\b|\bself-contained\b|\bwithout the (chat )?history\b|\bindependent(ly)? of the (chat|conversation)"
+_NEXT_SPEAKER += r"|\b(takes?|has) the next turn\b|\b(who|which \w+) (should |must |will )?(acts?|speaks?|talks?) next\b|\bnext (worker|participant|speaker|agent)\b.{0,60}\b(act|respond|select)"
+_STAND_ALONE = (
+    r"\bstand[- ]?alone\b|\bstands? (alone|on its own)\b|\bself-contained\b|\bwithout the (chat )?history\b|\bindependent(ly)? of the (chat|conversation)|\bohne den \w*verlauf\b|\beigenständig|\bfür sich (allein )?verständlich"
+    r"|\bind[eé]pend[ei]nte?\b|\bindipendente\b|\bautonom[aeo]\b|\bautosuficiente\b|самостоятельн|独立|完整的问题|不依赖|単独で|독립적"
+)
 
+#: Who speaks in a dialogue that a program wrote out. People who paste a chat write names.
+_PEOPLE = (
+    "user",
+    "human",
+    "nutzer",
+    "usuario",
+    "utilisateur",
+    "utente",
+    "usuário",
+    "用户",
+    "人类",
+    "使用者",
+    "ユーザー",
+    "사용자",
+    "пользователь",
+)
+_MODELS = (
+    "assistant", "ai", "bot", "model", "agent", "assistent", "asistente", "assistente", "助手", "助理", "アシスタント", "어시스턴트",
+    "ассистент",
+)  # fmt: skip
+_MARKUP = " \t#*>|<[(\"'`-•"
+_SPEAKS = re.compile(r"[^\W\d_]+(?: [^\W\d_]+){0,2}\W{0,6}[:：>\]]")
+_PACKED_USER = re.compile(r"""["']role["']: ?["'](?:user|human)["']""")
+_PACKED_MODEL = re.compile(r"""["']role["']: ?["'](?:assistant|ai|model)["']""")
+_SLOT = re.compile(
+    r"[ \t]*(?:[#*\[]{0,5} ?[A-Z][\w' ()-]{1,40}(?:[:：]|\][:：]?|\*\*[:：]?)|#{1,5} [A-Z][\w' -]{2,40}$|<[A-Za-z][\w -]{1,30}>\s*$|[\"'`]{3}|[-=+]{5,}\s*$)"
+)
+#: So much of a text's beginning and of its end is searched for dialogues and forms.
+_SHEET = 6000
+
+#: What programs have done with words. A person has these done as well, but does not say "Your task is to …" before it.
+_PROCESS = (
+    r"(?:analy[sz](?:e|es|ing)|extract\w*|identif\w+|determin\w+|classif\w+|categori[sz]\w+|summari[sz]\w*|compress\w*|compact\w*|condens\w*"
+    r"|consolidat\w*|distil\w*|evaluat\w*|assess\w*|scor(?:e|ing)|rat(?:e|ing)|grad(?:e|ing)|judg\w+|detect\w*|decid\w+|re-?phras\w*|re-?writ\w*"
+    r"|reformulat\w*|(?:re)?rank\w*|rout(?:e|ing)|select\w*|choos\w+|tag(?:ging)?|titl(?:e|ing)|nam(?:e|ing)|check\w*|verif\w+|maintain\w*|merg\w+"
+    r"|curat\w+|predict\w*|compar\w+|convert\w*)"
+)
+#: A program's part: "You are a relevance scoring assistant", "You are the memory reflector".
+_ROLE = (
+    r"\byou(?:'re| are)(?: now| to)? (?:[\w'’-]+,? ){0,6}?(?:summari[sz]\w+|titling|titles?|naming|classif\w+|categori[sz]\w+|extract(?:or|ion|ing)|re-?phras\w+"
+    r"|re-?writ(?:er|ing)|reformulat\w+|judge|evaluat(?:or|ion|ing)|grad(?:er|ing)|scor(?:er|ing)|auditor|moderat(?:or|ion)|router|routing|detector|compress\w+"
+    r"|compacting|condens\w+|consolidat\w+|distill\w*|(?:re)?rank(?:er|ing)|predict(?:or|ion|ing)|checker|diagnostic|suggestions?|tagging|labell?(?:er|ing)"
+    r"|memory (?!blocks)[\w-]+|emoji)\b"
+    r"|\bdu bist [^.\n]{0,60}?(?:prüfer|bewert|klassifi|titel|zusammenfass|gutachter|richter\b|gedächtnis|extraktion)"
+    r"|\b(?:eres|você é) [^.\n]{0,60}?(?:clasific|classific|resum|títul|evalu|avali|juez|juiz|extra[ct]|memoria|memória)"
+    r"|\b(?:tu es|vous êtes) [^.\n]{0,60}?(?:titre|résum|classif|évalu|juge\b|extract|mémoire)|\bsei [^.\n]{0,60}?(?:titol|riassun|classific|valut|giudic|estra)"
+    r"|\b(?:ты|вы)\b[^.\n]{0,60}?(?:заголов|резюм|классиф|оцен|судь|извлеч|памят)"
+    r"|你是[^。\n]{0,30}?(?:标题|总结|摘要|概括|分类|评估|评审|裁判|改写|重写|提取|记忆|压缩|审核|路由)"
+    r"|あなたは[^。\n]{0,40}?(?:タイトル|要約|分類|評価|審査|抽出|書き換え|記憶)|당신은[^.\n]{0,40}?(?:제목|요약|분류|평가|추출|기억)"
+)
+_TASK = (
+    rf"\b(?:your|the) (?:[\w-]+ ){{0,3}}(?:job|task|goal|role|responsibility|function|purpose|mission|objective)\b[^.\n]{{0,40}}?\b(?:is|are) (?:\w+ )?to (?:[^.\n]{{0,60}}\bbut )?(?:\w+ ){{0,3}}?{_PROCESS}\b"
+    rf"|\btasked with (?:\w+ )?{_PROCESS}\b|\byou (?:will|need to|must|should|have to) (?:\w+ )?{_PROCESS}\b|\bdesigned to {_PROCESS}\b"
+    r"|\b(?:deine|ihre) aufgabe\b[^.\n]{0,80}?(?:extrahier|zusammen|klassifizier|bewert|prüf|formulier|analysier|erkenn|entscheid|einordn|benenn|titel)"
+    r"|\b(?:tu (?:tarea|objetivo|función)|(?:sua|tua) (?:tarefa|função)|il tuo (?:compito|ruolo)|(?:ta|votre) (?:tâche|mission)|chargée? d)\b[^.\n]{0,80}?"
+    r"(?:extra|resum|résum|riassum|clasific|classif|evalu|évalu|valut|avali|reformul|riformul|analiz|analys|detect|identific|determin|t[ií]tul|titre|titol)"
+    r"|\b(?:твоя|ваша) задача\b[^.\n]{0,80}?(?:извле|сумм|классиф|оцен|определ|переформул|заголов)"
+    r"|(?:你的(?:任务|职责|工作|目标)是?|负责)[^。\n]{0,30}?(?:提取|总结|概括|摘要|分类|判断|评估|改写|重写|识别|标题|压缩|整理)"
+    r"|あなたの(?:役割|タスク|仕事|任務)は[^。\n]{0,40}?(?:抽出|要約|分類|判定|評価|書き換え|言い換え|識別)|당신의 (?:임무|역할|작업)[^.\n]{0,40}?(?:추출|요약|분류|평가|판단)"
+)
+_GIVEN = (
+    r"\A\W{0,12}(?:(?:given|based on|analy[sz]e|determine|below (?:is|are)|review the following|auf (?:der )?(?:basis|grundlage)|anhand|dad[ao]|à partir d\w*|étant donné|basándote"
+    r"|com base|sulla base|dat[oa]|на основе)\b|根据|以下|基于|다음)"
+)
+#: An answer that only a program takes.
+_STRICT = (
+    rf"{_ONLY_THIS}|(?<![a-z])json(?![a-z])|\bnothing (?:but|except)\b|\bno (?:other|additional|extra|further) \w+\b|\bno (?:explanation|preamble|commentary|introduction)s?\b"
+    r"|\b(?:do not|don't|never) (?:\w+ ){0,2}?(?:explain|include|add|answer|respond|execute|follow|write|address)\b|\bwithout (?:any )?(?:explanation|additional|comment|further)"
+    r"|\b(?:yes|true|safe)\b\W{1,5}(?:or|/|and|\(1\) or)\W{0,3}(?:no|false|unsafe)\b|\bbinary\b|\bverdicts?\b|\b(?:score|rating) (?:of|from|between|should|must|is)\b|\bon a scale\b"
+    r"|\b(?:one|each|entry) (?:\w+ )?(?:per|on (?:a|its own|one)) (?:\w+ )?line\b|\b(?:comma|newline)[- ]separated\b|\bseparated by\b|\boutput format\b|\bformat\W{0,3}:|\bschema\b|\bxml\b"
+    r"|\b(?:following|exact|this|specified) (?:\w+ ){0,2}(?:format|structure|outline)\b|\bmust call\b"
+    r"|\bantworte\w* (?:nur|ausschließlich)\b|\bgib (?:nur|ausschließlich)\b|\bohne (?:erklärung|anführungszeichen|einleitung)|\b(?:nur|ausschließlich) (?:den|die|das|mit) \w+ (?:aus|zurück)"
+    r"|\b(?:solo|s[oó]lo|solamente|[uú]nicamente|apenas|somente|soltanto|uniquement|seulement)\b|\bne répon\w+ pas\b|\bтолько\b|(?:仅|只)需?(?:输出|返回|回复|给出|回答)|不要(?:输出|解释|添加|回答)"
+    r"|(?:のみ|だけ)を?(?:出力|返|回答|答)|만 (?:출력|반환|답)"
+)
+
+_HAS_TASK = _re(_TASK)
 _CONTAINER = re.compile(r"<(chat_?history|conversation|transcript|messages|dialogue?)\b[^>]*>", re.IGNORECASE)
 _ANSWER_IT = _re(r"\b(respond to|answer) the (user|question|query)|\b(assistant|ai)\W{0,3}:\s*\Z")
 _GREETING = _re(r"\A\W*(ping|test|testing|hi|hello|hey)\W*\Z")
 _MACHINE = re.compile(r"\A\s*\[(?:system|automated|automatic|internal)\b[^\]]*(?:\]\s*\Z|\Z)", re.IGNORECASE)
 _TOKEN_ONLY = re.compile(r"\A\W{0,4}(?:[A-Z]{2,}(?:_[A-Z]+)+|(?<=\[)[A-Z]{4,}(?=\]))\W{0,4}\Z")
+_ITEM = re.compile(r"^[ \t]*(?:[-*•+]|\d{1,2}[.)]|#{1,4}) ?\S", re.MULTILINE)
+_DIFF = re.compile(r"^(diff --git|@@ |\+\+\+ )", re.MULTILINE)
 _FILL_IN = re.compile(
     r"<\|?fim[_▁-]|<\|?(prefix|suffix|cursor)\|?>|<(PRE|SUF|MID|CURSOR|COMPLETION)>|\{\{FILL_HERE\}\}|^\W*PREFIX\W*$|\bPREFIX:.*\bSUFFIX:",
     re.DOTALL | re.MULTILINE,
@@ -204,7 +299,44 @@ def _announces(view: View) -> bool:
     return bool(told) and not view.request.strip()
 
 
+def _only_dialogue(view: View) -> bool:
+    """The user message is a dialogue written out, and nothing besides: what is to be done with it stands elsewhere."""
+    said, lines = view.written_out
+    first = next((line for line in view.asked[:400].splitlines() if line.strip()), "")
+    starts = first.lstrip(_MARKUP)[:40].lower()
+    begins = starts.startswith((*_PEOPLE, *_MODELS)) or view.asked.lstrip()[:1] in "[{"
+    return said > 0 and bool(view.system) and (begins or lines <= said + 2) and not _waits(view)
+
+
+def _is_form(view: View) -> bool:
+    """A form is filled in: a dialogue or at least two named fields."""
+    if view.tools > 1 or (view.slots < 2 and not view.written_out[0]):
+        return False
+    return not _ANSWER_IT.search(view.request) or bool(_HAS_TASK.search(view.request))
+
+
+def _waits(view: View) -> bool:
+    """The next line is the model's: a dialogue written out that is being held."""
+    last = view.asked.rstrip()[-60:].rpartition("\n")[2].lstrip(_MARKUP).lower()
+    return last.startswith(_MODELS) and last.endswith((":", "："))
+
+
+def _has_few_tools(view: View) -> bool:
+    return view.tools <= 1
+
+
+def _is_list_of_wishes(view: View) -> bool:
+    """What the answer has to contain is told in three or more lines of a list: so only programs ask."""
+    return len(_ITEM.findall(view.request)) >= 3
+
+
+def _shows_diff(view: View) -> bool:
+    return bool(_DIFF.search(view.asked[:_SENT]))
+
+
 _TITLES = "a name for the conversation, for the client's list"
+_COMMIT = "a commit message for a change"
+_FUNCTION = "a function of text: the prompt says what is to be done with what it is given, and which form the result has"
 _FOLLOW = "what the person might say next, for buttons"
 _SEARCH = "a search query or a stand-alone question, for a retrieval step"
 _SUMMARY = "the conversation shortened, so that it fits"
@@ -227,21 +359,33 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="title", means=_TITLES, asks=(_re(rf"\b(summari[sz]e|turn|condense|shorten)\b.{{0,60}}\b(question|query|message|prompt|request)\b.{{0,40}}(?:{_TITLE})"),), fresh=True),
     Rule(reason="title", means=_TITLES, asks=(_re(r"\b(chat|conversation|session|thread|dialogue) titles?\b|\btitle generator\b"), _re(_MAKE), _re(_FORM)), fresh=True),
     Rule(reason="title", means=_TITLES, asks=(_re(rf"\A.{{0,60}}(?:{_TITLE}).{{0,30}}?(?:{_THE_TALK}).{{0,60}}\Z"), _re(_MAKE))),
-    Rule(reason="slug", means="a file or branch name for the conversation", asks=(_re(rf"{_MAKE}.{{0,60}}\b(slug|file ?name|branch name)\b.{{0,200}}\b(hyphen|kebab|only|extension|lowercase)"),)),
+    Rule(reason="title", means=_TITLES, asks=(_re(rf"\A.{{0,200}}?(?:{_TITLE})"), _re(rf"\b{_COUNT}\b.{{0,10}}\bwords?\b.{{0,40}}(?:{_TITLE})|(?:{_TITLE}).{{0,60}}\b{_COUNT}\b.{{0,10}}\bwords?\b"), _re(_ONLY_THIS), _re(r"\b(message|conversation|chat|query|prompt)\b|\A[^\n]{0,80}\btitle only\b")), fresh=True),
+    Rule(reason="title", means=_TITLES, system=(_re(rf"{_ROLE}|{_TASK}|{_MAKE}"), _re(rf"\A.{{0,240}}?(?:{_TITLE})")), form=(_re(rf"{_STRICT}|\b(characters|words)\b"),), fresh=True, when=_has_few_tools),
+    Rule(reason="slug", means="a file or branch name for the conversation", asks=(_re(rf"{_MAKE}.{{0,60}}\b(slug|file ?name|branch name)\b.{{0,200}}\b(hyphen|kebab|only|extension|lowercase)"), _re(rf"{_STRICT}|{_A_TALK}|\bno (file )?extension\b|\A.{{0,40}}\bslug\b"))),
+    Rule(reason="title", means=_TITLES, asks=(_re(r"\A\W*you are [^.\n]{0,60}\b(title generator|titling)\b"),), fresh=True),
     Rule(reason="tags", means="labels for the conversation", asks=(_re(rf"{_MAKE}.{{0,40}}({_TAGS})"), _near(_TAGS, _A_TALK, 120)), fresh=True),
     Rule(reason="emoji", means="a face for a message", asks=(_re(r"\b(fitting|single|suitable|appropriate|one) emoji\b.{0,200}\bmessage\b"),), fresh=True),
-    Rule(reason="commit_message", means="a commit message for a change", asks=(_re(rf"{_MAKE}.{{0,40}}\b(commit message|pull request (title|description))\b.{{0,400}}\bdiff\b"),), fresh=True),
-    Rule(reason="commit_message", means="a commit message for a change", system=(_re(r"\bcommit messages?\b"),), when=lambda v: bool(re.search(r"^(diff --git|@@ |\+\+\+ )", v.asked[:_SENT], re.MULTILINE))),
+    Rule(reason="commit_message", means=_COMMIT, asks=(_re(rf"{_MAKE}.{{0,60}}\b(commit messages?|pull request (title|description))\b|\bcommit messages?\b.{{0,80}}{_MAKE}"), _re(rf"{_STRICT}|\b(at most|under|no more than|conventional)\b")), fresh=True, when=_shows_diff),
+    Rule(reason="commit_message", means=_COMMIT, system=(_re(r"\bcommit\w*( messages?)?\b"),), fresh=True, when=_shows_diff),
     # -- what the person may say or search next
     Rule(
         reason="follow_ups", means=_FOLLOW,
         asks=(_re(r"\b(predict|suggest|generate|propose)\b.{0,60}\b(follow[- ]?ups?|questions|prompts|messages|replies)\b.{0,80}\b(user|next)\b"),),
         when=lambda v: v.answers == 0 or bool(re.search(r"\b(json|list|array)\b", v.request, re.IGNORECASE)),
     ),
+    Rule(reason="follow_ups", means=_FOLLOW, asks=(_re(r"\b(generat|suggest|predict|propos|provid|creat)\w*\b.{0,80}\b(follow[- ]?ups?( \w+)?|suggestions|next (messages?|prompts?|questions?)|questions (that )?(the )?(user|human))\b"), _re(rf"{_STRICT}|\beach\b.{{0,60}}\b(words|short|characters)\b"), _re(r"\b(user|human|assistant)('s)?\b")), when=lambda v: v.answers == 0 or bool(re.search(r"\b(json|list|array)\b", v.request, re.IGNORECASE))),
+    Rule(reason="follow_ups", means=_FOLLOW, system=(_re(r"\b(suggestion generator|generat\w+ (\w+ ){0,3}suggestions)\b"),), fresh=True, when=_has_few_tools),
     Rule(reason="follow_ups", means=_FOLLOW, asks=(_re(r"\bschlage?\b.{0,40}\bfragen\b.{0,60}\b(nutzer|nächste)|\b(propose|suggère)\w*\b.{0,40}\bquestions\b.{0,60}\b(suite|suivantes|utilisateur)|\bsugiere\b.{0,40}\bpreguntas\b|(推荐|建议|预测).{0,20}(问题|提问)"), _re(_FORM))),
     Rule(reason="search_queries", means=_SEARCH, asks=(_re(r"\b(generat|formulat|determin|writ)\w*\b.{0,80}\bsearch quer(y|ies)\b"),), fresh=True),
     Rule(reason="search_queries", means=_SEARCH, system=(_re(r"\b(formulate|rephrase|rewrite|condense|generate|create)\b.{0,120}\b(standalone|stand-alone|search) (question|quer)"),)),
-    Rule(reason="search_queries", means=_SEARCH, asks=(_re(r"\b(re-?phras\w*|re-?writ\w*|condens\w*|re-?formulat\w*|turn)\b"), _near(_STAND_ALONE, _QUERY, 160)), fresh=True),
+    Rule(reason="search_queries", means=_SEARCH, asks=(_re(r"\b(re-?phras\w*|re-?writ\w*|condens\w*|re-?formul\w*|riformul\w*|turn|(um)?formulier\w*|re(e)?scri\w+|переформул\w*|перепиши)\b|改写|重写|書き換え|言い換え|재구성"), _near(_STAND_ALONE, _QUERY, 160)), fresh=True),
+    Rule(reason="search_queries", means=_SEARCH, asks=(_re(r"\b(generat|formulat|construct|creat|writ|expand|decompos|break|re-?phras|re-?writ|analy[sz])\w*\b.{0,100}\b((web|google|search|keyword|alternative|database|retrieval|sub|vector|improved|different)[- ](\w+[- ])?(quer(y|ies)|questions?|keywords?|versions?)|queries)\b"), _re(rf"{_STRICT}|\blist of\b|\b(improved|alternative|rephrased|rewritten) (question|query|queries)\W*\Z")), fresh=True, when=_is_form),
+    Rule(reason="search_queries", means=_SEARCH, system=(_re(r"\b(re-?phras|re-?writ|reformulat|expand|generat|transform)\w*\b.{0,100}\b(quer(y|ies)|questions?)\b.{0,80}\b(search|retriev\w*|database|stand-?alone|self-contained|vector|knowledge)\b"),), when=_has_few_tools),
+    Rule(reason="prompt_rewrite", means="the person's words made into a better prompt before they are sent", asks=(_re(r"\b(enhanc|improv|optimi[sz]|refin|re-?writ)\w*\b.{0,60}\bprompt\b"), _re(rf"{_ONLY_THIS}|\b(reply|respond|return|output)( with)? only\b")), fresh=True),
+    Rule(reason="prompt_rewrite", means="the person's words made into a better prompt before they are sent", system=(_re(r"\b(enhanc|improv|optimi[sz]|refin|re-?writ)\w*\b.{0,60}\bprompt\b"),), form=(_re(rf"{_ONLY_THIS}|\b(reply|respond|return|output)( with)? only\b"),), fresh=True, when=_has_few_tools),
+    Rule(reason="translation", means="a page or a field translated in place", system=(_re(r"\A.{0,160}\btranslat(e|es|or|ion|ing)\b"),), form=(_re(r"\b(only|directly|without)\b.{0,60}\b(translat\w+|explanation|additional|result)\b"),), fresh=True, when=_has_few_tools),
+    Rule(reason="translation", means="a page or a field translated in place", asks=(_re(r"\A.{0,200}\btranslat(e|es|or|ion|ing)\b"), _re(r"\b(only|directly|without)\b.{0,60}\b(translat\w+|explanation|additional|result)\b")), fresh=True, when=_is_form),
+    Rule(reason="autocomplete", means="text at the cursor", system=(_re(r"\b(tab|auto)-?complet\w*\b.{0,60}\b(prompt|text|code|message|query|user)\b|\bnext[- ]edit\b|\bpredict\w*\b.{0,40}\b(next edit|completion)\b"),), fresh=True),
     Rule(reason="autocomplete", means="text at the cursor", asks=(_re(r"\bauto-?complet(e|ion)\b.{0,40}\b(system|engine|assistant|task)\b"),), fresh=True),
     Rule(reason="autocomplete", means="text at the cursor", system=(_re(r"\b(auto-?complet(e|ion)|code completion|fill[- ]in[- ]the[- ]middle)\b.{0,40}\b(system|engine|assistant|model)\b"),), fresh=True),
     Rule(reason="autocomplete", means="text at the cursor", system=(_re(r"\bcomplet\w*\b.{0,60}\b(cursor|prefix|middle)\b"),), fresh=True),
@@ -249,7 +393,7 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="apply_edit", means="an edit merged into a file by machine", asks=(_re(r"\b(merge|apply|integrate)\b.{0,60}\b(snippet|edits?|changes?|update|code)\b.{0,40}\b(in)?to\b.{0,30}\b(file|document|code)\b"), _re(_FORM)), fresh=True),
     # -- keeping the context small
     Rule(reason="summary", means=_SUMMARY, asks=(_re(rf"(?:{_SUM_UP}).{{0,60}}?(?:{_THE_TALK})"),), fresh=True),
-    Rule(reason="summary", means=_SUMMARY, asks=(_re(_SUM_UP), _re(rf"(?:{_THE_TALK}|\b(discussed|our work|progress|everything|so far|facts and events)\b)"), _near(_SUM_UP, _FOR_LATER, 300))),
+    Rule(reason="summary", means=_SUMMARY, asks=(_re(_SUM_UP), _re(rf"(?:{_THE_TALK}|これまで|앞선|\b(discussed|our work|progress|everything|so far|facts and events)\b)"), _near(_SUM_UP, _FOR_LATER, 300))),
     Rule(reason="summary", means=_SUMMARY, asks=(_re(r"(?<![A-Za-z])context\b.{0,20}\b(compaction|compression)|\bcompact(ing|ion of) the (context|history)\b"), _re(r"\b(perform\w*|handoff|hand-over|continue|resume|required)\b|交接|继续|正在"))),
     Rule(reason="summary", means=_SUMMARY, asks=(_near(_SUM_UP, _THE_TALK, 80), _re(rf"{_ONLY_THIS}|\bpreserv(e|ing)\b")), fresh=False),
     Rule(reason="summary", means=_SUMMARY, asks=(_re(r"\bcontext (window|limit|length|compression|compaction|overflow)\b"), _re(rf"{_SUM_UP}|\bsave memor"), _re(r"\b(must|required|before continuing)\b"))),
@@ -257,7 +401,10 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="summary", means=_SUMMARY, system=(_re(r"\b(summari[sz]ation|summari[sz]ing|compaction) (assistant|agent|engine|system|component|task|expert)\b"),)),
     Rule(reason="summary", means=_SUMMARY, system=(_re(rf"\A.{{0,160}}?(?:{_TO_SUM_UP}).{{0,80}}?(?:{_A_TALK})"),)),
     Rule(reason="summary", means=_SUMMARY, asks=(_re(r"\bextract\b.{0,80}\b(context|facts)\b.{0,80}\bconversation\b"),), fresh=True),
+    Rule(reason="summary", means=_SUMMARY, asks=(_re(_SUM_UP), _re(_THE_TALK)), fresh=False, when=_is_list_of_wishes),
+    Rule(reason="summary", means=_SUMMARY, system=(_re(rf"\A.{{0,400}}?(?:{_ROLE}|{_TASK}|\b(maintain|keep|creat|produc|writ|updat)\w*\b|\bsummari[sz]ation request\b)"), _re(rf"\A.{{0,400}}?(?:{_SUM_UP})"), _re(rf"\A.{{0,500}}?(?:{_A_TALK}|\b(actions|information results)\b|\bprovided text\b)")), when=_has_few_tools),
     # -- memory
+    Rule(reason="memory", means=_MEMORY, system=(_re(rf"\A.{{0,300}}?(?:{_ROLE}|{_TASK}|\bbuilding a memory\b)"), _re(r"\A.{0,400}?\b(memor(y|ies)|learnings?|knowledge|facts|profile|preferences)\b"), _re(rf"\b(about|of) (the|this|a) (user|person|human)\b|\busers?'|\bfrom (the )?(?:{_A_TALK})")), fresh=True, when=_has_few_tools),
     Rule(reason="memory", means=_MEMORY, asks=(_re(r"\b(memory (flush|extraction|consolidation|update task|checkpoint)|durable memor|managed memory)\b"),)),
     Rule(reason="memory", means=_MEMORY, system=(_re(r"\bmemory[- ](extraction|consolidation|manager|curator|update|writer|agent|assistant)\b|\A.{0,60}\bconsolidat\w+ memor|\A.{0,80}\borgani[sz]es? personal information\b"),)),
     Rule(reason="memory", means=_MEMORY, asks=(_re(rf"\b(extract|identify|review)\b.{{0,100}}\b(memor(y|ies)|facts|preferences|learnings)\b.{{0,100}}(?:{_A_TALK})"),), fresh=True),
@@ -268,12 +415,14 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="aside", means="the story stops for the client's own purposes", asks=(_re(r"\bpause the role-?play\b"),)),
     # -- clocks and machines
     Rule(reason="machine_message", means="the program speaks in the person's place", when=lambda v: bool(_MACHINE.match(v.asked))),
-    Rule(reason="heartbeat", means=_CLOCK, asks=(re.compile(r"\bHEARTBEAT(_OK|\.md)?\b|\b[Hh]eartbeat (poll|check|prompt|tick|turn|wake|monitor)"),)),
+    Rule(reason="heartbeat", means=_CLOCK, asks=(re.compile(r"\bHEARTBEAT(_OK|\.md)?\b|\b[Hh]eartbeat (poll|prompt|tick|turn|wake|monitor)|(?<![a-z] )\b[Hh]eartbeat check"),)),
+    Rule(reason="heartbeat", means=_CLOCK, asks=(_re(r"\A.{0,120}\b(execut|perform|run|process)\w* (the |your |all )?(periodic|heartbeat)\b"),)),
     Rule(reason="heartbeat", means=_CLOCK, asks=(_TOKEN,)),
     Rule(reason="heartbeat", means=_CLOCK, asks=(_SILENT,)),
     Rule(reason="heartbeat", means=_CLOCK, when=lambda v: v.is_event),
     Rule(reason="cron", means=_CLOCK, asks=(_re(r"\A\W{0,4}\[?(cron(:|\b.{0,40}\b(job|run))|scheduled (task|job|run|reminder)\b)|\A.{0,120}\b(as a|by a|this is a) (scheduled|cron) (job|task|run)\b|\A.{0,200}\b(nobody|no one|no user|no human|no person) is (present|here|watching|available)"),)),
     Rule(reason="subagent", means="an agent's own helper at work", asks=(_re(r"\A.{0,200}(\[subagent\b|\bsub-?agent (context|task|run)\b|you are (running as )?a sub-?agent\b)"),)),
+    Rule(reason="subagent", means="an agent's own helper at work", system=(_re(r"\A.{0,120}\byou are (\w+ ){0,6}sub-?agent\b"),)),
     Rule(reason="announce", means="a background job reports", asks=(_re(r"\b(background (task|process|job)|sub-?agent)\b.{0,60}\b(completed|finished|ended|failed)\b.{0,300}\b(internal|deliver|announce|result)"),)),
     Rule(reason="announce", means="a background job reports", when=_announces),
     Rule(reason="probe", means="is anybody there", when=_is_probe),
@@ -284,12 +433,18 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="guardrail", means="a check of what is said, not an answer to it", system=(_re(r"\A\W{0,4}(you (check|decide|detect|classify|judge)|check|decide|determine|detect|classify|judge|evaluate|assess|flag)\b.{0,80}\b(if|whether|for)\b"),), when=lambda v: v.is_structured),
     Rule(reason="judge", means="a check of what is said, not an answer to it", system=(_re(r"\byou are an? (\w+ ){0,3}(judge|evaluator|grader|critic|reviewer of (answers|responses))\b"),)),
     Rule(reason="judge", means="a check of what is said, not an answer to it", asks=(_re(r"\b(rate|score|grade|evaluate|compare)\b.{0,60}\b(the )?(assistant'?s?|model'?s?|ai'?s?)\b.{0,20}\b(response|answer|reply|output)"),), fresh=True),
+    Rule(reason="judge", means="a check of what is said, not an answer to it", asks=(_re(r"\b(scor|rat|grad|evaluat|assess|judg|determin|classif|verif|decid|check|compar|attribut)\w*\b.{0,160}\b(relevan\w+|response|answers?|outputs?|statements?|claims?|documents?|passages?|context|sentences?|trace|hallucinat\w+|faithful\w*|groundedness|safe(ty)?|complian\w+|compl(y|ies))\b"), _re(_STRICT)), fresh=True, when=_is_form),
+    Rule(reason="guardrail", means="a check of what is said, not an answer to it", asks=(_re(r"\b(safe|unsafe|harmful|policy|policies|violat\w+|jailbreak\w*|appropriate)\b"), _re(r"\b(determin|decid|check|classif|assess|detect)\w*\b.{0,80}\b(if|whether|unsafe|safety|safe)\b"), _re(r"\b(yes|true|safe)\b.{0,4}\b(or|/|and)\b.{0,4}\b(no|false|unsafe)\b|\b(respond|answer|reply) with\b|\(yes/no\)|\byes\W+no\b")), fresh=True),
     Rule(reason="planning", means="an agent plans before it acts", asks=(_re(r"\bfacts survey\b|\bsurvey of (the )?facts\b"),)),
     Rule(reason="merge", means="several answers made into one", asks=(_re(r"\bsynthesi[sz]e\b.{0,60}\bresponses\b.{0,60}\bsingle\b|\bset of responses from (various|several|multiple) models\b"),), fresh=True),
     Rule(reason="structured_one_off", means="one question whose answer only a program reads", fresh=True, when=lambda v: v.is_structured),
     Rule(reason="structured_one_off", means="one question whose answer only a program reads", fresh=True, system=(_re(r"\bcall the \S{0,30} ?tool\b|\bcall \S{3,40} (with|to)\b"),), when=lambda v: v.tools == 1),
     # -- anything else that works on a conversation instead of having one
     Rule(reason="quoted_conversation", means="it works on a conversation instead of having one", fresh=True, when=_quotes_conversation),
+    Rule(reason="quoted_conversation", means="it works on a conversation instead of having one", fresh=True, system=(_re(rf"\b{_PROCESS}\b"),), when=_only_dialogue),
+    Rule(reason="quoted_conversation", means="it works on a conversation instead of having one", fresh=True, asks=(_re(rf"{_STRICT}|\A.{{0,300}}?(?:{_ROLE}|{_TASK})|{_GIVEN}"),), when=lambda v: v.written_out[0] > 0 and not _waits(v)),
+    Rule(reason="text_function", means=_FUNCTION, fresh=True, system=(_re(rf"\A.{{0,400}}?(?:{_ROLE}|{_TASK})"),), form=(_re(_STRICT),), when=_has_few_tools),
+    Rule(reason="text_function", means=_FUNCTION, fresh=True, asks=(_re(rf"\A.{{0,300}}?(?:{_ROLE}|{_TASK})|{_GIVEN}"), _re(_STRICT)), when=_is_form),
     Rule(reason="closing_instruction", means="after the last answer only the client spoke", fresh=False, when=lambda v: bool(v.closing)),
 )  # fmt: skip
 
@@ -316,9 +471,11 @@ class Gate:
         self._always: list[int] = []
         self._asked: dict[str, list[int]] = {}
         self._told: dict[str, list[int]] = {}
+        self._formed: dict[str, list[int]] = {}
         for position, rule in enumerate(self._rules):
             needs = [(need, self._asked) for p in rule.asks if (need := needed(p)) is not None]
             needs += [(need, self._told) for p in rule.system if (need := needed(p)) is not None]
+            needs += [(need, self._formed) for p in rule.form if (need := needed(p)) is not None]
             if needs:
                 pieces, index = min(needs, key=lambda entry: len(entry[0]))
                 for piece in pieces:
@@ -329,7 +486,11 @@ class Gate:
     def candidates(self, view: View) -> list[Rule]:
         """Return the rules that may hold, in the order of the table."""
         found = set(self._always)
-        for index, text in ((self._asked, view.request), (self._told, view.system)):
+        for index, text in (
+            (self._asked, view.request),
+            (self._told, view.system),
+            (self._formed, view.system_ends),
+        ):
             if text:
                 lowered = text.lower()
                 for piece, positions in index.items():
@@ -361,6 +522,7 @@ def read_view(messages: Sequence[Message], request: Mapping[str, Any]) -> View:
         asked=asked,
         request=_ends(words or closing),
         system=system[:_HEAD],
+        system_ends=_ends(system),
         closing=closing,
         answers=len(answered),
         is_structured=is_structured(request),
@@ -368,11 +530,45 @@ def read_view(messages: Sequence[Message], request: Mapping[str, Any]) -> View:
         max_tokens=limit if isinstance(limit, int) else None,
         is_event=bool(texts) and is_machine_event(texts[-1]),
         other_speaker=_is_other(messages, heard),
+        written_out=_written_out(asked) if not answered else (0, 0),
+        slots=_slots(asked) if not answered else 0,
     )
 
 
 def _ends(words: str) -> str:
     return words if len(words) <= _HEAD + _TAIL else f"{words[:_HEAD]}\n…\n{words[-_TAIL:]}"
+
+
+def _lines_of(text: str) -> list[str]:
+    """Return the lines of a text's beginning and end, mark-up and brackets in front of them left out, in lower case."""
+    if len(text) > 2 * _SHEET:
+        text = f"{text[:_SHEET]}\n{text[-_SHEET:]}"
+    return [line.lstrip(_MARKUP)[:40].lower() for line in text.splitlines() if line.strip()]
+
+
+def _written_out(text: str) -> tuple[int, int]:
+    """Return (lines that a user or an assistant says in a dialogue written out, all lines); 0 unless both speak."""
+    if "\n" not in text and '"role"' not in text and "'role'" not in text:
+        return 0, 1
+    if "role" in text and _PACKED_USER.search(text) and _PACKED_MODEL.search(text):
+        return 2, 2
+    lines = _lines_of(text)
+    people = models = 0
+    for line in lines:
+        if line.startswith(_PEOPLE) and _SPEAKS.match(line):
+            people += 1
+        elif line.startswith(_MODELS) and _SPEAKS.match(line):
+            models += 1
+    return (people + models if people and models else 0), len(lines)
+
+
+def _slots(text: str) -> int:
+    """Return how many fields of a form stand in a text: lines such as "Query: …", "### Context", "<document>", "[Input]"."""
+    if "\n" not in text:
+        return 0
+    if len(text) > 2 * _SHEET:
+        text = f"{text[:_SHEET]}\n{text[-_SHEET:]}"
+    return sum(1 for line in text.splitlines() if _SLOT.match(line))
 
 
 def _is_other(messages: Sequence[Message], newest: Sequence[Message]) -> bool:
@@ -438,6 +634,7 @@ def evidence_of(messages: Sequence[Message], request: Mapping[str, Any]) -> list
     for patterns, place, text in (
         (rule.asks, "the request", view.request),
         (rule.system, "the system prompt", view.system),
+        (rule.form, "the system prompt", view.system_ends),
     ):
         for pattern in patterns:
             match = pattern.search(text)

@@ -32,7 +32,7 @@ def ask(text: str, *, system: str = "", history: int = 0, **request: Any) -> tup
         ("slug", "Generate a short filename slug, lowercase, hyphen-separated.", {}),
         ("tags", f"Generate three tags that categorize the conversation.\n{QUOTED}", {}),
         ("emoji", "Pick one emoji that fits. Message: ```hurray```", {}),
-        ("commit_message", "Write a commit message for this diff:\n```diff\n+x\n```", {}),
+        ("commit_message", "Write a commit message for this diff. Return only the message.\ndiff --git a/x b/x\n+x", {}),
         ("follow_ups", f"Suggest three follow-up questions the user could ask next.\n{QUOTED}", {}),
         ("search_queries", f"Generate a search query for the last question.\n{QUOTED}", {}),
         ("search_queries", "And in Rome?", {"system": "Given a history, rephrase it as a standalone question.", "history": 1}),
