@@ -164,6 +164,7 @@ class AdapterAlias:
         self._looked_at = 0.0
         self._retry_at: dict[int, float] = {}
         self._retry_s: dict[int, float] = {}
+        self._held = 0
         self._load_errors = 0
         self._record_errors = 0
         self._last_error: str | None = None
@@ -179,6 +180,7 @@ class AdapterAlias:
 
     async def lease(self, model: str | None, *, wait_s: float) -> Lease:
         if not self._ready.is_set():
+            self._held += 1
             try:
                 async with asyncio.timeout(wait_s):
                     await self._ready.wait()
@@ -367,6 +369,7 @@ class AdapterAlias:
             "loaded": sorted(self._loaded),
             "leases": {adapter_name(self.policy, v): n for v, n in sorted(self._leases.items())},
             "waits_for_slot": self._waits_for_slot,
+            "held": self._held,  # requests that waited for a backend that was away; never for a version
             "load_errors": self._load_errors,
             "record_errors": self._record_errors,
             "last_error": self._last_error,
