@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from proxy.words import content_text, own_words, spoken
@@ -46,7 +47,11 @@ _STRING = re.compile(r'"((?:[^"\\\n]|\\.){2,})"')
 
 def bare(text: str) -> str:
     """Return the first letters and digits of a line, in one case, tags apart."""
-    text = text[: 4 * _CUT]
+    return _bare(text[: 4 * _CUT])
+
+
+@lru_cache(maxsize=4096)  # a question's lines are asked for as often as it is looked at
+def _bare(text: str) -> str:
     if "<" in text:
         text = _ELEMENT.sub("", text)
     return _NOT_WORDS.sub("", text.casefold())[:_CUT]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 Message = Mapping[str, Any]
@@ -69,6 +70,8 @@ _ASKED_BEHIND = re.compile(
 #: Roles of messages that follow an answer; some clients put the answer's own text behind its tools' results.
 _HEARD = frozenset({"user", "tool", "function"})
 
+#: Texts up to this are worth remembering what was found in them.
+_SHORT = 4096
 #: Stands for an element that was taken out; no text holds it.
 _GAP = "\x00"
 _HEADING = re.compile(r"^#{1,6} \S", re.MULTILINE)
@@ -93,6 +96,11 @@ def content_text(content: Any) -> str:
 
 def own_words(text: str) -> str:
     """Return ``text`` without the blocks and stamps that a client put around the person's words; may be empty."""
+    # One request asks this about the same message half a dozen times.
+    return _remembered_words(text) if len(text) <= _SHORT else _own_words(text)
+
+
+def _own_words(text: str) -> str:
     bare = _opened(text)
     # What each pattern cannot do without is looked for first: most messages are plain, and all of a history are read each time.
     if "BEGIN" in bare:
@@ -109,6 +117,9 @@ def own_words(text: str) -> str:
     if " | " in bare:
         bare = _PAIRS.sub("", bare)
     return _behind_output(bare).strip()
+
+
+_remembered_words = lru_cache(maxsize=1024)(_own_words)
 
 
 def is_tool_output(text: str) -> bool:
