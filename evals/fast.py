@@ -17,7 +17,7 @@ from evals.metrics import Answer, Numbers, Probe, mean
 from evals.preferences import PREFERENCES, Task
 from evals.pupil import Pupil, Said
 from evals.subjects import Ask, Cost, brief_version
-from serving.embedded.toolcalls import ToolCall, ToolCallParser
+from serving.dialect.toolcalls import ToolCall, ToolCallParser
 from store.settings import read_settings
 from store.values import Json
 from trainer.policy import Reply, Weights

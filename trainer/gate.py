@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from serving.embedded.toolcalls import ToolCall, ToolCallParser
+from serving.dialect.toolcalls import ToolCall, ToolCallParser
 from store.errors import ConfigError
 from trainer.canaries import AnchorPrompt, Canaries, load_canaries
 from trainer.protocol import Policy, Reply, Weights

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from serving.ports import bind, listen
 from store.errors import ConfigError
 
 _OPTION = "--port"
-GRACE_S = 3  # how long running streams may go on after SIGTERM before they are told that the engine stops
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -94,9 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
     """Load the model and serve it on a bound socket. Raises ConfigError if either cannot be had."""
     import torch
-    import uvicorn
 
-    from serving.embedded.app import Server, ServerOptions
+    from serving.dialect.app import Server
+    from serving.dialect.serve import serve as run
+    from serving.embedded.host import EmbeddedHost, HostOptions
     from serving.embedded.model import default_threads, load_model
 
     if arguments.threads is not None:
@@ -109,11 +107,9 @@ def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
     )
     if arguments.threads is None:
         torch.set_num_threads(default_threads(model.parameters, os.cpu_count() or 1))
-    server = Server(
+    host = EmbeddedHost(
         model,
-        ServerOptions(
-            served_names=tuple(arguments.served_model_name or [arguments.model]),
-            root=arguments.model,
+        HostOptions(
             max_num_seqs=arguments.max_num_seqs,
             max_loras=arguments.max_loras,
             max_lora_rank=arguments.max_lora_rank,
@@ -121,30 +117,15 @@ def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
             cache_bytes=int(arguments.kv_cache_gb * (1 << 30)),
         ),
     )
-    host, port = listen(listener, backlog=512, option=_OPTION)
+    server = Server(host, served_names=arguments.served_model_name or [arguments.model], root=arguments.model)
+    address, port = listen(listener, backlog=512, option=_OPTION)
     size = f"{model.parameters / 1e6:.1f} M parameters, {str(model.dtype).removeprefix('torch.')}, {model.device}"
     print(
-        f"serving.embedded: {arguments.model} ({size}) on http://{host}:{port}", file=sys.stderr, flush=True
+        f"serving.embedded: {arguments.model} ({size}) on http://{address}:{port}",
+        file=sys.stderr,
+        flush=True,
     )
-    # uvicorn raises the signal again once it has shut down, for the handler that was there before: this one, so that a clean end
-    # is exit code 0 and not death by signal.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-    config = uvicorn.Config(
-        server.app,
-        loop="uvloop",
-        http="httptools",
-        ws="none",
-        log_level="warning",
-        timeout_graceful_shutdown=4 * GRACE_S,
-    )
-
-    class DrainingServer(uvicorn.Server):
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            super().handle_exit(sig, frame)
-            server.drain(GRACE_S)
-
-    DrainingServer(config).run(sockets=[listener])
+    run(server, listener)
 
 
 if __name__ == "__main__":

@@ -15,17 +15,18 @@ import logging
 import random
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
+from serving.dialect.engine import Job
+from serving.dialect.text import TokenText
+from serving.dialect.values import LogprobsMode, Piece
 from serving.embedded.adapters import Adapter
 from serving.embedded.cache import SlotCache
-from serving.embedded.detokenize import StopFinder
 from serving.embedded.model import Model
 from serving.embedded.sampling import SamplingBatch, edit_logits, sample
-from serving.embedded.values import FinishReason, LogprobsMode, Piece, SamplingParams, TokenLogprob
 
 log = logging.getLogger("patina.embedded")
 
@@ -33,18 +34,7 @@ log = logging.getLogger("patina.embedded")
 PREFILL_TOKENS = 512
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
-class Job:
-    """One prompt to be continued `n` times by one adapter. `deliver(index, piece)` is called through the engine's `post`."""
-
-    prompt_ids: Sequence[int]
-    params: SamplingParams
-    adapter: Adapter | None
-    deliver: Callable[[int, Piece], None]
-    n: int = 1
-    first_index: int = 0
-    forced_ids: Sequence[int] = ()
-    cancelled: bool = False
+EmbeddedJob = Job[Adapter]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +57,6 @@ class _Sequence:
     __slots__ = (
         "adapter",
         "counts",
-        "detokenizer",
         "ids",
         "index",
         "job",
@@ -75,10 +64,10 @@ class _Sequence:
         "prompt_set",
         "prompt_tokens",
         "rng",
-        "stops",
+        "text",
     )
 
-    def __init__(self, job: Job, number: int, model: Model) -> None:
+    def __init__(self, job: EmbeddedJob, number: int, model: Model) -> None:
         self.job = job
         self.index = job.first_index + number
         self.params = job.params
@@ -88,10 +77,7 @@ class _Sequence:
         seed = job.params.seed
         # Each of n samples draws from its own stream, so none depends on how long the others become.
         self.rng = random.Random(None if seed is None else f"{seed}/{number}")
-        self.detokenizer = model.vocabulary.detokenizer(
-            skip_special_tokens=job.params.skip_special_tokens, keep_tool_tags=job.params.keep_tool_tags
-        )
-        self.stops = StopFinder(job.params.stop, include=job.params.include_stop)
+        self.text = TokenText(job.params, model.vocabulary, model.end_ids)
         self.counts: Counter[int] = Counter()
         self.prompt_set = frozenset(self.ids) if job.params.repetition_penalty != 1.0 else frozenset[int]()
 
@@ -152,7 +138,7 @@ class Engine:
         self._running: list[_Sequence] = []
         self._cache = SlotCache()
         self._batch: SamplingBatch | None = None
-        self._outbox: list[tuple[Job, int, Piece]] = []
+        self._outbox: list[tuple[EmbeddedJob, int, Piece]] = []
         self._steps = self._prompt_tokens = self._completion_tokens = self._preemptions = self._errors = 0
         self._last_error: str | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -173,7 +159,7 @@ class Engine:
         """Wait for the thread to end after `stop`."""
         self._thread.join()
 
-    def submit(self, job: Job) -> bool:
+    def submit(self, job: EmbeddedJob) -> bool:
         """Queue a job; False if the engine is stopping. Its prompt must be shorter than the context, n at most max_num_seqs."""
         arrival = _Arrival([_Sequence(job, i, self.model) for i in range(job.n)])
         with self._wake:
@@ -183,7 +169,7 @@ class Engine:
             self._wake.notify()
         return True
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: EmbeddedJob) -> None:
         """Drop a job before its next step. Nothing more is delivered for it."""
         job.cancelled = True
         self._any_cancelled = True
@@ -380,48 +366,11 @@ class Engine:
             self._leave(row)
 
     def _piece(self, one: _Sequence, token_id: int, logprob: float, top: list[tuple[int, float]]) -> Piece:
-        params = one.params
-        if logprob != logprob or logprob in (float("inf"), float("-inf")):
-            # Never reported as a number: the learner would take it for one.
-            return Piece(
-                text="",
-                token_ids=(),
-                logprobs=(),
-                finish_reason="error",
-                error="the model's logits are not finite for this prompt and adapter",
-            )
         one.ids.append(token_id)
-        if params.edits_logits:
+        if one.params.edits_logits:
             one.counts[token_id] += 1
-        reason: FinishReason | None = None
-        stop: str | int | None = None
-        ends_turn = token_id in self.model.end_ids and not params.ignore_eos
-        if ends_turn or token_id in params.stop_token_ids:
-            reason = "stop"
-            if token_id in params.stop_token_ids:
-                stop = token_id
-        text = "" if reason == "stop" and not params.include_stop else one.detokenizer.feed(token_id)
-        text = one.stops.feed(text) if text else ""
-        if (
-            one.stops.hit is None
-            and reason is None
-            and (one.sampled >= params.max_tokens or len(one.ids) >= self.model.max_model_len)
-        ):
-            reason = "length"
-        if reason is not None and one.stops.hit is None:
-            text += one.stops.feed(one.detokenizer.flush()) + one.stops.flush()
-        if one.stops.hit is not None:
-            reason, stop = "stop", one.stops.hit
-        wants = params.logprobs
-        # Top lists of the processed distribution can hold tokens that were cut off; they have no log-probability to report.
-        kept = tuple(pair for pair in top if pair[1] != float("-inf")) if wants else ()
-        return Piece(
-            text=text,
-            token_ids=(token_id,),
-            logprobs=(TokenLogprob(token_id=token_id, logprob=logprob, top=kept),) if wants else (),
-            finish_reason=reason,
-            stop_reason=stop,
-        )
+        is_last = one.sampled >= one.params.max_tokens or len(one.ids) >= self.model.max_model_len
+        return one.text.take(token_id, logprob, top, is_last=is_last)
 
     def _leave(self, row: int) -> None:
         """Take a sequence out of the batch; the last row moves into the gap."""

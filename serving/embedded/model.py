@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
+from serving.dialect.values import SamplingDefaults
+from serving.dialect.vocabulary import Vocabulary
 from serving.embedded.adapters import Adapter, LoraSwitch
 from serving.embedded.cache import SlotCache, build_mask
-from serving.embedded.values import SamplingDefaults
-from serving.embedded.vocabulary import Vocabulary
 from store.errors import ConfigError
 
 # Below this size float32 costs little and makes outputs independent of the batch to six digits.

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from serving.embedded.values import LogprobsMode, SamplingParams
+from serving.dialect.values import LogprobsMode, SamplingParams
 
 
 class SamplingBatch:

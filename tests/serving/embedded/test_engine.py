@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from serving.dialect.values import LogprobsMode, Piece, SamplingParams
 from serving.embedded.adapters import Adapter, read_adapter
-from serving.embedded.engine import PREFILL_TOKENS, Engine, Job
+from serving.embedded.engine import PREFILL_TOKENS, EmbeddedJob, Engine
 from serving.embedded.model import Model, load_model
-from serving.embedded.values import LogprobsMode, Piece, SamplingParams
 from tests.tiny import make_tiny_model
 
 PROMPTS = [list(range(20, 20 + length)) for length in (3, 40, 9, 17, 70, 5, 1)]
@@ -47,7 +47,7 @@ def adapters(model: Model, tiny_adapters: tuple[Path, Path]) -> tuple[Adapter, A
 class Call:
     """A submitted job and what came of it, by index."""
 
-    job: Job
+    job: EmbeddedJob
     pieces: dict[int, list[Piece]] = field(default_factory=dict)
     begun: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
@@ -106,7 +106,7 @@ class House:
             "top_logprobs": 0,
             "ignore_eos": True,
         } | wishes
-        job = Job(
+        job = EmbeddedJob(
             prompt_ids=prompt,
             params=SamplingParams(**wishes),
             adapter=adapter,

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 import torch
 
+from serving.dialect.values import LogprobsMode, SamplingParams
 from serving.embedded.sampling import SamplingBatch, draw, edit_logits, sample, truncate
-from serving.embedded.values import LogprobsMode, SamplingParams
 
 CPU = torch.device("cpu")
 # Probabilities .5, .25, .125, .0625, .0625 at temperature 1.

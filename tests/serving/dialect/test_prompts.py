@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from serving.embedded.prompts import normalise_messages, render_chat
-from serving.embedded.vocabulary import Vocabulary
-from serving.embedded.wire import RequestError
+from serving.dialect.prompts import normalise_messages, render_chat
+from serving.dialect.vocabulary import Vocabulary
+from serving.dialect.wire import RequestError
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from serving.embedded.vocabulary import Vocabulary
-from serving.embedded.wire import RequestError
+from serving.dialect.vocabulary import Vocabulary
+from serving.dialect.wire import RequestError
 
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Values that the engine and the wire share. Standard library only."""
+"""Values that engines and the wire share. Standard library only."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What one step brought for one sequence. `text` can be empty while a character or a stop string is unfinished."""
+    """What one step brought for one sequence. `text` can be empty while a character or a stop string is unfinished.
+
+    `error` and its HTTP `status` come with the finish_reason "error".
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -76,3 +79,4 @@ class Piece:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    status: int = 500

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serving.embedded.toolcalls import ToolCall, ToolCallParser, parse_call
+from serving.dialect.toolcalls import ToolCall, ToolCallParser, parse_call
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Größe 😀"}}\n</tool_call>'
 PARSED = ToolCall(name="weather", arguments='{"city": "Größe 😀"}')

@@ -1,4 +1,4 @@
-"""The HTTP shell: requests in, the engine's pieces out. The only file of this engine that knows HTTP; it never touches a tensor.
+"""The HTTP shell: requests in, the engine's pieces out. The only file of the dialect that knows HTTP; it knows no engine by name.
 
 Everything here runs on one event loop. The adapters' names live here and only here: a request takes hold of its adapter when it
 arrives, so unloading a name stops new requests at once and never touches a running one.
@@ -11,8 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import orjson
@@ -23,13 +22,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from serving.embedded.adapters import Adapter, read_adapter
-from serving.embedded.engine import Engine, Job
-from serving.embedded.model import Model
-from serving.embedded.prompts import render_chat
-from serving.embedded.toolcalls import ToolCallParser
-from serving.embedded.values import LogprobsMode, Piece, SamplingParams
-from serving.embedded.wire import (
+from serving.dialect.engine import Engine, Job, Loaded
+from serving.dialect.prompts import render_chat
+from serving.dialect.toolcalls import ToolCallParser
+from serving.dialect.values import Piece, SamplingParams
+from serving.dialect.wire import (
     ChatBody,
     ChatChoice,
     CompletionBody,
@@ -48,24 +45,10 @@ from serving.embedded.wire import (
     parse_body,
     tool_use,
 )
-from store.errors import AdapterError
+from store.errors import AdapterError, UpstreamError
 
-VERSION = "0.1.0"
 # Rendering and encoding a prompt of this many bytes takes about a millisecond; longer ones leave the event loop.
 _INLINE_BYTES = 16_384
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
-    """What the command line says."""
-
-    served_names: tuple[str, ...]
-    root: str
-    max_num_seqs: int = 16
-    max_loras: int = 8
-    max_lora_rank: int = 64
-    logprobs_mode: LogprobsMode = "raw_logprobs"
-    cache_bytes: int = 4 << 30
 
 
 class _Json(Response):
@@ -81,6 +64,14 @@ def _error_response(error: RequestError) -> Response:
 
 def _stopping() -> RequestError:
     return RequestError("the engine is stopping", status=503, kind="ServiceUnavailableError")
+
+
+def _failed(piece: Piece) -> RequestError:
+    """The engine's error as the client's: its own fault (4xx), somebody's behind it (502, 503), or the engine's (500)."""
+    if piece.status < 500:
+        return RequestError(str(piece.error), status=piece.status)
+    kind = {502: "BadGatewayError", 503: "ServiceUnavailableError"}.get(piece.status, "InternalServerError")
+    return RequestError(f"the engine failed: {piece.error}", status=piece.status, kind=kind)
 
 
 class Results:
@@ -109,9 +100,7 @@ class Results:
             for index, pieces in arrived.items():
                 piece = merge_pieces(pieces)
                 if piece.finish_reason == "error":
-                    raise RequestError(
-                        f"the engine failed: {piece.error}", status=500, kind="InternalServerError"
-                    )
+                    raise _failed(piece)
                 if piece.finish_reason == "abort":
                     raise _stopping()
                 if piece.finish_reason is not None:
@@ -120,15 +109,20 @@ class Results:
 
 
 class Server:
-    """One model, its adapters by name, and the routes."""
+    """One model, its adapters by name, and the routes.
 
-    def __init__(self, model: Model, options: ServerOptions) -> None:
-        self.model = model
-        self.options = options
-        self.adapters: dict[str, tuple[Adapter, int]] = {}
+    Args:
+        served_names: of the base model; the first is what replies say.
+        root: what the base model was loaded from, for the list of models.
+    """
+
+    def __init__(self, engine: Engine[Any], *, served_names: Sequence[str], root: str) -> None:
+        self.engine = engine
+        self.served_names = tuple(served_names)
+        self.root = root
+        self.adapters: dict[str, tuple[Loaded, int]] = {}
         self._loading: set[str] = set()
         self._started = int(time.time())
-        self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.app = Starlette(
             routes=[
@@ -148,13 +142,6 @@ class Server:
             exception_handlers={RequestError: _on_request_error, HTTPException: _on_http_error},
         )
 
-    @property
-    def engine(self) -> Engine:
-        """The running engine; there is none before the application has started."""
-        if self._engine is None:
-            raise RuntimeError("the application has not started")
-        return self._engine
-
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         loop = self._loop = asyncio.get_running_loop()
@@ -162,18 +149,10 @@ class Server:
         def post(deliver: Callable[[], None]) -> None:
             loop.call_soon_threadsafe(deliver)
 
-        self._engine = Engine(
-            self.model,
-            post=post,
-            max_num_seqs=self.options.max_num_seqs,
-            max_loras=self.options.max_loras,
-            logprobs_mode=self.options.logprobs_mode,
-            cache_bytes=self.options.cache_bytes,
-        )
-        self._engine.start()
+        self.engine.start(post)
         yield
-        self._engine.stop()
-        await asyncio.to_thread(self._engine.join)
+        self.engine.stop()
+        await self.engine.join()
 
     def drain(self, grace_s: float) -> None:
         """The process is asked to end: streams have `grace_s` seconds to finish, then they are told. Callable from a signal handler."""
@@ -183,44 +162,31 @@ class Server:
     # ---- small routes
 
     async def _health(self, request: Request) -> Response:
+        trouble = self.engine.trouble()
+        if trouble is not None:
+            raise RequestError(trouble, status=503, kind="ServiceUnavailableError")
         return Response(status_code=200)
 
     async def _version(self, request: Request) -> Response:
-        return _Json(
-            {
-                "version": VERSION,
-                "engine": "patina-embedded",
-                "logprobs_mode": self.options.logprobs_mode,
-                "dtype": str(self.model.dtype).removeprefix("torch."),
-                "device": str(self.model.device),
-                "sampling_defaults": asdict(self.model.defaults),
-                "capabilities": {
-                    "tools": True,
-                    "constrained": False,
-                    "adapter_slots": self.options.max_loras,
-                    "notes": [
-                        "no constrained decoding: response_format is refused, and a required call is opened for the model, not held to its schema"
-                    ],
-                },
-            }
-        )
+        return _Json({**self.engine.told(), "sampling_defaults": asdict(self.engine.defaults)})
 
     async def _stats(self, request: Request) -> Response:
-        return _Json({**asdict(self.engine.stats()), "adapters": sorted(self.adapters)})
+        return _Json({**self.engine.stats(), "adapters": sorted(self.adapters)})
 
     def _card(self, name: str) -> dict[str, Any]:
-        adapter, created = self.adapters.get(name, (None, self._started))
+        found = self.adapters.get(name)
+        adapter, created = (None, self._started) if found is None else found
         return build_model_card(
             name,
-            root=adapter.path if adapter else self.options.root,
-            parent=self.options.served_names[0] if adapter else None,
+            root=adapter.path if adapter else self.root,
+            parent=self.served_names[0] if adapter else None,
             created=created,
-            max_model_len=self.model.max_model_len,
-            logprobs_mode=self.options.logprobs_mode,
+            max_model_len=self.engine.max_model_len,
+            logprobs_mode=self.engine.logprobs_mode or "unknown",
         )
 
     async def _models(self, request: Request) -> Response:
-        names = [*self.options.served_names, *self.adapters]
+        names = [*self.served_names, *self.adapters]
         return _Json({"object": "list", "data": [self._card(name) for name in names]})
 
     async def _one_model(self, request: Request) -> Response:
@@ -228,8 +194,8 @@ class Server:
         self._adapter_of(name)
         return _Json(self._card(name))
 
-    def _adapter_of(self, name: str | None) -> Adapter | None:
-        if name is None or name in self.options.served_names:
+    def _adapter_of(self, name: str | None) -> Loaded | None:
+        if name is None or name in self.served_names:
             return None
         if name not in self.adapters:
             raise RequestError(
@@ -245,19 +211,15 @@ class Server:
                 "load_inplace is not supported: an adapter's name keeps its weights for ever; load the new ones under a new name",
                 param="load_inplace",
             )
-        if name in self.adapters or name in self._loading or name in self.options.served_names:
+        if name in self.adapters or name in self._loading or name in self.served_names:
             raise RequestError(f"the name {name} is taken", param="lora_name")
         self._loading.add(name)
         try:
-            adapter = await asyncio.to_thread(
-                read_adapter,
-                name,
-                Path(body.lora_path),
-                self.model.loras.modules,
-                max_rank=self.options.max_lora_rank,
-            )
+            adapter = await asyncio.to_thread(self.engine.load, name, body.lora_path)
         except AdapterError as error:
             raise RequestError(str(error), param="lora_path") from error
+        except UpstreamError as error:
+            raise RequestError(str(error), status=503, kind="ServiceUnavailableError") from error
         finally:
             self._loading.discard(name)
         self.adapters[name] = (adapter, int(time.time()))
@@ -273,13 +235,14 @@ class Server:
                 param="lora_name",
             )
         # Running sequences hold the adapter itself; its memory goes with the last of them.
-        del self.adapters[body.lora_name]
+        adapter, _ = self.adapters.pop(body.lora_name)
+        self.engine.unload(adapter)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     async def _tokenize(self, request: Request) -> Response:
         body = parse_body(TokenizeBody, await request.body())
         self._adapter_of(body.model)
-        vocabulary = self.model.vocabulary
+        vocabulary = self.engine.vocabulary
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("send either prompt or messages")
         if body.messages is not None:
@@ -298,7 +261,7 @@ class Server:
         return _Json(
             {
                 "count": len(ids),
-                "max_model_len": self.model.max_model_len,
+                "max_model_len": self.engine.max_model_len,
                 "tokens": ids,
                 "token_strs": [vocabulary.text(one) for one in ids] if body.return_token_strs else None,
             }
@@ -308,24 +271,25 @@ class Server:
         body = parse_body(DetokenizeBody, await request.body())
         self._adapter_of(body.model)
         for token_id in body.tokens:
-            if token_id >= self.model.vocabulary.size:
+            if token_id >= self.engine.vocabulary.size:
                 raise RequestError(f"token id {token_id} is outside the vocabulary", param="tokens")
-        return _Json({"prompt": self.model.vocabulary.decode(body.tokens)})
+        return _Json({"prompt": self.engine.vocabulary.decode(body.tokens)})
 
     # ---- completions
 
     def _limit_n(self, sequences: int) -> None:
-        if sequences > self.options.max_num_seqs:
+        limits = self.engine.limits
+        if sequences > limits.sequences:
+            option = f" ({limits.option} {limits.sequences})" if limits.option else f" ({limits.sequences})"
             raise RequestError(
-                f"{sequences} completions in one request are more than this server runs at once "
-                f"(--max-num-seqs {self.options.max_num_seqs})",
+                f"{sequences} completions in one request are more than this server runs at once{option}",
                 param="n",
             )
 
     async def _chat(self, raw: bytes, results_of: _Run) -> None:
-        body = parse_body(ChatBody, raw)
+        body = parse_body(ChatBody, raw, self.engine.limits)
         adapter = self._adapter_of(body.model)
-        vocabulary = self.model.vocabulary
+        vocabulary = self.engine.vocabulary
         check_token_ids(body, vocabulary)
         n = body.n or 1
         self._limit_n(n)
@@ -344,16 +308,16 @@ class Server:
         prompt_ids = render() if len(raw) <= _INLINE_BYTES else await asyncio.to_thread(render)
         forced = vocabulary.encode(use.forced, add_special_tokens=False) if use.forced else []
         wished = body.max_completion_tokens or body.max_tokens
-        room = check_context(len(prompt_ids), wished, self.model.max_model_len)
+        room = check_context(len(prompt_ids), wished, self.engine.max_model_len)
         params = body.sampled_with(
-            self.model.defaults,
+            self.engine.defaults,
             room,
             wished=wished,
             logprobs=bool(body.logprobs),
             top_logprobs=body.top_logprobs or 0,
         )
         results = Results(n)
-        job = Job(
+        job: Job[Any] = Job(
             prompt_ids=prompt_ids,
             params=replace(params, keep_tool_tags=use.parse),
             adapter=adapter,
@@ -365,7 +329,7 @@ class Server:
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": int(time.time()),
-            "model": body.model or self.options.served_names[0],
+            "model": body.model or self.served_names[0],
         }
         choices = [
             ChatChoice(
@@ -414,22 +378,22 @@ class Server:
         await results_of.end()
 
     async def _complete(self, raw: bytes, results_of: _Run) -> None:
-        body = parse_body(CompletionBody, raw)
+        body = parse_body(CompletionBody, raw, self.engine.limits)
         adapter = self._adapter_of(body.model)
-        vocabulary = self.model.vocabulary
+        vocabulary = self.engine.vocabulary
         check_token_ids(body, vocabulary)
         prompts = _prompts(body, vocabulary.encode)
         n = body.n or 1
         self._limit_n(n)
         as_ids = bool(body.return_tokens_as_token_ids)
         results = Results(n * len(prompts))
-        jobs: list[Job] = []
+        jobs: list[Job[Any]] = []
         for number, prompt_ids in enumerate(prompts):
             # The OpenAI default of 16 tokens; only chat fills the context.
             wished = 16 if body.max_tokens is None else body.max_tokens
-            room = check_context(len(prompt_ids), wished, self.model.max_model_len)
+            room = check_context(len(prompt_ids), wished, self.engine.max_model_len)
             params: SamplingParams = body.sampled_with(
-                self.model.defaults,
+                self.engine.defaults,
                 room,
                 wished=wished,
                 logprobs=body.logprobs is not None,
@@ -449,7 +413,7 @@ class Server:
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": body.model or self.options.served_names[0],
+            "model": body.model or self.served_names[0],
         }
         whole: list[list[Piece]] = [[] for _ in range(n * len(prompts))]
         offsets = [0] * len(whole)
@@ -520,19 +484,22 @@ class _Run:
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
-        self._engine: Engine | None = None
-        self._jobs: Sequence[Job] = ()
+        self._engine: Engine[Any] | None = None
+        self._jobs: Sequence[Job[Any]] = ()
         self._results: Results | None = None
         self._watch: asyncio.Task[None] | None = None
         self.streaming = False
         self.gone = False
 
-    def __call__(self, engine: Engine, jobs: Sequence[Job], results: Results) -> _Run:
+    def __call__(self, engine: Engine[Any], jobs: Sequence[Job[Any]], results: Results) -> _Run:
         self._engine, self._jobs, self._results = engine, jobs, results
         return self
 
     async def __aenter__(self) -> _Run:
         assert self._engine is not None
+        trouble = self._engine.trouble()
+        if trouble is not None:
+            raise RequestError(trouble, status=503, kind="ServiceUnavailableError")
         for job in self._jobs:
             if not self._engine.submit(job):
                 raise _stopping()

@@ -8,10 +8,11 @@ from typing import Any
 import orjson
 import pytest
 
-from serving.embedded.toolcalls import ToolCallParser
-from serving.embedded.values import Piece, SamplingDefaults, SamplingParams, TokenLogprob
-from serving.embedded.vocabulary import Vocabulary
-from serving.embedded.wire import (
+from serving.dialect.engine import Limits
+from serving.dialect.toolcalls import ToolCallParser
+from serving.dialect.values import Piece, SamplingDefaults, SamplingParams, TokenLogprob
+from serving.dialect.vocabulary import Vocabulary
+from serving.dialect.wire import (
     ChatBody,
     ChatChoice,
     CompletionBody,
@@ -24,6 +25,7 @@ from serving.embedded.wire import (
     tool_use,
 )
 
+LIMITS = Limits(name="the built-in engine", sequences=16)
 HI = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 
@@ -36,7 +38,7 @@ def vocabulary(tiny_model: Path) -> Vocabulary:
 
 
 def chat(**fields: Any) -> ChatBody:
-    return parse_body(ChatBody, orjson.dumps({"messages": HI} | fields))
+    return parse_body(ChatBody, orjson.dumps({"messages": HI} | fields), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +74,9 @@ def test_a_field_that_is_wrong_is_named(fields: dict[str, Any], where: str) -> N
 
 def test_bodies_that_are_no_json_or_lack_messages_are_refused() -> None:
     with pytest.raises(RequestError, match="Invalid JSON"):
-        parse_body(ChatBody, b"{")
+        parse_body(ChatBody, b"{", LIMITS)
     with pytest.raises(RequestError, match="messages: Field required"):
-        parse_body(ChatBody, b"{}")
+        parse_body(ChatBody, b"{}", LIMITS)
 
 
 def test_what_no_one_knows_is_ignored_and_nulls_are_defaults() -> None:
@@ -109,8 +111,8 @@ def test_ids_outside_the_vocabulary_are_refused(vocabulary: Vocabulary) -> None:
     for body in (
         chat(stop_token_ids=[beyond]),
         chat(logit_bias={str(beyond): 1}),
-        parse_body(CompletionBody, orjson.dumps({"prompt": [1, beyond]})),
-        parse_body(CompletionBody, orjson.dumps({"prompt": [[1], [-1]]})),
+        parse_body(CompletionBody, orjson.dumps({"prompt": [1, beyond]}), LIMITS),
+        parse_body(CompletionBody, orjson.dumps({"prompt": [[1], [-1]]}), LIMITS),
     ):
         with pytest.raises(RequestError, match="outside the vocabulary"):
             check_token_ids(body, vocabulary)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from serving.embedded.detokenize import overlap_with_start
+from serving.dialect.detokenize import overlap_with_start
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

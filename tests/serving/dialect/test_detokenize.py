@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from serving.embedded.detokenize import StopFinder, WindowDetokenizer, byte_level_alphabet
-from serving.embedded.vocabulary import Vocabulary
+from serving.dialect.detokenize import StopFinder, WindowDetokenizer, byte_level_alphabet
+from serving.dialect.vocabulary import Vocabulary
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """The OpenAI dialect as vLLM speaks it: request bodies to values, results to response bodies. Pure.
 
-What the engine cannot do is refused with a 400 that says so. Fields it has never heard of are ignored, as vLLM does, because clients
+What the engine cannot do (`engine.Limits`) is refused with a 400 that says so. Fields it has never heard of are ignored, as vLLM does, because clients
 send many that change nothing.
 """
 
@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serving.embedded.toolcalls import ToolCall, ToolCallParser
-from serving.embedded.values import FinishReason, Piece, SamplingDefaults, SamplingParams, TokenLogprob
-from serving.embedded.vocabulary import Vocabulary
+from serving.dialect.engine import Limits
+from serving.dialect.toolcalls import ToolCall, ToolCallParser
+from serving.dialect.values import FinishReason, Piece, SamplingDefaults, SamplingParams, TokenLogprob
+from serving.dialect.vocabulary import Vocabulary
 from store.errors import WireError
 
 MOST_LOGPROBS = 20
@@ -83,7 +84,7 @@ class _SamplingBody(_Body):
     logit_bias: dict[str, float] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    # What vLLM knows and this engine cannot do.
+    # What vLLM knows and no engine behind this can do.
     best_of: Any = None
     use_beam_search: Any = None
     prompt_logprobs: Any = None
@@ -191,8 +192,11 @@ class UnloadAdapterBody(_Body):
 BodyT = TypeVar("BodyT", bound=_Body)
 
 
-def parse_body(kind: type[BodyT], raw: bytes) -> BodyT:
-    """Bytes of a request to its value. Raises RequestError naming the first field that is wrong."""
+def parse_body(kind: type[BodyT], raw: bytes, limits: Limits | None = None) -> BodyT:
+    """Bytes of a request to its value; `limits` are needed for what is sampled.
+
+    Raises: RequestError naming the first field that is wrong, or that the engine cannot do.
+    """
     try:
         body = kind.model_validate_json(raw)
     except ValidationError as error:
@@ -202,11 +206,16 @@ def parse_body(kind: type[BodyT], raw: bytes) -> BodyT:
         what = first["msg"] if where is None else f"{where}: {first['msg']}"
         raise RequestError(what, param=where) from None
     if isinstance(body, _SamplingBody):
-        _refuse_unsupported(body)
+        assert limits is not None
+        _refuse_unsupported(body, limits)
     return body
 
 
-def _refuse_unsupported(body: _SamplingBody) -> None:
+#: What the fields say that an engine may lack where they change nothing.
+_NEUTRAL: dict[str, Any] = {"repetition_penalty": 1.0, "logit_bias": {}}
+
+
+def _refuse_unsupported(body: _SamplingBody, limits: Limits) -> None:
     for name in (
         "use_beam_search",
         "prompt_logprobs",
@@ -218,14 +227,20 @@ def _refuse_unsupported(body: _SamplingBody) -> None:
         "guided_grammar",
     ):
         if getattr(body, name) not in (None, False):
-            raise RequestError(f"{name} is not supported by the built-in engine", param=name)
+            raise RequestError(f"{name} is not supported by {limits.name}", param=name)
+    for name in sorted(limits.lacks):
+        value = getattr(body, name, None)
+        if value in (None, False, 0, _NEUTRAL.get(name)):
+            continue
+        if name == "min_tokens" and body.ignore_eos and not (body.stop or body.stop_token_ids):
+            continue  # nothing can end it early
+        raise RequestError(f"{name} is not supported by {limits.name}", param=name)
     if body.best_of not in (None, body.n or 1):
-        raise RequestError("best_of is not supported by the built-in engine", param="best_of")
+        raise RequestError(f"best_of is not supported by {limits.name}", param="best_of")
     wanted = body.response_format
     if wanted is not None and not (isinstance(wanted, dict) and wanted.get("type") == "text"):
         raise RequestError(
-            "response_format is not supported by the built-in engine: it has no constrained decoding. Ask for JSON in the prompt, "
-            "or serve the model with vLLM.",
+            f"response_format is not supported by {limits.name}: it has no constrained decoding. {limits.advice}",
             param="response_format",
         )
     for key in body.logit_bias or {}:
@@ -242,9 +257,9 @@ def _refuse_unsupported(body: _SamplingBody) -> None:
             raise RequestError("messages must not be empty", param="messages")
     if isinstance(body, CompletionBody):
         if body.echo:
-            raise RequestError("echo is not supported by the built-in engine", param="echo")
+            raise RequestError(f"echo is not supported by {limits.name}", param="echo")
         if body.suffix:
-            raise RequestError("suffix is not supported by the built-in engine", param="suffix")
+            raise RequestError(f"suffix is not supported by {limits.name}", param="suffix")
 
 
 def check_token_ids(body: _SamplingBody, vocabulary: Vocabulary) -> None:
@@ -506,6 +521,7 @@ def merge_pieces(pieces: Sequence[Piece]) -> Piece:
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         error=last.error,
+        status=last.status,
     )
 
 

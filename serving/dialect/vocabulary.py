@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from serving.embedded.detokenize import (
+from serving.dialect.detokenize import (
     ByteDetokenizer,
     Detokenizer,
     WindowDetokenizer,
     byte_level_alphabet,
     piece_bytes,
 )
-from serving.embedded.toolcalls import CLOSE, OPEN
+from serving.dialect.toolcalls import CLOSE, OPEN
 
 
 class Vocabulary:
