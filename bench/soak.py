@@ -54,6 +54,7 @@ TOOL = {
 }
 _NOTED_S = 10.0
 _PATIENCE_S = 60.0
+_KEPT_S = 15.0
 
 Message = dict[str, Any]
 
@@ -78,16 +79,14 @@ class Clients:
 
     def __init__(self, port: int, key: str, model: str) -> None:
         self._port, self._key, self._model = port, key, model
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter, float]] = []
         self.seen = Seen()
 
     async def post(self, path: str, body: Mapping[str, Any]) -> tuple[str, bytes]:
         """Return (head, body) of a reply with status 200. Raises: Wrong, OSError, EOFError."""
         data = orjson.dumps(body)
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {self._key}\r\ncontent-length: {len(data)}\r\n\r\n"
-        reader, writer = (
-            self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
-        )
+        reader, writer = await self._connection()
         try:
             writer.write(head.encode() + data)
             answered = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
@@ -101,12 +100,21 @@ class Clients:
         except BaseException:
             writer.close()
             raise
-        self._idle.append((reader, writer))
+        self._idle.append((reader, writer, time.monotonic()))
         return answered, said
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return one that is kept, if it was used lately (servers close idle ones), or a new one."""
+        while self._idle:
+            reader, writer, since = self._idle.pop()
+            if time.monotonic() - since < _KEPT_S and not reader.at_eof():
+                return reader, writer
+            writer.close()
+        return await asyncio.open_connection("127.0.0.1", self._port)
 
     async def close(self) -> None:
         """Close what is kept."""
-        for _, writer in self._idle:
+        for _, writer, _ in self._idle:
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
@@ -229,7 +237,7 @@ async def drive(
                 told = " ".join(f"{name} {values[-1]:.0f}" for name, values in memory.items())
                 print(
                     f"{now / 60:.0f} min: {len(clients.seen.ended)} replies, {sum(clients.seen.errors.values())} errors, "
-                    f"{len(talks)} talks open, load {os.getloadavg()[0]:.1f}, MB: {told}",
+                    f"{len(talks)} talks open, load {os.getloadavg()[0]:.1f}, MB: {told} {dict(clients.seen.errors.most_common(2)) or ''}",
                     file=sys.stderr,
                     flush=True,
                 )
