@@ -270,7 +270,8 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     settings: Settings = read_settings(wishes)
     with TemporaryDirectory(prefix="patina-swap-") as name:
         home = Path(name)
-        versions = make_versions(home / "adapters", given.versions * given.rounds)
+        # a folder of its own: the trainer clears its own of what the record does not know
+        versions = make_versions(home / "made", given.versions * given.rounds)
         with Stack(settings, home=home, ready_s=_READY_S) as stack:
             held = stack.status()["proxy"]["backend"]["held"]
             found = asyncio.run(

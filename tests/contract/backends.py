@@ -8,15 +8,18 @@ import signal
 import subprocess
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 from cli.backend import plan_backend
 from serving.backends import make_engine
 from serving.ports import free_port
 from serving.protocol import Engine
+from serving.tinker.version import TinkerVersion, write_version
 from serving.vllm.environment import find_environment
 from store.errors import ConfigError
-from store.settings import REPOSITORY, Settings, child_environment, read_settings
+from store.settings import BUILTIN_FOLDER, REPOSITORY, Settings, child_environment, read_settings
+from tests.tinker.running import TinkerServer
 
 POLICY = "patina-tiny"
 SLOTS = 4
@@ -42,6 +45,8 @@ class Backend:
     def __init__(self, kind: str, home: Path) -> None:
         self.kind = kind
         (home / "run").mkdir(parents=True, exist_ok=True)
+        # what it needs besides itself; a Tinker server of our own, with the checkpoints that a trainer would have left there
+        self.tinker = TinkerServer(BUILTIN_FOLDER, home).start() if kind == "tinker" else None
         self.log = home / "backend.log"
         self.settings: Settings = read_settings(
             {
@@ -51,8 +56,10 @@ class Backend:
                 "backend_port": free_port(),
                 "adapter_slots": SLOTS,
                 "threads": 1,
+                "tinker_base_url": self.tinker.url if self.tinker else "",
             }
         )
+        self.settings.dump(home / "run" / "settings.json")
         self._plan = plan_backend(self.settings)
         self.url = self._plan.urls[0]
         self.process: subprocess.Popen[bytes] | None = None
@@ -83,7 +90,7 @@ class Backend:
 
     def _engine_pid(self) -> int:
         assert self.process is not None
-        if self.kind == "embedded":
+        if self.kind in ("embedded", "tinker"):
             return self.process.pid
         # the keeper's child: the process that listens
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
@@ -97,6 +104,15 @@ class Backend:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+        if self.tinker is not None:
+            self.tinker.stop()
+
+    def publish(self, adapters: Sequence[Path]) -> None:
+        """Bring LoRA folders to where this backend looks for them, as its trainer would have."""
+        for number, folder in enumerate(adapters):
+            if self.tinker is not None:
+                path = self.tinker.take_in(folder, f"adapter-{number}")
+                write_version(folder, TinkerVersion(sampler_path=path, base_model=self.tinker.name))
 
     def engine(self) -> Engine:
         """Return a client of it; it belongs to the loop that uses it first."""

@@ -13,7 +13,7 @@ from store.settings import BUILTIN_FOLDER
 from tests.contract.backends import Backend, missing_vllm
 from tests.tiny import make_tiny_adapter
 
-KINDS = ["embedded", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(1800)])]
+KINDS = ["embedded", "tinker", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(1800)])]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -42,8 +42,15 @@ async def able(engine: Engine) -> Capabilities:
     return await engine.capabilities()
 
 
+@pytest.fixture(scope="module")
+def adapters(backend: Backend, lora_folders: list[Path]) -> list[Path]:
+    """Adapters of the built-in model, where the backend finds them."""
+    backend.publish(lora_folders)
+    return lora_folders
+
+
 @pytest.fixture(scope="session")
-def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def lora_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Adapters of the built-in model that make it say other things, as the trainer writes them."""
     folder = tmp_path_factory.mktemp("adapters")
     return [

@@ -20,6 +20,7 @@ from store.settings import BUILTIN_FOLDER
 from store.values import LogprobMode
 from tests.contract.asking import QUESTION, Said, ask, body_of, events, stream
 from tests.contract.backends import POLICY, SLOTS, Backend
+from trainer.policy import LocalPolicy
 
 pytestmark = pytest.mark.slow
 
@@ -203,6 +204,28 @@ async def test_an_adapter_is_loaded_listed_and_unloaded_while_it_runs(
     await engine.unload_adapter(name)
     await engine.unload_adapter(name)
     assert (await ask(engine, body_of(model=name))).status == 404
+
+
+async def test_the_trainer_reads_the_very_log_probabilities_that_were_sampled_with(
+    engine: Engine, able: Capabilities, adapters: list[Path]
+) -> None:
+    """Same tokens, same weights: float32 on both sides, no more than 1e-3 apart on any token."""
+    name = f"{POLICY}@103"
+    policy = LocalPolicy(str(BUILTIN_FOLDER), device="cpu")
+    policy.load_version(adapters[1])
+    await engine.load_adapter(name, str(adapters[1]))
+    said = [
+        await ask(engine, body_of(text, model=name, temperature=temperature, seed=7, max_tokens=48))
+        for text in (QUESTION, "Tell me about the sea.")
+        for temperature in (1.0, 0.7)
+    ]
+    await engine.unload_adapter(name)
+    scale = [1.0] * 4 if able.logprob_mode is LogprobMode.RAW else [1.0, 0.7] * 2
+    read, mask = policy.response_logprobs(
+        [s.prompt_ids for s in said], [s.ids for s in said], temperature=scale
+    )
+    for row, one in enumerate(said):
+        assert one.logprobs == pytest.approx(read[row][mask[row]].tolist(), abs=1e-3)
 
 
 async def test_a_name_keeps_its_weights(engine: Engine, adapters: list[Path]) -> None:

@@ -1,10 +1,14 @@
 """The whole loop with a real vLLM, as a person starts it: `run.py --backend vllm`, the built-in model, the openai SDK.
 
-Needs an environment for vLLM (docs/backends.md); on a CPU its starts are what takes the time.
+One house for all tests, engine and trainer by turns (`--colocate sleep`): on a CPU a sleeping vLLM holds its requests and frees nothing, so
+that who waits for whom is real, and what memory it saves is not seen. Needs an environment for vLLM (docs/backends.md); on a CPU its
+starts are what takes the time.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import sqlite3
@@ -19,7 +23,9 @@ import openai
 import pytest
 
 from evals.stack import Stack
+from store.record import Record
 from store.settings import read_settings
+from store.values import AdapterState
 from tests.contract.backends import missing_vllm, vllm_python
 
 pytestmark = [
@@ -37,7 +43,14 @@ COMPLAINT = "Please keep your answers short, and no emoji."
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     settings = read_settings(
-        {"backend": "vllm", "vllm_python": vllm_python(), "batch_size": 4, "max_wait_s": 3.0}
+        {
+            "backend": "vllm",
+            "vllm_python": vllm_python(),
+            "batch_size": 4,
+            "max_wait_s": 3.0,
+            "colocate": "sleep",
+            "max_hold": 1.0,
+        }
     )
     with Stack(settings, home=tmp_path_factory.mktemp("house"), ready_s=900.0) as stack:
         yield stack
@@ -107,6 +120,63 @@ def test_complaints_make_a_version_live_in_vllm(house: Stack, client: openai.Ope
     assert backend(house)["live"] in backend(house)["loaded"]
 
 
+def device(house: Stack) -> dict[str, Any]:
+    found: dict[str, Any] = house.status()["processes"]["device"]["detail"]
+    return found
+
+
+def trainer(house: Stack) -> dict[str, Any]:
+    found: dict[str, Any] = house.status()["processes"]["trainer"]
+    return found
+
+
+def test_the_engine_sleeps_while_a_step_runs_and_a_request_is_let_through(
+    house: Stack, client: openai.OpenAI
+) -> None:
+    assert device(house)["turns"] >= 1  # the version before was made in a turn
+    live, before = backend(house)["live"], device(house)
+    complain(client)  # its later requests come while a step runs
+    until(
+        lambda: device(house)["turn"] == "trainer" or backend(house)["live"] > live, "a turn of the trainer's"
+    )
+    assert ask(client, "What is the capital of Peru?")[1]  # whoever has the device
+    until(lambda: backend(house)["live"] > live, "the next version going live")
+    until(lambda: device(house)["turn"] == "engine", "the engine being woken")
+    after = device(house)
+    assert after["turns"] > before["turns"]
+    assert after["held_requests"] > before["held_requests"]
+    assert after["held_s"] > before["held_s"]
+    assert after["held_now"] == 0
+    assert "problem" not in after
+    assert trainer(house)["detail"]["device_wait_s"] > 0
+
+
+def test_a_turn_whose_tokens_a_grammar_forced_is_kept_out_of_training(
+    house: Stack, client: openai.OpenAI
+) -> None:
+    tool: Any = {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}},
+                "required": ["city"],
+            },
+        },
+    }
+    raw = client.chat.completions.with_raw_response.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "What is the weather in Paris?"}],
+        tools=[tool],
+        tool_choice={"type": "function", "function": {"name": "get_weather"}},
+        max_tokens=60,
+    )
+    turn = raw.headers["x-patina-turn"]
+    row = until(lambda: rows(house).get(turn), "the turn being recorded")
+    assert row["drop_reason"] == "constrained"
+
+
 def test_a_killed_engine_is_back_with_its_adapters_and_no_turn_is_lost(
     house: Stack, client: openai.OpenAI
 ) -> None:
@@ -138,3 +208,83 @@ def test_a_killed_engine_is_back_with_its_adapters_and_no_turn_is_lost(
     told = house.status()["processes"]["supervisor"]["detail"]["backend"]
     assert told["restarts"] >= 1
     assert told["last_exit"] == 1
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below this one."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += [child, *descendants(child)]
+    return found
+
+
+def engine_core(house: Stack) -> int:
+    """The process that computes; vLLM names it so."""
+    for pid in descendants(house.pids()["backend"]):
+        with contextlib.suppress(OSError):
+            if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+    raise AssertionError("vLLM has no process that is called EngineCore")
+
+
+def test_a_killed_engine_core_and_a_trainer_killed_in_its_turn_are_survived_without_training_twice(
+    house: Stack, client: openai.OpenAI
+) -> None:
+    live, restarts = backend(house)["live"], house.status()["processes"]["supervisor"]["detail"]
+    complain(client)
+    until(lambda: device(house)["turn"] == "trainer", "a turn of the trainer's")
+    os.kill(house.pids()["trainer"], signal.SIGKILL)
+    os.kill(engine_core(house), signal.SIGKILL)
+    # the device is nobody's, the engine is dead: both come back, and nobody has to know
+    turn, text = ask(client, "What is the capital of Chile?")
+    assert text
+    assert until(lambda: rows(house).get(turn), "the turn being recorded")["adapter_version"] >= 1
+    state = backend(house)
+    assert state["live"] in state["loaded"]
+    told = house.status()["processes"]["supervisor"]["detail"]
+    for name in ("backend", "trainer"):
+        until(
+            lambda name=name: (
+                house.status()["processes"]["supervisor"]["detail"][name]["restarts"]  # type: ignore[misc]  # a loop's lambda
+                > restarts[name]["restarts"]
+            ),
+            f"the restart of the {name} being told",
+        )
+    assert told["proxy"]["restarts"] == restarts["proxy"]["restarts"]
+    # what the dead trainer had claimed is trained when its lease is over: once
+    end_leases(house)
+    until(lambda: backend(house)["live"] > live, "the version that the kill prevented")
+    until(lambda: not [r for r in rows(house).values() if r["stage"] == "claimed"], "no turn being claimed")
+    published, trained = asyncio.run(counted(house))
+    assert published == trained > 0
+    assert asyncio.run(verified(house)) == []
+
+
+def end_leases(house: Stack) -> None:
+    """Let two minutes pass for the record."""
+    connection = sqlite3.connect(house.home / "patina.db", timeout=30)
+    try:
+        with connection:
+            connection.execute("UPDATE lives SET lease_until = 0 WHERE lease_until IS NOT NULL")
+    finally:
+        connection.close()
+
+
+async def counted(house: Stack) -> tuple[int, int]:
+    """Turns that the versions say they were made of, and turns that are trained: more of the former would be trained twice."""
+    record = await Record.open(read_settings({"home": house.home}).database_url)
+    try:
+        made = await record.adapters(MODEL)
+        trained = (await record.status()).stages.get("trained", 0)
+    finally:
+        await record.close()
+    return sum(int(a.metrics["turns"]) for a in made if a.state is not AdapterState.REJECTED), trained
+
+
+async def verified(house: Stack) -> list[str]:
+    record = await Record.open(read_settings({"home": house.home}).database_url)
+    try:
+        return await record.verify()
+    finally:
+        await record.close()

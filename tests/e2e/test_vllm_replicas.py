@@ -1,0 +1,105 @@
+"""Two real vLLM that somebody else runs (`--upstream` twice): a version is on both before it serves, and one may die."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from bench.swap import make_versions, publish
+from evals.stack import Stack
+from store.record import Record
+from store.settings import read_settings
+from tests.contract.backends import Backend, missing_vllm
+from tests.e2e.test_vllm import ask, backend, rows, until
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.vllm,
+    pytest.mark.timeout(2400),
+    pytest.mark.skipif(bool(missing_vllm()), reason=f"no vLLM here: {missing_vllm()}"),
+]
+
+MODEL = "patina-tiny"
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Backend]]:
+    made = [Backend("vllm", tmp_path_factory.mktemp(f"vllm{i}")) for i in range(2)]
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(Backend.start, made))
+        yield made
+    finally:
+        for one in made:
+            one.stop()
+
+
+@pytest.fixture(scope="module")
+def house(copies: list[Backend], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    settings = read_settings(
+        {
+            "backend": "vllm",
+            "upstream": ",".join(one.url for one in copies),
+            "batch_size": 1_000_000,  # versions are published by the test
+            "max_wait_s": 1e9,
+        }
+    )
+    with Stack(settings, home=tmp_path_factory.mktemp("house"), ready_s=900.0) as stack:
+        yield stack
+
+
+def served(copy: Backend) -> set[str]:
+    with urllib.request.urlopen(f"{copy.url}/v1/models", timeout=30) as response:
+        return {card["id"] for card in json.load(response)["data"]}
+
+
+async def make_live(house: Stack, number: int, folder: Path, digest: str) -> None:
+    record = await Record.open(read_settings({"home": house.home}).database_url)
+    try:
+        await publish(record, number, folder, digest)
+    finally:
+        await record.close()
+
+
+def test_a_version_is_on_all_copies_before_it_serves_and_one_may_die(
+    copies: list[Backend], house: Stack, tmp_path: Path
+) -> None:
+    versions = make_versions(tmp_path / "made", 2)
+    with openai.OpenAI(base_url=house.base_url, api_key=house.key, max_retries=0, timeout=600) as client:
+        asyncio.run(make_live(house, 1, *versions[0]))
+        until(lambda: backend(house)["live"] == 1, "version 1 going live")
+        assert all(f"{MODEL}@1" in served(copy) for copy in copies)
+        with ThreadPoolExecutor(8) as pool:
+            turns = list(pool.map(lambda i: ask(client, f"What is {i} plus 4?")[0], range(8)))
+        shown: dict[str, Any] = until(
+            lambda: (
+                (a := backend(house)["activity"])
+                and all(one.get("generated_tokens") for one in a.values())
+                and a
+            ),
+            "both copies having answered",
+        )
+        assert shown.keys() == {copy.url for copy in copies}
+        assert all(one["ready"] for one in shown.values())
+
+        copies[0].kill()
+        with ThreadPoolExecutor(4) as pool:
+            turns += list(pool.map(lambda i: ask(client, f"What is {i} plus 5?")[0], range(4)))
+        dead = until(
+            lambda: (one := backend(house)["activity"].get(copies[0].url)) and not one["ready"] and one,
+            "the death being told",
+        )
+        assert dead["problem"]
+        asyncio.run(make_live(house, 2, *versions[1]))  # with one copy away
+        until(lambda: backend(house)["live"] == 2, "version 2 going live")
+        turns.append(ask(client, "What is the capital of Italy?")[0])
+        found = until(lambda: (r := rows(house)) and set(turns) <= r.keys() and r, "all turns being recorded")
+        assert [found[turn]["adapter_version"] for turn in turns] == [1] * 12 + [2]
