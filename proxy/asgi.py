@@ -131,6 +131,8 @@ class Watch:
         line.on_lost = leave
         try:
             await work
+            if has_left:
+                await asyncio.sleep(0)  # the cancellation comes with the next wait: let it be this one
         except asyncio.CancelledError:
             if not has_left:
                 raise  # the server is shutting down, not our doing

@@ -21,6 +21,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from proxy.words import collapse, content_text, own_words, spoken
@@ -32,7 +33,7 @@ Message = Mapping[str, Any]
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Mark:
     """The end of a run of messages of one role.
 
@@ -51,18 +52,20 @@ class Mark:
     size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class History:
     """A request's messages as the linker sees them.
 
     Attributes:
         root: key of the empty history of this scope.
         marks: one for each run, oldest first.
+        preamble: key of the leading system messages (`preamble_key`).
     """
 
     root: str
     marks: tuple[Mark, ...]
     messages: tuple[Message, ...]
+    preamble: str
 
     @property
     def request_key(self) -> str:
@@ -84,13 +87,44 @@ class History:
 
 def read_history(messages: Sequence[Message], scope: str, user: str | None = None) -> History:
     """Return the canonical chain of ``messages``; ``scope`` (the key) and ``user`` keep people apart."""
-    root = digest("patina-history", scope, user or "")
+    root = _root(scope, user or "")
+    marks = _plain_marks(root, messages)
+    if marks is not None:
+        return History(
+            root=root, marks=tuple(marks), messages=tuple(messages), preamble=preamble_key(messages)
+        )
     runs = _runs(messages)
     if not runs and messages:
         # only system messages, or only machine context: still a prompt, and a different one each time it differs
         whole = collapse("\n".join(content_text(m.get("content")) for m in messages))
         runs = [_Run("system", [whole], len(messages))]
     return _chain(root, runs, messages)
+
+
+@lru_cache(maxsize=1024)
+def _root(scope: str, user: str) -> str:
+    return digest("patina-history", scope, user)
+
+
+def _plain_marks(root: str, messages: Sequence[Message]) -> list[Mark] | None:
+    """Return the marks of a history in which a user and an assistant take turns in plain words, as most do; None for any other."""
+    marks: list[Mark] = []
+    key, before, end = root, "", 0
+    for message in messages:
+        end += 1
+        role, content = message.get("role"), message.get("content")
+        if role in _SYSTEM_ROLES:
+            continue
+        if role == before or type(content) is not str or (role != "user" and role != "assistant"):
+            return None
+        if role == "assistant" and (message.get("tool_calls") or message.get("function_call")):
+            return None
+        text, own = _MEMORY.text(role, content)
+        if not text:
+            return None
+        key, before = digest(key, own), role
+        marks.append(Mark(key=key, role=role, end=end, own=own, last=own, size=len(text)))
+    return marks or None
 
 
 def _chain(root: str, runs: Sequence[_Run], messages: Sequence[Message]) -> History:
@@ -101,7 +135,7 @@ def _chain(root: str, runs: Sequence[_Run], messages: Sequence[Message]) -> Hist
         key = digest(key, own)
         last = own if run.is_one_text else digest(run.role, run.texts[-1] if run.texts else "")
         marks.append(Mark(key=key, role=run.role, end=run.end, own=own, last=last, size=run.size()))
-    return History(root=root, marks=tuple(marks), messages=tuple(messages))
+    return History(root=root, marks=tuple(marks), messages=tuple(messages), preamble=preamble_key(messages))
 
 
 def preamble_key(messages: Sequence[Message]) -> str:
@@ -111,12 +145,19 @@ def preamble_key(messages: Sequence[Message]) -> str:
         if message.get("role") not in _SYSTEM_ROLES:
             break
         texts.append(collapse(content_text(message.get("content"))))
-    return digest(*texts)
+    return digest(*texts) if texts else _NO_PREAMBLE
+
+
+_NO_PREAMBLE = digest()
 
 
 def reply_key(history: History, completion: Completion) -> str:
     """Return the key of ``history`` plus the reply, as a client will re-send it in the next request."""
     message = assistant_message(completion)
+    if not completion.tool_calls and not (history.marks and history.marks[-1].role == "assistant"):
+        text, own = _MEMORY.text("assistant", completion.text)
+        if text:
+            return digest(history.request_key, own)
     if history.marks and history.marks[-1].role == "assistant":
         # The request ended with the assistant's own words (a prefill): the client will send both as one message or two.
         extended = read_history_from(history, [*history.messages, message])
@@ -133,6 +174,10 @@ def read_history_from(history: History, messages: Sequence[Message]) -> History:
 
 def reply_mark(completion: Completion) -> tuple[str, int]:
     """Return (key of the reply alone, its canonical size), comparable with an assistant `Mark`'s own and size."""
+    if not completion.tool_calls:
+        text, own = _MEMORY.text("assistant", completion.text)
+        if text:
+            return own, len(text)
     run = _Run("assistant", [], 0)
     run.add(assistant_message(completion))
     return run.digest(), run.size()

@@ -18,7 +18,7 @@ from store.lifecycle import DropReason
 from store.values import Completion, Json, LogprobMode, NewTurn, NextState, Relation, TurnKind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Draft:
     """An exchange that has ended, before it is known what it continues.
 

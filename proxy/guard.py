@@ -42,13 +42,20 @@ class Line:
     It stands before the transport that uvicorn's protocol writes to, and passes everything else on.
     """
 
-    __slots__ = ("_held", "_transport", "on_lost")
+    __slots__ = ("_held", "_is_lost", "_transport", "on_lost")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._held: list[bytes] | None = None
+        self._is_lost = False
         #: Called once the connection is lost.
         self.on_lost: Callable[[], None] | None = None
+
+    def lose(self) -> None:
+        """The connection is lost."""
+        self._is_lost = True
+        if self.on_lost is not None:
+            self.on_lost()
 
     def hold(self) -> None:
         """Keep back what is written from now on."""
@@ -58,13 +65,13 @@ class Line:
         """Write what was held, as one piece."""
         held, self._held = self._held, None
         if held:
-            self._transport.write(b"".join(held))
+            self.write(b"".join(held))
 
     def write(self, data: bytes) -> None:
-        if self._held is None:
-            self._transport.write(data)
-        else:
+        if self._held is not None:
             self._held.append(data)
+        elif not self._is_lost:  # uvicorn tells only the newest of several requests that were sent at once
+            self._transport.write(data)
 
     def close(self) -> None:
         if self._held is not None:
@@ -106,8 +113,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
-        if self._line.on_lost is not None:
-            self._line.on_lost()
+        self._line.lose()
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:

@@ -77,7 +77,7 @@ class Orphan:
     session_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Known:
     """The stored turns that a history may rest on, newest first under each key.
 
@@ -114,7 +114,7 @@ class Known:
     waits_for_line: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Link:
     """How a request stands to what was recorded.
 
@@ -139,7 +139,7 @@ class Link:
     kind_reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Exchange:
     """A key to find a recorded answer by, apart from the history before it.
 

@@ -9,6 +9,7 @@ import hmac
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 from proxy.clients import named
@@ -53,7 +54,7 @@ _MAX_NAME = 200
 Headers = Iterable[tuple[bytes, bytes]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Caller:
     """Who speaks.
 
@@ -69,7 +70,7 @@ class Caller:
     passes_credentials: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Wishes:
     """What the request says explicitly.
 
@@ -87,7 +88,7 @@ class Wishes:
 def header(headers: Headers, name: bytes) -> str | None:
     """Return the first field of that (lower-case) name."""
     for found, value in headers:
-        if found.lower() == name:
+        if found == name or found.lower() == name:
             return value.decode("latin-1").strip()
     return None
 
@@ -204,21 +205,32 @@ def request_headers(
 ) -> list[tuple[bytes, bytes]]:
     """Return the fields that go to the backend; the client's credentials only where they are meant for it."""
     headers = tuple(headers)
-    gone = _HOP_BY_HOP | _KEPT_HERE | _named_by_connection(headers) | drop
-    if not passes_credentials:
-        gone |= _CREDENTIALS
-    return [(name, value) for name, value in headers if name.lower() not in gone]
+    gone = _kept_back(drop, passes_credentials, _named_by_connection(headers))
+    return [field for field in headers if field[0].lower() not in gone]
+
+
+@lru_cache(maxsize=64)
+def _kept_back(
+    drop: frozenset[bytes], passes_credentials: bool, connection: frozenset[bytes]
+) -> frozenset[bytes]:
+    gone = _HOP_BY_HOP | _KEPT_HERE | connection | drop
+    return gone if passes_credentials else gone | _CREDENTIALS
 
 
 def response_headers(headers: Headers, *, drop: frozenset[bytes] = frozenset()) -> list[tuple[bytes, bytes]]:
     """Return the fields that go to the client."""
     headers = tuple(headers)
-    gone = _HOP_BY_HOP | _OURS_TO_SAY | _named_by_connection(headers) | drop
+    gone = _not_told(drop, _named_by_connection(headers))
     return [
         (name, value)
         for name, value in headers
         if name.lower() not in gone and not name.lower().startswith(_CORS)
     ]
+
+
+@lru_cache(maxsize=64)
+def _not_told(drop: frozenset[bytes], connection: frozenset[bytes]) -> frozenset[bytes]:
+    return _HOP_BY_HOP | _OURS_TO_SAY | connection | drop
 
 
 def _named_by_connection(headers: tuple[tuple[bytes, bytes], ...]) -> frozenset[bytes]:

@@ -70,7 +70,7 @@ def edges(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Page:
     """A prompt as lines.
 
@@ -150,7 +150,7 @@ def flat_of(messages: Iterable[Message]) -> str:
     return _NOT_WORDS.sub("", text.casefold())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Trace:
     """The lines by which one recorded turn is found again."""
 
@@ -175,7 +175,7 @@ def newest_words(messages: Sequence[Message]) -> str:
     return last_words("\n".join(reversed([w for w in words if w])))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Quote:
     """A recorded turn found inside a prompt.
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from proxy.canonical import History, Message, preamble_key, read_history, reply_mark
+from proxy.canonical import History, Message, read_history, reply_mark
 from proxy.classify import is_silent, is_structured
 from proxy.drafts import Draft
 from proxy.linking import Known, Orphan, exchange_keys, exchanges_of
@@ -49,11 +49,12 @@ _REPEATED = frozenset({"summary", "memory", "heartbeat"})
 _TELLING_LINE = 12
 #: So many of the newest turns are searched for in a prompt that quotes inside its lines.
 _SEARCHED = 32
+_KINDS = ("request", "body", "session", "chores", "line", "reply", "exchange")
 #: A first message shorter than this is not recognised when it comes back edited.
 _TELLING_OPENING = 40
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Entry:
     tip: Tip
     keys: tuple[tuple[str, str], ...]  #: (index, key) under which the turn is found
@@ -78,24 +79,14 @@ class _Orphaned:
     created_at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
-    """A turn with what is known of it besides: from its exchange, or from the record."""
-
-    turn: NewTurn | Remembered
-    history: History
-    body_key: str
-    chore: str
-    is_structured: bool
-
-
 class Recent:
     """An index over the newest turns, oldest dropped first."""
 
     def __init__(self, capacity: int = REMEMBERED) -> None:
         self._capacity = capacity
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._index: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+        #: By kind of key: key -> turns, oldest first.
+        self._index: dict[str, dict[str, list[str]]] = {kind: {} for kind in _KINDS}
         self._extended: OrderedDict[str, set[str]] = OrderedDict()  # parent -> main turns that extend it
         self._mains: defaultdict[str, int] = defaultdict(int)  # main turns seen, by scope
         self._orphans: OrderedDict[str, _Orphaned] = OrderedDict()  # by session, housekeeping first
@@ -107,13 +98,11 @@ class Recent:
         """Take in the turns of one exchange, linked but perhaps not written yet."""
         for turn in turns:
             self._enter(
-                _Seen(
-                    turn=turn,
-                    history=draft.history,
-                    body_key=draft.body_key,
-                    chore=draft.kind.reason if turn.kind is TurnKind.SIDE else "",
-                    is_structured=is_structured(draft.chat.body),
-                )
+                turn,
+                draft.history,
+                body_key=draft.body_key,
+                chore=draft.kind.reason if turn.kind is TurnKind.SIDE else "",
+                is_structured=is_structured(draft.chat.body),
             )
             if draft.wishes.session is None:
                 self._adopt(draft, turn)
@@ -127,24 +116,23 @@ class Recent:
             history = read_history(turn.messages, turn.scope, turn.user)
             body = wire_json([turn.messages, turn.request]) if turn.is_whole else ""
             self._enter(
-                _Seen(
-                    turn=turn,
-                    history=history,
-                    body_key=digest(turn.request_key, body),
-                    chore=turn.link_reason.rpartition(" side: ")[2] if turn.kind is TurnKind.SIDE else "",
-                    is_structured=is_structured(turn.request),
-                )
+                turn,
+                history,
+                body_key=digest(turn.request_key, body),
+                chore=turn.link_reason.rpartition(" side: ")[2] if turn.kind is TurnKind.SIDE else "",
+                is_structured=is_structured(turn.request),
             )
         self._trim()
 
-    def _enter(self, seen: _Seen) -> None:
-        turn, history = seen.turn, seen.history
-        keys = [("request", turn.request_key), ("body", f"{turn.scope}:{seen.body_key}")]
+    def _enter(
+        self, turn: NewTurn | Remembered, history: History, *, body_key: str, chore: str, is_structured: bool
+    ) -> None:
+        keys = [("request", turn.request_key), ("body", f"{turn.scope}:{body_key}")]
         index = "session" if turn.kind is TurnKind.MAIN else "chores"
         keys.append((index, f"{turn.scope}:{turn.session_id}"))
         trace = read_trace(history.messages, turn.completion)
         if turn.kind is TurnKind.SIDE:
-            trace = replace(trace, asked=())  # a chore's template says nothing about the conversation
+            trace = Trace(asked=(), said=trace.said)  # a chore's template says nothing about the conversation
         keys += [("line", f"{history.root}:{line}") for line in {*trace.asked, *trace.said}]
         if turn.reply_key is not None:
             own, size = reply_mark(turn.completion)
@@ -168,15 +156,19 @@ class Recent:
             finished_at=turn.finished_at,
             root=history.root,
             trace=trace,
-            preamble=preamble_key(history.messages),
-            is_structured=seen.is_structured,
-            chore=seen.chore,
+            preamble=history.preamble,
+            is_structured=is_structured,
+            chore=chore,
             number=self._mains[turn.scope],
             opening=_opening(history) if turn.kind is TurnKind.MAIN else "",
         )
         self._mains[turn.scope] += turn.kind is TurnKind.MAIN
-        for key in keys:
-            self._index[key].append(turn.turn_id)
+        for kind, key in keys:
+            holders = self._index[kind].get(key)
+            if holders is None:
+                self._index[kind][key] = [turn.turn_id]
+            else:
+                holders.append(turn.turn_id)
         is_extension = turn.kind is TurnKind.MAIN and turn.relation is not Relation.RETRY
         if turn.parent_turn_id is not None and is_extension:
             self._extended.setdefault(turn.parent_turn_id, set()).add(turn.turn_id)
@@ -223,14 +215,14 @@ class Recent:
         """Keep an entry's tip true, so that it can be handed out as it is."""
         entry = self._entries.get(turn_id)
         if entry is not None and entry.tip.is_newest != is_newest:
-            self._entries[turn_id] = replace(entry, tip=replace(entry.tip, is_newest=is_newest))
+            entry.tip = replace(entry.tip, is_newest=is_newest)
 
     def _unlist(self, turn_id: str, entry: _Entry) -> None:
-        for key in entry.keys:
-            holders = self._index[key]
+        for kind, key in entry.keys:
+            holders = self._index[kind][key]
             holders.remove(turn_id)
             if not holders:
-                del self._index[key]
+                del self._index[kind][key]
 
     def today(self, tip: Tip) -> Tip:
         """Return ``tip`` as it stands now: something may have extended it since it was read."""
@@ -240,15 +232,17 @@ class Recent:
 
     def _find(self, index: str, key: str) -> list[Tip]:
         """Return the turns under a key, newest first."""
-        holders = self._index.get((index, key))
+        holders = self._index[index].get(key)
         return [self._entries[t].tip for t in reversed(holders)] if holders else []
 
     def _find_all(self, index: str, keys: Iterable[str]) -> dict[str, list[Tip]]:
-        return {key: tips for key in keys if (tips := self._find(index, key))}
+        # at the speed of sets: a long history has many keys
+        return {key: self._find(index, key) for key in self._index[index].keys() & set(keys)}
 
-    def after_reply(self, key: str) -> list[Tip]:
-        """Return the turns whose prompt and reply have this key, newest first."""
-        return self._find("reply", key)
+    def ends_main(self, key: str) -> bool:
+        """Whether the prompt and reply of a main turn have this key."""
+        holders = self._index["reply"].get(key, ())
+        return any(self._entries[t].tip.kind is TurnKind.MAIN for t in holders)
 
     def replies(self, history: History) -> dict[str, list[Tip]]:
         """Return the turns after whose reply a prefix of the history ends."""
@@ -267,7 +261,7 @@ class Recent:
 
         A request that came while the other was still running is somebody else's with the same words.
         """
-        holders = self._index.get(("body", f"{draft.scope}:{draft.body_key}"), ())
+        holders = self._index["body"].get(f"{draft.scope}:{draft.body_key}", ())
         return {t for t in holders if self._entries[t].finished_at <= draft.created_at}
 
     def newest(self, scope: str, session: str) -> Tip | None:
@@ -284,21 +278,14 @@ class Recent:
         newest = next((m for m in reversed(history.marks) if m.role == "assistant"), None)
         is_told = newest is not None and bool(replies.get(newest.key))
         page = None if is_told else read_page(_front(history), with_system=not history.is_opening)
+        rivals = [t for tips in replies.values() if len(tips) > 1 for t in tips]
         return Known(
             replies=replies,
             requests=requests,
             exchanges={} if is_told else self.exchanges(history),
             identical=self.identical(draft) if requests.get(history.request_key) else (),
-            same_setting=self.same_setting(
-                history, (t for tips in replies.values() if len(tips) > 1 for t in tips)
-            ),
-            order={
-                t.turn_id: self._entries[t.turn_id].number
-                for tips in replies.values()
-                if len(tips) > 1
-                for t in tips
-                if t.turn_id in self._entries
-            },
+            same_setting=self.same_setting(history, rivals) if rivals else (),
+            order={t.turn_id: self._entries[t.turn_id].number for t in rivals if t.turn_id in self._entries},
             openings=self._openings(history) if history.is_opening else (),
             quotes=[] if page is None else self._quotes(draft, page),
             echoes=[] if is_told else self.echoes(history),
@@ -313,7 +300,7 @@ class Recent:
         """Return the turns which this request looks at as somebody else, to fill in a form about them."""
         if not is_structured(draft.chat.body):
             return set()
-        mine = preamble_key(draft.history.messages)
+        mine = draft.history.preamble
         entries = (self._entries.get(t.turn_id) for tips in replies.values() for t in tips)
         return {
             e.tip.turn_id for e in entries if e is not None and e.preamble != mine and not e.is_structured
@@ -325,17 +312,17 @@ class Recent:
         if len(words) < _TELLING_OPENING:
             return []
         found = []
-        for turn_id in reversed(self._index.get(("line", f"{history.root}:{bare(words)}"), ())[-_COMMON:]):
+        for turn_id in reversed(self._index["line"].get(f"{history.root}:{bare(words)}", [])[-_COMMON:]):
             entry = self._entries[turn_id]
             shorter, longer = sorted((entry.opening, words), key=len)
             is_part = longer.startswith(shorter) and _TELLING_OPENING <= len(shorter) < len(longer)
-            if is_part and entry.preamble == preamble_key(history.messages):
+            if is_part and entry.preamble == history.preamble:
                 found.append(self.today(entry.tip))
         return found
 
     def same_setting(self, history: History, tips: Iterable[Tip]) -> set[str]:
         """Return which of the turns had the very system prompt of this request."""
-        mine = preamble_key(history.messages)
+        mine = history.preamble
         return {
             t.turn_id
             for t in tips
@@ -390,7 +377,7 @@ class Recent:
     def _measured(self, history: History, page: Page, chore: str = "") -> list[Quote]:
         found: dict[str, None] = {}
         for line in page.places:
-            holders = self._index.get(("line", f"{history.root}:{line}"), ())
+            holders = self._index["line"].get(f"{history.root}:{line}", ())
             for turn_id in holders[-_COMMON:]:
                 found[turn_id] = None
         newest = sorted((self._entries[t] for t in found), key=lambda e: e.tip.created_at, reverse=True)
@@ -406,7 +393,7 @@ class Recent:
         session = self._session_key(entry)
         mains = self._find("session", session)
         since = entry.tip.created_at - (0.0 if entry.tip.turn_index else ORPHAN_S)
-        chores = (self._entries[t] for t in self._index.get(("chores", session), ()))
+        chores = (self._entries[t] for t in self._index["chores"].get(session, ()))
         return Quote(
             tip=self.today(entry.tip),
             asked=asked,
@@ -446,7 +433,7 @@ class Recent:
             return None
         words = edges(content_text(newest.get("content")))
         for turn_id in (
-            reversed(self._index.get(("line", f"{draft.history.root}:{words[-1]}"), ())) if words else ()
+            reversed(self._index["line"].get(f"{draft.history.root}:{words[-1]}", ())) if words else ()
         ):
             entry = self._entries[turn_id]
             if entry.trace.said == words and entry.trace.asked != words:

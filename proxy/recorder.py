@@ -39,6 +39,8 @@ _MAX_BATCH = 256
 #: So much of the bound is left to the record alone before the journal is written as well.
 _RECORD_SHARE = 0.6
 
+_NOTHING = Known()
+
 T = TypeVar("T")
 
 
@@ -410,10 +412,11 @@ class Recorder:
 
     async def _known(self, record: Record, drafts: Sequence[Draft]) -> list[Known]:
         """Ask the record for the turns that these requests may rest on: not at all, one question a scope, or two."""
-        known = {d.turn_id: Known() for d in drafts}
+        known = {d.turn_id: _NOTHING for d in drafts}
+        open_ones: Sequence[Draft] = drafts
         for keys_of in (_newest_keys, _all_keys):
             # What came before in this very batch is linked later, and is found in memory then.
-            open_ones = [d for d in drafts if not _is_certain(d, known[d.turn_id], self._recent)]
+            open_ones = [d for d in open_ones if not _is_certain(d, known[d.turn_id], self._recent)]
             if keys_of is _all_keys:
                 open_ones = [d for d in open_ones if len(d.history.marks) > _PROBE]
             if open_ones:
@@ -480,16 +483,16 @@ def _is_certain(draft: Draft, known: Known, recent: Recent) -> bool:
         return True
     for mark in reversed(draft.history.marks):
         if mark.role == "assistant":
-            tips = [*known.replies.get(mark.key, ()), *recent.after_reply(mark.key)]
-            return any(t.kind is TurnKind.MAIN for t in tips)
+            tips = known.replies.get(mark.key, ())
+            return any(t.kind is TurnKind.MAIN for t in tips) or recent.ends_main(mark.key)
     return False
 
 
 def _merged(
-    newer: Mapping[str, Iterable[Tip]], older: Mapping[str, Iterable[Tip]], recent: Recent
+    newer: Mapping[str, list[Tip]], older: Mapping[str, Iterable[Tip]], recent: Recent
 ) -> dict[str, list[Tip]]:
     if not older:
-        return {key: list(tips) for key, tips in newer.items()}
+        return dict(newer)
     merged: dict[str, list[Tip]] = {}
     for key in {*newer, *older}:
         tips = list(newer.get(key, ()))

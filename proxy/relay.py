@@ -113,7 +113,7 @@ class Counters:
     not_captured: Counter[str] = field(default_factory=Counter)  #: chat requests passed on unread, by why
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Answer:
     """What the client gets once the turn is written: a whole reply, or (``status`` None) the rest of a stream."""
 

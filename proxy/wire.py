@@ -24,7 +24,7 @@ from store.lifecycle import DropReason
 from store.values import Completion, Json
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ChatRequest:
     """A parsed chat request.
 
@@ -42,7 +42,7 @@ class ChatRequest:
     temperature: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Injection:
     """What was added to a request, and so must leave the reply again.
 
@@ -289,22 +289,24 @@ def _strip_plain(raw: bytes, reply: Json, injection: Injection, habits: Habits) 
     choice = choices[0]
     if (injection.usage and "usage" in reply) or (injection.token_ids and habits.token_ids is True):
         return None
-    if injection.token_ids:
-        for name, holder in ((b"prompt_token_ids", reply), (b"token_ids", choice)):
-            ids = holder.get(name.decode(), holder)
-            if ids is holder:
-                continue
-            start = raw.find(b',"' + name + b'":[')
-            if start < 0 or raw.count(b'"' + name + b'"') != 1 or (ids and type(ids[-1]) is not int):
-                return None
-            raw = raw[:start] + raw[raw.index(b"]", start) + 1 :]
+    # Each text is gone through as seldom as can be, and the largest part is taken out first.
     if injection.logprobs and choice.get("logprobs") is not None:
-        start = raw.find(b',"logprobs":{')
-        if start < 0 or raw.count(b'"logprobs"') != 1:
+        start = _only(raw, b'"logprobs"') - 1
+        if start < 0 or not raw.startswith(b',"logprobs":{', start):
             return None
         end = _end_of_logprobs(raw, start + 12, choice)
         is_null = _stays_as_null("logprobs", reply, habits)
         raw = raw[: start + 12] + b"null" + raw[end:] if is_null else raw[:start] + raw[end:]
+    if injection.token_ids:
+        for name, holder in (("prompt_token_ids", reply), ("token_ids", choice)):
+            ids = holder.get(name, holder)
+            if ids is holder:
+                continue
+            key = b'"%b"' % name.encode()
+            start = _only(raw, key) - 1
+            if start < 0 or not raw.startswith(b",%b:[" % key, start) or (ids and type(ids[-1]) is not int):
+                return None
+            raw = raw[:start] + raw[raw.index(b"]", start) + 1 :]
     if injection.served_model is not None and reply.get("model") == injection.served_model:
         if injection.client_model is None:
             return raw
@@ -313,6 +315,12 @@ def _strip_plain(raw: bytes, reply: Json, injection: Injection, habits: Habits) 
             return None
         raw = raw.replace(served, b'"model":' + orjson.dumps(injection.client_model), 1)
     return raw
+
+
+def _only(raw: bytes, key: bytes) -> int:
+    """Return where ``key`` stands; -1 if it stands nowhere or more than once."""
+    at = raw.find(key)
+    return at if at >= 0 and raw.find(key, at + 1) < 0 else -1
 
 
 def _end_of_logprobs(raw: bytes, value: int, choice: Json) -> int:
@@ -324,7 +332,8 @@ def _end_of_logprobs(raw: bytes, value: int, choice: Json) -> int:
     following = next(names, None)
     if following is not None:
         key = b',"' + following.encode() + b'":'
-        if raw.count(key) == 1 and (end := raw.find(key, value)) >= 0:
+        end = raw.rfind(key)  # it stands near the end, and nowhere before
+        if end > value and raw.find(key, 0, end) < 0:
             return end
     return skip(raw, value)
 
@@ -528,7 +537,7 @@ class _Choice:
         self.problem = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Assembled:
     """One reply, put together.
 
@@ -650,15 +659,28 @@ class Assembler:
                 self._complain("token_ids are not token ids")
         logprobs = choice.get("logprobs")
         if isinstance(logprobs, dict):
-            for entry in logprobs.get("content") or ():
-                value = entry.get("logprob") if isinstance(entry, dict) else None
-                if isinstance(value, int | float) and not isinstance(value, bool):
-                    state.logprobs.append(float(value))
-                else:
-                    self._complain("a logprob is not a number")
+            self._take_logprobs(state, logprobs.get("content") or [])
         reason = choice.get("finish_reason")
         if isinstance(reason, str):
             state.finish_reason = reason
+
+    def _take_logprobs(self, state: _Choice, entries: Any) -> None:
+        if not isinstance(entries, list):
+            self._complain("logprobs are no list")
+            return
+        try:
+            values = [entry["logprob"] for entry in entries]
+        except (TypeError, KeyError, IndexError):
+            values = []
+        if values and set(map(type, values)) == {float}:  # nearly always
+            state.logprobs += values
+            return
+        for entry in entries:
+            value = entry.get("logprob") if isinstance(entry, dict) else None
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                state.logprobs.append(float(value))
+            else:
+                self._complain("a logprob is not a number")
 
     def _take_said(self, state: _Choice, said: Json, part: str) -> None:
         content = said.get("content")
@@ -703,7 +725,7 @@ class Assembler:
 
 
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+    return isinstance(value, list) and (not value or (set(map(type, value)) == {int} and min(value) >= 0))
 
 
 def _completion(index: int, state: _Choice) -> Completion:
