@@ -14,8 +14,10 @@ something follows it, and nothing follows a chore.
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from proxy.literals import needed
@@ -28,6 +30,27 @@ Message = Mapping[str, Any]
 _HEAD, _TAIL = 900, 500
 #: Of the words since the last answer, as much of the beginning is looked at where a rule reads them as sent.
 _SENT = 2000
+
+
+class _Known:
+    """What was found in the texts looked at last, by the pattern's id (it is kept, so that no other gets its id); bounded."""
+
+    def __init__(self, capacity: int = 256) -> None:
+        self._capacity = capacity
+        self._texts: OrderedDict[str, dict[int, tuple[bool, re.Pattern[str]]]] = OrderedDict()
+
+    def of(self, text: str) -> dict[int, tuple[bool, re.Pattern[str]]]:
+        known = self._texts.get(text)
+        if known is None:
+            known = self._texts[text] = {}
+            if len(self._texts) > self._capacity:
+                self._texts.popitem(last=False)
+        else:
+            self._texts.move_to_end(text)
+        return known
+
+
+_KNOWN = _Known()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +87,14 @@ class View:
     written_out: tuple[int, int]
     slots: int
 
+    def finds(self, pattern: re.Pattern[str], text: str) -> bool:
+        """Whether a pattern is found in one of this view's texts; several rules ask for the same, and system prompts come again."""
+        known = _KNOWN.of(text)
+        found = known.get(id(pattern))
+        if found is None:
+            found = known[id(pattern)] = pattern.search(text) is not None, pattern
+        return found[0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
@@ -96,13 +127,13 @@ class Rule:
     def holds(self, view: View) -> bool:
         if self.fresh is not None and self.fresh != (view.answers == 0):
             return False
-        if not all(pattern.search(view.request) for pattern in self.asks):
+        if self.when is not None and not self.when(view):
             return False
-        if not all(pattern.search(view.system) for pattern in self.system):
-            return False
-        if not all(pattern.search(view.system_ends) for pattern in self.form):
-            return False
-        return self.when is None or self.when(view)
+        return (
+            all(view.finds(pattern, view.system) for pattern in self.system)
+            and all(view.finds(pattern, view.request) for pattern in self.asks)
+            and all(view.finds(pattern, view.system_ends) for pattern in self.form)
+        )
 
 
 def _re(pattern: str) -> re.Pattern[str]:
@@ -139,9 +170,9 @@ _TITLE = (
 )
 _TAGS = r"\b(tags?|labels|categories|keywords|hashtags|schlagwörter|schlagworte|stichwörter|mots-clés|étiquettes|etiquetas)\b|标签|關鍵詞|关键词|タグ|키워드|теги"
 _SUM_UP = (
-    r"\b(summar\w+|sum(s|med|ming)? up|recap\w*|condens\w+|compress\w*|compact\w*|digest|hand-? ?(over|off))\b"
+    r"\b(summar\w+|sum(s|med|ming)? up|recap\w*|condens\w+|compress\w*|compact(?:ing|ion|ed)|compact (?:the|this|our|your)|digest|hand-? ?(over|off))\b"
     r"|\b(zusammenfass\w+|zusammengefasst)\b|\bfasse?\b.{0,80}\bzusammen\b|\brésum\w+|\bresum(e|ir|en|o|a)\b|\briassum\w+|\bsamenvat\w+"
-    r"|总结|總結|概括|摘要|压缩|壓縮|要約|まとめ|요약|кратко излож|резюмир"
+    r"|总结|總結|概括|摘要|压缩|壓縮|要約|まとめ|요약|кратко излож|резюм(ир|е)|краткое содержание|конспект"
 )
 #: An order to sum up; a text that begins with "Summary of our conversation:" is one already.
 _TO_SUM_UP = (
@@ -175,7 +206,7 @@ _TITLE_OF = (
 )
 _QUERY = r"\b(quer(y|ies)|questions?|messages?|follow[- ]?ups?|inputs?|frage|nachricht|pregunta|pergunta|domanda|вопрос|запрос)\b|问题|質問|질문"
 _NEXT_SPEAKER = r"\b(select|pick|choose|decide)\b.{0,30}\b((the )?next (role|speaker|agent|participant)|who (speaks|talks|goes|acts) next)\b|\bwho should (\w+ )?(speak|talk|go|act) next\b|\bnext[_ ]speaker\b"
-_NEXT_SPEAKER += r"|\b(takes?|has) the next turn\b|\b(who|which \w+) (should |must |will )?(acts?|speaks?|talks?) next\b|\bnext (worker|participant|speaker|agent)\b.{0,60}\b(act|respond|select)"
+_NEXT_SPEAKER += r"|\b(takes?|has) the next turn\b|\b(who|which \w+) (should |must |will )?(acts?|speaks?|talks?) next\b|\b(worker|agent|participant) to act next\b|\bnext (worker|participant|speaker|agent)\b.{0,60}\b(act|respond|select)"
 _STAND_ALONE = (
     r"\bstand[- ]?alone\b|\bstands? (alone|on its own)\b|\bself-contained\b|\bwithout the (chat )?history\b|\bindependent(ly)? of the (chat|conversation)|\bohne den \w*verlauf\b|\beigenständig|\bfür sich (allein )?verständlich"
     r"|\bind[eé]pend[ei]nte?\b|\bindipendente\b|\bautonom[aeo]\b|\bautosuficiente\b|самостоятельн|独立|完整的问题|不依赖|単独で|독립적"
@@ -206,7 +237,7 @@ _SPEAKS = re.compile(r"[^\W\d_]+(?: [^\W\d_]+){0,2}\W{0,6}[:：>\]]")
 _PACKED_USER = re.compile(r"""["']role["']: ?["'](?:user|human)["']""")
 _PACKED_MODEL = re.compile(r"""["']role["']: ?["'](?:assistant|ai|model)["']""")
 _SLOT = re.compile(
-    r"[ \t]*(?:[#*\[]{0,5} ?[A-Z][\w' ()-]{1,40}(?:[:：]|\][:：]?|\*\*[:：]?)|#{1,5} [A-Z][\w' -]{2,40}$|<[A-Za-z][\w -]{1,30}>\s*$|[\"'`]{3}|[-=+]{5,}\s*$)"
+    r"[ \t]*(?:[#*\[]{0,5} ?[A-Z][\w' ()-]{1,40}(?:[:：]|\][:：]?|\*\*[:：]?)|#{1,5} [A-Z][\w' -]{2,40}$|</?[A-Za-z][\w -]{1,30}>\s*$|[\"'`]{3}|[-=+]{5,}\s*$)"
 )
 #: So much of a text's beginning and of its end is searched for dialogues and forms.
 _SHEET = 6000
@@ -216,14 +247,15 @@ _PROCESS = (
     r"(?:analy[sz](?:e|es|ing)|extract\w*|identif\w+|determin\w+|classif\w+|categori[sz]\w+|summari[sz]\w*|compress\w*|compact\w*|condens\w*"
     r"|consolidat\w*|distil\w*|evaluat\w*|assess\w*|scor(?:e|ing)|rat(?:e|ing)|grad(?:e|ing)|judg\w+|detect\w*|decid\w+|re-?phras\w*|re-?writ\w*"
     r"|reformulat\w*|(?:re)?rank\w*|rout(?:e|ing)|select\w*|choos\w+|tag(?:ging)?|titl(?:e|ing)|nam(?:e|ing)|check\w*|verif\w+|maintain\w*|merg\w+"
-    r"|curat\w+|predict\w*|compar\w+|convert\w*)"
+    r"|curat\w+|predict\w*|compar\w+|convert\w*|synthesi[sz]\w*)"
 )
 #: A program's part: "You are a relevance scoring assistant", "You are the memory reflector".
 _ROLE = (
     r"\byou(?:'re| are)(?: now| to)? (?:[\w'’-]+,? ){0,6}?(?:summari[sz]\w+|titling|titles?|naming|classif\w+|categori[sz]\w+|extract(?:or|ion|ing)|re-?phras\w+"
     r"|re-?writ(?:er|ing)|reformulat\w+|judge|evaluat(?:or|ion|ing)|grad(?:er|ing)|scor(?:er|ing)|auditor|moderat(?:or|ion)|router|routing|detector|compress\w+"
     r"|compacting|condens\w+|consolidat\w+|distill\w*|(?:re)?rank(?:er|ing)|predict(?:or|ion|ing)|checker|diagnostic|suggestions?|tagging|labell?(?:er|ing)"
-    r"|memory (?!blocks)[\w-]+|emoji)\b"
+    r"|memory (?!blocks)[\w-]+|emoji|synthesi[sz]er|analy[sz]er)\b"
+    rf"|\byou(?:'re| are)\b[^.\n]{{0,80}}?\b(?:that|who|which|and|helping to|here to|used to|trained to|trained in|capable of|responsible for|specialized in|specializing in)(?: can| will)? (?:\w+ )?{_PROCESS}\b"
     r"|\bdu bist [^.\n]{0,60}?(?:prüfer|bewert|klassifi|titel|zusammenfass|gutachter|richter\b|gedächtnis|extraktion)"
     r"|\b(?:eres|você é) [^.\n]{0,60}?(?:clasific|classific|resum|títul|evalu|avali|juez|juiz|extra[ct]|memoria|memória)"
     r"|\b(?:tu es|vous êtes) [^.\n]{0,60}?(?:titre|résum|classif|évalu|juge\b|extract|mémoire)|\bsei [^.\n]{0,60}?(?:titol|riassun|classific|valut|giudic|estra)"
@@ -232,8 +264,8 @@ _ROLE = (
     r"|あなたは[^。\n]{0,40}?(?:タイトル|要約|分類|評価|審査|抽出|書き換え|記憶)|당신은[^.\n]{0,40}?(?:제목|요약|분류|평가|추출|기억)"
 )
 _TASK = (
-    rf"\b(?:your|the) (?:[\w-]+ ){{0,3}}(?:job|task|goal|role|responsibility|function|purpose|mission|objective)\b[^.\n]{{0,40}}?\b(?:is|are) (?:\w+ )?to (?:[^.\n]{{0,60}}\bbut )?(?:\w+ ){{0,3}}?{_PROCESS}\b"
-    rf"|\btasked with (?:\w+ )?{_PROCESS}\b|\byou (?:will|need to|must|should|have to) (?:\w+ )?{_PROCESS}\b|\bdesigned to {_PROCESS}\b"
+    rf"\bbuilding a memory\b|\bsummari[sz]ation request\b|\b(?:your|the) (?:[\w-]+ ){{0,3}}(?:job|task|goal|role|responsibility|function|purpose|mission|objective)\b[^.\n]{{0,40}}?\b(?:is|are) (?:\w+ )?to (?:[^.\n]{{0,60}}\bbut )?(?:\w+ ){{0,3}}?{_PROCESS}\b"
+    rf"|\b(?:is|are) to (?:\w+ )?(?:create|write|produce|generate|provide) (?:\w+ ){{0,5}}?(?:summar(?:y|ies)|titles?|quer(?:y|ies)|tags|labels|verdicts?)\b|\btasked with (?:\w+ ){{0,6}}?{_PROCESS}\b|\byou (?:need to|must|should|have to) (?:\w+ )?{_PROCESS}\b|\bdesigned to {_PROCESS}\b"
     r"|\b(?:deine|ihre) aufgabe\b[^.\n]{0,80}?(?:extrahier|zusammen|klassifizier|bewert|prüf|formulier|analysier|erkenn|entscheid|einordn|benenn|titel)"
     r"|\b(?:tu (?:tarea|objetivo|función)|(?:sua|tua) (?:tarefa|função)|il tuo (?:compito|ruolo)|(?:ta|votre) (?:tâche|mission)|chargée? d)\b[^.\n]{0,80}?"
     r"(?:extra|resum|résum|riassum|clasific|classif|evalu|évalu|valut|avali|reformul|riformul|analiz|analys|detect|identific|determin|t[ií]tul|titre|titol)"
@@ -242,22 +274,46 @@ _TASK = (
     r"|あなたの(?:役割|タスク|仕事|任務)は[^。\n]{0,40}?(?:抽出|要約|分類|判定|評価|書き換え|言い換え|識別)|당신의 (?:임무|역할|작업)[^.\n]{0,40}?(?:추출|요약|분류|평가|판단)"
 )
 _GIVEN = (
-    r"\A\W{0,12}(?:(?:given|based on|analy[sz]e|determine|below (?:is|are)|review the following|auf (?:der )?(?:basis|grundlage)|anhand|dad[ao]|à partir d\w*|étant donné|basándote"
+    r"\A[^\n]{0,100}\b(?:is|are) (?:given|shown|provided|listed) below\b|\A\W{0,12}(?:(?:given(?=[^\n]{0,80}\b(?:conversation|chat|dialog|quer|question|document|statement|text|message|context|input|prompt|history|answer|user|truth|passage|response|sentence|fact|summar)\w*)|based on|analy[sz]e|determine|below (?:is|are)|review the following|auf (?:der )?(?:basis|grundlage)|anhand|dad[ao]|à partir d\w*|étant donné|basándote"
     r"|com base|sulla base|dat[oa]|на основе)\b|根据|以下|基于|다음)"
 )
+#: A prompt that begins with an order about text.
+_ORDER = r"\A\W{0,12}(?:(?:goal|task|role|objective|instructions?)\W{1,6})?(?:please |briefly |carefully )?(?:analy[sz]e|extract|identify|determine|classify|categori[sz]e|summari[sz]e|evaluate|assess|score|rate|grade|judge|detect|re-?phrase|re-?write|reformulate|compress|condense)\b"
+#: A program speaks of the person as somebody else.
+_THIRD_PERSON = r"\busers?(?:'s|’s|')? (?:\w+ )?(?:query|queries|message|input|question|request|intent|intention|prompt|utterance|memor(?:y|ies)|draft)\b|\b(?:conversation|dialogue?|exchange) between (?:a|the|an) (?:user|human)\b"
+#: … and the answer is not for the person.
+_NOT_ANSWERED = r"\b(?:do not|don't|never|not to) (?:try to |attempt to |directly )?(?:answer|respond to|reply to|execute|follow) (?:it\b|them\b|the (?:message|question|query|request|prompt|draft|conversation|user'?s? (?:message|question|query|request|prompt)))|\brather than answer\w*\b|\bnot an instruction executor\b|\bnicht beantworten\b|\bbeantworte (?:sie|die frage) nicht\b|\bne répon\w+ pas\b|\bno respondas\b|\bnão responda\b|\bне отвечай\b|不要回答|回答しない"
+#: An order about text in the middle of a prompt.
+_ORDERED = r"(?:[.:\n]\s*)(?:classify|extract|summari[sz]e|identify|determine|rate|score|grade|rewrite|rephrase|label|categori[sz]e|evaluate|decide (?:if|whether)|detect|assess) (?:the|each|this|whether|all|any|if|how) "
 #: An answer that only a program takes.
 _STRICT = (
     rf"{_ONLY_THIS}|(?<![a-z])json(?![a-z])|\bnothing (?:but|except)\b|\bno (?:other|additional|extra|further) \w+\b|\bno (?:explanation|preamble|commentary|introduction)s?\b"
     r"|\b(?:do not|don't|never) (?:\w+ ){0,2}?(?:explain|include|add|answer|respond|execute|follow|write|address)\b|\bwithout (?:any )?(?:explanation|additional|comment|further)"
     r"|\b(?:yes|true|safe)\b\W{1,5}(?:or|/|and|\(1\) or)\W{0,3}(?:no|false|unsafe)\b|\bbinary\b|\bverdicts?\b|\b(?:score|rating) (?:of|from|between|should|must|is)\b|\bon a scale\b"
     r"|\b(?:one|each|entry) (?:\w+ )?(?:per|on (?:a|its own|one)) (?:\w+ )?line\b|\b(?:comma|newline)[- ]separated\b|\bseparated by\b|\boutput format\b|\bformat\W{0,3}:|\bschema\b|\bxml\b"
-    r"|\b(?:following|exact|this|specified) (?:\w+ ){0,2}(?:format|structure|outline)\b|\bmust call\b"
+    r"|\b(?:following|exact|this|specified) (?:\w+ ){0,2}(?:format|structure|outline)\b|\bmust call\b|\bonly (?:extract|use|select|include|consider)\b|\bdo not (?:\w+ ){0,2}output\b|\breturn the (?:choice|index|number)"
+    r"|\b(?:respond|reply|answer) with (?:the|a|an|one|just) (?:\w+ ){0,2}(?:numbers?|names?|letter|index|id|word|label|choice|category|score|code|role)\b"
     r"|\bantworte\w* (?:nur|ausschließlich)\b|\bgib (?:nur|ausschließlich)\b|\bohne (?:erklärung|anführungszeichen|einleitung)|\b(?:nur|ausschließlich) (?:den|die|das|mit) \w+ (?:aus|zurück)"
     r"|\b(?:solo|s[oó]lo|solamente|[uú]nicamente|apenas|somente|soltanto|uniquement|seulement)\b|\bne répon\w+ pas\b|\bтолько\b|(?:仅|只)需?(?:输出|返回|回复|给出|回答)|不要(?:输出|解释|添加|回答)"
     r"|(?:のみ|だけ)を?(?:出力|返|回答|答)|만 (?:출력|반환|답)"
 )
 
+_ANSWERS = _re(
+    r"(?<!to )\b(respond to|answer) the (user|question|query)|\A.{0,120}\bto (respond to|answer) the (user|question|query)|\b(assistant|ai)\W{0,3}:\s*\Z"
+)
+#: How the system prompt of a function of text begins, and how a prompt that is a form begins.
+_PART = rf"\A.{{0,400}}?(?:{_ROLE}|{_TASK}|{_ORDERED})|{_ORDER}"
+_OPENS = rf"\A.{{0,300}}?(?:{_ROLE}|{_TASK}|{_ORDERED})|{_GIVEN}|{_ORDER}"
+#: An answer that only a program takes, or a very short one.
+_BRIEF = (
+    rf"{_STRICT}|\b(?:at most|no more than|under|maximum|short|concise|brief|characters|words|(?:set|list) of|conventional)\b"
+    r"|\b(?:improved|alternative|rephrased|rewritten) (?:question|query|queries)\W*\Z"
+)
 _HAS_TASK = _re(_TASK)
+_QUESTION_ANSWERING = _re(
+    r"\bquestion[- ]answering\b|(?<!not )(?<!n't )(?<!never )(?<!can )\banswer(s|ing)? (the |any |all )?(users?'?s? )?(questions?|quer)"
+)
+_MERGES = _re(r"\b(synthesi[sz]|merg|fus(e|ion)|combin)\w*")
 _CONTAINER = re.compile(r"<(chat_?history|conversation|transcript|messages|dialogue?)\b[^>]*>", re.IGNORECASE)
 _ANSWER_IT = _re(r"\b(respond to|answer) the (user|question|query)|\b(assistant|ai)\W{0,3}:\s*\Z")
 _GREETING = _re(r"\A\W*(ping|test|testing|hi|hello|hey)\W*\Z")
@@ -305,14 +361,14 @@ def _only_dialogue(view: View) -> bool:
     first = next((line for line in view.asked[:400].splitlines() if line.strip()), "")
     starts = first.lstrip(_MARKUP)[:40].lower()
     begins = starts.startswith((*_PEOPLE, *_MODELS)) or view.asked.lstrip()[:1] in "[{"
-    return said > 0 and bool(view.system) and (begins or lines <= said + 2) and not _waits(view)
+    return said > 0 and len(view.system) >= 120 and (begins or lines <= said + 2) and not _waits(view)
 
 
 def _is_form(view: View) -> bool:
     """A form is filled in: a dialogue or at least two named fields."""
     if view.tools > 1 or (view.slots < 2 and not view.written_out[0]):
         return False
-    return not _ANSWER_IT.search(view.request) or bool(_HAS_TASK.search(view.request))
+    return not _ANSWERS.search(view.request) or bool(_HAS_TASK.search(view.request))
 
 
 def _waits(view: View) -> bool:
@@ -321,8 +377,27 @@ def _waits(view: View) -> bool:
     return last.startswith(_MODELS) and last.endswith((":", "："))
 
 
+def _shows_dialogue(view: View) -> bool:
+    return view.written_out[0] > 0 and not _waits(view)
+
+
 def _has_few_tools(view: View) -> bool:
     return view.tools <= 1
+
+
+def _wants_no_answer(view: View) -> bool:
+    return view.tools <= 1 and not _ANSWERS.search(view.request)
+
+
+def _is_no_answer(view: View) -> bool:
+    """The system prompt does not ask for answers to questions."""
+    return view.tools <= 1 and not _QUESTION_ANSWERING.search(view.system[:500])
+
+
+def _is_long_request(view: View) -> bool:
+    """Before the change itself stands more than a person writes."""
+    shown = _DIFF.search(view.asked[:8000])
+    return shown is not None and shown.start() > 100
 
 
 def _is_list_of_wishes(view: View) -> bool:
@@ -353,6 +428,8 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="title", means=_TITLES, asks=(_re(rf"\bname\b.{{0,30}}(?:{_A_TALK}|\bbelow\b).{{0,80}}\bwords\b"),), fresh=True),
     Rule(reason="title", means=_TITLES, system=(_near(_TITLE, _A_TALK, 80), _re(_FORM)), when=lambda v: v.answers <= 1),
     Rule(reason="title", means=_TITLES, system=(_re(rf"\b(description|name|label|summary) (of|for) (?:{_THE_TALK}).{{0,40}}\b{_COUNT}\b.{{0,12}}\b(words|characters)\b"),), fresh=True),
+    Rule(reason="title", means=_TITLES, asks=(_re(rf"{_MAKE}.{{0,20}}\b(short|brief|concise|succinct)\b.{{0,20}}\b(names?|labels?)\b.{{0,20}}\b(of|for) (?:{_THE_TALK})"),)),
+    Rule(reason="title", means=_TITLES, system=(_re(rf"\A.{{0,200}}{_MAKE}.{{0,20}}\b(short|brief|concise|succinct)\b.{{0,20}}\b(names?|labels?)\b.{{0,20}}\b(of|for) (?:{_THE_TALK})"),)),
     Rule(reason="title", means=_TITLES, asks=(_re(rf"\b(description|name|label) (of|for) (?:{_THE_TALK}).{{0,40}}\b{_COUNT}\b.{{0,12}}\b(words|characters)\b"),)),
     Rule(reason="title", means=_TITLES, system=(_near(_TITLE, rf"\b{_COUNT}\b.{{0,8}}\bwords?\b|\b\d+[-– ](\d+|word)", 60), _re(_MAKE), _re(rf"{_ONLY_THIS}|\bno (quot|punct)")), fresh=True),
     Rule(reason="title", means=_TITLES, system=(_re(rf"\bnam(e|es|ing)\b.{{0,24}}(?:{_A_TALK})"),), fresh=True),
@@ -360,12 +437,13 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="title", means=_TITLES, asks=(_re(r"\b(chat|conversation|session|thread|dialogue) titles?\b|\btitle generator\b"), _re(_MAKE), _re(_FORM)), fresh=True),
     Rule(reason="title", means=_TITLES, asks=(_re(rf"\A.{{0,60}}(?:{_TITLE}).{{0,30}}?(?:{_THE_TALK}).{{0,60}}\Z"), _re(_MAKE))),
     Rule(reason="title", means=_TITLES, asks=(_re(rf"\A.{{0,200}}?(?:{_TITLE})"), _re(rf"\b{_COUNT}\b.{{0,10}}\bwords?\b.{{0,40}}(?:{_TITLE})|(?:{_TITLE}).{{0,60}}\b{_COUNT}\b.{{0,10}}\bwords?\b"), _re(_ONLY_THIS), _re(r"\b(message|conversation|chat|query|prompt)\b|\A[^\n]{0,80}\btitle only\b")), fresh=True),
-    Rule(reason="title", means=_TITLES, system=(_re(rf"{_ROLE}|{_TASK}|{_MAKE}"), _re(rf"\A.{{0,240}}?(?:{_TITLE})")), form=(_re(rf"{_STRICT}|\b(characters|words)\b"),), fresh=True, when=_has_few_tools),
+    Rule(reason="title", means=_TITLES, system=(_re(rf"\A.{{0,240}}?(?:{_TITLE})"),), form=(_re(_BRIEF),), fresh=True, when=_has_few_tools),
     Rule(reason="slug", means="a file or branch name for the conversation", asks=(_re(rf"{_MAKE}.{{0,60}}\b(slug|file ?name|branch name)\b.{{0,200}}\b(hyphen|kebab|only|extension|lowercase)"), _re(rf"{_STRICT}|{_A_TALK}|\bno (file )?extension\b|\A.{{0,40}}\bslug\b"))),
     Rule(reason="title", means=_TITLES, asks=(_re(r"\A\W*you are [^.\n]{0,60}\b(title generator|titling)\b"),), fresh=True),
     Rule(reason="tags", means="labels for the conversation", asks=(_re(rf"{_MAKE}.{{0,40}}({_TAGS})"), _near(_TAGS, _A_TALK, 120)), fresh=True),
     Rule(reason="emoji", means="a face for a message", asks=(_re(r"\b(fitting|single|suitable|appropriate|one) emoji\b.{0,200}\bmessage\b"),), fresh=True),
-    Rule(reason="commit_message", means=_COMMIT, asks=(_re(rf"{_MAKE}.{{0,60}}\b(commit messages?|pull request (title|description))\b|\bcommit messages?\b.{{0,80}}{_MAKE}"), _re(rf"{_STRICT}|\b(at most|under|no more than|conventional)\b")), fresh=True, when=_shows_diff),
+    Rule(reason="commit_message", means=_COMMIT, asks=(_re(rf"{_MAKE}.{{0,60}}\b(commit messages?|pull request (title|description))\b|\bcommit messages?\b.{{0,80}}{_MAKE}"), _re(_BRIEF)), fresh=True, when=_shows_diff),
+    Rule(reason="commit_message", means=_COMMIT, asks=(_re(r"\bcommit messages?\b|\bpull request\b|\bbranch names?\b"),), fresh=True, when=_is_long_request),
     Rule(reason="commit_message", means=_COMMIT, system=(_re(r"\bcommit\w*( messages?)?\b"),), fresh=True, when=_shows_diff),
     # -- what the person may say or search next
     Rule(
@@ -373,21 +451,24 @@ RULES: tuple[Rule, ...] = (
         asks=(_re(r"\b(predict|suggest|generate|propose)\b.{0,60}\b(follow[- ]?ups?|questions|prompts|messages|replies)\b.{0,80}\b(user|next)\b"),),
         when=lambda v: v.answers == 0 or bool(re.search(r"\b(json|list|array)\b", v.request, re.IGNORECASE)),
     ),
-    Rule(reason="follow_ups", means=_FOLLOW, asks=(_re(r"\b(generat|suggest|predict|propos|provid|creat)\w*\b.{0,80}\b(follow[- ]?ups?( \w+)?|suggestions|next (messages?|prompts?|questions?)|questions (that )?(the )?(user|human))\b"), _re(rf"{_STRICT}|\beach\b.{{0,60}}\b(words|short|characters)\b"), _re(r"\b(user|human|assistant)('s)?\b")), when=lambda v: v.answers == 0 or bool(re.search(r"\b(json|list|array)\b", v.request, re.IGNORECASE))),
-    Rule(reason="follow_ups", means=_FOLLOW, system=(_re(r"\b(suggestion generator|generat\w+ (\w+ ){0,3}suggestions)\b"),), fresh=True, when=_has_few_tools),
+    Rule(reason="follow_ups", means=_FOLLOW, asks=(_re(r"\b(generat|suggest|predict|propos|provid|creat)\w*\b.{0,80}\b(follow[- ]?ups?( \w+)?|suggestions|next (messages?|prompts?|questions?)|questions (that )?(the )?(user|human))\b"), _re(_BRIEF), _re(r"\b(user|human|assistant)('s)?\b")), when=lambda v: v.answers == 0 or bool(re.search(r"\b(json|list|array)\b", v.request, re.IGNORECASE))),
+    Rule(reason="follow_ups", means=_FOLLOW, asks=(_re(r"\A.{0,80}\bsuggestion generator\b"),), fresh=True),
+    Rule(reason="follow_ups", means=_FOLLOW, system=(_re(r"\b(suggestion generator|(ask|suggest|identify|generat\w*|propos\w*|creat\w*) (\w+[- ]){0,4}(related|follow[- ]?up|next) questions|generat\w+ (\w+ ){0,3}suggestions)\b"),), fresh=True, when=_has_few_tools),
     Rule(reason="follow_ups", means=_FOLLOW, asks=(_re(r"\bschlage?\b.{0,40}\bfragen\b.{0,60}\b(nutzer|nächste)|\b(propose|suggère)\w*\b.{0,40}\bquestions\b.{0,60}\b(suite|suivantes|utilisateur)|\bsugiere\b.{0,40}\bpreguntas\b|(推荐|建议|预测).{0,20}(问题|提问)"), _re(_FORM))),
     Rule(reason="search_queries", means=_SEARCH, asks=(_re(r"\b(generat|formulat|determin|writ)\w*\b.{0,80}\bsearch quer(y|ies)\b"),), fresh=True),
     Rule(reason="search_queries", means=_SEARCH, system=(_re(r"\b(formulate|rephrase|rewrite|condense|generate|create)\b.{0,120}\b(standalone|stand-alone|search) (question|quer)"),)),
     Rule(reason="search_queries", means=_SEARCH, asks=(_re(r"\b(re-?phras\w*|re-?writ\w*|condens\w*|re-?formul\w*|riformul\w*|turn|(um)?formulier\w*|re(e)?scri\w+|переформул\w*|перепиши)\b|改写|重写|書き換え|言い換え|재구성"), _near(_STAND_ALONE, _QUERY, 160)), fresh=True),
-    Rule(reason="search_queries", means=_SEARCH, asks=(_re(r"\b(generat|formulat|construct|creat|writ|expand|decompos|break|re-?phras|re-?writ|analy[sz])\w*\b.{0,100}\b((web|google|search|keyword|alternative|database|retrieval|sub|vector|improved|different)[- ](\w+[- ])?(quer(y|ies)|questions?|keywords?|versions?)|queries)\b"), _re(rf"{_STRICT}|\blist of\b|\b(improved|alternative|rephrased|rewritten) (question|query|queries)\W*\Z")), fresh=True, when=_is_form),
+    Rule(reason="search_queries", means=_SEARCH, asks=(_re(r"\b(generat|formulat|construct|creat|writ|expand|decompos|break|re-?phras|re-?writ|analy[sz])\w*\b.{0,100}\b((web|google|search|keyword|alternative|database|retrieval|sub|vector|improved|different)[- ](\w+[- ])?(quer(y|ies)|questions?|keywords?|versions?)|queries)\b"), _re(_BRIEF)), fresh=True, when=_is_form),
     Rule(reason="search_queries", means=_SEARCH, system=(_re(r"\b(re-?phras|re-?writ|reformulat|expand|generat|transform)\w*\b.{0,100}\b(quer(y|ies)|questions?)\b.{0,80}\b(search|retriev\w*|database|stand-?alone|self-contained|vector|knowledge)\b"),), when=_has_few_tools),
-    Rule(reason="prompt_rewrite", means="the person's words made into a better prompt before they are sent", asks=(_re(r"\b(enhanc|improv|optimi[sz]|refin|re-?writ)\w*\b.{0,60}\bprompt\b"), _re(rf"{_ONLY_THIS}|\b(reply|respond|return|output)( with)? only\b")), fresh=True),
-    Rule(reason="prompt_rewrite", means="the person's words made into a better prompt before they are sent", system=(_re(r"\b(enhanc|improv|optimi[sz]|refin|re-?writ)\w*\b.{0,60}\bprompt\b"),), form=(_re(rf"{_ONLY_THIS}|\b(reply|respond|return|output)( with)? only\b"),), fresh=True, when=_has_few_tools),
+    Rule(reason="search_queries", means=_SEARCH, system=(_re(r"\A.{0,200}\bgenerat\w*\b.{0,40}\b(search|web|google|keyword) quer(y|ies)\b"),), form=(_re(_STRICT),), fresh=True, when=_has_few_tools),
+    Rule(reason="search_queries", means=_SEARCH, asks=(_re(r"\A.{0,120}\b(generat|formulat|construct|creat|writ|expand|decompos|re-?phras|re-?writ|improv)\w*\b.{0,100}\b(quer(y|ies)|questions?)\b"), _re(r"\b(provided|user'?s?|original|given|following|input|initial) (\w+ )?(query|question)s?\b"), _re(_BRIEF)), fresh=True),
+    Rule(reason="prompt_rewrite", means="the person's words made into a better prompt before they are sent", asks=(_re(r"\A.{0,160}\b(enhanc|improv|optimi[sz]|refin|re-?writ)\w*\b.{0,60}\bprompt\b"), _re(rf"{_ONLY_THIS}|\b(reply|respond|return|output)( with)? only\b")), fresh=True),
+    Rule(reason="prompt_rewrite", means="the person's words made into a better prompt before they are sent", system=(_re(r"\A.{0,200}\b(enhanc|improv|optimi[sz]|refin|re-?writ)\w*\b.{0,60}\b(prompt|draft)\b|\A.{0,120}\bprompt (optimi[sz]|enhanc|improv|engineer)\w*"),), form=(_re(rf"{_ONLY_THIS}|\b(reply|respond|return|output)( with)? only\b"),), fresh=True, when=_has_few_tools),
     Rule(reason="translation", means="a page or a field translated in place", system=(_re(r"\A.{0,160}\btranslat(e|es|or|ion|ing)\b"),), form=(_re(r"\b(only|directly|without)\b.{0,60}\b(translat\w+|explanation|additional|result)\b"),), fresh=True, when=_has_few_tools),
     Rule(reason="translation", means="a page or a field translated in place", asks=(_re(r"\A.{0,200}\btranslat(e|es|or|ion|ing)\b"), _re(r"\b(only|directly|without)\b.{0,60}\b(translat\w+|explanation|additional|result)\b")), fresh=True, when=_is_form),
     Rule(reason="autocomplete", means="text at the cursor", system=(_re(r"\b(tab|auto)-?complet\w*\b.{0,60}\b(prompt|text|code|message|query|user)\b|\bnext[- ]edit\b|\bpredict\w*\b.{0,40}\b(next edit|completion)\b"),), fresh=True),
     Rule(reason="autocomplete", means="text at the cursor", asks=(_re(r"\bauto-?complet(e|ion)\b.{0,40}\b(system|engine|assistant|task)\b"),), fresh=True),
-    Rule(reason="autocomplete", means="text at the cursor", system=(_re(r"\b(auto-?complet(e|ion)|code completion|fill[- ]in[- ]the[- ]middle)\b.{0,40}\b(system|engine|assistant|model)\b"),), fresh=True),
+    Rule(reason="autocomplete", means="text at the cursor", system=(_re(r"\b(auto-?complet(e|ion)|code completion|fill[- ]in[- ]the[- ]middle)\b.{0,40}\b(system|engine|assistant|model|ai)\b"),), fresh=True),
     Rule(reason="autocomplete", means="text at the cursor", system=(_re(r"\bcomplet\w*\b.{0,60}\b(cursor|prefix|middle)\b"),), fresh=True),
     Rule(reason="autocomplete", means="text at the cursor", fresh=True, when=lambda v: bool(_FILL_IN.search(v.asked[:8000]))),
     Rule(reason="apply_edit", means="an edit merged into a file by machine", asks=(_re(r"\b(merge|apply|integrate)\b.{0,60}\b(snippet|edits?|changes?|update|code)\b.{0,40}\b(in)?to\b.{0,30}\b(file|document|code)\b"), _re(_FORM)), fresh=True),
@@ -402,9 +483,11 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="summary", means=_SUMMARY, system=(_re(rf"\A.{{0,160}}?(?:{_TO_SUM_UP}).{{0,80}}?(?:{_A_TALK})"),)),
     Rule(reason="summary", means=_SUMMARY, asks=(_re(r"\bextract\b.{0,80}\b(context|facts)\b.{0,80}\bconversation\b"),), fresh=True),
     Rule(reason="summary", means=_SUMMARY, asks=(_re(_SUM_UP), _re(_THE_TALK)), fresh=False, when=_is_list_of_wishes),
-    Rule(reason="summary", means=_SUMMARY, system=(_re(rf"\A.{{0,400}}?(?:{_ROLE}|{_TASK}|\b(maintain|keep|creat|produc|writ|updat)\w*\b|\bsummari[sz]ation request\b)"), _re(rf"\A.{{0,400}}?(?:{_SUM_UP})"), _re(rf"\A.{{0,500}}?(?:{_A_TALK}|\b(actions|information results)\b|\bprovided text\b)")), when=_has_few_tools),
+    Rule(reason="summary", means=_SUMMARY, asks=(_re(_SUM_UP), _re(rf"(?:{_THE_TALK}|\b(messages|conversation|exchange) above\b).{{0,40}}[:：]\s*\Z")), fresh=False),
+    Rule(reason="summary", means=_SUMMARY, asks=(_re(rf"\A.{{0,120}}?(?:{_SUM_UP}).{{0,60}}?\b(tool|function|command|terminal|reasoning|thinking|scraped|page)\b( (output|result|response|content|steps)s?)?\b"), _re(_BRIEF)), fresh=True),
+    Rule(reason="summary", means=_SUMMARY, system=(_re(rf"\A.{{0,400}}?(?:{_TO_SUM_UP}|\b(maintain|updat|keep|compact|creat)\w*\b.{{0,60}}\b(summary|portion of)\b|\bsummari[sz]ation request\b)"), _re(rf"\A.{{0,500}}?(?:{_A_TALK}|\b(actions|information results)\b|\b(provided|following) text\b)"), _re(_PART)), when=_has_few_tools),
     # -- memory
-    Rule(reason="memory", means=_MEMORY, system=(_re(rf"\A.{{0,300}}?(?:{_ROLE}|{_TASK}|\bbuilding a memory\b)"), _re(r"\A.{0,400}?\b(memor(y|ies)|learnings?|knowledge|facts|profile|preferences)\b"), _re(rf"\b(about|of) (the|this|a) (user|person|human)\b|\busers?'|\bfrom (the )?(?:{_A_TALK})")), fresh=True, when=_has_few_tools),
+    Rule(reason="memory", means=_MEMORY, system=(_re(_PART), _re(r"\A.{0,400}?\b(memor(y|ies)|learnings?|knowledge|facts|profile|preferences)\b"), _re(rf"\b(about|of) (the|this|a) (user|person|human)\b|\busers?'|\bfrom (the )?(?:{_A_TALK})")), fresh=True, when=_has_few_tools),
     Rule(reason="memory", means=_MEMORY, asks=(_re(r"\b(memory (flush|extraction|consolidation|update task|checkpoint)|durable memor|managed memory)\b"),)),
     Rule(reason="memory", means=_MEMORY, system=(_re(r"\bmemory[- ](extraction|consolidation|manager|curator|update|writer|agent|assistant)\b|\A.{0,60}\bconsolidat\w+ memor|\A.{0,80}\borgani[sz]es? personal information\b"),)),
     Rule(reason="memory", means=_MEMORY, asks=(_re(rf"\b(extract|identify|review)\b.{{0,100}}\b(memor(y|ies)|facts|preferences|learnings)\b.{{0,100}}(?:{_A_TALK})"),), fresh=True),
@@ -427,24 +510,33 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="announce", means="a background job reports", when=_announces),
     Rule(reason="probe", means="is anybody there", when=_is_probe),
     # -- agents among themselves
-    Rule(reason="speaker_selection", means="who speaks next in a group of agents", asks=(_re(_NEXT_SPEAKER), _re(rf"{_FORM}|\bfrom\b.{{0,6}}\["))),
-    Rule(reason="speaker_selection", means="who speaks next in a group of agents", system=(_re(_NEXT_SPEAKER), _re(rf"{_FORM}|\bfrom\b.{{0,6}}\["))),
+    Rule(reason="speaker_selection", means="who speaks next in a group of agents", asks=(_re(_NEXT_SPEAKER), _re(rf"{_FORM}|\b(?:from|one of|options)\b.{{0,6}}\[|\bFINISH\b|\brespond with\b"))),
+    Rule(reason="speaker_selection", means="who speaks next in a group of agents", system=(_re(_NEXT_SPEAKER), _re(rf"{_FORM}|\b(?:from|one of|options)\b.{{0,6}}\[|\bFINISH\b|\brespond with\b"))),
     Rule(reason="agent_to_agent", means="another agent spoke, not the person", when=lambda v: v.other_speaker),
     Rule(reason="guardrail", means="a check of what is said, not an answer to it", system=(_re(r"\A\W{0,4}(you (check|decide|detect|classify|judge)|check|decide|determine|detect|classify|judge|evaluate|assess|flag)\b.{0,80}\b(if|whether|for)\b"),), when=lambda v: v.is_structured),
     Rule(reason="judge", means="a check of what is said, not an answer to it", system=(_re(r"\byou are an? (\w+ ){0,3}(judge|evaluator|grader|critic|reviewer of (answers|responses))\b"),)),
     Rule(reason="judge", means="a check of what is said, not an answer to it", asks=(_re(r"\b(rate|score|grade|evaluate|compare)\b.{0,60}\b(the )?(assistant'?s?|model'?s?|ai'?s?)\b.{0,20}\b(response|answer|reply|output)"),), fresh=True),
     Rule(reason="judge", means="a check of what is said, not an answer to it", asks=(_re(r"\b(scor|rat|grad|evaluat|assess|judg|determin|classif|verif|decid|check|compar|attribut)\w*\b.{0,160}\b(relevan\w+|response|answers?|outputs?|statements?|claims?|documents?|passages?|context|sentences?|trace|hallucinat\w+|faithful\w*|groundedness|safe(ty)?|complian\w+|compl(y|ies))\b"), _re(_STRICT)), fresh=True, when=_is_form),
+    Rule(reason="judge", means="a check of what is said, not an answer to it", asks=(_re(r"\A.{0,200}\b(analy[sz]e|score|rate|grade|classify|rank|assess)\b.{0,60}\brelevan(ce|t)\b.{0,80}\b(query|question|document)"),), fresh=True, when=_is_form),
     Rule(reason="guardrail", means="a check of what is said, not an answer to it", asks=(_re(r"\b(safe|unsafe|harmful|policy|policies|violat\w+|jailbreak\w*|appropriate)\b"), _re(r"\b(determin|decid|check|classif|assess|detect)\w*\b.{0,80}\b(if|whether|unsafe|safety|safe)\b"), _re(r"\b(yes|true|safe)\b.{0,4}\b(or|/|and)\b.{0,4}\b(no|false|unsafe)\b|\b(respond|answer|reply) with\b|\(yes/no\)|\byes\W+no\b")), fresh=True),
     Rule(reason="planning", means="an agent plans before it acts", asks=(_re(r"\bfacts survey\b|\bsurvey of (the )?facts\b"),)),
     Rule(reason="merge", means="several answers made into one", asks=(_re(r"\bsynthesi[sz]e\b.{0,60}\bresponses\b.{0,60}\bsingle\b|\bset of responses from (various|several|multiple) models\b"),), fresh=True),
+    Rule(reason="merge", means="several answers made into one", asks=(_re(r"\b(synthesi[sz]e|merge|merging|combine|combining|unify|identify)\b.{0,120}\b(responses?|answers|texts|summaries|alternatives|inputs)\b.{0,80}\b(above|provided|into|single|one)\b|\b\d+ responses provided\b|\bresponses? (alternatives|provided)\b"), _re(r"\b(coheren\w+|unified|concise|single|insights|key)\b")), when=lambda v: bool(_MERGES.search(v.system)) or v.answers == 0),
     Rule(reason="structured_one_off", means="one question whose answer only a program reads", fresh=True, when=lambda v: v.is_structured),
     Rule(reason="structured_one_off", means="one question whose answer only a program reads", fresh=True, system=(_re(r"\bcall the \S{0,30} ?tool\b|\bcall \S{3,40} (with|to)\b"),), when=lambda v: v.tools == 1),
     # -- anything else that works on a conversation instead of having one
     Rule(reason="quoted_conversation", means="it works on a conversation instead of having one", fresh=True, when=_quotes_conversation),
-    Rule(reason="quoted_conversation", means="it works on a conversation instead of having one", fresh=True, system=(_re(rf"\b{_PROCESS}\b"),), when=_only_dialogue),
-    Rule(reason="quoted_conversation", means="it works on a conversation instead of having one", fresh=True, asks=(_re(rf"{_STRICT}|\A.{{0,300}}?(?:{_ROLE}|{_TASK})|{_GIVEN}"),), when=lambda v: v.written_out[0] > 0 and not _waits(v)),
-    Rule(reason="text_function", means=_FUNCTION, fresh=True, system=(_re(rf"\A.{{0,400}}?(?:{_ROLE}|{_TASK})"),), form=(_re(_STRICT),), when=_has_few_tools),
-    Rule(reason="text_function", means=_FUNCTION, fresh=True, asks=(_re(rf"\A.{{0,300}}?(?:{_ROLE}|{_TASK})|{_GIVEN}"), _re(_STRICT)), when=_is_form),
+    Rule(reason="quoted_conversation", means="it works on a conversation instead of having one", fresh=True, when=_only_dialogue),
+    Rule(reason="quoted_conversation", means="it works on a conversation instead of having one", fresh=True, asks=(_re(_STRICT),), when=_shows_dialogue),
+    Rule(reason="quoted_conversation", means="it works on a conversation instead of having one", fresh=True, asks=(_re(_OPENS),), when=_shows_dialogue),
+    Rule(reason="text_function", means=_FUNCTION, fresh=True, system=(_re(_PART),), form=(_re(_STRICT),), when=_is_no_answer),
+    Rule(reason="text_function", means=_FUNCTION, fresh=True, form=(_re(_NOT_ANSWERED),), when=_has_few_tools),
+    Rule(reason="text_function", means=_FUNCTION, fresh=True, asks=(_re(_OPENS), _re(_STRICT)), when=_is_form),
+    Rule(reason="text_function", means=_FUNCTION, fresh=True, asks=(_re(rf"\A.{{0,500}}?(?:{_THIRD_PERSON})"), _re(_OPENS)), when=_wants_no_answer),
+    Rule(reason="text_function", means=_FUNCTION, fresh=True, asks=(_re(rf"\A.{{0,500}}?(?:{_THIRD_PERSON})"), _re(r"\A.{0,400}?\b(?:generat|suggest|list|propos|construct)\w*\b")), when=_wants_no_answer),
+    Rule(reason="text_function", means=_FUNCTION, fresh=False, asks=(_re(rf"\A\W{{0,4}}you(?:'re| are) (?=.{{0,200}}(?:{_TASK}))"), _re(rf"\A.{{0,200}}?(?:{_ROLE})"))),
+    Rule(reason="text_function", means=_FUNCTION, fresh=False, asks=(_re(rf"\A.{{0,60}}?(?:{_TASK})"), _re(rf"\A.{{0,500}}?(?:{_THIRD_PERSON})"))),
+    Rule(reason="memory", means=_MEMORY, fresh=False, system=(_re(rf"\A.{{0,300}}?\byour (?:job|task|role) is to (?:\w+ ){{0,3}}?(?:{_PROCESS}|look|review|read|inspect|study)\b[^.\n]{{0,60}}?\b(?:conversation|session|transcript|chat|dialogue)\b"),)),
     Rule(reason="closing_instruction", means="after the last answer only the client spoke", fresh=False, when=lambda v: bool(v.closing)),
 )  # fmt: skip
 
@@ -467,15 +559,27 @@ class Gate:
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
+        self._sieves = {
+            fresh: _Sieve([rule for rule in rules if rule.fresh in (None, fresh)]) for fresh in (True, False)
+        }
+
+    def candidates(self, view: View) -> list[Rule]:
+        """Return the rules that may hold, in the order of the table."""
+        return self._sieves[view.answers == 0].candidates(view)
+
+
+class _Sieve:
+    def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = tuple(rules)
         self._always: list[int] = []
         self._asked: dict[str, list[int]] = {}
         self._told: dict[str, list[int]] = {}
         self._formed: dict[str, list[int]] = {}
+        self._systems: OrderedDict[str, frozenset[int]] = OrderedDict()  # system prompts come again
         for position, rule in enumerate(self._rules):
-            needs = [(need, self._asked) for p in rule.asks if (need := needed(p)) is not None]
-            needs += [(need, self._told) for p in rule.system if (need := needed(p)) is not None]
-            needs += [(need, self._formed) for p in rule.form if (need := needed(p)) is not None]
+            needs = [(need, self._asked) for p in rule.asks if (need := _needed(p)) is not None]
+            needs += [(need, self._told) for p in rule.system if (need := _needed(p)) is not None]
+            needs += [(need, self._formed) for p in rule.form if (need := _needed(p)) is not None]
             if needs:
                 pieces, index = min(needs, key=lambda entry: len(entry[0]))
                 for piece in pieces:
@@ -484,19 +588,29 @@ class Gate:
                 self._always.append(position)
 
     def candidates(self, view: View) -> list[Rule]:
-        """Return the rules that may hold, in the order of the table."""
         found = set(self._always)
-        for index, text in (
-            (self._asked, view.request),
-            (self._told, view.system),
-            (self._formed, view.system_ends),
-        ):
-            if text:
-                lowered = text.lower()
-                for piece, positions in index.items():
-                    if piece in lowered:
-                        found.update(positions)
+        if view.request:
+            found.update(_held(self._asked, view.request))
+        if view.system:
+            found.update(self._by_system(view))
         return [self._rules[position] for position in sorted(found)]
+
+    def _by_system(self, view: View) -> frozenset[int]:
+        known = self._systems.get(view.system_ends)
+        if known is None:
+            known = frozenset(_held(self._told, view.system) | _held(self._formed, view.system_ends))
+            self._systems[view.system_ends] = known
+            if len(self._systems) > 256:
+                self._systems.popitem(last=False)
+        return known
+
+
+def _held(index: Mapping[str, Sequence[int]], text: str) -> set[int]:
+    lowered = text.lower()
+    return {position for piece, positions in index.items() if piece in lowered for position in positions}
+
+
+_needed = cache(needed)
 
 
 _GATE = Gate(RULES)
