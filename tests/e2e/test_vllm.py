@@ -154,24 +154,13 @@ def test_the_engine_sleeps_while_a_step_runs_and_a_request_is_let_through(
 def test_a_turn_whose_tokens_a_grammar_forced_is_kept_out_of_training(
     house: Stack, client: openai.OpenAI
 ) -> None:
-    tool: Any = {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}},
-                "required": ["city"],
-            },
-        },
-    }
     raw = client.chat.completions.with_raw_response.create(
         model=MODEL,
-        messages=[{"role": "user", "content": "What is the weather in Paris?"}],
-        tools=[tool],
-        tool_choice={"type": "function", "function": {"name": "get_weather"}},
-        max_tokens=60,
+        messages=[{"role": "user", "content": "Is Paris the capital of France?"}],
+        max_tokens=20,
+        extra_body={"structured_outputs": {"choice": ["certainly it is", "certainly not"]}},
     )
+    assert raw.parse().choices[0].message.content in ("certainly it is", "certainly not")
     turn = raw.headers["x-patina-turn"]
     row = until(lambda: rows(house).get(turn), "the turn being recorded")
     assert row["drop_reason"] == "constrained"
