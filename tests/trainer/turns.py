@@ -7,10 +7,10 @@ from typing import Any
 
 from store.values import Completion, LogprobMode, NewTurn, Relation, ScoredTurn
 from tests.making import make_answer, make_turn, make_verdict
-from trainer.policy import LocalPolicy
+from trainer.protocol import Policy
 
 
-def sampled_turn(policy: LocalPolicy, turn_id: str, question: str, **changes: Any) -> ScoredTurn:
+def sampled_turn(policy: Policy, turn_id: str, question: str, **changes: Any) -> ScoredTurn:
     """Let the policy answer, and complain about it; ``changes`` are fields of ScoredTurn, ``verdict`` fields under that name."""
     messages = ({"role": "user", "content": question},)
     prompt = policy.render(messages)

@@ -184,7 +184,8 @@ class _mapped:  # a context manager, read as a verb
             return
         where = f"the Tinker server at {self._link.address}"
         text = first_line(error)[:300]
-        if isinstance(error, tinker.RequestFailedError):
+        # an answer that is none (a gradient's norm that is no number) is not a line that broke
+        if isinstance(error, tinker.RequestFailedError) or "validation error" in text:
             raise TheirError(f"{where} failed at it: {text}") from error
         if isinstance(
             error, tinker.BadRequestError | tinker.UnprocessableEntityError | tinker.PermissionDeniedError

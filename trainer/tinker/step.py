@@ -57,7 +57,12 @@ class _Said:
 
 
 def train(
-    policy: TinkerPolicy, samples: Sequence[Sample], plan: StepPlan, *, carrier: str = "ppo"
+    policy: TinkerPolicy,
+    samples: Sequence[Sample],
+    plan: StepPlan,
+    *,
+    carrier: str = "ppo",
+    eps: float = _EPS,
 ) -> dict[str, float]:
     """Move the policy's weights by up to ``plan.steps_per_batch`` optimizer steps on these samples; returns the metrics.
 
@@ -65,6 +70,7 @@ def train(
 
     Args:
         carrier: the loss that carries narrow gradients.
+        eps: Adam's; a large one makes steps proportional to gradients.
 
     Raises:
         GateRejected: a gradient is not finite.
@@ -89,7 +95,7 @@ def train(
         learning_rate=policy.learning_rate,
         beta1=BETAS[0],
         beta2=BETAS[1],
-        eps=_EPS,
+        eps=eps,
         weight_decay=0.0,
         grad_clip_norm=MAX_GRADIENT_NORM,
     )
