@@ -46,6 +46,10 @@ class Device(Protocol):
         """Let requests through if somebody waits too long. On the weights' thread, where nothing is under way."""
         ...
 
+    async def beat(self) -> None:
+        """Say that we are there, every second or so. Raises: RecordError."""
+        ...
+
     def state(self) -> Json:
         """For the heartbeat: seconds waited, and how often we yielded."""
         ...
@@ -63,6 +67,9 @@ class OwnDevice:
         yield
 
     def boundary(self) -> None:
+        return
+
+    async def beat(self) -> None:
         return
 
     def state(self) -> Json:
@@ -111,6 +118,9 @@ class DeviceByTurns:
         self._yields += 1
         asyncio.run_coroutine_threadsafe(self._take(), self._loop).result()
         self.enter()
+
+    async def beat(self) -> None:
+        await self._say()
 
     def state(self) -> Json:
         return {"device_wait_s": round(self._waited_s, 3), "device_yields": self._yields}

@@ -398,6 +398,7 @@ class Worker:
                         at=time.time(),
                     )
                 )
+                await self._device.beat()
             except RecordError as exc:
                 # `status` shows silence for what it is; training itself notices on its own.
                 self._counters.last_error = f"the heartbeat was not written: {exc}"
