@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Literal, cast
 
 from serving.ports import free_port
+from serving.tinker import service as tinker
 from serving.vllm.colocate import colocate
 from serving.vllm.environment import DEFAULT_FOLDER, FOR_CPU, find_environment, gpu_memory, main_memory
 from serving.vllm.flags import Wishes, derive, rank_for
 from serving.vllm.folder import read_facts
-from store.errors import ConfigError
+from store.errors import ConfigError, UpstreamError
 from store.settings import Settings
 
 Choice = Literal["embedded", "vllm", "upstream", "tinker"]
@@ -85,7 +86,7 @@ def plan_backend(settings: Settings) -> BackendPlan:
         ConfigError: it cannot be had, in one sentence.
     """
     if settings.backend == "tinker":
-        raise ConfigError("--backend tinker is not built yet; use embedded or vllm, or --upstream URL")
+        return _tinker(settings)
     if settings.backend == "vllm":
         return _attached(settings) if settings.upstream else _own_vllm(settings)
     if settings.colocate == "sleep":
@@ -105,6 +106,25 @@ def _embedded(settings: Settings) -> BackendPlan:
         "--max-loras", str(settings.adapter_slots), "--threads", str(settings.resolved_threads),
     )  # fmt: skip
     return BackendPlan(kind="embedded", urls=(f"http://127.0.0.1:{port}",), command=command)
+
+
+def _tinker(settings: Settings) -> BackendPlan:
+    """A Tinker server is asked for its health before anything is started; which models it has, by the process that serves."""
+    try:
+        took = tinker.probe(settings)
+    except UpstreamError as exc:
+        raise ConfigError(str(exc)) from exc
+    port = settings.backend_port or free_port()
+    command = (
+        sys.executable, "-m", "serving.tinker", "--settings", str(settings.home / "run" / "settings.json"),
+        "--host", "127.0.0.1", "--port", str(port),
+    )  # fmt: skip
+    kind = "a server of your own" if settings.tinker_base_url else "hosted"
+    reasons = (
+        f"Tinker at {tinker.address(settings)} ({kind}), which answered in {1000 * took:.0f} ms",
+        "it samples and trains; weights and versions stay there",
+    )
+    return BackendPlan(kind="tinker", urls=(f"http://127.0.0.1:{port}",), command=command, reasons=reasons)
 
 
 def _own_vllm(settings: Settings) -> BackendPlan:

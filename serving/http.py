@@ -1,4 +1,4 @@
-"""A backend reached over HTTP: vLLM, the built-in engine, or any OpenAI-compatible endpoint.
+"""A backend reached over HTTP: vLLM, the servers of ours, or any OpenAI-compatible endpoint.
 
 aiohttp's exceptions are mapped once, in `_mapped`. Bodies pass as bytes: nothing is decompressed, redirected, retried or re-encoded
 here, so that a proxy in front can be invisible. What goes to an ``http://`` address as a POST in one piece takes the shorter way of
@@ -223,7 +223,7 @@ class HttpEngine:
         if not self._speaks_vllm:
             return Capabilities(token_ids=True, logprobs=True, adapters=False)
         cards = (await self._ask_json("/v1/models")).get("data") or [{}]
-        # The built-in engine says so in its cards; vLLM reports raw log-probabilities unless it was told otherwise.
+        # Servers of ours say so in their cards; vLLM reports raw log-probabilities unless it was told otherwise.
         mode = str(cards[0].get("logprobs_mode") or LogprobMode.RAW)
         told: dict[str, Any] = {}
         try:
@@ -232,7 +232,7 @@ class HttpEngine:
             if exc.status is None:
                 raise  # it went away while being asked; a server without this path is fine
         declared: Any = told.get("capabilities") or {}
-        self._has_stats = told.get("engine") == "patina-embedded"
+        self._has_stats = bool(declared)  # a server of ours: it has /stats
         defaults: Any = told.get("sampling_defaults") or {}
         temperature = defaults.get("temperature") if isinstance(defaults, dict) else None
         return Capabilities(
@@ -244,6 +244,7 @@ class HttpEngine:
             engine=f"{told.get('engine', '')} {told.get('version', '')}".strip(),
             tools=declared.get("tools"),
             constrained=declared.get("constrained"),
+            token_stream=declared.get("token_stream") is not False,
             adapter_slots=declared.get("adapter_slots"),
             notes=tuple(declared.get("notes") or ()),
         )
@@ -287,7 +288,7 @@ class HttpEngine:
         return status == 200 if self._speaks_vllm else status < 500
 
     async def activity(self) -> Mapping[str, Any]:
-        """What the built-in engine counts; others are not asked."""
+        """What a server of ours counts; others are not asked."""
         return await self._ask_json("/stats") if self._has_stats else {}
 
     async def close(self) -> None:

@@ -168,6 +168,7 @@ class Server:
         return Response(status_code=200)
 
     async def _version(self, request: Request) -> Response:
+        self._check_known()
         return _Json({**self.engine.told(), "sampling_defaults": asdict(self.engine.defaults)})
 
     async def _stats(self, request: Request) -> Response:
@@ -185,7 +186,13 @@ class Server:
             logprobs_mode=self.engine.logprobs_mode or "unknown",
         )
 
+    def _check_known(self) -> None:
+        if not self.engine.is_known:
+            trouble = self.engine.trouble() or "the engine is being started"
+            raise RequestError(trouble, status=503, kind="ServiceUnavailableError")
+
     async def _models(self, request: Request) -> Response:
+        self._check_known()
         names = [*self.served_names, *self.adapters]
         return _Json({"object": "list", "data": [self._card(name) for name in names]})
 
@@ -204,6 +211,7 @@ class Server:
         return self.adapters[name][0]
 
     async def _load_adapter(self, request: Request) -> Response:
+        self._check_known()
         body = parse_body(LoadAdapterBody, await request.body())
         name = body.lora_name
         if body.load_inplace:
@@ -287,13 +295,14 @@ class Server:
             )
 
     async def _chat(self, raw: bytes, results_of: _Run) -> None:
+        self._check_known()
         body = parse_body(ChatBody, raw, self.engine.limits)
         adapter = self._adapter_of(body.model)
         vocabulary = self.engine.vocabulary
         check_token_ids(body, vocabulary)
         n = body.n or 1
         self._limit_n(n)
-        use = tool_use(body)
+        use = tool_use(body, self.engine.limits)
 
         def render() -> list[int]:
             return render_chat(
@@ -378,6 +387,7 @@ class Server:
         await results_of.end()
 
     async def _complete(self, raw: bytes, results_of: _Run) -> None:
+        self._check_known()
         body = parse_body(CompletionBody, raw, self.engine.limits)
         adapter = self._adapter_of(body.model)
         vocabulary = self.engine.vocabulary

@@ -48,7 +48,7 @@ class Limits:
 
     Attributes:
         name: of the engine, for people.
-        lacks: fields of a request that it refuses unless they change nothing.
+        lacks: fields of a request that it refuses unless they change nothing; `forced_call`: a required tool call.
         advice: what to do about `response_format`.
         sequences: completions in one request, and the option that says so.
         option: of the command line, behind `sequences`; "" where there is none.
@@ -82,6 +82,11 @@ class Engine(Protocol[AdapterT]):
 
     @property
     def limits(self) -> Limits: ...
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known by now what it serves and what it can do; before, it serves nothing."""
+        ...
 
     def trouble(self) -> str | None:
         """Why it cannot serve now, in one sentence; None: it can."""

@@ -256,6 +256,11 @@ def _refuse_unsupported(body: _SamplingBody, limits: Limits) -> None:
         if not body.messages:
             raise RequestError("messages must not be empty", param="messages")
     if isinstance(body, CompletionBody):
+        if body.logprobs and "top_logprobs" in limits.lacks:
+            raise RequestError(
+                f"logprobs above 0 are not supported by {limits.name}: it tells those of the drawn tokens only",
+                param="logprobs",
+            )
         if body.echo:
             raise RequestError(f"echo is not supported by {limits.name}", param="echo")
         if body.suffix:
@@ -299,7 +304,7 @@ class ToolUse:
     forced: str = ""
 
 
-def tool_use(body: ChatBody) -> ToolUse:
+def tool_use(body: ChatBody, limits: Limits) -> ToolUse:
     """Read `tool_choice`. A required or named call is opened for the model; from there on it writes by itself.
 
     The opening ends where a model would end a token (no space behind the colon), or the model finds itself in the middle of a word
@@ -312,6 +317,11 @@ def tool_use(body: ChatBody) -> ToolUse:
         return ToolUse(parse=False)
     if not body.tools:
         raise RequestError("tool_choice needs tools", param="tool_choice")
+    if "forced_call" in limits.lacks:
+        raise RequestError(
+            f"a required tool call is not supported by {limits.name}; leave tool_choice at auto",
+            param="tool_choice",
+        )
     if choice == "required":
         return ToolUse(parse=True, forced="<tool_call>")
     name = choice.get("function", {}).get("name") if isinstance(choice, dict) else None

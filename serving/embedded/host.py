@@ -63,6 +63,10 @@ class EmbeddedHost:
             raise RuntimeError("the engine has not started")
         return self._engine
 
+    @property
+    def is_known(self) -> bool:
+        return True
+
     def trouble(self) -> str | None:
         return None
 

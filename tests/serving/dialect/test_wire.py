@@ -129,17 +129,20 @@ def test_the_context_is_checked_before_the_engine_sees_the_prompt() -> None:
 
 
 def test_tool_choice_says_whether_to_look_for_calls_and_how_to_begin() -> None:
-    assert not tool_use(chat()).parse
-    assert tool_use(chat(tools=TOOLS)).parse
-    assert not tool_use(chat(tools=TOOLS, tool_choice="none")).parse
-    assert tool_use(chat(tools=TOOLS, tool_choice="required")).forced == "<tool_call>"
+    assert not tool_use(chat(), LIMITS).parse
+    assert tool_use(chat(tools=TOOLS), LIMITS).parse
+    assert not tool_use(chat(tools=TOOLS, tool_choice="none"), LIMITS).parse
+    assert tool_use(chat(tools=TOOLS, tool_choice="required"), LIMITS).forced == "<tool_call>"
     named = {"type": "function", "function": {"name": "f"}}
-    assert tool_use(chat(tools=TOOLS, tool_choice=named)).forced == '<tool_call>\n{"name": "f", "arguments":'
+    assert (
+        tool_use(chat(tools=TOOLS, tool_choice=named), LIMITS).forced
+        == '<tool_call>\n{"name": "f", "arguments":'
+    )
     for wrong in ("sometimes", {"function": {"name": "g"}}):
         with pytest.raises(RequestError, match="tool_choice must be"):
-            tool_use(chat(tools=TOOLS, tool_choice=wrong))
+            tool_use(chat(tools=TOOLS, tool_choice=wrong), LIMITS)
     with pytest.raises(RequestError, match="needs tools"):
-        tool_use(chat(tool_choice="required"))
+        tool_use(chat(tool_choice="required"), LIMITS)
 
 
 def piece(vocabulary: Vocabulary, text: str, **more: Any) -> Piece:
