@@ -84,7 +84,9 @@ class Loop:
     def _rests(self) -> bool:
         status = self._stack.status()
         backend = status["proxy"]["backend"]
-        return status["processes"]["trainer"]["state"] == "paused" and backend["live"] == backend["wanted"]
+        return bool(
+            status["processes"]["trainer"]["state"] == "paused" and backend["live"] == backend["wanted"]
+        )
 
     def _complain(self, complaint: str) -> None:
         for i in range(6):

@@ -13,8 +13,9 @@ from typing import Any
 import openai
 import pytest
 
-from bench.swap import make_versions, publish
+from bench.swap import QUESTIONS, Stream, agree, load, make_versions, publish, stream
 from evals.stack import Stack
+from serving.http import HttpEngine
 from store.record import Record
 from store.settings import read_settings
 from tests.contract.backends import Backend, missing_vllm
@@ -69,14 +70,57 @@ async def make_live(house: Stack, number: int, folder: Path, digest: str) -> Non
         await record.close()
 
 
-def test_a_version_is_on_all_copies_before_it_serves_and_one_may_die(
-    copies: list[Backend], house: Stack, tmp_path: Path
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
+    return make_versions(tmp_path_factory.mktemp("made"), 12)
+
+
+def test_ten_versions_under_sixteen_streams_fail_and_hold_nobody_and_each_stream_is_of_its_version(
+    copies: list[Backend], house: Stack, versions: list[tuple[Path, str]]
 ) -> None:
-    versions = make_versions(tmp_path / "made", 2)
+    held = backend(house)["held"]
+    found = asyncio.run(load(house, versions[:10], streams=16, per_round=10, tokens=24, calm_s=6.0))
+    streams = [*found["calm"], *found["swaps"]]
+    assert found["swaps"]
+    assert {(one.status, one.is_ended) for one in streams} == {(200, True)}
+    assert backend(house)["held"] == held
+    recorded = until(
+        lambda: (r := rows(house)) and {one.turn_id for one in streams} <= r.keys() and r,
+        "all turns being recorded",
+    )
+    seen = {one.turn_id: int(recorded[one.turn_id]["adapter_version"]) for one in streams}
+    assert max(seen.values()) == 10
+    alone = asyncio.run(asked_alone(copies[0], versions, sorted(set(seen.values()))))
+    assert all(agree(one, alone[seen[one.turn_id], one.question]) for one in streams)
+
+
+async def asked_alone(
+    copy: Backend, versions: list[tuple[Path, str]], wanted: list[int]
+) -> dict[tuple[int, str], Stream]:
+    """What each version says under a name that this engine never heard, with nothing beside it."""
+    engine = HttpEngine(copy.url)
+    found: dict[tuple[int, str], Stream] = {}
+    try:
+        for number in wanted:
+            name = f"alone-{number}" if number else MODEL
+            if number:
+                await engine.load_adapter(name, str(versions[number - 1][0]))
+            for question in QUESTIONS:
+                found[number, question] = await stream(engine, "", name, question, 24)
+            if number:
+                await engine.unload_adapter(name)
+    finally:
+        await engine.close()
+    return found
+
+
+def test_a_version_is_on_all_copies_before_it_serves_and_one_may_die(
+    copies: list[Backend], house: Stack, versions: list[tuple[Path, str]]
+) -> None:
     with openai.OpenAI(base_url=house.base_url, api_key=house.key, max_retries=0, timeout=600) as client:
-        asyncio.run(make_live(house, 1, *versions[0]))
-        until(lambda: backend(house)["live"] == 1, "version 1 going live")
-        assert all(f"{MODEL}@1" in served(copy) for copy in copies)
+        asyncio.run(make_live(house, 11, *versions[10]))
+        until(lambda: backend(house)["live"] == 11, "version 11 going live")
+        assert all(f"{MODEL}@11" in served(copy) for copy in copies)
         with ThreadPoolExecutor(8) as pool:
             turns = list(pool.map(lambda i: ask(client, f"What is {i} plus 4?")[0], range(8)))
         shown: dict[str, Any] = until(
@@ -98,8 +142,8 @@ def test_a_version_is_on_all_copies_before_it_serves_and_one_may_die(
             "the death being told",
         )
         assert dead["problem"]
-        asyncio.run(make_live(house, 2, *versions[1]))  # with one copy away
-        until(lambda: backend(house)["live"] == 2, "version 2 going live")
+        asyncio.run(make_live(house, 12, *versions[11]))  # with one copy away
+        until(lambda: backend(house)["live"] == 12, "version 12 going live")
         turns.append(ask(client, "What is the capital of Italy?")[0])
         found = until(lambda: (r := rows(house)) and set(turns) <= r.keys() and r, "all turns being recorded")
-        assert [found[turn]["adapter_version"] for turn in turns] == [1] * 12 + [2]
+        assert [found[turn]["adapter_version"] for turn in turns] == [11] * 12 + [12]

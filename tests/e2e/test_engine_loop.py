@@ -1,0 +1,42 @@
+"""The command of docs/backends.md: the whole loop with a real vLLM, seen from outside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from store.settings import REPOSITORY, child_environment
+from tests.contract.backends import missing_vllm, vllm_python
+
+KINDS = [
+    "embedded",
+    pytest.param(
+        "vllm",
+        marks=[
+            pytest.mark.vllm,
+            pytest.mark.skipif(bool(missing_vllm()), reason=f"no vLLM here: {missing_vllm()}"),
+        ],
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loop_goes_round_and_back(kind: str) -> None:
+    command = [sys.executable, "-m", "bench.loop", "--backend", kind]
+    if kind == "vllm" and vllm_python():
+        command.append(f"--vllm-python={vllm_python()}")
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=child_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    base, first, second = found["versions"]
+    assert (base, found["rolled_back_to"]) == (0, first)
+    assert first < second
+    assert found["same_as_before"] is True
+    assert found["engine"].startswith("vLLM" if kind == "vllm" else "patina-embedded")
