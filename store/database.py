@@ -41,6 +41,10 @@ T = TypeVar("T")
 #: SQLite waits so long for another writer before it says "locked"; writes here take milliseconds.
 BUSY_TIMEOUT_S = 5.0
 
+#: So many pages (16 MB) of new commits are moved into the database at once: each time waits for the disk, and pages that were written
+#: many times are moved once.
+_CHECKPOINT_PAGES = 4000
+
 _READERS = 3
 
 
@@ -253,6 +257,7 @@ class _SqliteFile:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute("PRAGMA foreign_keys=ON")
+        connection.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
         return connection
 
     def _on_disk(self) -> tuple[int, int] | None:
