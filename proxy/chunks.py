@@ -17,14 +17,15 @@ import orjson
 
 from store.values import Json
 
-_CHARACTERS = rb'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}))'
-_TEXT = rb'"' + _CHARACTERS + rb'++"'
-_ANY_TEXT = rb'"' + _CHARACTERS + rb'*+"'
-_NUMBER = rb"-?(?:0|[1-9]\d{0,8})(?:\.\d{1,25})?(?:[eE][+-]?\d{1,2})?"
-_ID = rb"(?:0|[1-9]\d{0,8})"
+_PLAIN = rb'[^"\\\x00-\x1f]*+'
+_REST = _PLAIN + rb'(?:\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4})' + _PLAIN + rb')*+"'
+_ANY_TEXT = rb'"' + _REST
+_TEXT = rb'"(?!")' + _REST
+_NUMBER = rb"-?(?!0\d)\d{1,9}(?:\.\d{1,25})?(?:[eE][+-]?\d{1,2})?"
+_ID = rb"(?!0\d)\d{1,9}"
 _IDS = _ID + rb"(?:," + _ID + rb")*+"
-_BYTE = rb"(?:0|[1-9]\d{0,2})"
-_BYTES = rb"(?:null|\[(?:" + _BYTE + rb"(?:," + _BYTE + rb")*+)?\])"
+_BYTE = rb"(?!0\d)\d{1,3}"
+_BYTES = rb"(?:\[(?:" + _BYTE + rb"(?:," + _BYTE + rb")*+)?\]|null)"
 
 _SAID = re.compile(_TEXT)
 _TOKEN = re.compile(
@@ -52,7 +53,7 @@ def _pattern(before_logprob: bytes | None, before_ids: bytes | None) -> re.Patte
         parts += [
             re.escape(before_logprob),
             rb'\{"token":',
-            _ANY_TEXT,
+            rb"(?:\1|" + _ANY_TEXT + b")",  # nearly always spelt as the text is
             rb',"logprob":(',
             _NUMBER,
             rb'),"bytes":',

@@ -42,6 +42,7 @@ from proxy.classify import Kind, classify
 from proxy.clients import with_shape
 from proxy.drafts import Draft, request_of
 from proxy.encoding import Packer, Unpacker, Unreadable, can_unpack, is_packed, readable_only, unpack
+from proxy.guard import Line
 from proxy.learnt import Learnt
 from proxy.memory import LARGE
 from proxy.ours import Caller, Wishes, header, read_wishes, request_headers, response_headers, told_length
@@ -142,6 +143,7 @@ class _Exchange:
     wishes: Wishes
     size: int
     assembler: Assembler
+    line: Line | None = None
     injection: Injection = field(default_factory=Injection)
     lease: Lease | None = None
     reply: Reply | None = None
@@ -288,6 +290,7 @@ class ChatRelay:
                 wishes=_wishes(scope["headers"], chat, session, caller),
                 size=len(raw),
                 assembler=Assembler(chat.n),
+                line=line_of(scope),
             )
             await self._exchange(exchange, scope, receive, send, path)
         except WireError as exc:
@@ -308,7 +311,7 @@ class ChatRelay:
         send: Send,
         path: str,
     ) -> None:
-        stayed, line = True, line_of(scope)
+        stayed, line = True, exchange.line
         try:
             stayed = await Watch(receive, line).during(self._pump(exchange, scope["headers"], send, path))
         except UnknownModel as exc:
@@ -637,6 +640,9 @@ class ChatRelay:
         self, exchange: _Exchange, reply: Reply, send: Send, encoding: str | None
     ) -> None:
         """Pass a stream on event by event, without what was only asked for by us; its closing event waits for the commit."""
+        line = exchange.line if getattr(reply, "is_ahead", False) else None
+        if line is not None:
+            line.hold()  # the first events came with the head: they leave with it
         await self._head(exchange, reply, send, is_edited=True)
         splitter = EventSplitter()
         unpacker = Unpacker(encoding) if encoding is not None else None
@@ -648,10 +654,13 @@ class ChatRelay:
                 rest = self._usual_events(
                     exchange, splitter, unpacker.feed(data) if unpacker is not None else data, out, tail
                 )
-                for event in splitter.feed(rest):
+                for event in splitter.feed(rest) if rest else ():
                     self._take_event(exchange, event, out, tail)
                 if piece := b"".join(out):
                     await send_body(send, packer.feed(piece) if packer is not None else piece, more=True)
+                if line is not None:
+                    line.let_go()
+                    line = None
         except UpstreamError:
             if rest := b"".join(tail) + self._torn(exchange, splitter.flush()):
                 await send_body(send, packer.feed(rest) if packer is not None else rest, more=True)
@@ -659,6 +668,9 @@ class ChatRelay:
         except Unreadable as exc:
             # Half of it has left in another packing: it cannot go on as it is.
             raise UpstreamError(f"the backend at {self._engine.address} broke off its answer: {exc}") from exc
+        finally:
+            if line is not None:
+                line.let_go()
         rest = splitter.flush()
         payload = event_data(rest) if rest else None
         if payload is not None and payload != DONE:
@@ -681,6 +693,9 @@ class ChatRelay:
             for known in exchange.usual if exchange.habits is self._learnt.habits else ():
                 at = known.take(buffer, at, out)
             if at > began:
+                exchange.chunks_read = (
+                    _OPENING  # what is like one that was read teaches nothing that it did not
+                )
                 continue
             end = buffer.find(b"\n\n", at)
             if end < 0:
@@ -732,7 +747,7 @@ class ChatRelay:
             exchange.assembler.complain(f"an event cannot be edited: {exc}")
             return event
         shown = event if stripped == payload else with_data(event, payload, stripped)
-        if exchange.tries < _TRIES and exchange.chunks_read >= _OPENING:
+        if exchange.tries < _TRIES and exchange.chunks_read > 1:
             self._look_for_usual(exchange, event, payload, chunk, shown)
         return shown
 

@@ -114,6 +114,11 @@ class Answer:
 
     # ---- to the reader
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether some of the body is here already."""
+        return bool(self._pieces)
+
     async def head(self) -> None:
         """Wait until the head is there. Raises: UpstreamError."""
         while not self._has_head:
