@@ -26,6 +26,8 @@ from trainer.texts import first_line
 
 #: How often a wait looks at the server's health, and how many bad looks in a row end it.
 _LOOK_S, _BAD_LOOKS = 5.0, 3
+#: Longest wait for the end of a session.
+_CLOSE_S = 2.0
 #: Longest wait for one answer. Hosted servers queue: minutes are usual when they are busy.
 _LONGEST_S = 1_800.0
 #: Sampling clients kept, besides the base models'.
@@ -198,8 +200,11 @@ class _mapped:  # a context manager, read as a verb
 
 
 def _close(service: tinker.ServiceClient) -> None:
-    """End a session. A server that is away has ended it in its own way."""
+    """End a session. A server that is away has ended it in its own way; cancelled, the SDK stops its heartbeats all the same."""
+    closing = service.close("success")
     try:
-        service.close("success").result(timeout=_LOOK_S)
-    except (*_FOREIGN, TimeoutError) as exc:
+        closing.result(timeout=_CLOSE_S)
+    except TimeoutError:
+        closing.future().cancel()
+    except _FOREIGN as exc:
         print(f"patina: a session on the Tinker server was not closed: {first_line(exc)}", file=sys.stderr)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from serving.tinker.service import base_model, supported_models
 from serving.tinker.version import read_version
-from store.errors import AdapterError, AlignmentError, ConfigError
+from store.errors import AdapterError, AlignmentError, ConfigError, UpstreamError
 from store.lifecycle import DropReason
 from store.settings import Settings
 from store.values import BASE_VERSION, Json, LogprobMode, ScoredTurn, adapter_name
@@ -73,8 +73,13 @@ class TinkerWorkshop(SharedWorkshop[TinkerPolicy]):
         return tuple(found)
 
     def check(self) -> None:
-        """Raises: UpstreamError when the server is away."""
-        self._link.check()
+        """Raises: UpstreamError when the server is away. When it is back it will know nothing of our sessions."""
+        try:
+            self._link.check()
+        except UpstreamError:
+            self._policy.give_up()
+            self._link.drop()
+            raise
 
     def attempt(
         self, turns: Sequence[ScoredTurn], replay: Sequence[ScoredTurn], recent: Sequence[int], number: int
