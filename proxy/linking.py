@@ -96,6 +96,8 @@ class Known:
         checked: turns that this request looks at with another system prompt, to fill in a form.
         is_silent: the reply to this request is a token that only a program reads.
         waits_for_line: the request is a dialogue written out, and the next speaker's name stands at its end.
+        is_of_the_past: the request is a chore that is only done for conversations that have been held: a summary, a memory.
+        is_ordered: the request is fresh, and says what a recorded turn told one of its tools.
     """
 
     replies: Mapping[str, Sequence[Tip]] = field(default_factory=dict)
@@ -112,6 +114,8 @@ class Known:
     checked: Collection[str] = ()
     is_silent: bool = False
     waits_for_line: bool = False
+    is_ordered: bool = False
+    is_of_the_past: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -202,6 +206,8 @@ def link(
         kind, kind_reason = TurnKind.SIDE, "guardrail"
     if kind is TurnKind.MAIN and session is None and known.is_silent:
         kind, kind_reason = TurnKind.SIDE, "silent_reply"
+    if kind is TurnKind.MAIN and session is None and known.is_ordered:
+        kind, kind_reason = TurnKind.SIDE, "subagent"
     found = _decide(history, known, kind, session, tip, best, mark, candidates)
     return replace(found, kind_reason=kind_reason) if found.kind_reason is None else found
 
@@ -324,7 +330,11 @@ def _quoting(history: History, known: Known, kind: TurnKind) -> Link | None:
         return _about(_most(exchanges), "quotes a recorded exchange")
     if answers:
         return _about(_most(answers), "quotes a recorded answer")
-    questions = [q for q in known.quotes if q.asked >= FOUND and q.tip.is_newest and not q.has_chore]
+    asked = [q for q in known.quotes if q.asked >= FOUND and not q.has_chore]
+    # An opening that was carried on long ago may be asked anew in a moment: then a title is about what comes, a summary never.
+    questions = [q for q in asked if q.tip.is_newest] or [
+        q for q in asked if q.size >= TELLING_LINES and (q.tip.turn_index or known.is_of_the_past)
+    ]
     return _about(_most(questions), "quotes a recorded question") if questions else None
 
 
@@ -417,8 +427,6 @@ def _echo(history: History, known: Known) -> tuple[Tip, Mark] | None:
 
 def _echoed_side(history: History, known: Known, kind: TurnKind) -> Link | None:
     """A side turn's answer (a plan, a summary) was put into the history as if it had been said in it."""
-    if kind is TurnKind.SIDE:
-        return None
     for quote, _ in known.echoes:
         if quote.said < FOUND or quote.size < TELLING_ECHO or quote.tip.kind is TurnKind.MAIN:
             continue

@@ -40,6 +40,14 @@ _SPEAKER = re.compile(
 _WAITING = re.compile(
     r"(?:\A|\n)[ \t]*[#*|<\[]{0,4}[ \t]*([^\W\d_][\w -]{0,24}?)[ \t]*[\]*>|]{0,3}[ \t]*[:：][ \t]*\Z"
 )
+#: Names of fields, not of speakers: a form that ends so waits for what a program reads.
+_FIELDS = frozenset(
+    {
+        "output", "result", "results", "json", "score", "rating", "verdict", "title", "summary", "query", "queries", "question", "keywords",
+        "category", "label", "tags", "topic", "intent", "class", "rewritten", "rephrased", "standalonequestion", "newsummary", "decision",
+        "passage", "value", "format",
+    }
+)  # fmt: skip
 #: A line that only opens or closes something.
 _TAG = re.compile(r"^\s*(</?[A-Za-z][^>]*>|[`~]{3,}\w*|[-=*_]{3,})\s*$")
 _STRING = re.compile(r'"((?:[^"\\\n]|\\.){2,})"')
@@ -105,7 +113,10 @@ def read_page(messages: Iterable[Message], *, with_system: bool = False) -> Page
         if last:
             break
     waiting = _WAITING.search(text.rstrip())
-    return Page(places=places, last=last, waits_for=waiting[1].strip() if waiting else None)
+    speaker = waiting[1].strip() if waiting else None
+    return Page(
+        places=places, last=last, waits_for=None if speaker is None or bare(speaker) in _FIELDS else speaker
+    )
 
 
 def _raw_lines(text: str) -> Iterator[str]:

@@ -8,8 +8,9 @@ before the conversation it is about. They can all be told from stored turns: aft
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -33,7 +34,7 @@ from proxy.quotes import (
 )
 from proxy.words import content_text, spoken
 from store.hashing import digest, wire_json
-from store.values import NewTurn, Relation, Remembered, Tip, TurnKind
+from store.values import Completion, NewTurn, Relation, Remembered, Tip, TurnKind
 
 #: So many turns are remembered, and so many of the newest are read back when the proxy starts.
 REMEMBERED, READ_BACK = 5000, 2000
@@ -49,7 +50,14 @@ _REPEATED = frozenset({"summary", "memory", "heartbeat"})
 _TELLING_LINE = 12
 #: So many of the newest turns are searched for in a prompt that quotes inside its lines.
 _SEARCHED = 32
-_KINDS = ("request", "body", "session", "chores", "line", "reply", "exchange")
+_KINDS = ("request", "body", "session", "chores", "line", "reply", "exchange", "order")
+#: Housekeeping that only conversations need which have been held, and what runs on its own beside all of them.
+_OF_THE_PAST = frozenset({"summary", "memory"})
+_ON_ITS_OWN = frozenset({"subagent", "cron"})
+#: A chore that names nobody may be about any of so many people who spoke last with the same key.
+_PEOPLE = 16
+#: What a turn tells a tool is remembered from so many characters on: another agent may be asked just that.
+_TELLING_ORDER = 24
 #: A first message shorter than this is not recognised when it comes back edited.
 _TELLING_OPENING = 40
 
@@ -66,6 +74,7 @@ class _Entry:
     chore: str  #: what kind of housekeeping it was; "" for a main turn
     number: int  #: which main turn of its scope
     opening: str  #: the person's words of a first turn, as far as they are compared
+    orders: tuple[tuple[str, ...], ...]  #: the lines of each text that it gave to a tool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +99,9 @@ class Recent:
         self._extended: OrderedDict[str, set[str]] = OrderedDict()  # parent -> main turns that extend it
         self._mains: defaultdict[str, int] = defaultdict(int)  # main turns seen, by scope
         self._orphans: OrderedDict[str, _Orphaned] = OrderedDict()  # by session, housekeeping first
+        self._people: defaultdict[str, OrderedDict[str, None]] = defaultdict(
+            OrderedDict
+        )  # by scope: `user`s, newest last
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -134,6 +146,14 @@ class Recent:
         if turn.kind is TurnKind.SIDE:
             trace = Trace(asked=(), said=trace.said)  # a chore's template says nothing about the conversation
         keys += [("line", f"{history.root}:{line}") for line in {*trace.asked, *trace.said}]
+        orders = _orders(turn.completion)
+        keys += [("order", f"{history.root}:{order[-1]}") for order in orders]
+        if turn.user is not None:
+            people = self._people[turn.scope]
+            people[turn.user] = None
+            people.move_to_end(turn.user)
+            if len(people) > _PEOPLE:
+                people.popitem(last=False)
         if turn.reply_key is not None:
             own, size = reply_mark(turn.completion)
             marks = history.marks
@@ -161,6 +181,7 @@ class Recent:
             chore=chore,
             number=self._mains[turn.scope],
             opening=_opening(history) if turn.kind is TurnKind.MAIN else "",
+            orders=orders,
         )
         self._mains[turn.scope] += turn.kind is TurnKind.MAIN
         for kind, key in keys:
@@ -184,7 +205,7 @@ class Recent:
         """Keep housekeeping that came before its conversation; forget it once a conversation has taken it in."""
         if turn.kind is TurnKind.MAIN:
             self._orphans.pop(turn.session_id, None)
-        elif turn.relation is Relation.FIRST:
+        elif turn.relation is Relation.FIRST and draft.kind.reason not in _ON_ITS_OWN:
             waiting = self._orphans.get(turn.session_id)
             chores = {draft.kind.reason} | (waiting.chores if waiting is not None else set())
             messages = draft.history.messages
@@ -278,6 +299,9 @@ class Recent:
         newest = next((m for m in reversed(history.marks) if m.role == "assistant"), None)
         is_told = newest is not None and bool(replies.get(newest.key))
         page = None if is_told else read_page(_front(history), with_system=not history.is_opening)
+        others = self._others(draft)
+        if others:
+            replies = _joined(replies, others, self.replies, history)
         rivals = [t for tips in replies.values() if len(tips) > 1 for t in tips]
         return Known(
             replies=replies,
@@ -287,14 +311,46 @@ class Recent:
             same_setting=self.same_setting(history, rivals) if rivals else (),
             order={t.turn_id: self._entries[t.turn_id].number for t in rivals if t.turn_id in self._entries},
             openings=self._openings(history) if history.is_opening else (),
-            quotes=[] if page is None else self._quotes(draft, page),
+            quotes=[] if page is None else self._quotes(draft, page, others),
             echoes=[] if is_told else self.echoes(history),
             orphans=self.orphans(draft),
             echo_of=self.echo_of(draft),
             checked=self._checked(draft, replies),
             is_silent=any(map(is_silent, draft.reply.completions)),
             waits_for_line=page is not None and page.waits_for is not None,
+            is_of_the_past=draft.kind.reason in _OF_THE_PAST,
+            is_ordered=page is not None and history.is_opening and self._is_ordered(history),
         )
+
+    def _others(self, draft: Draft) -> list[History]:
+        """Return the request's history as those people would have sent it whom a chore may be about that names nobody.
+
+        Only for housekeeping, which is never trained on and answers nobody: what a person says is looked for under their own name alone.
+        """
+        if (
+            draft.kind.kind is TurnKind.MAIN
+            or draft.wishes.user is not None
+            or draft.wishes.session is not None
+        ):
+            return []
+        people = self._people.get(draft.scope)
+        messages = draft.history.messages
+        return [read_history(messages, draft.scope, user) for user in reversed(people)] if people else []
+
+    def _is_ordered(self, history: History) -> bool:
+        """Whether a fresh request says what a recorded turn told a tool: another agent was sent to do it."""
+        words = edges(newest_words(history.messages))
+        if not words:
+            return False
+        page = None
+        for line in reversed(words):
+            for turn_id in self._index["order"].get(f"{history.root}:{line}", [])[-_COMMON:]:
+                page = page or frozenset(words)
+                if any(
+                    order[-1] == line and page.issuperset(order) for order in self._entries[turn_id].orders
+                ):
+                    return True
+        return False
 
     def _checked(self, draft: Draft, replies: Mapping[str, Sequence[Tip]]) -> set[str]:
         """Return the turns which this request looks at as somebody else, to fill in a form about them."""
@@ -332,7 +388,7 @@ class Recent:
     def orphans(self, draft: Draft) -> list[Orphan]:
         """Return the housekeeping that quotes this opening (or what this chore quotes) and has no conversation yet, oldest first."""
         history = draft.history
-        if not self._orphans or not history.is_opening:
+        if not self._orphans or not history.is_opening or draft.kind.reason in _ON_ITS_OWN:
             return []
         if draft.kind.kind is TurnKind.SIDE:
             last = read_page(history.messages).last
@@ -359,15 +415,18 @@ class Recent:
     def _is_near(self, orphan: _Orphaned, draft: Draft) -> bool:
         return orphan.root == draft.history.root and abs(draft.created_at - orphan.created_at) < ORPHAN_S
 
-    def _quotes(self, draft: Draft, page: Page) -> list[Quote]:
+    def _quotes(self, draft: Draft, page: Page, others: Sequence[History]) -> list[Quote]:
         history = draft.history
         found = self._measured(history, page, draft.kind.reason)
+        for other in others:
+            found += self._measured(other, page, draft.kind.reason)
         if found or draft.kind.kind is TurnKind.MAIN or not history.is_opening:
             return found
         # A chore that quotes inside its lines: only the newest turns are searched for, which is what chores are about.
         flat = flat_of(history.messages)
         inside = []
-        newest = (e for t in reversed(self._entries) if (e := self._entries[t]).root == history.root)
+        roots = {history.root, *(other.root for other in others)}
+        newest = (e for t in reversed(self._entries) if (e := self._entries[t]).root in roots)
         for entry in islice(newest, _SEARCHED):
             asked, said, size = find_inside(flat, entry.trace)
             if asked >= FOUND or said >= FOUND:
@@ -441,6 +500,41 @@ class Recent:
                     tip=self.today(entry.tip), asked=0.0, said=1.0, size=sum(map(len, words)), place=0
                 )
         return None
+
+
+def _orders(completion: Completion) -> tuple[tuple[str, ...], ...]:
+    """Return the lines of each longer text among the arguments of a reply's tool calls."""
+    found = []
+    for call in completion.tool_calls:
+        function = call.get("function")
+        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        if not isinstance(arguments, str) or len(arguments) < _TELLING_ORDER:
+            continue
+        try:
+            given = json.loads(arguments)
+        except ValueError:
+            continue
+        for value in given.values() if isinstance(given, dict) else ():
+            if isinstance(value, str) and len(value) >= _TELLING_ORDER and (told := edges(value)):
+                found.append(told)
+    return tuple(found)
+
+
+def _joined(
+    known: Mapping[str, Sequence[Tip]],
+    others: Iterable[History],
+    find: Callable[[History], Mapping[str, Sequence[Tip]]],
+    mine: History,
+) -> dict[str, Sequence[Tip]]:
+    """Return what is known under the keys of ``mine``, with what is known of the same messages as others sent them."""
+    found = {key: list(tips) for key, tips in known.items()}
+    for other in others:
+        theirs = find(other)
+        for own, key in zip(mine.keys, other.keys, strict=True):
+            found.setdefault(own, []).extend(theirs.get(key, ()))
+    return {
+        key: sorted(tips, key=lambda t: t.created_at, reverse=True) for key, tips in found.items() if tips
+    }
 
 
 def _opening(history: History) -> str:

@@ -119,3 +119,12 @@ def test_any_messages_can_be_read(found: Any) -> None:
     assert isinstance(evidence_of(found, {}), list)
     assert following(found) is None or len(following(found) or ()) == 2
     assert recognise([], {"messages": found}) == "unknown"
+
+
+def test_a_form_waits_for_a_field_and_not_for_a_speaker() -> None:
+    assert (
+        read_page([{"role": "user", "content": "User: hi\nBot: hello\nUser: and?\nBot:"}]).waits_for == "Bot"
+    )
+    for field in ("Output", "Title", "### Summary", "Standalone question"):
+        page = read_page([{"role": "user", "content": f"Input: hi\n{field}:"}])
+        assert page.waits_for is None, field

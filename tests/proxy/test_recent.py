@@ -182,3 +182,79 @@ def test_what_could_not_be_written_is_forgotten() -> None:
 def test_confidence_is_what_each_way_of_linking_says_it_is() -> None:
     assert all(0 < value <= 1 for value in CONFIDENCE.values())
     assert json.dumps(CONFIDENCE)
+
+
+def test_a_chore_that_names_nobody_is_about_whoever_is_speaking_with_that_key() -> None:
+    play = Play()
+    say(play, user(LANDLORD), answer=EMAIL, user="alex")
+    title = say(
+        play,
+        user(LANDLORD),
+        assistant(EMAIL),
+        user("Name this conversation in five words, the title only."),
+        user=None,
+    )
+    assert (title.kind, session(play, 2)) == (TurnKind.SIDE, session(play, 1))
+    quoted = say(
+        play, user(f"Summarize the following conversation.\nUSER: {LANDLORD}\nASSISTANT: {EMAIL}"), user=None
+    )
+    assert (quoted.kind, session(play, 3)) == (TurnKind.SIDE, session(play, 1))
+
+
+def test_what_a_person_says_without_a_name_never_joins_somebody_elses_talk() -> None:
+    play = Play()
+    say(play, user(LANDLORD), answer=EMAIL, user="alex")
+    found = say(play, user(LANDLORD), assistant(EMAIL), user("shorter please"), user=None)
+    assert (found.kind, found.parent_turn_id) == (TurnKind.MAIN, None)
+    assert session(play, 2) != session(play, 1)
+    named = say(
+        play, user(LANDLORD), assistant(EMAIL), user("Name this conversation, title only."), user="bob"
+    )
+    assert named.parent_turn_id is None
+    assert session(play, 3) != session(play, 1)
+
+
+def test_what_a_turn_tells_a_tool_is_another_agents_task() -> None:
+    play = Play()
+    task = "Look through the landlord's older letters and list every date on which the heating failed."
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "c1",
+                "type": "function",
+                "function": {"name": "task", "arguments": json.dumps({"prompt": task})},
+            }
+        ],
+    }
+    play.take(play.request([user(LANDLORD)], call))
+    sent = say(play, system("You search files."), user(task), answer="On Monday and on Friday.")
+    assert (sent.kind, sent.kind_reason, sent.relation) == (TurnKind.SIDE, "subagent", Relation.FIRST)
+    assert session(play, 2) != session(play, 1)
+    result = {"role": "tool", "tool_call_id": "c1", "content": "On Monday and on Friday."}
+    back = say(play, user(LANDLORD), call, result, answer="It failed twice.")
+    assert (back.kind, session(play, 3)) == (TurnKind.MAIN, session(play, 1))
+
+
+def test_an_opening_that_was_carried_on_is_asked_anew_but_a_summary_is_of_the_past() -> None:
+    play = Play()
+    say(play, user(LANDLORD))
+    say(
+        play,
+        user(LANDLORD),
+        assistant(EMAIL),
+        user("shorter please"),
+        answer="Heating is broken. Please help.",
+    )
+    say(play, user(TITLE.format(LANDLORD)), answer="Heating")
+    assert session(play, 3) != session(play, 1)
+    summary = say(play, user(f"Summarize the conversation below so that it can go on.\nUSER: {LANDLORD}"))
+    assert (summary.kind, session(play, 4)) == (TurnKind.SIDE, session(play, 1))
+
+
+def test_jobs_on_their_own_do_not_meet() -> None:
+    play = Play()
+    say(play, user("[Subagent Context] You are a subagent.\nFind the price"), answer="2 silver")
+    say(play, user("[cron:daily] This is a scheduled job.\nFind the price"), answer="2 silver")
+    assert session(play, 1) != session(play, 2)
