@@ -1,7 +1,7 @@
 """The commands that look at the record or steer it. Each works while Patina runs and while it does not.
 
-They read the database, not the processes: what `status` shows is what is stored. Tables go to stdout through rich; `--json`
-prints the same facts for programs.
+They read the database, not the processes: what `status` shows is what is stored, and besides it what the running proxy says of its
+store, which is there when the record is not. Tables go to stdout through rich; `--json` prints the same facts for programs.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cli.live import ask_proxy, is_in_trouble, store_line
 from store.errors import ConfigError, RecordError
 from store.lifecycle import Stage
 from store.record import Record, RecordStatus, last_user_text
@@ -59,12 +60,39 @@ def _console() -> Console:
 # ---------------------------------------------------------------------- status
 
 
-async def _status(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
-    status = await record.status()
+def _status(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Print what is stored and what the running proxy says. 1 when it cannot write, or the record cannot be read here."""
+    live = ask_proxy(settings)
+    try:
+        status: RecordStatus | None = asyncio.run(_read_status(settings))
+        problem = None
+    except RecordError as exc:
+        if live is None:
+            raise
+        status, problem = None, str(exc)
+    store = live["store"] if live is not None else None
     if arguments.json:
-        print(json.dumps({**status.to_json(), "sentence": sentence(status)}, default=str, indent=2))
-        return 0
-    console = _console()
+        found = {**status.to_json(), "sentence": sentence(status)} if status is not None else {}
+        found |= {"store": store, "proxy": live["proxy"] if live else None, "record_error": problem}
+        print(json.dumps(found, default=str, indent=2))
+    else:
+        console = _console()
+        if status is not None:
+            _print_status(console, status)
+        else:
+            console.print(f"[red]the record cannot be read: {escape(problem or '')}[/]")
+        if live is not None and store is not None:
+            style = "red" if is_in_trouble(store) else "default"
+            console.print(f"[{style}]{escape(store_line(store, live['proxy'].get('not_captured')))}[/]")
+    return 1 if problem or (store is not None and is_in_trouble(store)) else 0
+
+
+async def _read_status(settings: Settings) -> RecordStatus:
+    async with _opened(settings) as record:
+        return await record.status()
+
+
+def _print_status(console: Console, status: RecordStatus) -> None:
     console.print(sentence(status))
     table = Table("process", "state", "pid", "last word", "detail", box=None, pad_edge=False)
     now = time.time()
@@ -91,7 +119,6 @@ async def _status(record: Record, settings: Settings, arguments: argparse.Namesp
         console.print(f"last step: {when} · {step.method} · {escape(outcome)}")
     if status.last_error is not None:
         console.print(f"last error: {escape(status.last_error)}")
-    return 0
 
 
 def sentence(status: RecordStatus) -> str:
@@ -365,7 +392,7 @@ async def _verify(record: Record, settings: Settings, arguments: argparse.Namesp
 
 
 COMMANDS: dict[str, Command] = {
-    "status": _command(_status),
+    "status": _status,
     "trajectories": _command(_trajectories),
     "versions": _command(_versions),
     "why": _command(_why),

@@ -33,7 +33,7 @@ from proxy.recorder import Recorder
 from proxy.relay import PATIENCE_S, ChatRelay, Counters, PassThrough
 from serving.protocol import Engine
 from serving.vllm.turns import EngineByTurns
-from store.errors import RecordError, WireError
+from store.errors import RecordError, RecordUnavailable, WireError
 from store.hashing import digest
 from store.record import Record
 from store.values import Feedback, Heartbeat, Json
@@ -41,31 +41,13 @@ from store.values import Feedback, Heartbeat, Json
 log = logging.getLogger(__name__)
 
 _CHAT = "/v1/chat/completions"
-#: Administration of the backend: loading code and weights, or putting it to sleep, is not a client's business.
-_FORBIDDEN = frozenset(
-    {
-        "load_lora_adapter",
-        "unload_lora_adapter",
-        # vLLM's, where it is started for --colocate sleep
-        "sleep",
-        "wake_up",
-        "is_sleeping",
-        "pause",
-        "resume",
-        "is_paused",
-        "collective_rpc",
-        "server_info",
-        "release_kv_cache_memory",
-        "reset_prefix_cache",
-        "reset_mm_cache",
-        "reset_encoder_cache",
-    }
-)
+#: Administration of the backend: loading code and weights is not a client's business.
+_FORBIDDEN = ("load_lora_adapter", "unload_lora_adapter")
 
 _HEARTBEAT_S = 1.0
 _STATUS_TIMEOUT_S = 2.0
 #: Feedback may come before a late turn is written: so long is its row waited for.
-_FEEDBACK_PATIENCE_S = 2.0
+_FEEDBACK_PATIENCE_S, _FEEDBACK_POLL_S = 20.0, 0.1
 _DRAIN_S = 5.0
 #: The heap is tidied up after large bodies, but not more often.
 _TIDY_S = 5.0
@@ -374,12 +356,18 @@ class Proxy:
                     return await record.find_turn(caller.scope, body.reference)
                 return await record.find_exchange(caller.scope, body.prompt or "", body.response or "")
 
-            turn_id = await find()
-            if turn_id is None and await self._recorder.drain(_FEEDBACK_PATIENCE_S) == 0:
+            asked = asyncio.get_running_loop().time()
+            while True:
+                is_held = self._recorder.may_hold(body.reference, asked)  # now: it may be written meanwhile
                 turn_id = await find()
-            if turn_id is None:
-                await send_error(send, 404, "No turn of yours is known by that.", code="unknown_turn")
-                return
+                if turn_id is not None:
+                    break
+                if not is_held:
+                    await send_error(send, 404, "No turn of yours is known by that.", code="unknown_turn")
+                    return
+                if asyncio.get_running_loop().time() > asked + _FEEDBACK_PATIENCE_S:
+                    raise RecordUnavailable("turns are waiting to be written, and it may be one of them")
+                await asyncio.sleep(_FEEDBACK_POLL_S)
             key = body.idempotency_key or digest("content", turn_id, repr(body.score), body.text)
             is_new = await record.add_feedback(
                 Feedback(

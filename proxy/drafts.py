@@ -200,6 +200,15 @@ def dump_draft(draft: Draft) -> bytes:
     )
 
 
+_ID = b'{"turn_id":"'
+
+
+def id_of(line: bytes) -> str | None:
+    """Return which turn a line of `dump_draft` is about, without reading it; None when it is no such line."""
+    end = line.find(b'"', len(_ID))
+    return line[len(_ID) : end].decode("ascii", "replace") if line.startswith(_ID) and end > 0 else None
+
+
 def load_draft(line: bytes) -> Draft:
     """Read what `dump_draft` wrote.
 

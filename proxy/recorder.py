@@ -23,7 +23,7 @@ from typing import TypeVar
 
 import tenacity
 
-from proxy.drafts import Draft, build_turns, dump_draft, load_draft
+from proxy.drafts import Draft, build_turns, dump_draft, id_of, load_draft
 from proxy.journal import Journal
 from proxy.linking import Known, Link, link
 from proxy.recent import READ_BACK, Recent
@@ -167,13 +167,35 @@ class Recorder:
             if not item.written.done():
                 self.exposed += 1
         elif (error := appended.exception()) is not None:
-            self.journal_error = str(error)
+            is_first, self.journal_error = self.journal_error is None, str(error)
             if not item.written.done():
                 self.exposed += 1
-                log.error("turn %s is in memory only: %s", item.draft.turn_id, error)
+                if is_first:  # the others are counted: a disk that is full must not be filled with this
+                    log.error(
+                        "turn %s is in memory only, as are those that follow: %s", item.draft.turn_id, error
+                    )
         else:
             self.journaled += 1
             self.journal_error = None
+
+    def may_hold(self, reference: str | None, before: float) -> bool:
+        """Whether a turn that ended ``before`` a time of the loop's clock may be waiting to be written.
+
+        Args:
+            reference: its id or its completion's; None: any turn.
+        """
+        if self._spilled or self._has_leftovers:
+            return True
+        turn_id = reference.partition(".")[0] if reference is not None else None
+        return any(
+            item.since <= before
+            and (
+                reference is None
+                or turn_id == item.draft.turn_id
+                or reference == item.draft.reply.completion_id
+            )
+            for item in self._queue
+        )
 
     async def drain(self, timeout_s: float) -> int:
         """Wait until everything queued is written; returns how many turns still wait after ``timeout_s``."""
@@ -208,7 +230,7 @@ class Recorder:
         elif self.record is None:
             state = "opening"
         else:
-            state = "slow" if oldest_s > self._wait_s else "ok"
+            state = "slow" if oldest_s > self._wait_s or self._spilled else "ok"
         return {
             "state": state,
             "available": self.record is not None and self.last_error is None,
@@ -279,28 +301,30 @@ class Recorder:
         self._has_leftovers = False
 
     async def _recover(self, lines: Sequence[bytes]) -> None:
-        drafts: dict[str, Draft] = {}
-        for line in lines:
+        # Most lines are of turns that were late and are recorded by now: they are told by their ids, and not read.
+        waiting = {id_of(line): line for line in lines}
+        for item in self._queue:
+            waiting.pop(item.draft.turn_id, None)  # written from memory, in its turn
+
+        async def known() -> set[str]:
+            return await (await self._available()).known_turns([i for i in waiting if i is not None])
+
+        for turn_id in await self._patiently(known):
+            del waiting[turn_id]
+        drafts: list[Draft] = []
+        for line in waiting.values():
             try:
-                draft = load_draft(line)
+                drafts.append(load_draft(line))
             except (ValueError, KeyError, TypeError) as exc:
                 # Torn by a crash while it was written: its client never saw the end.
                 log.warning("a line of the journal cannot be read: %s", type(exc).__name__)
-            else:
-                drafts[draft.turn_id] = draft
-        for item in self._queue:
-            drafts.pop(item.draft.turn_id, None)  # written from memory, in its turn
-
-        async def known() -> set[str]:
-            return await (await self._available()).known_turns(list(drafts))
-
-        for turn_id in await self._patiently(known):
-            del drafts[turn_id]
-        now = asyncio.get_running_loop().time()
         if drafts:
+            now = asyncio.get_running_loop().time()
             nobody: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            await self._commit([_Item(draft, nobody, now) for draft in drafts.values()])
+            await self._commit([_Item(draft, nobody, now) for draft in drafts])
             self.recovered += len(drafts)
+            if self._spilled:
+                self._spilled = max(1, self._spilled - len(drafts))  # what is left is seen to by `_replay`
 
     async def _commit(self, batch: Sequence[_Item]) -> None:
         try:

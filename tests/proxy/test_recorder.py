@@ -15,7 +15,7 @@ import pytest
 
 from proxy.canonical import read_history
 from proxy.classify import Kind
-from proxy.drafts import Draft, dump_draft, load_draft
+from proxy.drafts import Draft, dump_draft, id_of, load_draft
 from proxy.journal import Journal
 from proxy.ours import Wishes
 from proxy.recorder import Recorder
@@ -323,6 +323,37 @@ async def test_neither_record_nor_journal_costs_no_reply_and_is_said(record_url:
         record.refusing = False
         assert await recorder.drain(5.0) == 0
         assert [r["turn_id"] for r in await record.trajectories()] == ["turn_a"]
+
+
+async def test_of_the_journal_only_what_is_not_recorded_is_read_again(
+    record_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def counted(line: bytes) -> Draft:
+        found = load_draft(line)
+        read.append(found.turn_id)
+        return found
+
+    monkeypatch.setattr("proxy.recorder.load_draft", counted)
+    journal = Journal(tmp_path / "journal")
+    async with recording(record_url, journal=journal, wait_s=0.02, capacity=3) as (recorder, record):
+        record.refusing = True
+        for i in range(8):  # three wait in memory and are in the journal as well, the others there alone
+            await recorder.settle(recorder.submit(draft(str(i), [user(f"hello {i}")], "x")))
+        assert recorder.state()["waiting"] == 8
+        record.refusing = False
+        assert await recorder.drain(10.0) == 0
+        assert sorted(r["turn_id"] for r in await record.trajectories()) == [f"turn_{i}" for i in range(8)]
+    assert sorted(read) == [f"turn_{i}" for i in range(3, 8)]
+    journal.close()
+
+
+def test_the_id_of_a_line_is_told_without_reading_it() -> None:
+    line = dump_draft(draft("a", [user("hello")], "x"))
+    assert id_of(line) == "turn_a"
+    assert id_of(line[:14]) is None
+    assert id_of(b"") is id_of(b'{"x":1}\n') is None
 
 
 def test_a_draft_comes_back_from_its_line_exactly() -> None:

@@ -7,6 +7,8 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,25 @@ def test_a_record_locked_by_somebody_else_delays_no_reply_beyond_the_bound_and_l
             assert (told["state"], told["last_error"], told["lost"]) == ("ok", None, 0)
             assert written(record_file) == ids
             until(http, lambda found: found["journal_bytes"] == 0)
+
+
+def test_feedback_on_a_turn_that_waits_is_kept_until_the_turn_is_there(
+    record_file: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    with running(Upstream()) as url:
+        settings = write_settings(tmp_path, port)
+        with process(settings, port, "--backend-url", url), client(port) as http:
+            until(http, lambda found: found["state"] == "ok")
+            with closing(sqlite3.connect(record_file)) as locked:
+                locked.execute("BEGIN IMMEDIATE")
+                turn = ask(http, "while it is locked")
+                with ThreadPoolExecutor() as pool, client(port) as other:
+                    given = pool.submit(other.post, "/feedback", json={"turn_id": turn, "thumbs": "down"})
+                    assert http.post("/feedback", json={"turn_id": "turn_x", "score": 1}).status_code == 404
+                    assert not given.done()
+                    locked.rollback()
+                    assert given.result().json() == {"status": "recorded", "turn_id": turn}
 
 
 def test_killed_while_the_record_is_locked_everything_a_client_saw_is_written_at_the_next_start(

@@ -1,0 +1,75 @@
+"""What the running proxy itself says: the truth of this moment, whatever can be read of the record."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+
+from store.errors import ConfigError
+from store.settings import Settings
+from store.values import Json
+
+#: The proxy gives its record two seconds before it answers without it; a crowded machine needs longer. Nobody there is told at once.
+_TIMEOUT_S = 20.0
+
+
+def ask_proxy(settings: Settings) -> Json | None:
+    """Return ``/v1/patina/status`` of the proxy that runs on this home; None when none answers.
+
+    Args:
+        settings: of the home; the address and the key are those of the house that was started on it last.
+    """
+    try:
+        running = Settings.load(settings.home / "run" / "settings.json")
+    except ConfigError:
+        return None  # nothing was ever started here
+    host = running.proxy_host if running.proxy_host not in ("0.0.0.0", "::") else "localhost"
+    address = f"[{host}]" if ":" in host else host
+    request = urllib.request.Request(f"http://{address}:{running.proxy_port}/v1/patina/status")
+    if key := _key(running):
+        request.add_header("x-patina-key", key)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by way of a web proxy
+    try:
+        with opener.open(request, timeout=_TIMEOUT_S) as reply:
+            found = json.load(reply)
+    except (OSError, ValueError, http.client.HTTPException):  # urllib's errors are OSErrors
+        return None
+    # Somebody else may have taken the port since.
+    return found if isinstance(found, dict) and isinstance(found.get("store"), dict) else None
+
+
+def _key(running: Settings) -> str:
+    if running.api_key is not None:
+        return running.api_key
+    try:
+        return running.key_file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def is_in_trouble(store: Json) -> bool:
+    """Whether the proxy cannot write what it is given."""
+    return bool(store["last_error"] or store["journal_error"] or store["lost"])
+
+
+def store_line(store: Json, not_captured: Json | None = None) -> str:
+    """Return the proxy's store in one line, e.g. "store: away (database is locked) · 8 turns wait, 8 of them served late"."""
+    parts = [f"store: {store['state']}" + (f" ({store['last_error']})" if store["last_error"] else "")]
+    if store["waiting"]:
+        parts.append(f"{store['waiting']} turns wait, the oldest for {store['oldest_s']:.1f} s")
+    if store["journal_bytes"]:
+        parts.append(f"{store['journal_bytes']} bytes in the journal")
+    if store["journal_error"]:
+        parts.append(f"the journal cannot be written ({store['journal_error']})")
+    counts = (
+        (store["late"], "late"),
+        (store["exposed"], "for a while in memory only"),
+        (store["lost"], "LOST"),
+    )
+    parts += [f"{count} {what}" for count, what in counts if count]
+    if store["last_loss"]:
+        parts.append(f"the last: {store['last_loss']}")
+    parts += [f"{count} passed on unread: {why}" for why, count in (not_captured or {}).items()]
+    return " · ".join(parts)
