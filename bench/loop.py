@@ -151,7 +151,10 @@ class Loop:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.loop", description=__doc__)
-    parser.add_argument("--backend", choices=("embedded", "vllm"), default="vllm")
+    parser.add_argument("--backend", choices=("embedded", "vllm", "tinker"), default="vllm")
+    parser.add_argument(
+        "--tinker-base-url", default="", help="as for run.py; the server has the built-in model"
+    )
     parser.add_argument("--vllm-python", default="", help="as for run.py")
     parser.add_argument(
         "--colocate", choices=("auto", "share", "sleep"), default="auto", help="as for run.py"
@@ -168,6 +171,8 @@ def main() -> int:
     }
     if given.vllm_python:
         wishes["vllm_python"] = given.vllm_python
+    if given.tinker_base_url:
+        wishes["tinker_base_url"] = given.tinker_base_url
     began = time.monotonic()
     try:
         with Stack(read_settings(wishes), ready_s=_READY_S) as stack:
