@@ -109,6 +109,11 @@ def test_clients_cannot_administer_the_backend(house: House) -> None:
     for path in ("load_lora_adapter", "unload_lora_adapter", "%6coad_lora_adapter", "x/../load_lora_adapter"):
         assert post(f"{house.url}/v1/{path}", b'{"lora_name":"x","lora_path":"/"}')[0] == 404
     assert house.upstream.admin == []
+    seen = len(house.upstream.seen)
+    # what vLLM has at its root where it may sleep; only what is below /v1/ is anybody's
+    for path in ("sleep?level=2", "wake_up", "collective_rpc", "v1/../sleep", "v1/%2e%2e/collective_rpc", "//sleep"):
+        assert post(f"{house.url}/{path}", b"{}")[0] == 404
+    assert len(house.upstream.seen) == seen
 
 
 def test_the_sdk_streams_and_does_not(house: House) -> None:
