@@ -364,6 +364,30 @@ def test_in_chunks_no_vocabulary_sized_intermediate_is_kept_for_the_backward_pas
     assert kept(8) < 0.1 * whole
 
 
+def test_from_hidden_states_not_even_the_logits_are_ever_there() -> None:
+    vocabulary, width, chunk = 500, 6, 8
+    _, batch = make_batch(lengths=[16] * 4, vocabulary=vocabulary)
+    matrix = torch.randn(width, vocabulary, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    made: list[int] = []
+    kept: dict[int, int] = {}
+
+    def head(states: torch.Tensor) -> torch.Tensor:
+        made.append(len(states))
+        return states @ matrix
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    hidden = torch.randn(4, 16, width, dtype=torch.float64).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss, _ = compute_loss(Objective(top_k=None), batch, hidden, chunk=chunk, head=head)
+    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
+    assert max(made) <= chunk
+    assert sum(made) == 2 * 4 * 16  # once, and once more in the backward pass
+    assert sum(kept.values()) < 0.2 * 4 * 16 * vocabulary * 8
+
+
 @pytest.mark.parametrize("chunk", [None, 1, 7, 1000])
 def test_logits_made_from_hidden_states_on_the_way_change_nothing(chunk: int | None) -> None:
     vocabulary, width = 11, 6
