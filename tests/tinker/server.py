@@ -39,8 +39,9 @@ _MOST_FUTURES = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Sampler:
-    """A sampling session: which weights, for ever."""
+    """A sampling session: which weights, for as long as the session it belongs to."""
 
+    session: str
     key: str
     weights: Callable[[], Weights] | None
     path: str | None
@@ -82,6 +83,7 @@ class Server:
                 Route(f"{v1}/telemetry", self._telemetry, methods=post),
                 Route(f"{v1}/create_session", self._create_session, methods=post),
                 Route(f"{v1}/session_heartbeat", self._heartbeat, methods=post),
+                Route(f"{v1}/sessions", self._list_sessions, methods=get),
                 Route(f"{v1}/sessions/{{session}}/finish", self._finish, methods=post),
                 Route(f"{v1}/create_model", self._create_model, methods=post),
                 Route(f"{v1}/get_info", self._get_info, methods=post),
@@ -144,9 +146,14 @@ class Server:
         return _json({"type": "session_heartbeat"})
 
     async def _finish(self, request: Request) -> Response:
-        for model in self._sessions.pop(request.path_params["session"], set()):
+        session = request.path_params["session"]
+        for model in self._sessions.pop(session, set()):
             self._thread.submit(self._training.drop, model)
+        self._samplers = {name: one for name, one in self._samplers.items() if one.session != session}
         return _json({})
+
+    async def _list_sessions(self, request: Request) -> Response:
+        return _json({"sessions": list(self._sessions)})
 
     def _session(self, session: str) -> set[str]:
         if session not in self._sessions:
@@ -296,7 +303,7 @@ class Server:
                 path = self._checkpoints.save(model, "sampler_weights", body["path"], weights, None)
                 return {"type": "save_weights_for_sampler", "path": path}
             sampler = f"sampler-{uuid.uuid4().hex}"
-            self._samplers[sampler] = _Sampler(sampler, lambda: weights, None)
+            self._samplers[sampler] = _Sampler(model.partition(":")[0], sampler, lambda: weights, None)
             return {"type": "save_weights_for_sampler", "sampling_session_id": sampler}
 
         return self._submit(work, model=model, number=body.get("seq_id"))
@@ -343,7 +350,7 @@ class Server:
             raise Refused(400, f"there is no base model {base}, only {self.name}")
         sampler = f"sampler-{uuid.uuid4().hex}"
         weights = None if path is None else lambda: self._checkpoints.load(path)
-        self._samplers[sampler] = _Sampler(path or "", weights, path)
+        self._samplers[sampler] = _Sampler(body["session_id"], path or "", weights, path)
         return _json({"type": "create_sampling_session", "sampling_session_id": sampler})
 
     def _known(self, sampler: str) -> _Sampler:
