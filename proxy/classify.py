@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from proxy.literals import needed
@@ -572,9 +572,9 @@ class _Sieve:
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = tuple(rules)
         self._always: list[int] = []
-        self._asked: dict[str, list[int]] = {}
-        self._told: dict[str, list[int]] = {}
-        self._formed: dict[str, list[int]] = {}
+        self._asked = _Pieces()
+        self._told = _Pieces()
+        self._formed = _Pieces()
         self._systems: OrderedDict[str, frozenset[int]] = OrderedDict()  # system prompts come again
         for position, rule in enumerate(self._rules):
             needs = [(need, self._asked) for p in rule.asks if (need := _needed(p)) is not None]
@@ -590,7 +590,7 @@ class _Sieve:
     def candidates(self, view: View) -> list[Rule]:
         found = set(self._always)
         if view.request:
-            found.update(_held(self._asked, view.request))
+            found.update(self._asked.held(view.request))
         if view.system:
             found.update(self._by_system(view))
         return [self._rules[position] for position in sorted(found)]
@@ -598,17 +598,37 @@ class _Sieve:
     def _by_system(self, view: View) -> frozenset[int]:
         known = self._systems.get(view.system_ends)
         if known is None:
-            known = frozenset(_held(self._told, view.system) | _held(self._formed, view.system_ends))
+            known = frozenset(self._told.held(view.system) | self._formed.held(view.system_ends))
             self._systems[view.system_ends] = known
             if len(self._systems) > 256:
                 self._systems.popitem(last=False)
         return known
 
 
-def _held(index: Mapping[str, Sequence[int]], text: str) -> set[int]:
-    lowered = text.lower()
-    return {position for piece, positions in index.items() if piece in lowered for position in positions}
+class _Pieces(dict[str, list[int]]):
+    """Pieces of text, each with the rules that need it."""
 
+    def held(self, text: str) -> set[int]:
+        """Return the rules that a piece of ``text`` lets through."""
+        lowered = text.lower()
+        pieces: Iterable[str] = self
+        if len(lowered) <= _FEW:
+            # Of a short text only those pieces can be found that begin as some place of it does.
+            places = {lowered[i : i + _START] for i in range(len(lowered))}
+            places |= {place[:2] for place in places}
+            pieces = [piece for place in self._starts.keys() & places for piece in self._starts[place]]
+        return {position for piece in pieces if piece in lowered for position in self[piece]}
+
+    @cached_property
+    def _starts(self) -> dict[str, list[str]]:
+        starts: dict[str, list[str]] = {}
+        for piece in self:
+            starts.setdefault(piece[:_START], []).append(piece)
+        return starts
+
+
+#: A text up to this is looked through faster than the pieces are.
+_FEW, _START = 300, 3
 
 _needed = cache(needed)
 
