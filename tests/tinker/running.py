@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from store.settings import REPOSITORY, child_environment
 from tests.tinker.checkpoints import Checkpoints, LoraSpec, Weights
 from tests.tinker.training import LORA_ALPHA
 
-_READY_S = 120.0
+_READY_S, _SKYRL_READY_S = 120.0, 300.0
 
 
 class TinkerServer:
@@ -54,15 +55,8 @@ class TinkerServer:
                 stdout=log,
                 stderr=log,
             )
-        end = time.monotonic() + _READY_S
-        while time.monotonic() < end:
-            assert self.process.poll() is None, f"it ended: {self._log.read_text()[-3000:]}"
-            # any answer will do: one that asks for a key is up as well
-            with contextlib.suppress(urllib.error.URLError, OSError):
-                urllib.request.urlopen(f"{self.url}/api/v1/get_server_capabilities", timeout=5).close()
-                return self
-            time.sleep(0.1)
-        raise AssertionError(f"not ready after {_READY_S:.0f} s: {self._log.read_text()[-3000:]}")
+        _until_up(self.process, self.url, self._log, _READY_S)
+        return self
 
     def kill(self) -> None:
         """Have it die without a word."""
@@ -81,6 +75,86 @@ class TinkerServer:
     def take_in(self, adapter: Path, name: str) -> str:
         """Put a LoRA folder of peft's among the server's checkpoints, as if it had been trained there; returns its path."""
         return take_in(self._state, self.name, adapter, name)
+
+
+class SkyrlServer:
+    """SkyRL's Tinker server of one model on loopback, in its own environment.
+
+    Args:
+        python: of that environment, see `skyrl_python`.
+        slots: adapters at once; each version that is sampled from takes one, each that is trained another.
+    """
+
+    def __init__(self, python: Path, model: Path, folder: Path, *, slots: int = 12, rank: int = 16) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.name = str(model)
+        self._log = folder / "skyrl.log"
+        config = json.dumps({"max_lora_adapters": slots, "max_lora_rank": rank})
+        self._command = [
+            str(python), str(REPOSITORY / "tests" / "tinker" / "skyrl.py"), "api", "--backend", "jax",
+            "--base-model", str(model), "--port", str(self.port), "--checkpoints-base", str(folder / "checkpoints"),
+            "--database-url", f"sqlite:///{folder / 'skyrl.db'}", "--backend-config", config,
+        ]  # fmt: skip
+        # what is compiled once is kept beside the environment
+        self._environment = child_environment(
+            JAX_PLATFORMS="cpu",
+            HF_HUB_OFFLINE="1",
+            JAX_COMPILATION_CACHE_DIR=str(python.parent.parent / "jax-cache"),
+            JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0.5",
+        )
+        del self._environment["PYTHONPATH"]  # nothing of ours
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> SkyrlServer:
+        """Start it and wait until it answers."""
+        with self._log.open("ab") as log:
+            # a group of its own: its engine is a process beside it
+            self.process = subprocess.Popen(
+                self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        _until_up(self.process, self.url, self._log, _SKYRL_READY_S)
+        return self
+
+    def kill(self) -> None:
+        """Have all of it die without a word."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(30)
+
+    stop = kill
+
+
+def skyrl_python() -> Path | None:
+    """Return the python that has SkyRL: PATINA_TINKER_PYTHON, else that of .venv-tinker; None where there is none."""
+    named = os.environ.get("PATINA_TINKER_PYTHON")
+    folder = REPOSITORY / ".venv-tinker"
+    if named:
+        return Path(named)
+    return folder / "bin" / "python" if (folder / ".installed").exists() else None
+
+
+def missing_skyrl() -> str:
+    """Return why SkyRL cannot be tested with here; "" when it can."""
+    python = skyrl_python()
+    if python is None:
+        return "no .venv-tinker; `python3 scripts/install_tinker.py` makes one, or name a python with PATINA_TINKER_PYTHON"
+    return "" if python.exists() else f"there is no {python}"
+
+
+def _until_up(process: subprocess.Popen[bytes], url: str, log: Path, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert process.poll() is None, f"it ended: {log.read_text()[-3000:]}"
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"{url}/api/v1/get_server_capabilities", timeout=5),
+        ):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"not ready after {seconds:.0f} s: {log.read_text()[-3000:]}")
 
 
 def take_in(state: Path, base_model: str, adapter: Path, name: str) -> str:
