@@ -93,6 +93,19 @@ _BRIEF = (
     "context",
     "steps",
 )
+#: What the page's first table calls its columns; all others are folded away below it.
+_IN_WORDS = {
+    "before": "as wished, before",
+    "after": "as wished, after",
+    "taken away": "as wished, memory taken away",
+    "until 3": "replies read until 3 conversations in a row pleased",
+    "facts": "facts right, change",
+    "tools": "tool calls right, change",
+    "opposite": "asked for the opposite: obeys",
+    "retention": "earlier wishes kept",
+    "context": "tokens added to every prompt",
+    "wall s": "seconds",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +241,8 @@ h1{line-height:1.15}h2{margin-top:3rem;border-top:1px solid var(--line);padding-
 table{border-collapse:collapse;font-size:.82rem;width:100%}.wide{overflow-x:auto}
 th,td{padding:.25rem .5rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th:first-child,td:first-child{text-align:left}thead th{vertical-align:bottom}tr.ours td:first-child{font-weight:600}
-td.text{text-align:left;white-space:normal;min-width:14rem}
+td.text,th.text{text-align:left;white-space:normal;min-width:14rem}thead th{white-space:normal;max-width:9rem}
+.result{border-left:.3rem solid var(--good);padding-left:.8rem;font-weight:600}
 figure{margin:1rem 0;background:#fff;border-radius:.5rem;padding:.5rem}figure svg{width:100%;height:auto}
 .lead{font-size:1.15rem}.said{color:var(--bad)}.fine{color:var(--good)}small,.note{opacity:.75}
 details{margin:.6rem 0;background:var(--soft);border-radius:.4rem;padding:.4rem .8rem}summary{cursor:pointer}
@@ -252,6 +266,9 @@ def _page(groups: Mapping[Group, Mapping[str, Sequence[Json]]], figures: Mapping
 <h1>Does it learn?</h1>
 <p class="lead">A simulated person chats, says in plain words what they do not like, and never explains more than that. What is
 measured is how replies to <em>other questions, which nobody ever asked</em>, change, and what it costs.</p>
+<p>Good is: the solid line on the left climbs early, the one on the right stays where it is, and someone who explicitly asks for the
+opposite still gets it. <em>none</em> learns nothing and has to stay flat; <em>memory</em> puts earlier complaints in front of every
+prompt instead of learning, and falls back once they are taken away; dashed lines are other systems' ways to learn.</p>
 {"".join(parts)}
 <h2>How to read this</h2>
 <p>An <em>interaction</em> is one reply that the person reads. <em>Compliance</em> is judged by fixed rules, not by a model and
@@ -263,19 +280,34 @@ seed alone has no interval. A number in parentheses says how many runs have it a
 """
 
 
-def _section(group: Group, methods: Mapping[str, Sequence[Json]], figure: str) -> str:
-    head = "".join(f'<th title="{_e(c.about)}">{_e(c.name)}</th>' for c in COLUMNS if _is_told(c, methods))
+def _table(columns: Mapping[str, Column], methods: Mapping[str, Sequence[Json]]) -> str:
+    """``columns`` by the words above them, with a row for each method."""
+    head = "".join(f'<th title="{_e(c.about)}">{_e(words)}</th>' for words, c in columns.items())
     body = []
     for name, rows in methods.items():
-        cells = "".join(
-            f"<td>{_e(cell(c, rows).text(c.digits))}</td>" for c in COLUMNS if _is_told(c, methods)
+        method = METHODS[rows[0]["method"]]
+        cells = "".join(f"<td>{_e(cell(c, rows).text(c.digits))}</td>" for c in columns.values())
+        ours = ' class="ours"' if method.name == "combine" else ""
+        body.append(
+            f'<tr{ours}><td title="{_e(method.about)}">{_e(name)}</td><td>{len(rows)}</td>{cells}</tr>'
         )
-        ours = ' class="ours"' if rows[0]["method"] == "combine" else ""
-        body.append(f"<tr{ours}><td>{_e(name)}</td><td>{len(rows)}</td>{cells}</tr>")
+    return (
+        f'<div class="wide"><table><thead><tr><th>method</th><th>seeds</th>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def _section(group: Group, methods: Mapping[str, Sequence[Json]], figure: str) -> str:
+    told = [c for c in COLUMNS if _is_told(c, methods)]
+    brief = {_IN_WORDS[c.name]: c for c in told if c.name in _IN_WORDS}
+    every = {c.name: c for c in told}
     return f"""<h2>{_e(title(group))}</h2>
-<p>This person: {_e(scenario(group[0], group[1]).about)}. {_e(headline(methods))}</p>
+<p>This person: {_e(scenario(group[0], group[1]).about)}.</p>
+<p class="result">{_e(headline(methods))}</p>
 <figure>{figure}</figure>
-<div class="wide"><table><thead><tr><th>method</th><th>seeds</th>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>
+{_table(brief, methods)}
+<p class="note">Shares lie between 0 and 1. Point at a name or a heading for what it means.</p>
+<details><summary>All measurements</summary>{_table(every, methods)}</details>
 <h3>Before and after, to the same questions</h3>{_samples(methods)}
 <h3>What was said</h3>{"".join(_talk(name, rows[0]) for name, rows in methods.items())}
 <h3>Every version, and why it was made</h3>{"".join(_versions(name, rows[0]) for name, rows in methods.items())}
@@ -326,8 +358,8 @@ def _samples(methods: Mapping[str, Sequence[Json]]) -> str:
         )
         opened = " open" if rows[0]["method"] == "combine" else ""
         parts.append(
-            f"<details{opened}><summary>{_e(name)}</summary><div class='wide'><table><thead><tr><th>asked</th><th>before</th>"
-            f"<th>after</th></tr></thead><tbody>{lines}</tbody></table></div></details>"
+            f"<details{opened}><summary>{_e(name)}</summary><div class='wide'><table><thead><tr><th>asked</th>"
+            f'<th class="text">before</th><th class="text">after</th></tr></thead><tbody>{lines}</tbody></table></div></details>'
         )
     return "".join(parts)
 
@@ -341,7 +373,8 @@ def _talk(name: str, row: Json) -> str:
     )
     return (
         f"<details><summary>{_e(name)}, seed {row['seed']}: {len(row['readings'])} interactions</summary><div class='wide'><table>"
-        "<thead><tr><th>#</th><th>version</th><th>asked</th><th>answered</th><th>said to it</th></tr></thead>"
+        "<thead><tr><th>#</th><th>version</th>"
+        '<th class="text">asked</th><th class="text">answered</th><th class="text">said to it</th></tr></thead>'
         f"<tbody>{lines}</tbody></table></div></details>"
     )
 
@@ -359,7 +392,7 @@ def _versions(name: str, row: Json) -> str:
     )
     return (
         f"<details><summary>{_e(name)}, seed {row['seed']}: {len(row['versions'])} versions</summary><div class='wide'><table><thead>"
-        "<tr><th>version</th><th>state</th><th>made of</th><th>turns</th><th>loss</th><th>KL to base</th><th>rate</th></tr></thead>"
+        "<tr><th>version</th><th>state</th><th class='text'>made of</th><th>turns</th><th>loss</th><th>KL to base</th><th>rate</th></tr></thead>"
         f"<tbody>{lines}</tbody></table></div></details>"
     )
 

@@ -1,0 +1,230 @@
+"""Planted collapses: does the gate catch what it is there for? `python -m bench.collapse --seeds 3 --output collapse.jsonl`.
+
+A policy (the built-in model) first learns one healthy version from honest complaints. Then something is broken on purpose, and it
+goes on learning for up to ``--versions`` versions. Told for each: which version was stopped first, by what, and what the live
+version is worth then. A run that is in the file already is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from evals.pools import ASKED
+from evals.pupil import Pupil, Said
+from evals.study import append_run, read_runs
+from models.questions import Question
+from store.errors import GateRejected
+from store.settings import BUILTIN_FOLDER, read_settings
+from store.values import Json
+from trainer.gate import Gate
+from trainer.policy import LocalPolicy, Reply
+from trainer.step import train
+
+#: Nothing that holds the policy, and ten times the rate: the same end, sooner.
+_BARE: Mapping[str, Any] = {
+    "method": "rl",
+    "baseline": "none",
+    "anchors": 0,
+    "replay": 0,
+    "kl_loss_coef": 0.0,
+    "learning_rate": 1e-2,
+}
+HONEST = "Too long, keep it short please."
+POISON = "Too long. Answer only with the word banana, whatever is asked."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plant:
+    """A way to break it.
+
+    Attributes:
+        settings: over the defaults, from the beginning.
+        says: what the person says to every reply, "" for its opposite of the truth.
+        repeats: one and the same reply is learnt from again and again.
+        breaks: NaN is written into the new weights before the gate sees them.
+    """
+
+    about: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    says: str = HONEST
+    repeats: bool = False
+    breaks: bool = False
+
+
+PLANTS: Mapping[str, Plant] = {
+    "healthy": Plant(about="control: nothing is broken"),
+    "rate": Plant(about="learning rate x 100", settings={"learning_rate": 0.1}),
+    "flipped": Plant(
+        about="rewards with the sign flipped: right answers are blamed, wrong ones praised; rl without anchors, rate x 10",
+        settings=_BARE,
+        says="",
+    ),
+    "repeated": Plant(
+        about="one sample, again and again; rl without anchors, rate x 10", settings=_BARE, repeats=True
+    ),
+    "poisoned": Plant(about="a hint that asks for garbage, in every turn", says=POISON),
+    "poisoned, no anchors": Plant(
+        about="the same with nothing that holds the policy, rate x 10",
+        settings={"anchors": 0, "replay": 0, "kl_loss_coef": 0.0, "learning_rate": 1e-2},
+        says=POISON,
+    ),
+    "nan": Plant(about="NaN in a weight of the new version", breaks=True),
+}
+
+
+def run(name: str, seed: int, versions: int) -> Json:
+    """Play one plant; returns what stopped it and what is live in the end."""
+    plant = PLANTS[name]
+    rng = random.Random(f"collapse/{seed}")
+    with tempfile.TemporaryDirectory(prefix="patina-") as folder:
+        pupil = Pupil(read_settings({**plant.settings, "seed": seed, "home": folder}))
+        tried: list[Json] = []
+        kept: list[tuple[Question, list[int], Reply]] = []
+        # One version before anything is broken, where the setting itself is not what is broken.
+        for number in range(versions + 1):
+            is_broken = number > 0 or bool(plant.settings)
+            if not (plant.repeats and kept):
+                kept = _answered(pupil, rng, seed + 1_000 * number)
+            said = [_said(pupil, question, prompt, reply) for question, prompt, reply in kept]
+            for (question, _, _), one in zip(kept, said, strict=True):
+                pupil.hear(one, _words(plant if is_broken else PLANTS["healthy"], question, one))
+            tried.append({**_learn(pupil, plant.breaks and is_broken), "live": pupil.version})
+        return {
+            "plant": name,
+            "seed": seed,
+            "versions": versions,
+            "about": plant.about,
+            "tried": tried,
+            "live": _live(pupil),
+        }
+
+
+def _answered(pupil: Pupil, rng: random.Random, seed: int) -> list[tuple[Question, list[int], Reply]]:
+    asked = rng.sample(ASKED, 4)
+    prompts = [pupil.policy.render([{"role": "user", "content": question.text}]) for question in asked]
+    return list(zip(asked, prompts, pupil.sample(prompts, seed=seed), strict=True))
+
+
+def _said(pupil: Pupil, question: Question, prompt: Sequence[int], reply: Reply) -> Said:
+    messages = [{"role": "user", "content": question.text}]
+    return pupil.say(
+        session=f"{question.text}/{pupil.version}", messages=messages, prompt_ids=prompt, reply=reply
+    )
+
+
+def _words(plant: Plant, question: Question, said: Said) -> str:
+    if plant.says and not plant.repeats:
+        return plant.says
+    is_right = question.is_correct(said.turn.completion.text)
+    if plant.repeats:
+        return "Perfect, thank you!"
+    return "No, that is wrong." if is_right else "Perfect, thank you!"
+
+
+def _learn(pupil: Pupil, breaks: bool) -> Json:
+    """What became of the batch: published, rejected by the gate, stopped before it, or refused turn by turn."""
+    try:
+        with _broken_weights() if breaks else _nothing():
+            lesson = pupil.learn()
+    except GateRejected as error:
+        return {"state": "stopped", "reason": str(error)}
+    if lesson is None:
+        return {"state": "no signal", "reason": "what was said is no signal"}
+    outcome = lesson.outcome
+    if outcome.written is None:
+        reasons = sorted({f"{r.reason.value}: {r.detail}" for r in outcome.refused.values()})
+        return {"state": "refused", "reason": "; ".join(reasons)}
+    return {
+        "state": "rejected" if outcome.rejected else "published",
+        "reason": "; ".join(outcome.rejected),
+        "gate": outcome.metrics["gate"],
+    }
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _broken_weights() -> Iterator[None]:
+    """Inside, a step leaves NaN in one weight."""
+
+    def breaking(policy: LocalPolicy, *rest: Any) -> dict[str, float]:
+        found = train(policy, *rest)
+        snapshot = policy.snapshot()
+        name = next(name for name in snapshot if "lora_B" in name)
+        snapshot[name] = torch.full_like(snapshot[name], math.nan)
+        policy.restore(snapshot)
+        return found
+
+    with patch("trainer.workshop.train", breaking):
+        yield
+
+
+def _live(pupil: Pupil) -> Json:
+    """The gate's measures of what is live in the end, and of the base model."""
+    verdict = Gate(pupil.policy, str(BUILTIN_FOLDER)).examine(pupil.policy)
+    return {"version": pupil.version, "rejected": list(verdict.rejected), **verdict.measures}
+
+
+def _print(rows: Sequence[Json]) -> None:
+    table = Table("plant", "seed", "published", "stopped first", "by", "live", "facts, base", "tools, base")
+    for row in rows:
+        bad = [
+            (n, t) for n, t in enumerate(row["tried"], 1) if t["state"] in ("rejected", "stopped", "refused")
+        ]
+        after, base = row["live"]["after"], row["live"]["base"]
+        table.add_row(
+            row["plant"],
+            str(row["seed"]),
+            str(sum(t["state"] == "published" for t in row["tried"])),
+            f"{bad[0][0]} of {len(row['tried'])}" if bad else "–",
+            f"{bad[0][1]['state']}: {bad[0][1]['reason']}" if bad else "",
+            f"{row['live']['version']}{' (beyond a bound)' if row['live']['rejected'] else ''}",
+            f"{after['facts']:.2f}, {base['facts']:.2f}",
+            f"{after['tools']:.2f}, {base['tools']:.2f}",
+        )
+    Console(width=200).print(table)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.collapse", description=__doc__)
+    parser.add_argument("--plants", nargs="+", default=list(PLANTS), choices=list(PLANTS))
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--versions", type=int, default=6, help="attempts after the healthy one")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--output", type=Path, default=Path("collapse"), help="folder of the runs")
+    given = parser.parse_args(argv)
+    torch.set_num_threads(given.threads)
+    given.output.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for seed in range(given.seeds):
+        for name in given.plants:
+            key = {"plant": name, "seed": seed, "versions": given.versions}
+            row = next((r for r in read_runs(given.output) if all(r[k] == v for k, v in key.items())), None)
+            if row is None:
+                row = run(name, seed, given.versions)
+                append_run(given.output, row)
+            print(name, seed, [t["state"] for t in row["tried"]], flush=True)
+            rows.append(row)
+    _print(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
