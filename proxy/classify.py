@@ -309,6 +309,12 @@ _BRIEF = (
     rf"{_STRICT}|\b(?:at most|no more than|under|maximum|short|concise|brief|characters|words|(?:set|list) of|conventional)\b"
     r"|\b(?:improved|alternative|rephrased|rewritten) (?:question|query|queries)\W*\Z"
 )
+#: A summary that has been made, at the head of a conversation that goes on.
+_TOLD = _re(
+    r"\A\W{0,12}(?:this (?:session|conversation|chat|task) (?:is |was |has been )?(?:being )?(?:continu|compact|summar|resum)\w+|(?:here|the following|below|this) is (?:a|the) (?:\w+ )?summary\b"
+    r"|(?:conversation |context |session |chat )?(?:summary|compaction|hand-?off)\b(?! request| the| this| our)|(?:the )?(?:previous|earlier|prior) (?:conversation|messages|turns)\b"
+    r"|another language model|(?:zusammenfassung|resumen|résumé|riassunto|resumo) (?:de|des|der|du|della|da)\b|以下是.{0,12}(?:摘要|总结)|之前的?(?:对话|会话))"
+)
 _HAS_TASK = _re(_TASK)
 _QUESTION_ANSWERING = _re(
     r"\bquestion[- ]answering\b|(?<!not )(?<!n't )(?<!never )(?<!can )\banswer(s|ing)? (the |any |all )?(users?'?s? )?(questions?|quer)"
@@ -400,9 +406,14 @@ def _is_long_request(view: View) -> bool:
     return shown is not None and shown.start() > 100
 
 
+def _is_not_told(view: View) -> bool:
+    """It is no summary that has been made already."""
+    return not _TOLD.match(view.request)
+
+
 def _is_list_of_wishes(view: View) -> bool:
     """What the answer has to contain is told in three or more lines of a list: so only programs ask."""
-    return len(_ITEM.findall(view.request)) >= 3
+    return len(_ITEM.findall(view.request)) >= 3 and _is_not_told(view)
 
 
 def _shows_diff(view: View) -> bool:
@@ -474,7 +485,7 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="apply_edit", means="an edit merged into a file by machine", asks=(_re(r"\b(merge|apply|integrate)\b.{0,60}\b(snippet|edits?|changes?|update|code)\b.{0,40}\b(in)?to\b.{0,30}\b(file|document|code)\b"), _re(_FORM)), fresh=True),
     # -- keeping the context small
     Rule(reason="summary", means=_SUMMARY, asks=(_re(rf"(?:{_SUM_UP}).{{0,60}}?(?:{_THE_TALK})"),), fresh=True),
-    Rule(reason="summary", means=_SUMMARY, asks=(_re(_SUM_UP), _re(rf"(?:{_THE_TALK}|これまで|앞선|\b(discussed|our work|progress|everything|so far|facts and events)\b)"), _near(_SUM_UP, _FOR_LATER, 300))),
+    Rule(reason="summary", means=_SUMMARY, asks=(_re(_SUM_UP), _re(rf"(?:{_THE_TALK}|これまで|앞선|\b(discussed|our work|progress|everything|so far|facts and events)\b)"), _near(_SUM_UP, _FOR_LATER, 300)), when=_is_not_told),
     Rule(reason="summary", means=_SUMMARY, asks=(_re(r"(?<![A-Za-z])context\b.{0,20}\b(compaction|compression)|\bcompact(ing|ion of) the (context|history)\b"), _re(r"\b(perform\w*|handoff|hand-over|continue|resume|required)\b|交接|继续|正在"))),
     Rule(reason="summary", means=_SUMMARY, asks=(_near(_SUM_UP, _THE_TALK, 80), _re(rf"{_ONLY_THIS}|\bpreserv(e|ing)\b")), fresh=False),
     Rule(reason="summary", means=_SUMMARY, asks=(_re(r"\bcontext (window|limit|length|compression|compaction|overflow)\b"), _re(rf"{_SUM_UP}|\bsave memor"), _re(r"\b(must|required|before continuing)\b"))),
@@ -642,7 +653,10 @@ def read_view(messages: Sequence[Message], request: Mapping[str, Any]) -> View:
     newest = messages[answered[-1] + 1 :] if answered else messages
     heard = [m for m in newest if m.get("role") == "user"]
     texts = [content_text(m.get("content")) for m in heard]
-    words = "\n".join(bare for bare in map(own_words, texts) if bare)
+    asking = (
+        texts[1:] if len(texts) > 1 and _TOLD.match(texts[0]) else texts
+    )  # a summary goes before, then they ask
+    words = "\n".join(bare for bare in map(own_words, asking) if bare)
     system = "\n".join(
         content_text(m.get("content")) for m in messages[:8] if m.get("role") in ("system", "developer")
     )

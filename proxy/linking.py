@@ -236,6 +236,10 @@ def _decide(
         if about is not None or kind is TurnKind.MAIN or not history.is_opening:
             return _retry(repeated, kind if about is None else about.kind)
     if best is not None and altered is None:
+        # Something behind it may have been changed (old tool results are cleared): a later exchange of the same session counts more.
+        later = _exchange(history, known, best.session_id) if mark is not None else None
+        if later is not None and mark is not None and later[1].end > mark.end:
+            return _continued(history, *later, kind, "a recorded exchange, its history rewritten")
         return _continued(history, best, mark, kind, "the history ends a recorded turn")
     exchange = _exchange(history, known, best.session_id if best is not None else None)
     if exchange is None and altered is not None:
@@ -419,7 +423,10 @@ def _newest(history: History) -> tuple[Message, ...]:
 def _echo(history: History, known: Known) -> tuple[Tip, Mark] | None:
     """Return the newest recorded exchange that stands in the history with other words around it."""
     for quote, number in known.echoes:
-        is_telling = quote.said >= FOUND and quote.asked > 0 and quote.size >= TELLING_LINES
+        is_telling = quote.said >= FOUND and (
+            (quote.asked > 0 and quote.size >= TELLING_LINES)
+            or (quote.asks_nothing and quote.size >= TELLING_EXCHANGE)
+        )
         if is_telling and quote.tip.kind is TurnKind.MAIN:
             return quote.tip, history.marks[number]
     return None

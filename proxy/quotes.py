@@ -171,7 +171,8 @@ class Trace:
 
 def read_trace(messages: Sequence[Message], completion: Completion) -> Trace:
     """Return the lines of a turn's question (the person's newest words) and of its answer."""
-    return Trace(asked=edges(newest_words(messages)), said=edges(spoken(completion.text)))
+    words = "\n".join(_SPEAKER.sub("", line, count=1) or line for line in newest_words(messages).splitlines())
+    return Trace(asked=edges(words), said=edges(spoken(completion.text)))
 
 
 def newest_words(messages: Sequence[Message]) -> str:
@@ -196,6 +197,7 @@ class Quote:
         place: where the last of them stand.
         newest: newest main turn of its session.
         has_chore: its session had this very chore done since the turn.
+        asks_nothing: nobody spoke before its answer: it carried on with tool results.
     """
 
     tip: Tip
@@ -205,6 +207,7 @@ class Quote:
     place: int
     newest: Tip | None = None
     has_chore: bool = False
+    asks_nothing: bool = False
 
     @property
     def is_exchange(self) -> bool:
