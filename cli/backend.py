@@ -1,7 +1,8 @@
 """Which backend serves, and how it is started. Decided once, at start, and told to the person.
 
-`--backend auto`: with `--upstream` nothing of ours is started; else vLLM, where this machine has an NVIDIA GPU and an environment for it
-and the model is not the built-in one; else the built-in engine.
+`--backend auto`: with `--upstream` nothing of ours is started; the built-in model is served by the built-in engine; any other by one's own
+Tinker server where TINKER_BASE_URL names one, else by vLLM where this machine has an NVIDIA GPU and an environment for it, else by the hosted
+Tinker where there is no GPU and TINKER_API_KEY is set, else by the built-in engine.
 """
 
 from __future__ import annotations
@@ -60,10 +61,17 @@ def choose(settings: Settings, *, has_gpu: bool, has_vllm: bool) -> tuple[Choice
         return "upstream", "--upstream alone is served and recorded; it learns with --backend vllm"
     if settings.is_builtin:
         return "embedded", "the built-in model"
+    if settings.tinker_base_url:
+        return "tinker", "TINKER_BASE_URL is set"
     if has_gpu and has_vllm:
         return "vllm", "there is a GPU and an environment for vLLM"
     if has_gpu:
         return "embedded", "there is a GPU but no environment for vLLM (scripts/install_vllm.py makes one)"
+    if settings.tinker_api_key:
+        return (
+            "tinker",
+            "there is no GPU, and TINKER_API_KEY is set; --backend embedded keeps everything here",
+        )
     return "embedded", "there is no GPU"
 
 
@@ -122,7 +130,7 @@ def _tinker(settings: Settings) -> BackendPlan:
     kind = "a server of your own" if settings.tinker_base_url else "hosted"
     reasons = (
         f"Tinker at {tinker.address(settings)} ({kind}), which answered in {1000 * took:.0f} ms",
-        "it samples and trains; weights and versions stay there",
+        "it samples and trains: prompts and replies go there, weights and versions stay there",
     )
     return BackendPlan(kind="tinker", urls=(f"http://127.0.0.1:{port}",), command=command, reasons=reasons)
 

@@ -40,7 +40,7 @@ def main() -> int:
     subprocess.run([*pip, TORCH], check=True)
     subprocess.run([*pip, SERVER, "-c", str(CONSTRAINTS)], check=True)
     done.write_text(mark)
-    print(f"Done: {arguments.folder / 'bin' / 'python'} tests/tinker/skyrl.py --help")
+    print(f"Done: {arguments.folder / 'bin' / 'python'} -I tests/tinker/skyrl_server.py --help")
     return 0
 
 

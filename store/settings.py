@@ -155,8 +155,9 @@ class Settings(BaseSettings):
     backend: Literal["embedded", "vllm", "tinker", "auto"] = _field(
         "auto",
         "PATINA_BACKEND",
-        "what serves the policy; auto: nothing of ours when --upstream is given; vllm where there is an NVIDIA GPU and an "
-        "environment for it, but not for the built-in model; embedded otherwise",
+        "what serves the policy; auto: nothing of ours when --upstream is given; embedded for the built-in model; for others "
+        "tinker when TINKER_BASE_URL is set, vllm where there is an NVIDIA GPU and an environment for it, tinker when there is no "
+        "GPU and TINKER_API_KEY is set; embedded otherwise",
         "serving",
     )
     upstream: str = _field(

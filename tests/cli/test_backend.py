@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
 
 from cli.arguments import build_parser, given_settings
 from cli.backend import base_models, choose, plan_backend, resolve
 from cli.supervisor import plan
+from serving.ports import free_port
 from store.errors import ConfigError
 from store.settings import Settings, read_settings
 from tests.proxy.upstream import Upstream, running
@@ -39,6 +43,23 @@ def vllm_python(tmp_path: Path) -> Path:
         ({"model_name": HF}, True, False, "embedded"),
         ({"model_name": HF}, True, True, "vllm"),
         ({"model_name": HF, "backend": "embedded"}, True, True, "embedded"),
+        (
+            {"tinker_base_url": "http://h:1", "tinker_api_key": "tml-1"},
+            False,
+            False,
+            "embedded",
+        ),  # the built-in model
+        ({"model_name": HF, "tinker_base_url": "http://h:1"}, True, True, "tinker"),
+        ({"model_name": HF, "tinker_api_key": "tml-1"}, True, True, "vllm"),
+        ({"model_name": HF, "tinker_api_key": "tml-1"}, True, False, "embedded"),
+        ({"model_name": HF, "tinker_api_key": "tml-1"}, False, True, "tinker"),
+        ({"model_name": HF, "backend": "embedded", "tinker_api_key": "tml-1"}, False, False, "embedded"),
+        (
+            {"model_name": HF, "upstream": "http://h:1", "tinker_base_url": "http://h:2"},
+            False,
+            False,
+            "upstream",
+        ),
         ({"model_name": HF, "backend": "vllm"}, False, False, "vllm"),
         ({"model_name": HF, "upstream": "http://h:1"}, True, True, "upstream"),
         ({"model_name": HF, "upstream": "http://h:1", "backend": "vllm"}, True, True, "vllm"),
@@ -144,11 +165,6 @@ def test_an_upstream_alone_is_served_and_recorded_only() -> None:
     assert "--backend-url" not in found["proxy"]
 
 
-def test_tinker_is_not_built_yet() -> None:
-    with pytest.raises(ConfigError, match="not built yet"):
-        plan_backend(read_settings({"backend": "tinker"}))
-
-
 def test_sleeping_is_for_a_vllm_of_ours_and_is_handed_to_all_processes(
     vllm_python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,3 +188,25 @@ def test_sleeping_is_for_a_vllm_of_ours_and_is_handed_to_all_processes(
     settings, _ = resolve(read_settings({"colocate": "sleep"}))
     with pytest.raises(ConfigError, match="give --backend vllm"):
         plan_backend(settings)
+
+
+def test_a_tinker_server_is_asked_for_its_health_before_anything_is_started(tmp_path: Path) -> None:
+    down = read_settings({"backend": "tinker", "tinker_base_url": f"http://127.0.0.1:{free_port()}"})
+    with pytest.raises(ConfigError, match="no Tinker server answers at http"):
+        plan_backend(down)
+    with pytest.raises(ConfigError, match="TINKER_API_KEY"):
+        plan_backend(read_settings({"backend": "tinker"}))
+    app = Starlette(routes=[Route("/api/v1/healthz", lambda _: Response("{}"))])
+    with running(app) as url:
+        settings = read_settings(
+            {"backend": "tinker", "tinker_base_url": url, "home": tmp_path, "backend_port": 8123}
+        )
+        made = plan_backend(settings)
+        found = processes(settings)
+    assert list(found) == ["backend", "proxy", "scorer", "trainer"]
+    command = found["backend"]
+    assert command[:3] == [sys.executable, "-m", "serving.tinker"]
+    # no key on a command line: it is in the settings file, which only this user can read
+    assert values(command, "--settings") == [str(tmp_path / "run" / "settings.json")]
+    assert made.urls == ("http://127.0.0.1:8123",)
+    assert "a server of your own" in made.reasons[0]

@@ -92,7 +92,7 @@ class SkyrlServer:
         self._log = folder / "skyrl.log"
         config = json.dumps({"max_lora_adapters": slots, "max_lora_rank": rank})
         self._command = [
-            str(python), str(REPOSITORY / "tests" / "tinker" / "skyrl.py"), "api", "--backend", "jax",
+            str(python), "-I", str(REPOSITORY / "tests" / "tinker" / "skyrl_server.py"), "api", "--backend", "jax",
             "--base-model", str(model), "--port", str(self.port), "--checkpoints-base", str(folder / "checkpoints"),
             "--database-url", f"sqlite:///{folder / 'skyrl.db'}", "--backend-config", config,
         ]  # fmt: skip
@@ -103,7 +103,6 @@ class SkyrlServer:
             JAX_COMPILATION_CACHE_DIR=str(python.parent.parent / "jax-cache"),
             JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0.5",
         )
-        del self._environment["PYTHONPATH"]  # nothing of ours
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> SkyrlServer:

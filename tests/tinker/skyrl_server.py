@@ -1,10 +1,10 @@
-"""SkyRL's Tinker server, spoken to by a current SDK: `PYTHON tests/tinker/skyrl.py api --base-model DIR --port N ...`, in SkyRL's own environment.
+"""SkyRL's Tinker server, spoken to by a current SDK: `PYTHON -I tests/tinker/skyrl_server.py api --base-model DIR --port N ...`, in SkyRL's own environment.
 
 SkyRL 0.3.0 speaks the JSON wire of SDK 0.24 and before; since then forward-backward requests, their results and samples are protobuf, and
 samples have ids. This layer of ASGI translates between the two with the SDK's own message definitions; it computes nothing. It also takes the
 place of `uv run`, by which SkyRL would start its engine, and makes a model from a checkpoint in the steps that SkyRL knows.
 
-Runs without anything of ours on the path. `engine` instead of `api` is what it starts itself as.
+Runs without anything of ours on the path (`-I`: the modules beside it have names of others'). `engine` instead of `api` is what it starts itself as.
 """
 
 from __future__ import annotations
@@ -236,6 +236,7 @@ def main() -> None:
 
     api._build_uv_run_cmd_engine = lambda _, config: [
         sys.executable,
+        "-I",
         __file__,
         "engine",
         *config_to_argv(config),
