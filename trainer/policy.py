@@ -852,7 +852,7 @@ def _quantization(device: torch.device) -> Any:
             "--quantize 4bit needs an NVIDIA GPU; on a CPU the model is held as it is (--quantize none)"
         )
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise ConfigError("--quantize 4bit needs bitsandbytes: pip install bitsandbytes")
+        raise ConfigError("--quantize 4bit needs bitsandbytes: pip install bitsandbytes==0.50.2")
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
