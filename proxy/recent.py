@@ -54,6 +54,8 @@ _KINDS = ("request", "body", "session", "chores", "line", "reply", "exchange", "
 #: Housekeeping that only conversations need which have been held, and what runs on its own beside all of them.
 _OF_THE_PAST = frozenset({"summary", "memory"})
 _ON_ITS_OWN = frozenset({"subagent", "cron"})
+#: So much of a system prompt's end is searched for a summary.
+_SUMMARISED = 4000
 #: A chore that names nobody may be about any of so many people who spoke last with the same key.
 _PEOPLE = 16
 #: What a turn tells a tool is remembered from so many characters on: another agent may be asked just that.
@@ -420,6 +422,8 @@ class Recent:
         found = self._measured(history, page, draft.kind.reason)
         for other in others:
             found += self._measured(other, page, draft.kind.reason)
+        if history.is_opening and draft.kind.kind is TurnKind.MAIN:
+            found += self._summaries(history)
         if found or draft.kind.kind is TurnKind.MAIN or not history.is_opening:
             return found
         # A chore that quotes inside its lines: only the newest turns are searched for, which is what chores are about.
@@ -432,6 +436,15 @@ class Recent:
             if asked >= FOUND or said >= FOUND:
                 inside.append(self._quote(entry, asked, said, size, 0, draft.kind.reason))
         return inside
+
+    def _summaries(self, history: History) -> list[Quote]:
+        """Return the recorded summaries that stand at the end of a system prompt: so a conversation goes on without its beginning."""
+        told = [m for m in history.messages if m.get("role") in ("system", "developer")]
+        text = "\n".join(content_text(m.get("content")) for m in told)[-_SUMMARISED:]
+        if not text:
+            return []
+        page = read_page([{"role": "user", "content": text}])
+        return [q for q in self._measured(history, page) if q.tip.kind is TurnKind.SIDE]
 
     def _measured(self, history: History, page: Page, chore: str = "") -> list[Quote]:
         found: dict[str, None] = {}
@@ -460,6 +473,7 @@ class Recent:
             size=size,
             place=place,
             newest=mains[0] if mains else None,
+            asks_nothing=not entry.trace.asked,
             has_chore=chore not in _REPEATED
             and any(e.chore == chore and e.tip.created_at >= since for e in chores),
         )

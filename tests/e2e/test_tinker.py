@@ -38,4 +38,3 @@ def test_complaints_make_versions_live_on_tinker_and_a_rollback_takes_one_back(t
     assert (base, found["rolled_back_to"]) == (0, first)
     assert first < second
     assert found["same_as_before"] is True
-    assert found["held"] == 0
