@@ -1,8 +1,8 @@
 """Which backend serves, and how it is started. Decided once, at start, and told to the person.
 
 `--backend auto`: with `--upstream` nothing of ours is started; the built-in model is served by the built-in engine; any other by one's own
-Tinker server where TINKER_BASE_URL names one, else by vLLM where this machine has an NVIDIA GPU and an environment for it, else by the hosted
-Tinker where there is no GPU and TINKER_API_KEY is set, else by the built-in engine.
+Tinker server where TINKER_BASE_URL names one, else by vLLM where this machine has an NVIDIA GPU and an environment for it, else by the built-in
+engine. The hosted Tinker costs money and sees what is said: it is never chosen, only mentioned.
 """
 
 from __future__ import annotations

@@ -156,8 +156,7 @@ class Settings(BaseSettings):
         "auto",
         "PATINA_BACKEND",
         "what serves the policy; auto: nothing of ours when --upstream is given; embedded for the built-in model; for others "
-        "tinker when TINKER_BASE_URL is set, vllm where there is an NVIDIA GPU and an environment for it, tinker when there is no "
-        "GPU and TINKER_API_KEY is set; embedded otherwise",
+        "tinker when TINKER_BASE_URL is set, vllm where there is an NVIDIA GPU and an environment for it; embedded otherwise",
         "serving",
     )
     upstream: str = _field(
