@@ -69,8 +69,8 @@ def choose(settings: Settings, *, has_gpu: bool, has_vllm: bool) -> tuple[Choice
         return "embedded", "there is a GPU but no environment for vLLM (scripts/install_vllm.py makes one)"
     if settings.tinker_api_key:
         return (
-            "tinker",
-            "there is no GPU, and TINKER_API_KEY is set; --backend embedded keeps everything here",
+            "embedded",
+            "there is no GPU; --backend tinker would serve and train it at Tinker with your TINKER_API_KEY",
         )
     return "embedded", "there is no GPU"
 
