@@ -230,7 +230,31 @@ def brief_version(version: int, state: str, reason: str, metrics: Mapping[str, A
         "state": state,
         "reason": reason,
         **{name: metrics[name] for name in kept if isinstance(metrics.get(name), int | float)},
+        "gate": _brief_gate(metrics.get("gate") or {}),
     }
+
+
+def _brief_gate(measures: Mapping[str, Any]) -> Json:
+    """The gate's measures without the breakdown by style; `bench.gate` tells how they are distributed."""
+    kept = (
+        "facts",
+        "tools",
+        "obeyed",
+        "empty",
+        "distinct",
+        "ends",
+        "plain_length",
+        "length",
+        "entropy",
+        "kl",
+    )
+    found: Json = {}
+    for side in ("base", "after"):
+        told = measures.get(side) or {}
+        found[side] = {name: told[name] for name in kept if isinstance(told.get(name), int | float)}
+        if told.get("kl_by_style"):
+            found[side]["kl_worst"] = max(told["kl_by_style"].values())
+    return found
 
 
 class Remembering:
