@@ -152,6 +152,7 @@ class Connection:
     async def _begin(self) -> None:
         if not self.base_model:
             self.base_model, self.context = await asyncio.to_thread(base_model, self._settings)
+        self._away = "it is being asked what it can do"
         life = _Life(await asyncio.to_thread(connect, self._settings))
         self._life = life
         try:
