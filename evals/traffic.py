@@ -24,7 +24,7 @@ from typing import Any
 import orjson
 
 from migrations import upgrade
-from proxy.canonical import read_history
+from proxy.canonical import body_key, read_history
 from proxy.classify import MEANINGS, RULES, Rule, classify_request, evidence_of
 from proxy.clients import recognise
 from proxy.drafts import Draft, request_of
@@ -32,7 +32,6 @@ from proxy.ours import read_caller, read_wishes
 from proxy.recorder import Recorder
 from proxy.wire import Assembler, ChatRequest, parse_chat
 from store.errors import ConfigError, WireError
-from store.hashing import digest, wire_json
 from store.lifecycle import DropReason
 from store.record import Record
 from store.values import Json, LogprobMode, NewTurn
@@ -201,7 +200,7 @@ def draft_of(row: Recorded, rules: Sequence[Rule] = RULES) -> Draft | None:
         streamed=chat.stream,
         chat=chat,
         history=history,
-        body_key=digest(history.request_key, wire_json([chat.messages, request_of(chat)])),
+        body_key=body_key(history, request_of(chat)),
         reply=assembler.close(),
         fault=fault,
         temperature=1.0 if chat.temperature is None else chat.temperature,

@@ -20,12 +20,14 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any
 
+from proxy.earlier import goes_on
 from proxy.words import collapse, content_text, own_words, spoken
-from store.hashing import digest
+from store.hashing import digest, wire_json
 from store.values import Completion
 
 Message = Mapping[str, Any]
@@ -60,12 +62,14 @@ class History:
         root: key of the empty history of this scope.
         marks: one for each run, oldest first.
         preamble: key of the leading system messages (`preamble_key`).
+        exact: a hash over the messages as sent, which can be gone on with.
     """
 
     root: str
     marks: tuple[Mark, ...]
     messages: tuple[Message, ...]
     preamble: str
+    exact: Any = field(compare=False)
 
     @property
     def request_key(self) -> str:
@@ -85,20 +89,28 @@ class History:
         return self.messages[end:]
 
 
-def read_history(messages: Sequence[Message], scope: str, user: str | None = None) -> History:
-    """Return the canonical chain of ``messages``; ``scope`` (the key) and ``user`` keep people apart."""
+def read_history(
+    messages: Sequence[Message], scope: str, user: str | None = None, before: History | None = None
+) -> History:
+    """Return the canonical chain of ``messages``; ``scope`` (the key) and ``user`` keep people apart.
+
+    Args:
+        before: a history of the first of these very messages; what it says of them is not looked for again.
+    """
     root = _root(scope, user or "")
+    if before is not None and before.root == root and goes_on(messages, before.messages):
+        longer = _longer(before, messages)
+        if longer is not None:
+            return longer
     marks = _plain_marks(root, messages)
-    if marks is not None:
-        return History(
-            root=root, marks=tuple(marks), messages=tuple(messages), preamble=preamble_key(messages)
-        )
-    runs = _runs(messages)
-    if not runs and messages:
-        # only system messages, or only machine context: still a prompt, and a different one each time it differs
-        whole = collapse("\n".join(content_text(m.get("content")) for m in messages))
-        runs = [_Run("system", [whole], len(messages))]
-    return _chain(root, runs, messages)
+    if marks is None:
+        runs = _runs(messages)
+        if not runs and messages:
+            # only system messages, or only machine context: still a prompt, and a different one each time it differs
+            whole = collapse("\n".join(content_text(m.get("content")) for m in messages))
+            runs = [_Run("system", [whole], len(messages))]
+        marks = _marks(root, runs)
+    return _history(root, marks, messages)
 
 
 @lru_cache(maxsize=1024)
@@ -106,10 +118,69 @@ def _root(scope: str, user: str) -> str:
     return digest("patina-history", scope, user)
 
 
-def _plain_marks(root: str, messages: Sequence[Message]) -> list[Mark] | None:
-    """Return the marks of a history in which a user and an assistant take turns in plain words, as most do; None for any other."""
+def _history(root: str, marks: Sequence[Mark], messages: Sequence[Message]) -> History:
+    exact = blake2b(digest_size=16)
+    for message in messages:
+        exact.update(_exact(message))
+    return History(
+        root=root,
+        marks=tuple(marks),
+        messages=tuple(messages),
+        preamble=preamble_key(messages),
+        exact=exact,
+    )
+
+
+def _longer(before: History, messages: Sequence[Message]) -> History | None:
+    """Return the history of ``messages``, the first of which are those of ``before``; None where what was read of them may not stand."""
+    count = len(before.messages)
+    if not before.marks or before.marks[-1].end != count or before.marks[-1].role == "system":
+        return None  # something stands behind its last words, or it had none
+    last, new = before.marks[-1], messages[count:]
+    marks = _plain_marks(last.key, new, last.role, count)
+    if marks is None:
+        runs = _runs(new)
+        roles = [_role(message) for message in new if message.get("role") not in _SYSTEM_ROLES]
+        # Every change of role has its run: none was empty, which would make one of its neighbours.
+        changes = sum(role != earlier for role, earlier in zip(roles, [last.role, *roles], strict=False))
+        if not roles or roles[0] == last.role or len(runs) != changes:
+            return None
+        for run in runs:
+            run.end += count
+        marks = _marks(last.key, runs)
+    exact = before.exact.copy()
+    for message in new:
+        exact.update(_exact(message))
+    return History(
+        root=before.root,
+        marks=(*before.marks, *marks),
+        messages=tuple(messages),
+        preamble=before.preamble,
+        exact=exact,
+    )
+
+
+def _exact(message: Message) -> bytes:
+    return wire_json(message).encode("utf-8", "surrogatepass") + b"\n"
+
+
+def body_key(history: History, request: Mapping[str, Any]) -> str:
+    """Return the key of a whole request, of which ``request`` is all but the messages.
+
+    Order of keys included: a resend is the same bytes, and anything else is another request.
+    """
+    exact = history.exact.copy()
+    exact.update(_exact(request))
+    return digest(history.request_key, exact.hexdigest())
+
+
+def _plain_marks(key: str, messages: Sequence[Message], before: str = "", end: int = 0) -> list[Mark] | None:
+    """Return the marks of a history in which a user and an assistant take turns in plain words, as most do; None for any other.
+
+    Args:
+        key, before, end: of what stands in front of these messages: its key, its last role, its length.
+    """
     marks: list[Mark] = []
-    key, before, end = root, "", 0
     for message in messages:
         end += 1
         role, content = message.get("role"), message.get("content")
@@ -127,15 +198,14 @@ def _plain_marks(root: str, messages: Sequence[Message]) -> list[Mark] | None:
     return marks or None
 
 
-def _chain(root: str, runs: Sequence[_Run], messages: Sequence[Message]) -> History:
+def _marks(key: str, runs: Sequence[_Run]) -> list[Mark]:
     marks: list[Mark] = []
-    key = root
     for run in runs:
         own = run.digest()
         key = digest(key, own)
         last = own if run.is_one_text else digest(run.role, run.texts[-1] if run.texts else "")
         marks.append(Mark(key=key, role=run.role, end=run.end, own=own, last=last, size=run.size()))
-    return History(root=root, marks=tuple(marks), messages=tuple(messages), preamble=preamble_key(messages))
+    return marks
 
 
 def preamble_key(messages: Sequence[Message]) -> str:
@@ -169,7 +239,7 @@ def reply_key(history: History, completion: Completion) -> str:
 
 def read_history_from(history: History, messages: Sequence[Message]) -> History:
     """Return the chain of ``messages`` under the same root as ``history``."""
-    return _chain(history.root, _runs(messages), messages)
+    return _history(history.root, _marks(history.root, _runs(messages)), messages)
 
 
 def reply_mark(completion: Completion) -> tuple[str, int]:
@@ -267,6 +337,11 @@ class _Run:
         return sum(map(len, self.texts)) + sum(map(len, self.calls))
 
 
+def _role(message: Message) -> str:
+    role = message.get("role")
+    return "tool" if role in ("tool", "function") else str(role)
+
+
 def _runs(messages: Sequence[Message]) -> list[_Run]:
     runs: list[_Run] = []
     current: _Run | None = None
@@ -274,7 +349,7 @@ def _runs(messages: Sequence[Message]) -> list[_Run]:
         role = message.get("role")
         if role in _SYSTEM_ROLES:
             continue
-        name = "tool" if role in ("tool", "function") else str(role)
+        name = _role(message)
         if current is None or current.role != name:
             if current is not None and current.is_empty:
                 # machine context only: as if it had not been there, so that its neighbours meet

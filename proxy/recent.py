@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from proxy.canonical import History, Message, read_history, reply_mark
+from proxy.canonical import History, Message, body_key, read_history, reply_mark
 from proxy.classify import is_silent, is_structured
 from proxy.drafts import Draft
 from proxy.linking import Known, Orphan, exchange_keys, exchanges_of
@@ -33,7 +33,6 @@ from proxy.quotes import (
     read_trace,
 )
 from proxy.words import content_text, spoken
-from store.hashing import digest, wire_json
 from store.values import Completion, NewTurn, Relation, Remembered, Tip, TurnKind
 
 #: So many turns are remembered, and so many of the newest are read back when the proxy starts.
@@ -90,6 +89,36 @@ class _Orphaned:
     created_at: float
 
 
+class _Found(Mapping[str, "list[Tip]"]):
+    """The turns under the keys of a history, looked up where somebody asks: a long history has hundreds, and its newest tell."""
+
+    def __init__(
+        self,
+        history: History,
+        index: Mapping[str, Sequence[str]],
+        tips: Callable[[Sequence[str]], list[Tip]],
+    ) -> None:
+        self._history = history
+        self._index = index
+        self._tips = tips
+
+    def __getitem__(self, key: str) -> list[Tip]:
+        return self._tips(self._index[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([mark.key for mark in self._history.marks if mark.key in self._index])
+
+    def __len__(self) -> int:
+        return sum(mark.key in self._index for mark in self._history.marks)
+
+    def several(self) -> list[list[Tip]]:
+        """Return the turns under those keys that several have."""
+        index = self._index
+        return [
+            self._tips(index[m.key]) for m in self._history.marks if m.key in index and len(index[m.key]) > 1
+        ]
+
+
 class Recent:
     """An index over the newest turns, oldest dropped first."""
 
@@ -114,7 +143,7 @@ class Recent:
             self._enter(
                 turn,
                 draft.history,
-                body_key=draft.body_key,
+                body=draft.body_key,
                 chore=draft.kind.reason if turn.kind is TurnKind.SIDE else "",
                 is_structured=is_structured(draft.chat.body),
             )
@@ -128,20 +157,19 @@ class Recent:
             if turn.turn_id in self._entries:
                 continue
             history = read_history(turn.messages, turn.scope, turn.user)
-            body = wire_json([turn.messages, turn.request]) if turn.is_whole else ""
             self._enter(
                 turn,
                 history,
-                body_key=digest(turn.request_key, body),
+                body=body_key(history, turn.request) if turn.is_whole else "",
                 chore=turn.link_reason.rpartition(" side: ")[2] if turn.kind is TurnKind.SIDE else "",
                 is_structured=is_structured(turn.request),
             )
         self._trim()
 
     def _enter(
-        self, turn: NewTurn | Remembered, history: History, *, body_key: str, chore: str, is_structured: bool
+        self, turn: NewTurn | Remembered, history: History, *, body: str, chore: str, is_structured: bool
     ) -> None:
-        keys = [("request", turn.request_key), ("body", f"{turn.scope}:{body_key}")]
+        keys = [("request", turn.request_key), ("body", f"{turn.scope}:{body}")]
         index = "session" if turn.kind is TurnKind.MAIN else "chores"
         keys.append((index, f"{turn.scope}:{turn.session_id}"))
         trace = read_trace(history.messages, turn.completion)
@@ -256,24 +284,26 @@ class Recent:
     def _find(self, index: str, key: str) -> list[Tip]:
         """Return the turns under a key, newest first."""
         holders = self._index[index].get(key)
-        return [self._entries[t].tip for t in reversed(holders)] if holders else []
+        return self._tips(holders) if holders else []
 
     def _find_all(self, index: str, keys: Iterable[str]) -> dict[str, list[Tip]]:
-        # at the speed of sets: a long history has many keys
-        return {key: self._find(index, key) for key in self._index[index].keys() & set(keys)}
+        return {key: tips for key in keys if (tips := self._find(index, key))}
 
     def ends_main(self, key: str) -> bool:
         """Whether the prompt and reply of a main turn have this key."""
         holders = self._index["reply"].get(key, ())
         return any(self._entries[t].tip.kind is TurnKind.MAIN for t in holders)
 
-    def replies(self, history: History) -> dict[str, list[Tip]]:
+    def replies(self, history: History) -> Mapping[str, list[Tip]]:
         """Return the turns after whose reply a prefix of the history ends."""
-        return self._find_all("reply", history.keys)
+        return _Found(history, self._index["reply"], self._tips)
 
-    def requests(self, history: History) -> dict[str, list[Tip]]:
+    def requests(self, history: History) -> Mapping[str, list[Tip]]:
         """Return the turns whose prompt is a prefix of the history, or all of it."""
-        return self._find_all("request", history.keys)
+        return _Found(history, self._index["request"], self._tips)
+
+    def _tips(self, holders: Sequence[str]) -> list[Tip]:
+        return [self._entries[t].tip for t in reversed(holders)]
 
     def exchanges(self, history: History) -> dict[str, list[Tip]]:
         """Return the turns found by single exchanges of the history."""
@@ -304,7 +334,8 @@ class Recent:
         others = self._others(draft)
         if others:
             replies = _joined(replies, others, self.replies, history)
-        rivals = [t for tips in replies.values() if len(tips) > 1 for t in tips]
+        several = replies.several() if isinstance(replies, _Found) else replies.values()
+        rivals = [t for tips in several if len(tips) > 1 for t in tips]
         return Known(
             replies=replies,
             requests=requests,
@@ -526,7 +557,7 @@ def _orders(completion: Completion) -> tuple[tuple[str, ...], ...]:
             continue
         try:
             given = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         for value in given.values() if isinstance(given, dict) else ():
             if isinstance(value, str) and len(value) >= _TELLING_ORDER and (told := edges(value)):

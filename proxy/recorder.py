@@ -490,7 +490,7 @@ def _some(lines: Iterator[bytes]) -> list[bytes]:
 
 
 def _newest_keys(draft: Draft) -> list[str]:
-    return draft.history.keys[-_PROBE:]
+    return [mark.key for mark in draft.history.marks[-_PROBE:]]
 
 
 def _all_keys(draft: Draft) -> list[str]:
@@ -514,9 +514,9 @@ def _is_certain(draft: Draft, known: Known, recent: Recent) -> bool:
 
 def _merged(
     newer: Mapping[str, list[Tip]], older: Mapping[str, Iterable[Tip]], recent: Recent
-) -> dict[str, list[Tip]]:
+) -> Mapping[str, list[Tip]]:
     if not older:
-        return dict(newer)
+        return newer
     merged: dict[str, list[Tip]] = {}
     for key in {*newer, *older}:
         tips = list(newer.get(key, ()))

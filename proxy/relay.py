@@ -36,11 +36,12 @@ from proxy.asgi import (
     send_head,
     streamed_body,
 )
-from proxy.canonical import History, read_history
+from proxy.canonical import History, body_key, read_history
 from proxy.chunks import Usual, usual
 from proxy.classify import Kind, classify
 from proxy.clients import with_shape
 from proxy.drafts import Draft, request_of
+from proxy.earlier import Requests
 from proxy.encoding import Packer, Unpacker, Unreadable, can_unpack, is_packed, readable_only, unpack
 from proxy.guard import Line
 from proxy.learnt import Learnt
@@ -66,7 +67,6 @@ from proxy.wire import (
 )
 from serving.protocol import Engine, Reply
 from store.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable, WireError
-from store.hashing import digest, wire_json
 from store.lifecycle import DropReason
 from store.values import Json
 
@@ -167,7 +167,11 @@ class _Exchange:
     def prepare(self) -> tuple[History, Kind]:
         """Read the history and classify the request; once, and best while the backend is at work."""
         if self.history is None or self.kind is None:
-            self.history = read_history(self.chat.messages, self.caller.scope, self.wishes.user)
+            chat = self.chat
+            before = chat.before.history if chat.before is not None else None
+            self.history = read_history(chat.messages, self.caller.scope, self.wishes.user, before)
+            if chat.remembered is not None:
+                chat.remembered.history = self.history
             if self.wishes.kind is not None:
                 self.kind = Kind(kind=self.wishes.kind, reason="said by the client")
             else:
@@ -260,6 +264,7 @@ class ChatRelay:
         self._through = through
         self._patience_s = patience_s
         self._learnt = learnt or Learnt(engine.address)
+        self._earlier = Requests()
 
     @property
     def refused(self) -> list[str]:
@@ -280,7 +285,7 @@ class ChatRelay:
         self._counters.requests += 1
         self._counters.in_flight += 1
         try:
-            chat = parse_chat(raw)
+            chat = parse_chat(raw, self._earlier)
             exchange = _Exchange(
                 turn_id=new_turn_id(),
                 created_at=time.time(),
@@ -399,8 +404,7 @@ class ChatRelay:
             streamed=exchange.is_stream,
             chat=chat,
             history=history,
-            # Order of keys included: a resend is the same bytes, and anything else is another request.
-            body_key=digest(history.request_key, wire_json([chat.messages, request_of(chat)])),
+            body_key=body_key(history, request_of(chat)),
             reply=exchange.assembler.close(),
             fault=exchange.fault,
             temperature=capabilities.default_temperature if chat.temperature is None else chat.temperature,

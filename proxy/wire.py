@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from proxy.chunks import Usual
+from proxy.earlier import LEAST, Earlier, Requests
 from proxy.ours import scrub
 from proxy.splice import Member, elements, members, skip, with_members, without
 from store.errors import AlignmentError, WireError
@@ -32,6 +33,8 @@ class ChatRequest:
         body: as the client sent it.
         messages: its messages, all of them JSON objects.
         temperature: None when the client leaves it to the backend.
+        before: the request whose messages, the very same objects, its messages begin with.
+        remembered: what is remembered of this one.
     """
 
     body: Json
@@ -40,6 +43,8 @@ class ChatRequest:
     stream: bool
     n: int
     temperature: float | None
+    before: Earlier | None = None
+    remembered: Earlier | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,8 +84,11 @@ _MANY, _MOST_VALUES = 1 << 20, 4_000_000
 _DEEPEST = 240
 
 
-def parse_chat(raw: bytes) -> ChatRequest:
+def parse_chat(raw: bytes, earlier: Requests | None = None) -> ChatRequest:
     """Read a chat request.
+
+    Args:
+        earlier: the requests read lately: of one that goes on from them only the rest is parsed.
 
     Raises:
         WireError: not a JSON object with a list of messages (only the backend can say what is wrong with it), or one that could
@@ -88,28 +96,41 @@ def parse_chat(raw: bytes) -> ChatRequest:
     """
     if len(raw) > _MANY and sum(raw.count(sign) for sign in (b",", b"[", b"{")) > _MOST_VALUES:
         raise WireError("the request has too many values to be read")
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as exc:
-        raise WireError(f"the request is not JSON: {exc}") from exc
-    if not isinstance(body, dict):
-        raise WireError("the request is not a JSON object")
-    if _is_nested_deeper(raw, body, _DEEPEST):
+    before: Earlier | None = None
+    found = earlier.read(raw) if earlier is not None else None
+    if found is not None:
+        body, before = found
+        fresh = body["messages"][len(before.messages) :]
+        is_deep = _is_nested_deeper(raw[len(before.start or b"") :], {**body, "messages": fresh}, _DEEPEST)
+    else:
+        try:
+            body = orjson.loads(raw)
+        except orjson.JSONDecodeError as exc:
+            raise WireError(f"the request is not JSON: {exc}") from exc
+        if not isinstance(body, dict):
+            raise WireError("the request is not a JSON object")
+        fresh = body.get("messages")
+        is_deep = _is_nested_deeper(raw, body, _DEEPEST)
+    if is_deep:
         raise WireError("the request is nested too deeply to be recorded")
     body = _without_secrets(body)
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages or not all(_is_message(m) for m in messages):
+    if not isinstance(fresh, list) or not fresh or not all(_is_message(m) for m in fresh):
         raise WireError("the request has no list of messages")
+    messages = tuple(body["messages"])
     model = body.get("model")
     n = body.get("n")
     temperature = body.get("temperature")
     return ChatRequest(
         body=body,
-        messages=tuple(messages),
+        messages=messages,
         model=model if isinstance(model, str) else None,
         stream=body.get("stream") is True,
         n=n if isinstance(n, int) and n > 0 else 1,
         temperature=float(temperature) if isinstance(temperature, int | float) else None,
+        before=before,
+        remembered=earlier.add(raw, body, messages, before)
+        if earlier is not None and len(raw) >= LEAST
+        else None,
     )
 
 

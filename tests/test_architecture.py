@@ -70,6 +70,8 @@ SANS_IO = {
     "proxy.classify",
     "proxy.clients",
     "proxy.sse",
+    "proxy.chunks",
+    "proxy.earlier",
     "proxy.splice",
     "proxy.encoding",
     "proxy.cors",

@@ -11,6 +11,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import orjson
@@ -34,11 +35,13 @@ class _Stored:
     """What is in the record for a turn that was written.
 
     Attributes:
-        texts: JSON of its messages without the leading system ones; ``hashes`` and ``nodes`` are theirs.
+        messages: those behind the leading system ones, as the proxy read them; ``texts`` is their JSON, ``hashes`` and ``nodes``
+            are theirs.
         ids: [T] prompt and completion ids.
         size: about what it takes in memory, bytes.
     """
 
+    messages: tuple[Json, ...]
     texts: list[str]
     hashes: list[str]
     nodes: list[str]
@@ -129,6 +132,7 @@ class _Batch:
         base, base_length = self._base(turn, parent, before)
         request = self._message(turn.request)
         stored = _Stored(
+            messages=turn.messages[split:],
             texts=texts,
             hashes=hashes,
             nodes=nodes,
@@ -172,10 +176,15 @@ class _Batch:
         self, messages: Sequence[Json], before: _Stored | None
     ) -> tuple[list[str], list[str], list[str]]:
         """Gather what is new in a message chain; returns its texts, their addresses and the nodes."""
-        texts = [wire_json(message) for message in messages]
         start, hashes, nodes = 0, [], []
+        if before is not None and _begins_with(messages, before.messages):
+            start = len(before.texts)
+            texts = before.texts + [wire_json(message) for message in messages[start:]]
+        else:
+            texts = [wire_json(message) for message in messages]
+            if before is not None:
+                start = _shared(texts, before.texts)
         if before is not None:
-            start = _shared(texts, before.texts)
             # the older strings, so that a conversation is in memory once
             texts[:start], hashes, nodes = before.texts[:start], before.hashes[:start], before.nodes[:start]
         hashes += [digest(text) for text in texts[start:]]
@@ -262,6 +271,11 @@ def _columns(turn: NewTurn) -> Json:
 def _numbers(values: Sequence[float]) -> str:
     """Return JSON of ids or log-probabilities, exact to the last digit."""
     return orjson.dumps(values).decode()
+
+
+def _begins_with(messages: Sequence[Json], before: Sequence[Json]) -> bool:
+    """Whether the first messages are the very objects of ``before``: what reads requests leaves them so where their bytes are the same."""
+    return 0 < len(before) <= len(messages) and all(map(is_, messages, before))
 
 
 def _shared(mine: Sequence[Any], theirs: Sequence[Any]) -> int:
