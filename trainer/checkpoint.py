@@ -249,14 +249,15 @@ def _flush_folder(folder: Path) -> None:
 
 def _json(value: Mapping[str, Any]) -> bytes:
     # JSON has no NaN; a reader in another language would choke on Python's.
-    return json.dumps(_finite(value), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
+    return json.dumps(finite(value), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return JSON with null for what is not a number: the record takes nothing else, and a rejected version may measure NaN."""
     if isinstance(value, float):
         return value if abs(value) < float("inf") else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

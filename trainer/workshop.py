@@ -27,7 +27,7 @@ from store.values import (
 )
 from trainer.anchors import Anchors
 from trainer.batch import Sample, SampleKind
-from trainer.checkpoint import read_state, remove_version, verify_version, write_version
+from trainer.checkpoint import finite, read_state, remove_version, verify_version, write_version
 from trainer.gate import Gate
 from trainer.policy import LocalPolicy
 from trainer.protocol import Outcome as Outcome
@@ -169,18 +169,20 @@ class SharedWorkshop(ABC, Generic[P]):
             trained_s = time.monotonic() - started
             verdict = self._gate.examine(policy, self._before)
             files = policy.version_files(adapter_name(self._settings.policy, number))
-            metrics: Json = {
-                **numbers,
-                **self._told(),
-                "turns": len(prepared.samples),
-                "replayed": len(repeated.samples),
-                "anchors": len(anchors),
-                "learning_rate": self._rate,
-                "train_s": trained_s,
-                "gate_s": time.monotonic() - started - trained_s,
-                "gate": verdict.measures,
-                "settings": to_json(self._settings),
-            }
+            metrics: Json = finite(
+                {
+                    **numbers,
+                    **self._told(),
+                    "turns": len(prepared.samples),
+                    "replayed": len(repeated.samples),
+                    "anchors": len(anchors),
+                    "learning_rate": self._rate,
+                    "train_s": trained_s,
+                    "gate_s": time.monotonic() - started - trained_s,
+                    "gate": verdict.measures,
+                    "settings": to_json(self._settings),
+                }
+            )
             written = write_version(
                 self._settings.adapters_folder,
                 self._settings.policy,
