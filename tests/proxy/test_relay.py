@@ -111,7 +111,14 @@ def test_clients_cannot_administer_the_backend(house: House) -> None:
     assert house.upstream.admin == []
     seen = len(house.upstream.seen)
     # what vLLM has at its root where it may sleep; only what is below /v1/ is anybody's
-    for path in ("sleep?level=2", "wake_up", "collective_rpc", "v1/../sleep", "v1/%2e%2e/collective_rpc", "//sleep"):
+    for path in (
+        "sleep?level=2",
+        "wake_up",
+        "collective_rpc",
+        "v1/../sleep",
+        "v1/%2e%2e/collective_rpc",
+        "//sleep",
+    ):
         assert post(f"{house.url}/{path}", b"{}")[0] == 404
     assert len(house.upstream.seen) == seen
 
