@@ -255,7 +255,8 @@ _ROLE = (
     r"|re-?writ(?:er|ing)|reformulat\w+|judge|evaluat(?:or|ion|ing)|grad(?:er|ing)|scor(?:er|ing)|auditor|moderat(?:or|ion)|router|routing|detector|compress\w+"
     r"|compacting|condens\w+|consolidat\w+|distill\w*|(?:re)?rank(?:er|ing)|predict(?:or|ion|ing)|checker|diagnostic|suggestions?|tagging|labell?(?:er|ing)"
     r"|memory (?!blocks)[\w-]+|emoji|synthesi[sz]er|analy[sz]er)\b"
-    rf"|\byou(?:'re| are)\b[^.\n]{{0,80}}?\b(?:that|who|which|and|helping to|here to|used to|trained to|trained in|capable of|responsible for|specialized in|specializing in)(?: can| will)? (?:\w+ )?{_PROCESS}\b"
+    rf"|\byou(?:'re| are)\b[^.\n]{{0,80}}?\b(?:that|who|which|and|helping to|here to|used to|trained to|trained in|capable of|responsible for|specialized in|specializing in)(?: can| will)? (?:\w+ )?(?:{_PROCESS}|generating (?:\w+ ){{0,4}}(?:summar\w+|quer\w+|titles?|questions|labels))\b"
+    rf"|\bhelps? (?:a|the) (?:human|user|analyst)(?: \w+)? (?:to )?{_PROCESS}\b"
     r"|\bdu bist [^.\n]{0,60}?(?:prüfer|bewert|klassifi|titel|zusammenfass|gutachter|richter\b|gedächtnis|extraktion)"
     r"|\b(?:eres|você é) [^.\n]{0,60}?(?:clasific|classific|resum|títul|evalu|avali|juez|juiz|extra[ct]|memoria|memória)"
     r"|\b(?:tu es|vous êtes) [^.\n]{0,60}?(?:titre|résum|classif|évalu|juge\b|extract|mémoire)|\bsei [^.\n]{0,60}?(?:titol|riassun|classific|valut|giudic|estra)"
@@ -282,7 +283,7 @@ _ORDER = r"\A\W{0,12}(?:(?:goal|task|role|objective|instructions?)\W{1,6})?(?:pl
 #: A program speaks of the person as somebody else.
 _THIRD_PERSON = r"\busers?(?:'s|’s|')? (?:\w+ )?(?:query|queries|message|input|question|request|intent|intention|prompt|utterance|memor(?:y|ies)|draft)\b|\b(?:conversation|dialogue?|exchange) between (?:a|the|an) (?:user|human)\b"
 #: … and the answer is not for the person.
-_NOT_ANSWERED = r"\b(?:do not|don't|never|not to) (?:try to |attempt to |directly )?(?:answer|respond to|reply to|execute|follow) (?:it\b|them\b|the (?:message|question|query|request|prompt|draft|conversation|user'?s? (?:message|question|query|request|prompt)))|\brather than answer\w*\b|\bnot an instruction executor\b|\bnicht beantworten\b|\bbeantworte (?:sie|die frage) nicht\b|\bne répon\w+ pas\b|\bno respondas\b|\bnão responda\b|\bне отвечай\b|不要回答|回答しない"
+_NOT_ANSWERED = r"\b(?:do not|don't|never|not to) (?:try to |attempt to |directly )?(?:answer|respond to|reply to|execute|follow|complete|perform|solve|carry out) (?:it\b|them\b|the (?:message|question|query|request|task|prompt|draft|conversation|user'?s? (?:message|question|query|request|prompt)))|\brather than answer\w*\b|\bnot an instruction executor\b|\bnicht beantworten\b|\bbeantworte (?:sie|die frage) nicht\b|\bne répon\w+ pas\b|\bno respondas\b|\bnão responda\b|\bне отвечай\b|不要回答|回答しない"
 #: An order about text in the middle of a prompt.
 _ORDERED = r"(?:[.:\n]\s*)(?:classify|extract|summari[sz]e|identify|determine|rate|score|grade|rewrite|rephrase|label|categori[sz]e|evaluate|decide (?:if|whether)|detect|assess) (?:the|each|this|whether|all|any|if|how) "
 #: An answer that only a program takes.
@@ -302,7 +303,7 @@ _ANSWERS = _re(
     r"(?<!to )\b(respond to|answer) the (user|question|query)|\A.{0,120}\bto (respond to|answer) the (user|question|query)|\b(assistant|ai)\W{0,3}:\s*\Z"
 )
 #: How the system prompt of a function of text begins, and how a prompt that is a form begins.
-_PART = rf"\A.{{0,400}}?(?:{_ROLE}|{_TASK}|{_ORDERED})|{_ORDER}"
+_PART = rf"\A.{{0,400}}?(?:{_ROLE}|{_TASK}|{_ORDERED})|{_GIVEN}|{_ORDER}"
 _OPENS = rf"\A.{{0,300}}?(?:{_ROLE}|{_TASK}|{_ORDERED})|{_GIVEN}|{_ORDER}"
 #: An answer that only a program takes, or a very short one.
 _BRIEF = (
@@ -317,7 +318,8 @@ _TOLD = _re(
 )
 _HAS_TASK = _re(_TASK)
 _QUESTION_ANSWERING = _re(
-    r"\bquestion[- ]answering\b|(?<!not )(?<!n't )(?<!never )(?<!can )\banswer(s|ing)? (the |any |all )?(users?'?s? )?(questions?|quer)"
+    r"\A.{0,200}\bquestion[- ]answering\b|\A\W*answer\b|\b(?:reply|respond) with an answer\b|\brespond (?:naturally|helpfully)\b|\bwhen (?:the|a) user (?:sends|asks|says)\b"
+    r"|\A.{0,300}\b(?:you (?:are [^.\n]{0,60}\b(?:that|who) |will |should |must |can )?|your (?:task|job|goal|role) is to (?:\w+ ){0,3})answers?\b"
 )
 _MERGES = _re(r"\b(synthesi[sz]|merg|fus(e|ion)|combin)\w*")
 _CONTAINER = re.compile(r"<(chat_?history|conversation|transcript|messages|dialogue?)\b[^>]*>", re.IGNORECASE)
@@ -475,7 +477,7 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="search_queries", means=_SEARCH, asks=(_re(r"\A.{0,120}\b(generat|formulat|construct|creat|writ|expand|decompos|re-?phras|re-?writ|improv)\w*\b.{0,100}\b(quer(y|ies)|questions?)\b"), _re(r"\b(provided|user'?s?|original|given|following|input|initial) (\w+ )?(query|question)s?\b"), _re(_BRIEF)), fresh=True),
     Rule(reason="prompt_rewrite", means="the person's words made into a better prompt before they are sent", asks=(_re(r"\A.{0,160}\b(enhanc|improv|optimi[sz]|refin|re-?writ)\w*\b.{0,60}\bprompt\b"), _re(rf"{_ONLY_THIS}|\b(reply|respond|return|output)( with)? only\b")), fresh=True),
     Rule(reason="prompt_rewrite", means="the person's words made into a better prompt before they are sent", system=(_re(r"\A.{0,200}\b(enhanc|improv|optimi[sz]|refin|re-?writ)\w*\b.{0,60}\b(prompt|draft)\b|\A.{0,120}\bprompt (optimi[sz]|enhanc|improv|engineer)\w*"),), form=(_re(rf"{_ONLY_THIS}|\b(reply|respond|return|output)( with)? only\b"),), fresh=True, when=_has_few_tools),
-    Rule(reason="translation", means="a page or a field translated in place", system=(_re(r"\A.{0,160}\btranslat(e|es|or|ion|ing)\b"),), form=(_re(r"\b(only|directly|without)\b.{0,60}\b(translat\w+|explanation|additional|result)\b"),), fresh=True, when=_has_few_tools),
+    Rule(reason="translation", means="a page or a field translated in place", system=(_re(r"\A.{0,160}(?<!or )(?<!not )\btranslat(e|es|or|ion|ing)\b"),), form=(_re(r"\b(only|directly|without)\b.{0,60}\b(translat\w+|explanation|additional|result)\b"),), fresh=True, when=_has_few_tools),
     Rule(reason="translation", means="a page or a field translated in place", asks=(_re(r"\A.{0,200}\btranslat(e|es|or|ion|ing)\b"), _re(r"\b(only|directly|without)\b.{0,60}\b(translat\w+|explanation|additional|result)\b")), fresh=True, when=_is_form),
     Rule(reason="autocomplete", means="text at the cursor", system=(_re(r"\b(tab|auto)-?complet\w*\b.{0,60}\b(prompt|text|code|message|query|user)\b|\bnext[- ]edit\b|\bpredict\w*\b.{0,40}\b(next edit|completion)\b"),), fresh=True),
     Rule(reason="autocomplete", means="text at the cursor", asks=(_re(r"\bauto-?complet(e|ion)\b.{0,40}\b(system|engine|assistant|task)\b"),), fresh=True),
@@ -496,7 +498,7 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="summary", means=_SUMMARY, asks=(_re(_SUM_UP), _re(_THE_TALK)), fresh=False, when=_is_list_of_wishes),
     Rule(reason="summary", means=_SUMMARY, asks=(_re(_SUM_UP), _re(rf"(?:{_THE_TALK}|\b(messages|conversation|exchange) above\b).{{0,40}}[:：]\s*\Z")), fresh=False),
     Rule(reason="summary", means=_SUMMARY, asks=(_re(rf"\A.{{0,120}}?(?:{_SUM_UP}).{{0,60}}?\b(tool|function|command|terminal|reasoning|thinking|scraped|page)\b( (output|result|response|content|steps)s?)?\b"), _re(_BRIEF)), fresh=True),
-    Rule(reason="summary", means=_SUMMARY, system=(_re(rf"\A.{{0,400}}?(?:{_TO_SUM_UP}|\b(maintain|updat|keep|compact|creat)\w*\b.{{0,60}}\b(summary|portion of)\b|\bsummari[sz]ation request\b)"), _re(rf"\A.{{0,500}}?(?:{_A_TALK}|\b(actions|information results)\b|\b(provided|following) text\b)"), _re(_PART)), when=_has_few_tools),
+    Rule(reason="summary", means=_SUMMARY, system=(_re(rf"\A.{{0,400}}?(?:{_TO_SUM_UP}|\b(maintain|updat|keep|compact|creat)\w*\b.{{0,60}}\b(summary|portion of)\b|\bsummari[sz]ation request\b)"), _re(rf"\A.{{0,500}}?(?:{_A_TALK}|\b(actions|information results)\b|\b(provided|following) text\b)"), _re(_PART)), when=_is_no_answer),
     # -- memory
     Rule(reason="memory", means=_MEMORY, system=(_re(_PART), _re(r"\A.{0,400}?\b(memor(y|ies)|learnings?|knowledge|facts|profile|preferences)\b"), _re(rf"\b(about|of) (the|this|a) (user|person|human)\b|\busers?'|\bfrom (the )?(?:{_A_TALK})")), fresh=True, when=_has_few_tools),
     Rule(reason="memory", means=_MEMORY, asks=(_re(r"\b(memory (flush|extraction|consolidation|update task|checkpoint)|durable memor|managed memory)\b"),)),
@@ -545,6 +547,7 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="text_function", means=_FUNCTION, fresh=True, asks=(_re(_OPENS), _re(_STRICT)), when=_is_form),
     Rule(reason="text_function", means=_FUNCTION, fresh=True, asks=(_re(rf"\A.{{0,500}}?(?:{_THIRD_PERSON})"), _re(_OPENS)), when=_wants_no_answer),
     Rule(reason="text_function", means=_FUNCTION, fresh=True, asks=(_re(rf"\A.{{0,500}}?(?:{_THIRD_PERSON})"), _re(r"\A.{0,400}?\b(?:generat|suggest|list|propos|construct)\w*\b")), when=_wants_no_answer),
+    Rule(reason="text_function", means=_FUNCTION, fresh=False, system=(_re(_PART),), form=(_re(_NOT_ANSWERED),), when=_has_few_tools),
     Rule(reason="text_function", means=_FUNCTION, fresh=False, asks=(_re(rf"\A\W{{0,4}}you(?:'re| are) (?=.{{0,200}}(?:{_TASK}))"), _re(rf"\A.{{0,200}}?(?:{_ROLE})"))),
     Rule(reason="text_function", means=_FUNCTION, fresh=False, asks=(_re(rf"\A.{{0,60}}?(?:{_TASK})"), _re(rf"\A.{{0,500}}?(?:{_THIRD_PERSON})"))),
     Rule(reason="memory", means=_MEMORY, fresh=False, system=(_re(rf"\A.{{0,300}}?\byour (?:job|task|role) is to (?:\w+ ){{0,3}}?(?:{_PROCESS}|look|review|read|inspect|study)\b[^.\n]{{0,60}}?\b(?:conversation|session|transcript|chat|dialogue)\b"),)),
@@ -670,7 +673,7 @@ def read_view(messages: Sequence[Message], request: Mapping[str, Any]) -> View:
         asked=asked,
         request=_ends(words or closing),
         system=system[:_HEAD],
-        system_ends=_ends(system),
+        system_ends=_ends(system, 1500, 900),
         closing=closing,
         answers=len(answered),
         is_structured=is_structured(request),
@@ -683,8 +686,8 @@ def read_view(messages: Sequence[Message], request: Mapping[str, Any]) -> View:
     )
 
 
-def _ends(words: str) -> str:
-    return words if len(words) <= _HEAD + _TAIL else f"{words[:_HEAD]}\n…\n{words[-_TAIL:]}"
+def _ends(words: str, head: int = _HEAD, tail: int = _TAIL) -> str:
+    return words if len(words) <= head + tail else f"{words[:head]}\n…\n{words[-tail:]}"
 
 
 def _lines_of(text: str) -> list[str]:
