@@ -741,9 +741,11 @@ class ChatRelay:
         if exchange.chunks_read < _OPENING:
             exchange.chunks_read += 1
             self._learn(exchange, chunk)
-        if exchange.injection.usage and is_usage_only(chunk):
+        injection = exchange.injection
+        if injection.usage and is_usage_only(chunk):
             return b""
-        if exchange.injection.fields and is_tokens_only(chunk, exchange.chat.body):
+        adds = injection.logprobs or injection.token_ids or injection.usage
+        if adds and is_tokens_only(chunk, exchange.chat.body):
             return b""
         try:
             stripped = strip_reply(payload, chunk, exchange.injection, self._learnt.habits)

@@ -521,13 +521,17 @@ def is_tokens_only(chunk: Json, body: Json) -> bool:
     choices = chunk.get("choices")
     if not choices or body.get("logprobs") or body.get("return_token_ids") or chunk.get("usage"):
         return False
-    return all(
-        isinstance(choice, dict)
-        and choice.get("delta") in ({}, {"content": ""})
-        and choice.get("finish_reason") is None
-        and bool(choice.get("token_ids") or choice.get("logprobs"))
-        for choice in choices
-    )
+    for choice in choices:
+        if not isinstance(choice, dict) or choice.get("finish_reason") is not None:
+            return False
+        if choice.get("delta") not in _SAYS_NOTHING or not (
+            choice.get("token_ids") or choice.get("logprobs")
+        ):
+            return False
+    return True
+
+
+_SAYS_NOTHING: tuple[Json, ...] = ({}, {"content": ""})
 
 
 def refused_fields(body: bytes, injection: Injection) -> tuple[str, ...]:
