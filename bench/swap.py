@@ -14,7 +14,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -55,10 +55,11 @@ class Stream:
     is_ended: bool = False
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
+    gaps: list[tuple[str, int, float]] = field(
+        default_factory=list
+    )  #: what went on when it ended, round, seconds
     first_s: float = 0.0
     began: float = 0.0
-    round: int = 0
 
 
 def body(model: str, question: str, tokens: int) -> bytes:
@@ -77,8 +78,19 @@ def body(model: str, question: str, tokens: int) -> bytes:
     )
 
 
-async def stream(engine: HttpEngine, key: str, model: str, question: str, tokens: int) -> Stream:
-    """Send one request and take down when its pieces came."""
+def _alone() -> tuple[str, int]:
+    return "", 0
+
+
+async def stream(
+    engine: HttpEngine,
+    key: str,
+    model: str,
+    question: str,
+    tokens: int,
+    now_is: Callable[[], tuple[str, int]] = _alone,
+) -> Stream:
+    """Send one request and take down when its pieces came, and what went on then."""
     made = Stream(question, began=time.perf_counter())
     headers = [(b"content-type", b"application/json"), (b"authorization", f"Bearer {key}".encode())]
     reply = await engine.open("POST", "/v1/chat/completions", headers, body(model, question, tokens))
@@ -99,7 +111,7 @@ async def stream(engine: HttpEngine, key: str, model: str, question: str, tokens
                     one["logprob"] for one in (choice.get("logprobs") or {}).get("content") or ()
                 ]
                 if last:
-                    made.gaps.append(now - last)
+                    made.gaps.append((*now_is(), now - last))
                 else:
                     made.first_s = now - made.began
                 last = now
@@ -169,23 +181,28 @@ async def load(
     per_round: int,
     tokens: int,
     calm_s: float,
-) -> dict[str, list[Stream]]:
-    """Have clients stream while nothing happens and while versions are published, by turns; returns the streams that ran then."""
+) -> list[Stream]:
+    """Have clients stream while nothing happens and while versions are published, by turns; returns all streams."""
     record = await Record.open(read_settings({"home": stack.home}).database_url)
     engine = HttpEngine(stack.base_url)
-    found: dict[str, list[Stream]] = {"calm": [], "swaps": []}
+    found: list[Stream] = []
     state: dict[str, Any] = {"phase": "warm", "round": 0, "is_over": False}
 
     async def client(number: int) -> None:
         turn = number
         while not state["is_over"]:
-            phase = state["phase"]
-            made = await stream(engine, stack.key, BUILTIN_MODEL, QUESTIONS[turn % len(QUESTIONS)], tokens)
+            question = QUESTIONS[turn % len(QUESTIONS)]
             turn += 1
-            made.round = state["round"]
-            if phase in found:
-                # a stream that began in calm and ended under swaps is one under swaps
-                found["swaps" if "swaps" in (phase, state["phase"]) else "calm"].append(made)
+            found.append(
+                await stream(
+                    engine,
+                    stack.key,
+                    BUILTIN_MODEL,
+                    question,
+                    tokens,
+                    lambda: (state["phase"], state["round"]),
+                )
+            )
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -289,7 +306,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
             )
             state = stack.status()["proxy"]["backend"]
             held = state["held"] - held
-        every = [*found["calm"], *found["swaps"]]
+        every = found
         recorded = asyncio.run(_versions_of(home, [one.turn_id for one in every]))
         wrong = 0
         if not given.no_check:
@@ -300,32 +317,32 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
                 for one in every
                 if one.turn_id in recorded
             )
-    gaps = {phase: [gap for one in found[phase] for gap in one.gaps] for phase in found}
-    by_round = {
-        phase: [
-            round(
-                1e3 * percentile([gap for one in found[phase] if one.round == n for gap in one.gaps], 0.99), 2
-            )
-            for n in range(1, given.rounds + 1)
-        ]
-        for phase in found
+    gaps: dict[str, list[list[float]]] = {
+        phase: [[] for _ in range(given.rounds)] for phase in ("calm", "swaps")
     }
-    firsts = {phase: [one.first_s for one in found[phase]] for phase in found}
-    p99 = {phase: 1e3 * percentile(gaps[phase], 0.99) for phase in gaps}
+    for one in every:
+        for phase, number, gap in one.gaps:
+            if phase in gaps:
+                gaps[phase][number - 1].append(gap)
+    whole = {phase: [gap for part in parts for gap in part] for phase, parts in gaps.items()}
+    p99 = {phase: percentile(values, 0.99) for phase, values in whole.items()}
     return {
         **{name: getattr(given, name) for name in ("backend", "streams", "versions", "rounds", "tokens")},
-        "finished": {phase: len(found[phase]) for phase in found},
+        "finished": len(every),
         "failed": sum(one.status != 200 or not one.is_ended for one in every),
         "held": held,
         "unrecorded": sum(one.turn_id not in recorded for one in every),
         "versions_seen": len(set(recorded.values())),
         "not_of_their_version": None if given.no_check else wrong,
-        "gap_p50_ms": {phase: round(1e3 * percentile(gaps[phase], 0.5), 2) for phase in gaps},
-        "gap_p99_ms": {phase: round(p99[phase], 2) for phase in p99},
-        # the rounds without swaps differ among themselves: what lies within that is not the swaps'
-        "gap_p99_ms_by_round": by_round,
+        "gaps": {phase: len(values) for phase, values in whole.items()},
+        "gap_p50_ms": {phase: round(1e3 * percentile(values, 0.5), 1) for phase, values in whole.items()},
+        "gap_p99_ms": {phase: round(1e3 * value, 1) for phase, value in p99.items()},
+        # the times without swaps differ among themselves: what lies within that is not the swaps'
+        "gap_p99_ms_by_round": {
+            phase: [round(1e3 * percentile(part, 0.99), 1) for part in parts] for phase, parts in gaps.items()
+        },
         "gap_p99_ratio": round(p99["swaps"] / p99["calm"], 3) if p99["calm"] else None,
-        "first_p99_ms": {phase: round(1e3 * percentile(firsts[phase], 0.99), 1) for phase in firsts},
+        "first_p99_ms": round(1e3 * percentile([one.first_s for one in every], 0.99), 1),
     }
 
 
