@@ -309,6 +309,7 @@ _OPENS = rf"\A.{{0,300}}?(?:{_ROLE}|{_TASK}|{_ORDERED})|{_GIVEN}|{_ORDER}"
 _BRIEF = (
     rf"{_STRICT}|\b(?:at most|no more than|under|maximum|short|concise|brief|characters|words|(?:set|list) of|conventional)\b"
     r"|\b(?:improved|alternative|rephrased|rewritten) (?:question|query|queries)\W*\Z"
+    r"|\b(?:variants|versions|queries|keywords)\W*\Z"
 )
 #: A summary that has been made, at the head of a conversation that goes on.
 _TOLD = _re(
@@ -498,7 +499,7 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="summary", means=_SUMMARY, asks=(_re(_SUM_UP), _re(_THE_TALK)), fresh=False, when=_is_list_of_wishes),
     Rule(reason="summary", means=_SUMMARY, asks=(_re(_SUM_UP), _re(rf"(?:{_THE_TALK}|\b(messages|conversation|exchange) above\b).{{0,40}}[:：]\s*\Z")), fresh=False),
     Rule(reason="summary", means=_SUMMARY, asks=(_re(rf"\A.{{0,120}}?(?:{_SUM_UP}).{{0,60}}?\b(tool|function|command|terminal|reasoning|thinking|scraped|page)\b( (output|result|response|content|steps)s?)?\b"), _re(_BRIEF)), fresh=True),
-    Rule(reason="summary", means=_SUMMARY, system=(_re(rf"\A.{{0,400}}?(?:{_TO_SUM_UP}|\b(maintain|updat|keep|compact|creat)\w*\b.{{0,60}}\b(summary|portion of)\b|\bsummari[sz]ation request\b)"), _re(rf"\A.{{0,500}}?(?:{_A_TALK}|\b(actions|information results)\b|\b(provided|following) text\b)"), _re(_PART)), when=_is_no_answer),
+    Rule(reason="summary", means=_SUMMARY, system=(_re(rf"\A.{{0,400}}?(?:{_TO_SUM_UP}|\b(maintain|updat|keep|compact|creat)\w*\b.{{0,60}}\b(summary|(portion|part) of)\b|\bsummari[sz]ation request\b)"), _re(rf"\A.{{0,500}}?(?:{_A_TALK}|\b(actions|information results)\b|\b(provided|following) text\b)"), _re(_PART)), when=_is_no_answer),
     # -- memory
     Rule(reason="memory", means=_MEMORY, system=(_re(_PART), _re(r"\A.{0,400}?\b(memor(y|ies)|learnings?|knowledge|facts|profile|preferences)\b"), _re(rf"\b(about|of) (the|this|a) (user|person|human)\b|\busers?'|\bfrom (the )?(?:{_A_TALK})")), fresh=True, when=_has_few_tools),
     Rule(reason="memory", means=_MEMORY, asks=(_re(r"\b(memory (flush|extraction|consolidation|update task|checkpoint)|durable memor|managed memory)\b"),)),
@@ -527,11 +528,11 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="speaker_selection", means="who speaks next in a group of agents", system=(_re(_NEXT_SPEAKER), _re(rf"{_FORM}|\b(?:from|one of|options)\b.{{0,6}}\[|\bFINISH\b|\brespond with\b"))),
     Rule(reason="agent_to_agent", means="another agent spoke, not the person", when=lambda v: v.other_speaker),
     Rule(reason="guardrail", means="a check of what is said, not an answer to it", system=(_re(r"\A\W{0,4}(you (check|decide|detect|classify|judge)|check|decide|determine|detect|classify|judge|evaluate|assess|flag)\b.{0,80}\b(if|whether|for)\b"),), when=lambda v: v.is_structured),
+    Rule(reason="guardrail", means="a check of what is said, not an answer to it", asks=(_re(r"\b(safe|unsafe|harmful|policy|policies|violat\w+|jailbreak\w*|appropriate)\b"), _re(r"\b(determin|decid|check|classif|assess|detect)\w*\b.{0,80}\b(if|whether|unsafe|safety|safe)\b"), _re(r"\b(yes|true|safe)\b.{0,4}\b(or|/|and)\b.{0,4}\b(no|false|unsafe)\b|\b(respond|answer|reply) with\b|\(yes/no\)|\byes\W+no\b")), fresh=True),
     Rule(reason="judge", means="a check of what is said, not an answer to it", system=(_re(r"\byou are an? (\w+ ){0,3}(judge|evaluator|grader|critic|reviewer of (answers|responses))\b"),)),
     Rule(reason="judge", means="a check of what is said, not an answer to it", asks=(_re(r"\b(rate|score|grade|evaluate|compare)\b.{0,60}\b(the )?(assistant'?s?|model'?s?|ai'?s?)\b.{0,20}\b(response|answer|reply|output)"),), fresh=True),
     Rule(reason="judge", means="a check of what is said, not an answer to it", asks=(_re(r"\b(scor|rat|grad|evaluat|assess|judg|determin|classif|verif|decid|check|compar|attribut)\w*\b.{0,160}\b(relevan\w+|response|answers?|outputs?|statements?|claims?|documents?|passages?|context|sentences?|trace|hallucinat\w+|faithful\w*|groundedness|safe(ty)?|complian\w+|compl(y|ies))\b"), _re(_STRICT)), fresh=True, when=_is_form),
     Rule(reason="judge", means="a check of what is said, not an answer to it", asks=(_re(r"\A.{0,200}\b(analy[sz]e|score|rate|grade|classify|rank|assess)\b.{0,60}\brelevan(ce|t)\b.{0,80}\b(query|question|document)"),), fresh=True, when=_is_form),
-    Rule(reason="guardrail", means="a check of what is said, not an answer to it", asks=(_re(r"\b(safe|unsafe|harmful|policy|policies|violat\w+|jailbreak\w*|appropriate)\b"), _re(r"\b(determin|decid|check|classif|assess|detect)\w*\b.{0,80}\b(if|whether|unsafe|safety|safe)\b"), _re(r"\b(yes|true|safe)\b.{0,4}\b(or|/|and)\b.{0,4}\b(no|false|unsafe)\b|\b(respond|answer|reply) with\b|\(yes/no\)|\byes\W+no\b")), fresh=True),
     Rule(reason="planning", means="an agent plans before it acts", asks=(_re(r"\bfacts survey\b|\bsurvey of (the )?facts\b"),)),
     Rule(reason="merge", means="several answers made into one", asks=(_re(r"\bsynthesi[sz]e\b.{0,60}\bresponses\b.{0,60}\bsingle\b|\bset of responses from (various|several|multiple) models\b"),), fresh=True),
     Rule(reason="merge", means="several answers made into one", asks=(_re(r"\b(synthesi[sz]e|merge|merging|combine|combining|unify|identify)\b.{0,120}\b(responses?|answers|texts|summaries|alternatives|inputs)\b.{0,80}\b(above|provided|into|single|one)\b|\b\d+ responses provided\b|\bresponses? (alternatives|provided)\b"), _re(r"\b(coheren\w+|unified|concise|single|insights|key)\b")), when=lambda v: bool(_MERGES.search(v.system)) or v.answers == 0),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,3 +163,41 @@ def test_every_reason_says_what_it_means_and_shows_its_evidence() -> None:
     title = [{"role": "user", "content": f"Generate a short title for this chat.\n{QUOTED}"}]
     assert any("title for this chat" in words for words in evidence_of(title, {}))
     assert evidence_of([{"role": "user", "content": "hi"}], {}) == []
+
+
+# ------------------------------------------------------------- chores and people, as data
+
+_BASIL = [
+    {"role": "user", "content": "How do I keep basil alive?"},
+    {"role": "assistant", "content": "Water it from below and give it light."},
+]
+
+
+def lines_of(name: str) -> list[dict[str, Any]]:
+    text = (Path(__file__).parent / "data" / name).read_text("utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("line", lines_of("chores.jsonl"), ids=lambda line: line["reason"])
+def test_chores_of_many_programs_are_side(line: dict[str, Any]) -> None:
+    system = [{"role": "system", "content": line["system"]}] if line["system"] else []
+    history = _BASIL if line["later"] else []
+    messages = [*system, *history, {"role": "user", "content": line["user"]}]
+    found = classify(messages, {})
+    assert found.kind is TurnKind.SIDE
+    assert found.reason == line["reason"]
+
+
+@pytest.mark.parametrize("line", lines_of("people.jsonl"), ids=lambda line: line["text"][:40])
+def test_people_who_ask_for_what_looks_like_a_chore_are_main(line: dict[str, Any]) -> None:
+    history = _BASIL if line["later"] else []
+    for system in ([], [{"role": "system", "content": "You are a helpful assistant."}]):
+        messages = [*system, *history, {"role": "user", "content": line["text"]}]
+        assert classify(messages, {}).kind is TurnKind.MAIN
+
+
+def test_a_summary_that_was_made_is_not_an_order_to_make_one() -> None:
+    told = "This conversation is being continued from an earlier one. The summary:\n1. a hall\n2. a booking\n3. a key\nContinue with the next task."
+    messages = [{"role": "user", "content": told}, {"role": "user", "content": "now the invoice"}]
+    assert classify(messages, {}).kind is TurnKind.MAIN
+    assert classify([*_BASIL, *messages], {}).kind is TurnKind.MAIN
