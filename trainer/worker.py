@@ -179,7 +179,7 @@ class Worker:
         except Exception as exc:  # whatever a step can raise: torch's errors share no base class  # noqa: BLE001
             self._counters.failed += 1
             self._counters.last_error = _sentence(exc)
-            self._state = "failed"
+            self._state = "waiting for the training server" if isinstance(exc, UpstreamError) else "failed"
             if not isinstance(exc, PatinaError):
                 traceback.print_exc()
             print(f"patina: the trainer failed: {_sentence(exc)}", file=sys.stderr, flush=True)
