@@ -8,6 +8,7 @@ from bench.swap import Stream, agree, percentile, run, shortcomings
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_versions_come_and_go_under_streams_and_each_stream_is_of_its_version() -> None:
     found = run(
         argparse.Namespace(
