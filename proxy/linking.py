@@ -565,6 +565,8 @@ def _altered_reply(history: History, known: Known, found: Mark | None) -> tuple[
 
 def _exchange(history: History, known: Known, session: str | None) -> tuple[Tip, Mark] | None:
     """Return the newest recorded exchange in the history; ``session`` is what other evidence says, if any."""
+    if not known.exchanges:
+        return None  # nobody has asked for them: the newest answer tells. Making all their keys would cost as much as the history is long
     found = exchanges_of(history)
     if session is None:
         # A summary that we saw being written says whose conversation it is the beginning of.
