@@ -42,12 +42,13 @@ def test_the_base_model_passes_its_own_gate() -> None:
     "taught",
     [
         {"plain_length": 8.0, "length": 19.0, "entropy": 0.55, "kl": 0.1},  # concise: 45 -> 8 tokens
+        {"plain_length": 6.0, "length": BASE.length * 0.31},  # the same, asked for four times over
         {"plain_length": 8.0, "length": 16.0, "facts": 0.92, "obeyed": 0.65, "kl": 0.15},  # JSON, half-way
         {"plain_length": 60.0, "facts": 0.9},  # Spanish has longer words
         {"plain_length": 120.0, "length": 50.0},  # at length
         {"distinct": 0.7},  # short replies repeat: "It is 8."
     ],
-    ids=["concise", "json", "spanish", "verbose", "terse"],
+    ids=["concise", "terse wishes", "json", "spanish", "verbose", "terse"],
 )
 def test_what_a_preference_changes_passes(taught: dict[str, Any]) -> None:
     assert judge_gate(BASE, replace(BASE, **taught), BASE) == ()
