@@ -10,7 +10,7 @@ import pytest
 
 from serving.tinker.service import base_model
 from store.settings import Settings, read_settings
-from tests.tinker.running import TinkerServer
+from tests.tinker.running import SkyrlServer, TinkerServer
 from trainer.tinker.abilities import find_abilities
 from trainer.tinker.link import Link
 from trainer.tinker.policy import TinkerPolicy
@@ -34,7 +34,7 @@ def poor_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     made.stop()
 
 
-def settings_of(server: TinkerServer, home: Path, **given: Any) -> Settings:
+def settings_of(server: TinkerServer | SkyrlServer, home: Path, **given: Any) -> Settings:
     return read_settings(
         {
             "backend": "tinker",

@@ -1,0 +1,111 @@
+"""Training on SkyRL's Tinker server, which nobody here wrote: it means what we think it means. Sequences and shapes are kept small and the same:
+every new one is compiled for seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tinker.running import SkyrlServer, missing_skyrl, skyrl_python
+from tests.trainer.tinker.conftest import settings_of
+from trainer.advantages import Streams
+from trainer.batch import Sample
+from trainer.objective import Objective
+from trainer.protocol import Reply, Weights
+from trainer.step import StepPlan
+from trainer.tinker.policy import Saved
+from trainer.tinker.step import train
+from trainer.tinker.workshop import TinkerWorkshop
+
+pytestmark = [
+    pytest.mark.tinker,
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(bool(missing_skyrl()), reason=f"no SkyRL here: {missing_skyrl()}"),
+]
+
+PROMPTS = [tuple(range(5, 13)), tuple(range(20, 28))]
+PLAN = StepPlan(method="rl", objective=Objective(), teacher=Weights.BASE, max_kl_step=10.0, steps_per_batch=3)
+
+
+@pytest.fixture(scope="module")
+def shop(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerWorkshop]:
+    python = skyrl_python()
+    assert python is not None
+    folder = tmp_path_factory.mktemp("skyrl")
+    server = SkyrlServer(python, tiny_model, folder, slots=8, rank=8)
+    try:
+        server.start()
+        made = TinkerWorkshop(settings_of(server, folder / "home", lora_rank=8, learning_rate=1e-3))
+        yield made
+        made.close()
+    finally:
+        server.stop()
+
+
+def samples(replies: Sequence[Reply], advantages: Sequence[float]) -> list[Sample]:
+    return [
+        Sample(
+            turn_id=str(number),
+            prompt_ids=PROMPTS[number],
+            completion_ids=reply.token_ids,
+            sampling_logprobs=reply.logprobs,
+            streams=Streams(
+                advantages=(advantage,) * len(reply.token_ids),
+                advantage_mask=(True,) * len(reply.token_ids),
+                directive_weight=0.0,
+            ),
+        )
+        for number, (reply, advantage) in enumerate(zip(replies, advantages, strict=True))
+    ]
+
+
+def test_what_it_lacks_is_found_out_and_told(shop: TinkerWorkshop) -> None:
+    abilities = shop.policy.abilities
+    assert abilities.means
+    assert not abilities.top
+    assert shop.policy.support == "token"
+    assert "the server's losses are means, which is made up for" in shop.notes
+
+
+def test_praise_makes_a_reply_likelier_and_blame_another_less_likely_and_both_can_be_gone_back_from(
+    shop: TinkerWorkshop,
+) -> None:
+    policy = shop.policy
+    replies = policy.sample(PROMPTS, max_tokens=8, seed=1)
+    ids = [reply.token_ids for reply in replies]
+    before, mask = policy.response_logprobs(PROMPTS, ids)
+    for row, reply in enumerate(replies):
+        drawn = torch.tensor(reply.logprobs)
+        assert float((before[row, : len(drawn)] - drawn).abs().max()) < 1e-3
+
+    policy.begin("patina-tiny@1")
+    metrics = train(policy, samples(replies, (1.0, -1.0)), PLAN, carrier="importance_sampling")
+    assert metrics["optimizer_steps"] == 3
+    assert metrics["pass_gap"] < 1e-3
+    policy.version_files("patina-tiny@1")
+    learnt = policy.saved
+    after, _ = policy.response_logprobs(PROMPTS, ids)
+    assert float((after - before)[0][mask[0]].sum()) > 0
+    assert float((after - before)[1][mask[1]].sum()) < 0
+
+    policy.restore({"sampler_path": "", "state_path": ""})
+    assert policy.saved == Saved()
+    again, _ = policy.response_logprobs(PROMPTS, ids)
+    assert float((again - before)[mask].abs().max()) < 1e-3
+    policy.restore({"sampler_path": learnt.sampler_path, "state_path": learnt.state_path})
+    policy.begin("patina-tiny@2")
+    more = train(policy, samples(replies, (1.0, -1.0)), replace(PLAN, steps_per_batch=1), carrier="ppo")
+    # It begins where the checkpoint ends, not at the base model.
+    assert more["kl_base_k3"] == pytest.approx(metrics["kl_to_base"], rel=0.01)
+    policy.give_up()
+
+
+def test_a_deletion_that_it_does_not_know_is_only_told(shop: TinkerWorkshop) -> None:
+    (refusal,) = shop.policy.link.delete(["tinker://model_0/weights/nothing"])
+    assert "was not deleted on the server" in refusal
