@@ -17,7 +17,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from evals.habits import HELD_OUT, lines_of
+from evals.altered import ALTERED
+from evals.habits import HELD_OUT, Labelled, Tape
 from evals.traffic import Prediction, Recorded, Score, parse_line, read_traffic, replay, score
 from proxy.classify import RULES, Rule, read_view
 
@@ -158,11 +159,11 @@ def read_folder(folder: Path) -> dict[str, list[Recorded]]:
     return {path.stem: read_traffic(path) for path in sorted(folder.glob("*.jsonl"))}
 
 
-def modelled() -> dict[str, list[Recorded]]:
-    """Return the traffic of the modelled clients (`evals.habits`)."""
+def modelled(models: Mapping[str, Callable[[Tape], Labelled]] = HELD_OUT) -> dict[str, list[Recorded]]:
+    """Return the traffic of modelled clients (`evals.habits`, `evals.altered`)."""
     return {
-        name: [parse_line(json.dumps(line).encode(), name, line["seq"]) for line in lines_of(name)]
-        for name in HELD_OUT
+        name: [parse_line(json.dumps(line).encode(), name, line["seq"]) for line in play(Tape(name))]
+        for name, play in models.items()
     }
 
 
@@ -183,7 +184,8 @@ def main() -> None:
         scores = {client: scored(rows, baseline(rows)) for client, rows in traffic.items()}
         console.print(table_of(name, {"all files": merged(scores.values())}))
     if arguments.modelled:
-        console.print(table_of("modelled", asyncio.run(measure(modelled(), lambda _: RULES))))
+        for title, models in (("modelled", HELD_OUT), ("altered histories", ALTERED)):
+            console.print(table_of(title, asyncio.run(measure(modelled(models), lambda _: RULES))))
 
 
 if __name__ == "__main__":

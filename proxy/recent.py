@@ -49,12 +49,14 @@ _REPEATED = frozenset({"summary", "memory", "heartbeat"})
 _TELLING_LINE = 12
 #: So many of the newest turns are searched for in a prompt that quotes inside its lines.
 _SEARCHED = 32
-_KINDS = ("request", "body", "session", "chores", "line", "reply", "exchange", "order")
+_KINDS = ("request", "body", "session", "chores", "line", "reply", "exchange", "order", "opening")
 #: Housekeeping that only conversations need which have been held, and what runs on its own beside all of them.
 _OF_THE_PAST = frozenset({"summary", "memory"})
 _ON_ITS_OWN = frozenset({"subagent", "cron"})
 #: So much of a system prompt's end is searched for a summary.
 _SUMMARISED = 4000
+#: By so many letters edited openings are found again.
+_OPENS = 24
 #: A chore that names nobody may be about any of so many people who spoke last with the same key.
 _PEOPLE = 16
 #: What a turn tells a tool is remembered from so many characters on: another agent may be asked just that.
@@ -177,6 +179,9 @@ class Recent:
             trace = Trace(asked=(), said=trace.said)  # a chore's template says nothing about the conversation
         keys += [("line", f"{history.root}:{line}") for line in {*trace.asked, *trace.said}]
         orders = _orders(turn.completion)
+        opening = _opening(history) if turn.kind is TurnKind.MAIN else ""
+        if len(opening) >= _TELLING_OPENING:
+            keys.append(("opening", f"{history.root}:{bare(opening)[:_OPENS]}"))
         keys += [("order", f"{history.root}:{order[-1]}") for order in orders]
         if turn.user is not None:
             people = self._people[turn.scope]
@@ -210,7 +215,7 @@ class Recent:
             is_structured=is_structured,
             chore=chore,
             number=self._mains[turn.scope],
-            opening=_opening(history) if turn.kind is TurnKind.MAIN else "",
+            opening=opening,
             orders=orders,
         )
         self._mains[turn.scope] += turn.kind is TurnKind.MAIN
@@ -401,7 +406,9 @@ class Recent:
         if len(words) < _TELLING_OPENING:
             return []
         found = []
-        for turn_id in reversed(self._index["line"].get(f"{history.root}:{bare(words)}", [])[-_COMMON:]):
+        for turn_id in reversed(
+            self._index["opening"].get(f"{history.root}:{bare(words)[:_OPENS]}", [])[-_COMMON:]
+        ):
             entry = self._entries[turn_id]
             shorter, longer = sorted((entry.opening, words), key=len)
             is_part = longer.startswith(shorter) and _TELLING_OPENING <= len(shorter) < len(longer)

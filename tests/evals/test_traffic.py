@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from evals.habits import HELD_OUT, lines_of
+from evals.altered import ALTERED
+from evals.habits import HELD_OUT, Tape, lines_of
 from evals.traffic import (
     Pairs,
     Prediction,
@@ -223,6 +224,21 @@ def test_modelled_clients_are_understood(name: str) -> None:
     assert found.misread == ()
     assert found.wrong == ()
     assert found.main.f1 == 1.0
+
+
+@pytest.mark.parametrize("name", ALTERED)
+def test_histories_that_clients_alter_are_understood(name: str) -> None:
+    lines = list(ALTERED[name](Tape(name)))
+    rows = [parse_line(json.dumps(line).encode(), name, line["seq"]) for line in lines]
+    said = asyncio.run(replay(rows))
+    found = score(rows, said)
+    assert found is not None
+    assert found.misread == ()
+    assert (found.main.f1, found.all.f1) == (1.0, 1.0)
+    # A request to go on with an answer that was cut follows it, but says nothing about it.
+    silent = {p.seq for p in said if p.kind == "main" and p.parent_seq is not None and p.answered_seq is None}
+    assert silent == ({2} if name == "continued-answer" else set())
+    assert set(found.wrong) <= silent
 
 
 def test_turn_ids_of_a_replay_sort_like_their_seqs() -> None:
