@@ -388,10 +388,12 @@ def first_addition(torn: bytes, injection: Injection) -> int:
         return 0  # the chunk that only counts
     end = next((m.start() for m in _KEYS.finditer(torn) if added[m[1].decode()]), len(torn))
     if end == len(torn):  # the name of such a field may have begun
-        key = torn.rfind(b'"', max(0, end - 20))
-        begun = torn[key:].decode("latin-1")
-        if key >= 0 and any(f'"{name}":'.startswith(begun) for name, is_added in added.items() if is_added):
-            end = key
+        begun = torn.rstrip(b" \t\r\n")
+        keys = [f'"{name}":'.encode() for name, is_added in added.items() if is_added]
+        for size in range(min(20, len(begun)), 0, -1):
+            if any(key.startswith(begun[-size:]) for key in keys):
+                end = len(begun) - size
+                break
     return len(torn[:end].rstrip(b" \t,"))  # the comma went with it
 
 

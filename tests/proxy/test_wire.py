@@ -17,6 +17,7 @@ from proxy.wire import (
     Habits,
     Injection,
     build_request,
+    first_addition,
     is_tokens_only,
     is_usage_only,
     learn_habits,
@@ -330,3 +331,14 @@ def test_a_backend_that_writes_every_field_writes_null_for_what_nobody_asked() -
     reply = {"object": "x", "prompt_logprobs": None, "choices": [{"finish_reason": "stop", "logprobs": {}}]}
     asked = Injection(logprobs=True, token_ids=True)
     assert learn_habits(Habits(), reply, asked, {}).token_ids is True
+
+
+@pytest.mark.parametrize("name", ["logprobs", "token_ids", "prompt_token_ids"])
+@pytest.mark.parametrize("colon", [":", " : "])
+def test_wherever_a_reply_is_cut_nothing_shows_of_a_name_that_only_we_asked_for(
+    name: str, colon: str
+) -> None:
+    before = b'{"choices":[{"index":0'
+    whole = before + f', "{name}"{colon}[1'.encode()
+    for end in range(len(before), len(whole) + 1):
+        assert first_addition(whole[:end], Injection(logprobs=True, token_ids=True)) == len(before)
