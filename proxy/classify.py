@@ -192,7 +192,7 @@ _COUNT = r"(\d+|one|two|three|four|five|six|seven|eight|ten|a few)"
 _FOR_LATER = (
     r"\b(replac\w+|resum(e|ing)|continu\w+|carr(y|ies) on|pick(s|ing)? up|hand-? ?(off|over)|compact\w*|successor|overwrite|future context|future reference|context (window|limit|length)s?)\b"
     r"|\b(fresh|new|next|another|later|different|subsequent|future) (agent|assistant|context|session|conversation|task|instance|chat|model|llm)\b"
-    r"|\b(old|earlier|previous|prior|removed|dropped)\b.{0,30}\bmessages\b|\bwill be (gone|lost|removed|dropped|discarded|deleted)\b|\bprompt for\b"
+    r"|\b(old|earlier|previous|prior|removed|dropped)\b.{0,30}\bmessages\b|\bwill be (gone|lost|removed|dropped|discarded|deleted)\b|\bprompt for\b|\bout of context\b"
     r"|替代|取代|替换|后续|後續|继续|繼續|引き継|以降の会話|コンテキスト|이어서|컨텍스트"
     r"|\b(nächste[rn]?|anderer|neue[rn]?) (assistent|agent|kontext|sitzung)\b|\bweiterarbeit\w*|\bfort(setz|führ)\w*|\b(nuevo|novo|nouveau|nuovo) (contexto?|contexte|contesto)\b|\bcontinuar\b|\bretomar\b"
     r"|\b(poursuivre|reprendre)\b|\b(proseguire|riprendere)\b|\bпродолж\w+|\bнов\w+ контекст"
@@ -247,14 +247,14 @@ _PROCESS = (
     r"(?:analy[sz](?:e|es|ing)|extract\w*|identif\w+|determin\w+|classif\w+|categori[sz]\w+|summari[sz]\w*|compress\w*|compact\w*|condens\w*"
     r"|consolidat\w*|distil\w*|evaluat\w*|assess\w*|scor(?:e|ing)|rat(?:e|ing)|grad(?:e|ing)|judg\w+|detect\w*|decid\w+|re-?phras\w*|re-?writ\w*"
     r"|reformulat\w*|(?:re)?rank\w*|rout(?:e|ing)|select\w*|choos\w+|tag(?:ging)?|titl(?:e|ing)|nam(?:e|ing)|check\w*|verif\w+|maintain\w*|merg\w+"
-    r"|curat\w+|predict\w*|compar\w+|convert\w*|synthesi[sz]\w*)"
+    r"|curat\w+|predict\w*|compar\w+|convert\w*|synthesi[sz]\w*|process)"
 )
 #: A program's part: "You are a relevance scoring assistant", "You are the memory reflector".
 _ROLE = (
     r"\byou(?:'re| are)(?: now| to)? (?:[\w'’-]+,? ){0,6}?(?:summari[sz]\w+|titling|titles?|naming|classif\w+|categori[sz]\w+|extract(?:or|ion|ing)|re-?phras\w+"
     r"|re-?writ(?:er|ing)|reformulat\w+|judge|evaluat(?:or|ion|ing)|grad(?:er|ing)|scor(?:er|ing)|auditor|moderat(?:or|ion)|router|routing|detector|compress\w+"
     r"|compacting|condens\w+|consolidat\w+|distill\w*|(?:re)?rank(?:er|ing)|predict(?:or|ion|ing)|checker|diagnostic|suggestions?|tagging|labell?(?:er|ing)"
-    r"|memory (?!blocks)[\w-]+|emoji|synthesi[sz]er|analy[sz]er)\b"
+    r"|memory (?!blocks)[\w-]+|emoji|synthesi[sz]er|analy[sz]er|post-?processor)\b"
     rf"|\byou(?:'re| are)\b[^.\n]{{0,80}}?\b(?:that|who|which|and|helping to|here to|used to|trained to|trained in|capable of|responsible for|specialized in|specializing in)(?: can| will)? (?:\w+ )?(?:{_PROCESS}|generating (?:\w+ ){{0,4}}(?:summar\w+|quer\w+|titles?|questions|labels))\b"
     rf"|\bhelps? (?:a|the) (?:human|user|analyst)(?: \w+)? (?:to )?{_PROCESS}\b"
     r"|\bdu bist [^.\n]{0,60}?(?:prüfer|bewert|klassifi|titel|zusammenfass|gutachter|richter\b|gedächtnis|extraktion)"
@@ -326,6 +326,7 @@ _MERGES = _re(r"\b(synthesi[sz]|merg|fus(e|ion)|combin)\w*")
 _CONTAINER = re.compile(r"<(chat_?history|conversation|transcript|messages|dialogue?)\b[^>]*>", re.IGNORECASE)
 _ANSWER_IT = _re(r"\b(respond to|answer) the (user|question|query)|\b(assistant|ai)\W{0,3}:\s*\Z")
 _GREETING = _re(r"\A\W*(ping|test|testing|hi|hello|hey)\W*\Z")
+_WARM_UP = _re(r"\A\W*warm-?ups?\W*\Z")
 _MACHINE = re.compile(r"\A\s*\[(?:system|automated|automatic|internal)\b[^\]]*(?:\]\s*\Z|\Z)", re.IGNORECASE)
 _TOKEN_ONLY = re.compile(r"\A\W{0,4}(?:[A-Z]{2,}(?:_[A-Z]+)+|(?<=\[)[A-Z]{4,}(?=\]))\W{0,4}\Z")
 _ITEM = re.compile(r"^[ \t]*(?:[-*•+]|\d{1,2}[.)]|#{1,4}) ?\S", re.MULTILINE)
@@ -350,7 +351,11 @@ def _quotes_conversation(view: View) -> bool:
 
 def _is_probe(view: View) -> bool:
     """Is anybody there: room for one token, or for a few after a bare greeting."""
-    if view.max_tokens is None or view.answers:
+    if view.answers:
+        return False
+    if _WARM_UP.match(view.request):
+        return True
+    if view.max_tokens is None:
         return False
     return view.max_tokens == 1 or (view.max_tokens <= 5 and bool(_GREETING.match(view.request)))
 
@@ -517,7 +522,7 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="heartbeat", means=_CLOCK, asks=(_TOKEN,)),
     Rule(reason="heartbeat", means=_CLOCK, asks=(_SILENT,)),
     Rule(reason="heartbeat", means=_CLOCK, when=lambda v: v.is_event),
-    Rule(reason="cron", means=_CLOCK, asks=(_re(r"\A\W{0,4}\[?(cron(:|\b.{0,40}\b(job|run))|scheduled (task|job|run|reminder)\b)|\A.{0,120}\b(as a|by a|this is a) (scheduled|cron) (job|task|run)\b|\A.{0,200}\b(nobody|no one|no user|no human|no person) is (present|here|watching|available)"),)),
+    Rule(reason="cron", means=_CLOCK, asks=(_re(r"\A\W{0,4}\[?(cron(:|\b.{0,40}\b(job|run))|scheduled (task|job|run|reminder)\b)|\A.{0,120}\b(as a|by a|this is a) ((scheduled|cron) )+(job|task|run)\b|\A.{0,200}\b(nobody|no one|no user|no human|no person) is (present|here|watching|available)"),)),
     Rule(reason="subagent", means="an agent's own helper at work", asks=(_re(r"\A.{0,200}(\[subagent\b|\bsub-?agent (context|task|run)\b|you are (running as )?a sub-?agent\b)"),)),
     Rule(reason="subagent", means="an agent's own helper at work", system=(_re(r"\A.{0,120}\byou are (\w+ ){0,6}sub-?agent\b"),)),
     Rule(reason="announce", means="a background job reports", asks=(_re(r"\b(background (task|process|job)|sub-?agent)\b.{0,60}\b(completed|finished|ended|failed)\b.{0,300}\b(internal|deliver|announce|result)"),)),
@@ -549,6 +554,8 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="text_function", means=_FUNCTION, fresh=True, asks=(_re(rf"\A.{{0,500}}?(?:{_THIRD_PERSON})"), _re(_OPENS)), when=_wants_no_answer),
     Rule(reason="text_function", means=_FUNCTION, fresh=True, asks=(_re(rf"\A.{{0,500}}?(?:{_THIRD_PERSON})"), _re(r"\A.{0,400}?\b(?:generat|suggest|list|propos|construct)\w*\b")), when=_wants_no_answer),
     Rule(reason="text_function", means=_FUNCTION, fresh=False, system=(_re(_PART),), form=(_re(_NOT_ANSWERED),), when=_has_few_tools),
+    Rule(reason="text_function", means=_FUNCTION, fresh=True, system=(_re(_PART),), asks=(_re(_STRICT),), when=_is_form),
+    Rule(reason="text_function", means=_FUNCTION, fresh=True, system=(_re(_ORDER),), when=_is_form),
     Rule(reason="text_function", means=_FUNCTION, fresh=False, asks=(_re(rf"\A\W{{0,4}}you(?:'re| are) (?=.{{0,200}}(?:{_TASK}))"), _re(rf"\A.{{0,200}}?(?:{_ROLE})"))),
     Rule(reason="text_function", means=_FUNCTION, fresh=False, asks=(_re(rf"\A.{{0,60}}?(?:{_TASK})"), _re(rf"\A.{{0,500}}?(?:{_THIRD_PERSON})"))),
     Rule(reason="memory", means=_MEMORY, fresh=False, system=(_re(rf"\A.{{0,300}}?\byour (?:job|task|role) is to (?:\w+ ){{0,3}}?(?:{_PROCESS}|look|review|read|inspect|study)\b[^.\n]{{0,60}}?\b(?:conversation|session|transcript|chat|dialogue)\b"),)),
