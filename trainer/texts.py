@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer
 
 from store.errors import AlignmentError, ConfigError
 
@@ -16,13 +16,14 @@ class Texts:
 
     Args:
         model: folder, or name of a model in the local Hugging Face cache. Nothing is downloaded.
+        tokenizer: of that model, where it is at hand.
 
     Raises:
         ConfigError: there is no such model here, or it is no chat model.
     """
 
-    def __init__(self, model: str) -> None:
-        self.tokenizer = load_tokenizer(model)
+    def __init__(self, model: str, tokenizer: Any = None) -> None:
+        self.tokenizer = load_tokenizer(model) if tokenizer is None else _chatty(model, tokenizer)
 
     def render(
         self,
@@ -65,6 +66,10 @@ def load_tokenizer(name: str) -> Any:
         Exception
     ) as error:  # several libraries read these files, each with its own errors; all end the start
         raise ConfigError(f"the tokenizer of {name} cannot be loaded: {first_line(error)}") from error
+    return _chatty(name, tokenizer)
+
+
+def _chatty(name: str, tokenizer: Any) -> Any:
     if not tokenizer.chat_template:
         raise ConfigError(f"{name} has no chat template: it is not a chat model")
     return tokenizer
@@ -86,14 +91,6 @@ def end_ids(tokenizer: Any, *others: Any) -> frozenset[int]:
         if value is not None:
             ends.update([value] if isinstance(value, int) else value)
     return frozenset(ends)
-
-
-def generation_ends(name: str) -> Any:
-    """What the model's generation config says ends a turn; None where it has none here."""
-    try:
-        return GenerationConfig.from_pretrained(name, local_files_only=True).eos_token_id
-    except (OSError, ValueError):  # most have one; without it the tokenizer's end is all there is
-        return None
 
 
 def first_line(error: BaseException) -> str:

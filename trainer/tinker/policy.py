@@ -29,12 +29,13 @@ from tinker import types
 from torch import Tensor
 
 from serving.tinker.version import FILE, TinkerVersion, read_version
+from serving.tinker.vocabulary import load_text_side
 from store.errors import AdapterError, AlignmentError, ConfigError
 from store.settings import Settings
 from trainer.batch import GREEDY_BELOW
 from trainer.losses import LOG_ZERO, kl_k3, topk_overlap, with_tail
 from trainer.protocol import Heard, Reply, Weights
-from trainer.texts import Texts, end_ids, generation_ends
+from trainer.texts import Texts
 from trainer.tinker.abilities import Abilities, Support
 from trainer.tinker.link import Link
 
@@ -91,12 +92,14 @@ class TinkerPolicy(Texts):
     def __init__(
         self, settings: Settings, link: Link, base_model: str, context: int | None, *, top_k: int = 20
     ) -> None:
-        super().__init__(settings.model_path)
+        # as the serving side has it: both have to write the same prompts
+        text = load_text_side(settings.model_path)
+        super().__init__(settings.model_path, text.vocabulary.tokenizer)
         self.link = link
         self.base_model = base_model
-        self.max_context = context or _DEFAULT_CONTEXT
-        self.vocabulary_size = len(self.tokenizer)
-        self.end_ids = end_ids(self.tokenizer, generation_ends(settings.model_path))
+        self.max_context = min((c for c in (context, text.context) if c), default=_DEFAULT_CONTEXT)
+        self.vocabulary_size = text.vocabulary.size
+        self.end_ids = text.end_ids
         self.learning_rate = settings.resolved_learning_rate
         self._rank, self._seed = settings.lora_rank, settings.seed
         self._teacher = settings.teacher_model_name
