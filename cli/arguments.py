@@ -209,7 +209,7 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_argument(
         "--full",
         action="store_true",
-        help="the comparison of docs/learning.md: all methods, five seeds, --fast on two cores; under an hour",
+        help="the comparison of docs/learning.md: all methods, five seeds, --fast in two processes",
     )
     evaluate.add_argument(
         "--jobs", type=int, default=1, help="--fast: runs at once, each a process (default: %(default)s)"

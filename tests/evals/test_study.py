@@ -328,6 +328,23 @@ def test_smoke_fails_when_nothing_or_the_control_is_learnt(
     assert len(read_runs(tmp_path / "smoke")) == 2
 
 
+def test_full_is_every_method_with_five_seeds_and_a_wish_that_is_never_met_by_chance(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    planned: list[Case] = []
+
+    def scripted(wanted: Any, place: Any, folder: Path, jobs: int) -> list[Json]:
+        planned.extend(wanted)
+        return [played(replace(CASE, method=method)) for method in ("combine", "none")]
+
+    monkeypatch.setattr("evals.command.run_side_by_side", scripted)
+    assert run_eval(read_settings({}), {}, arguments("--full", "--output", str(tmp_path))) == 0
+    assert {case.method for case in planned} == set(GROUPS["all"])
+    assert {case.preferences for case in planned} == {("concise", "no_emoji"), ("spanish",)}
+    assert {case.seed for case in planned} == set(range(5))
+    assert {(case.mode, case.interactions) for case in planned} == {("fast", 40)}
+
+
 @pytest.mark.timeout(900)
 def test_smoke_on_the_built_in_model_learns_and_its_control_stays_flat(tmp_path: Path) -> None:
     """`run.py eval --smoke` as a person runs it: one to two minutes of one core."""
