@@ -68,6 +68,7 @@ class Seen:
     errors: Counter[str] = field(default_factory=Counter)
     latencies: list[float] = field(default_factory=list)  #: of scripted replies without pauses, seconds
     feedback: int = 0
+    feedback_retries: int = 0
 
 
 class Wrong(Exception):
@@ -102,6 +103,20 @@ class Clients:
             raise
         self._idle.append((reader, writer, time.monotonic()))
         return answered, said
+
+    async def give(self, feedback: Mapping[str, Any]) -> None:
+        """Give feedback; as the SDKs do, ask again (twice) where the answer is that the record is busy. Raises: as `post`."""
+        for left in (2, 1, 0):
+            try:
+                await self.post("/v1/feedback", feedback)
+            except Wrong as exc:
+                if not left or " 503 " not in str(exc):
+                    raise
+                self.seen.feedback_retries += 1
+                await asyncio.sleep(1.0)
+            else:
+                self.seen.feedback += 1
+                return
 
     async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Return one that is kept, if it was used lately (servers close idle ones), or a new one."""
@@ -199,8 +214,7 @@ async def teaching(clients: Clients, rng: random.Random) -> None:
             "sampled", messages, stream=rng.random() < 0.5, max_tokens=64, temperature=1.0
         )
         if reaction == wish and rng.random() < 0.3:
-            await clients.post("/v1/feedback", {"turn_id": turn, "thumbs": "down", "text": wish})
-            clients.seen.feedback += 1
+            await clients.give({"turn_id": turn, "thumbs": "down", "text": wish})
         messages = [*messages, said, {"role": "user", "content": reaction}]
 
 
@@ -365,6 +379,7 @@ def run(minutes: float, rate: float, learning: float, home: Path) -> dict[str, A
             "replies_per_second": round(len(seen.ended) / took, 1),
             "kinds": dict(seen.kinds),
             "feedback": seen.feedback,
+            "feedback_retries": seen.feedback_retries,
             "errors": dict(seen.errors),
             "lost": len(lost),
             "p50_ms": round(1e3 * statistics.median(latencies), 2),

@@ -66,7 +66,13 @@ from proxy.wire import (
     strip_reply,
 )
 from serving.protocol import Engine, Reply
-from store.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable, WireError
+from store.errors import (
+    UpstreamConnectTimeout,
+    UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+    WireError,
+)
 from store.lifecycle import DropReason
 from store.values import Json
 
@@ -473,7 +479,7 @@ class ChatRelay:
             )
             try:
                 reply = await self._engine.open("POST", path, headers, body)
-            except UpstreamUnreachable:
+            except (UpstreamUnreachable, UpstreamConnectTimeout):
                 lease.release()
                 if not self._alias.can_wait or attempts >= _MOST_ATTEMPTS:
                     raise

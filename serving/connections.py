@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import httptools
 
-from store.errors import UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from store.errors import UpstreamConnectTimeout, UpstreamError, UpstreamUnreachable
 
 #: Most bytes of an answer's head.
 _MAX_HEAD = 1 << 18
@@ -306,7 +306,7 @@ class Pool:
                     lambda: Connection(self), self._host, self._port
                 )
         except TimeoutError as exc:
-            raise UpstreamTimeout(f"the backend at {self.address} did not answer in time") from exc
+            raise UpstreamConnectTimeout(f"the backend at {self.address} did not answer in time") from exc
         except OSError as exc:
             raise UpstreamUnreachable(f"nobody answers at {self.address}: {exc.strerror or exc}") from exc
         self._prepare(transport.get_extra_info("socket"))

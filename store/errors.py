@@ -93,6 +93,10 @@ class UpstreamTimeout(UpstreamError):
     """The backend did not answer in time."""
 
 
+class UpstreamConnectTimeout(UpstreamTimeout):
+    """No connection to the backend came about in time: it has not heard of the request."""
+
+
 class JudgeError(TheirError):
     """The judge answered in a form nobody can parse."""
 

@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from migrations import upgrade
+from store.errors import UpstreamConnectTimeout
 from tests.proxy.conftest import KEY, House, house_at, make_house
 from tests.proxy.upstream import logprob, token_id, tokens_of
 
@@ -403,6 +404,32 @@ def test_an_unreachable_upstream_is_a_502_that_tells_the_truth(upstream: Any, re
         assert "nobody answers at http://127.0.0.1:9" in str(caught.value)
         assert caught.value.response.headers["x-patina-turn"]
         assert house.rows(1)[0]["drop_reason"] == "upstream_error"
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_crowded_local_backend_that_was_not_reached_in_time_is_asked_again(
+    upstream: Any, record_file: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool
+) -> None:
+    asked = 0
+    with make_house(upstream, record_file, is_local=is_local) as house:
+        engine = house.proxy._engine
+        right = engine.open
+
+        async def slow_once(method: str, path: str, *rest: Any, **more: Any) -> Any:
+            nonlocal asked
+            asked += path.endswith("completions")
+            if asked == 1 and path.endswith("completions"):
+                raise UpstreamConnectTimeout("the backend did not answer in time")
+            return await right(method, path, *rest, **more)
+
+        monkeypatch.setattr(engine, "open", slow_once)
+        if is_local:
+            assert house.ask("hello").choices
+            assert asked == 2
+        else:  # somebody else's endpoint: their client decides what to do
+            with pytest.raises(openai.InternalServerError) as caught:
+                house.ask("hello")
+            assert (caught.value.status_code, asked) == (504, 1)
 
 
 def test_errors_of_the_backend_reach_the_client_and_the_record(house: House) -> None:
