@@ -4,6 +4,10 @@ SkyRL 0.3.0 speaks the JSON wire of SDK 0.24 and before; since then forward-back
 samples have ids. This layer of ASGI translates between the two with the SDK's own message definitions; it computes nothing. It also takes the
 place of `uv run`, by which SkyRL would start its engine, and makes a model from a checkpoint in the steps that SkyRL knows.
 
+SkyRL samples a checkpoint with the weights of the model it was saved from: the checkpoint is put in the place of what is being trained there, or
+what was trained since is sampled in its stead, and after a restart there is neither. So each checkpoint that is sampled from is given a
+model of its own here, of which there are `max_lora_adapters` in all; the one that was not used for longest leaves.
+
 Runs without anything of ours on the path (`-I`: the modules beside it have names of others'). `engine` instead of `api` is what it starts itself as.
 """
 
@@ -12,11 +16,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import runpy
 import sys
 import typing
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +34,7 @@ if sys.version_info < (3, 12):
 _PROTOBUF = "application/x-protobuf"
 _NUMPY = {1: np.float32, 2: np.int64, 3: np.int32}
 _MOST_REMEMBERED = 10_000
+_FOR_TRAINING = 3
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -101,14 +108,21 @@ def build_sample(result: dict[str, Any]) -> bytes:
 
 
 class Translator:
-    """The layer in front of SkyRL's application."""
+    """The layer in front of SkyRL's application; `most_slots` checkpoints are sampled from at once."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, checkpoints: Path, most_slots: int) -> None:
         self._app = app
+        self._checkpoints = checkpoints
+        self._most_slots = most_slots
         #: The SDK's model id -> SkyRL's: a model made from a checkpoint is named by the SDK.
         self._alias: dict[str, str] = {}
         #: Request id -> how its result is written.
         self._writers: OrderedDict[str, Callable[[dict[str, Any]], bytes]] = OrderedDict()
+        #: Sampling session -> its session and checkpoint; "" is the base model.
+        self._samplers: dict[str, tuple[str, str]] = {}
+        #: (session, checkpoint) -> the checkpoint's path in a model of its own.
+        self._slots: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._filling = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
@@ -126,6 +140,16 @@ class Translator:
             request = json.loads(body)
         if path == "/api/v1/load_weights" and request.get("model_id") is None:
             return await self._make_from_checkpoint(scope, request, send)
+        if path == "/api/v1/asample" and request.get("sampling_session_id"):
+            known = self._samplers.get(request["sampling_session_id"])
+            if known is None:  # of the server's earlier life
+                return await _reply(send, 404, b'{"detail": "no such sampling session (any more)"}')
+            if known[1]:
+                try:
+                    own = await self._own_model(scope, *known)
+                except _Failed as error:
+                    return await _reply(send, error.status, error.body)
+                request = {**request, "model_path": own, "sampling_session_id": None, "seq_id": None}
         if request.get("model_id") in self._alias:
             request["model_id"] = self._alias[request["model_id"]]
         status, out, kind = await self._call(scope, path, request if body else None)
@@ -135,6 +159,9 @@ class Translator:
             numbers = range(request.get("num_samples", 1))
             promise["sample_sequence_ids"] = [f"{promise['request_id']}-{number}" for number in numbers]
             out = json.dumps(promise).encode()
+        elif status == 200 and path == "/api/v1/create_sampling_session":
+            sampler = json.loads(out)["sampling_session_id"]
+            self._samplers[sampler] = (request["session_id"], request.get("model_path") or "")
         elif status == 200 and path in ("/api/v1/forward", "/api/v1/forward_backward"):
             self._remember(json.loads(out)["request_id"], build_forward_backward)
         elif status == 200 and path == "/api/v1/retrieve_future":
@@ -179,27 +206,80 @@ class Translator:
 
     async def _make_from_checkpoint(self, scope: Scope, request: dict[str, Any], send: Send) -> None:
         """Make a model of the checkpoint's shape, wait for it, and load the checkpoint into it."""
+        try:
+            model = await self._new_model(scope, request["session_id"], request["path"])
+            self._alias[f"{request['session_id']}:train:{request['model_seq_id']}"] = model
+            load = {"model_id": model, "path": request["path"]}
+            out = await self._post(scope, "/api/v1/load_weights", load)
+        except _Failed as error:
+            return await _reply(send, error.status, error.body)
+        await _reply(send, 200, json.dumps(out).encode())
 
-        async def post(path: str, body: dict[str, Any]) -> tuple[int, bytes, str]:
-            return await self._call({**scope, "method": "POST"}, path, body)
+    async def _own_model(self, scope: Scope, session: str, checkpoint: str) -> str:
+        """Return the path of a checkpoint in a model that nothing else uses."""
+        async with self._filling:
+            key = (session, checkpoint)
+            if key not in self._slots:
+                while len(self._slots) >= self._most_slots:
+                    _, old = self._slots.popitem(last=False)
+                    gone = await self._post(scope, "/api/v1/unload_model", {"model_id": _parts(old)[0]})
+                    await self._post(scope, "/api/v1/retrieve_future", {"request_id": gone["request_id"]})
+                model = await self._new_model(scope, session, checkpoint)
+                self._slots[key] = await self._share(checkpoint, model)
+            self._slots.move_to_end(key)
+            return self._slots[key]
 
-        status, out, _ = await post("/api/v1/weights_info", {"tinker_path": request["path"]})
-        if status == 200:
-            info = json.loads(out)
-            made = {
-                "session_id": request["session_id"],
-                "base_model": info["base_model"],
-                "lora_config": {"rank": info["lora_rank"]},
-            }
-            status, out, _ = await post("/api/v1/create_model", made)
-        if status == 200:
-            promise = json.loads(out)
-            self._alias[f"{request['session_id']}:train:{request['model_seq_id']}"] = promise["model_id"]
-            status, out, _ = await post("/api/v1/retrieve_future", {"request_id": promise["request_id"]})
-        if status == 200:
-            load = {"model_id": promise["model_id"], "path": request["path"]}
-            status, out, _ = await post("/api/v1/load_weights", load)
-        await _reply(send, status, out)
+    async def _new_model(self, scope: Scope, session: str, checkpoint: str) -> str:
+        """Make a model of a checkpoint's shape and wait for it; returns its id."""
+        info = await self._post(scope, "/api/v1/weights_info", {"tinker_path": checkpoint})
+        shape = {"base_model": info["base_model"], "lora_config": {"rank": info["lora_rank"]}}
+        promise = await self._post(scope, "/api/v1/create_model", {"session_id": session, **shape})
+        await self._post(scope, "/api/v1/retrieve_future", {"request_id": promise["request_id"]})
+        return str(promise["model_id"])
+
+    async def _share(self, checkpoint: str, model: str) -> str:
+        """Let a model have another's checkpoint: its file, and its row in SkyRL's database; returns its path there."""
+        from skyrl.tinker import types
+        from skyrl.tinker.db_models import CheckpointDB, CheckpointStatus
+        from sqlmodel.ext.asyncio.session import AsyncSession
+
+        source, name = _parts(checkpoint)
+        folder = self._checkpoints / model / "sampler_weights"
+        folder.mkdir(parents=True, exist_ok=True)
+        os.link(self._checkpoints / source / "sampler_weights" / f"{name}.tar.gz", folder / f"{name}.tar.gz")
+        async with AsyncSession(self._app.state.db_engine) as database:  # type: ignore[attr-defined]
+            database.add(
+                CheckpointDB(
+                    model_id=model,
+                    checkpoint_id=name,
+                    checkpoint_type=types.CheckpointType.SAMPLER,
+                    status=CheckpointStatus.COMPLETED,
+                )
+            )
+            await database.commit()
+        return f"tinker://{model}/sampler_weights/{name}"
+
+    async def _post(self, scope: Scope, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        status, out, _ = await self._call({**scope, "method": "POST"}, path, body)
+        found: dict[str, Any] = json.loads(out) if status == 200 else {}
+        if status != 200 or "error" in found:
+            raise _Failed(status if status != 200 else 500, out)
+        return found
+
+
+class _Failed(Exception):
+    """What SkyRL said to a step of ours."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(body)
+        self.status = status
+        self.body = body
+
+
+def _parts(checkpoint: str) -> tuple[str, str]:
+    """Model and name of a checkpoint for sampling."""
+    model, _, name = checkpoint.removeprefix("tinker://").split("/")
+    return model, name
 
 
 async def _read(receive: Receive) -> bytes:
@@ -246,9 +326,15 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     arguments = parser.parse_args()
     given = {name: value for name, value in vars(arguments).items() if name in EngineConfig.model_fields}
-    api.app.state.engine_config = EngineConfig.model_validate(given)
+    config = api.app.state.engine_config = EngineConfig.model_validate(given)
+    # adapter 0 is the base model, and some are for those that are trained
+    most_slots = max(2, int(config.backend_config.get("max_lora_adapters", 12)) - _FOR_TRAINING - 1)
     uvicorn.run(
-        Translator(api.app), host="127.0.0.1", port=arguments.port, log_level="warning", lifespan="on"
+        Translator(api.app, Path(str(config.checkpoints_base)), most_slots),
+        host="127.0.0.1",
+        port=arguments.port,
+        log_level="warning",
+        lifespan="on",
     )
 
 

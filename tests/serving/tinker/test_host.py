@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 
 from serving.tinker.version import TinkerVersion, write_version
 from store.settings import REPOSITORY, child_environment, read_settings
-from tests.tinker.running import TinkerServer
+from tests.tinker.running import SkyrlServer, TinkerServer
 
 POLICY = "tiny"
 HI: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
@@ -36,12 +36,15 @@ ENDLESS: dict[str, Any] = {"ignore_eos": True, "min_tokens": 1500, "max_tokens":
 
 
 @contextmanager
-def serving(server: TinkerServer, folder: Path, **more: Any) -> Iterator[str]:
+def serving(
+    server: TinkerServer | SkyrlServer, folder: Path, *, ready_s: float = 120.0, **more: Any
+) -> Iterator[str]:
     """The backend's process; yields its address once it is well."""
     process = start(server, folder, **more)
     address = address_of(process)
     try:
-        for _ in range(600):
+        end = time.monotonic() + ready_s
+        while time.monotonic() < end:
             assert process.poll() is None
             if is_well(address):
                 break
@@ -57,7 +60,7 @@ def serving(server: TinkerServer, folder: Path, **more: Any) -> Iterator[str]:
         process.stderr.close()
 
 
-def start(server: TinkerServer, folder: Path, **more: Any) -> subprocess.Popen[str]:
+def start(server: TinkerServer | SkyrlServer, folder: Path, **more: Any) -> subprocess.Popen[str]:
     given = {"model_name": server.name, "tinker_base_url": server.url, "served_model_name": POLICY, **more}
     path = folder / "settings.json"
     read_settings(given).dump(path)
