@@ -19,6 +19,8 @@ from store.values import Json
 
 #: Shorter requests are parsed faster than they are looked up.
 LEAST = 8192
+#: Longer ones are remembered by none, nor those with more values than one to so many bytes: read, they take many times their size.
+MOST, _DENSEST = 4 << 20, 12
 #: So many bytes in front of a power of two, and which one, tell requests apart; then they are compared.
 _WINDOW = 48
 #: Most requests that are alike there.
@@ -88,8 +90,10 @@ class Requests:
             place >>= 1
         return None
 
-    def add(self, raw: bytes, body: Json, messages: Sequence[Json], before: Earlier | None) -> Earlier:
-        """Remember a request that was read; ``before`` is what it goes on from."""
+    def add(self, raw: bytes, body: Json, messages: Sequence[Json], before: Earlier | None) -> Earlier | None:
+        """Remember a request that was read, if it is of a size to be; ``before`` is what it goes on from."""
+        if not LEAST <= len(raw) <= MOST or raw.count(b",") * _DENSEST > len(raw):
+            return None
         made = Earlier(raw, body, messages)
         if before is not None and before.start is not None:
             end = _end_of_messages(raw, len(before.start))

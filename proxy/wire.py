@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from proxy.chunks import Usual
-from proxy.earlier import LEAST, Earlier, Requests
+from proxy.earlier import Earlier, Requests
 from proxy.ours import scrub
 from proxy.splice import Member, elements, members, skip, with_members, without
 from store.errors import AlignmentError, WireError
@@ -128,9 +128,7 @@ def parse_chat(raw: bytes, earlier: Requests | None = None) -> ChatRequest:
         n=n if isinstance(n, int) and n > 0 else 1,
         temperature=float(temperature) if isinstance(temperature, int | float) else None,
         before=before,
-        remembered=earlier.add(raw, body, messages, before)
-        if earlier is not None and len(raw) >= LEAST
-        else None,
+        remembered=earlier.add(raw, body, messages, before) if earlier is not None else None,
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.canonical import body_key, read_history
 from proxy.drafts import request_of
-from proxy.earlier import LEAST, Requests
+from proxy.earlier import LEAST, MOST, Requests
 from proxy.wire import parse_chat
 from store.errors import WireError
 from store.values import Json
@@ -190,6 +190,15 @@ def test_the_messages_of_a_known_beginning_are_the_very_same_objects() -> None:
     assert [chat.before is not None for chat in chats] == [False, True, True, True, True]
     assert all(one is other for one, other in zip(chats[3].messages, chats[4].messages, strict=False))
     assert len(requests) == 1
+
+
+def test_what_takes_many_times_its_size_once_it_is_read_is_not_remembered() -> None:
+    requests = Requests()
+    dense = b'{"messages":[{"role":"user","content":"hi","x":[' + b"0," * LEAST + b"0]}]}"
+    huge = text_of([user("x" * MOST)])
+    for raw in (dense, huge):
+        assert parse_chat(raw, requests).remembered is None
+    assert len(requests) == 0
 
 
 def test_short_requests_are_not_remembered_and_memory_is_bounded() -> None:
