@@ -10,13 +10,35 @@ from pathlib import Path
 import pytest
 
 from store.settings import BUILTIN_FOLDER, REPOSITORY, child_environment
-from tests.tinker.running import TinkerServer
+from tests.tinker.running import SkyrlServer, TinkerServer, missing_skyrl, skyrl_python
+
+KINDS = [
+    "ours",
+    pytest.param(
+        "skyrl",
+        marks=[
+            pytest.mark.tinker,
+            pytest.mark.skipif(bool(missing_skyrl()), reason=f"no SkyRL here: {missing_skyrl()}"),
+        ],
+    ),
+]
+
+
+def server_of(kind: str, folder: Path) -> TinkerServer | SkyrlServer:
+    if kind == "ours":
+        return TinkerServer(BUILTIN_FOLDER, folder)
+    python = skyrl_python()
+    assert python is not None
+    return SkyrlServer(python, BUILTIN_FOLDER, folder, slots=16)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2400)
-def test_complaints_make_versions_live_on_tinker_and_a_rollback_takes_one_back(tmp_path: Path) -> None:
-    server = TinkerServer(BUILTIN_FOLDER, tmp_path)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_complaints_make_versions_live_on_tinker_and_a_rollback_takes_one_back(
+    kind: str, tmp_path: Path
+) -> None:
+    server = server_of(kind, tmp_path)
     try:
         server.start()
         done = subprocess.run(

@@ -231,9 +231,17 @@ class Translator:
 
     async def _new_model(self, scope: Scope, session: str, checkpoint: str) -> str:
         """Make a model of a checkpoint's shape and wait for it; returns its id."""
-        info = await self._post(scope, "/api/v1/weights_info", {"tinker_path": checkpoint})
-        shape = {"base_model": info["base_model"], "lora_config": {"rank": info["lora_rank"]}}
-        promise = await self._post(scope, "/api/v1/create_model", {"session_id": session, **shape})
+        from skyrl.tinker.db_models import ModelDB
+        from sqlmodel.ext.asyncio.session import AsyncSession
+
+        async with AsyncSession(self._app.state.db_engine) as database:  # type: ignore[attr-defined]
+            source = await database.get(ModelDB, _parts(checkpoint)[0])
+        if source is None:
+            raise _Failed(404, b'{"detail": "Model not found"}')
+        given = ("rank", "train_attn", "train_mlp", "train_unembed")
+        lora = {name: source.lora_config[name] for name in given if name in source.lora_config}
+        request = {"session_id": session, "base_model": source.base_model, "lora_config": lora}
+        promise = await self._post(scope, "/api/v1/create_model", request)
         await self._post(scope, "/api/v1/retrieve_future", {"request_id": promise["request_id"]})
         return str(promise["model_id"])
 
