@@ -18,7 +18,6 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TypeVar
 
 import tenacity
@@ -35,7 +34,8 @@ log = logging.getLogger(__name__)
 
 #: The newest keys of a history are asked for first: a continued conversation is found by them, however long it is.
 _PROBE = 6
-_MAX_BATCH = 256
+#: One transaction, and what of the journal is in memory at once.
+_MAX_BATCH, _MAX_BATCH_BYTES = 256, 16 << 20
 #: So much of the bound is left to the record alone before the journal is written as well.
 _RECORD_SHARE = 0.6
 
@@ -262,7 +262,7 @@ class Recorder:
                     await self._replay()
                     continue
                 # They stay in the queue until they are written: `drain` and the bounds count them.
-                batch = list(islice(self._queue, _MAX_BATCH))
+                batch = _some(iter(self._queue), lambda item: item.draft.size)
                 await self._commit(batch)
                 for item in batch:
                     self._queue.popleft()
@@ -294,7 +294,7 @@ class Recorder:
             if end <= start:
                 break
             lines = journal.lines(start, end)
-            while chunk := await asyncio.to_thread(_some, lines):
+            while chunk := await asyncio.to_thread(_some, lines, len):
                 await self._recover(chunk)
             start = end
         self._spilled = 0
@@ -485,8 +485,16 @@ def _open(waiter: asyncio.Future[None]) -> None:
         waiter.set_result(None)
 
 
-def _some(lines: Iterator[bytes]) -> list[bytes]:
-    return list(islice(lines, _MAX_BATCH))
+def _some(things: Iterator[T], size: Callable[[T], int]) -> list[T]:
+    """Return the next few: at most a batch, in number and in bytes, but one at least."""
+    taken: list[T] = []
+    total = 0
+    for thing in things:
+        taken.append(thing)
+        total += size(thing)
+        if len(taken) >= _MAX_BATCH or total >= _MAX_BATCH_BYTES:
+            break
+    return taken
 
 
 def _newest_keys(draft: Draft) -> list[str]:

@@ -349,6 +349,23 @@ async def test_of_the_journal_only_what_is_not_recorded_is_read_again(
     journal.close()
 
 
+async def test_what_is_large_is_read_back_and_written_a_few_at_a_time(
+    record_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.recorder._MAX_BATCH_BYTES", 250)  # two drafts and a half
+    journal = Journal(tmp_path / "journal")
+    async with recording(record_url, journal=journal, wait_s=0.02, capacity=4) as (recorder, record):
+        record.refusing = True
+        for i in range(10):
+            await recorder.settle(recorder.submit(draft(str(i), [user(f"hello {i}")], "x")))
+        record.refusing = False
+        assert await recorder.drain(10.0) == 0
+        assert sum(record.batches) == 10
+        assert max(record.batches) <= 4
+        assert len(record.batches) >= 7  # lines are longer than drafts say they are: one at a time
+    journal.close()
+
+
 def test_the_id_of_a_line_is_told_without_reading_it() -> None:
     line = dump_draft(draft("a", [user("hello")], "x"))
     assert id_of(line) == "turn_a"
