@@ -41,6 +41,7 @@ QUESTIONS = (
 #: Of the adapters' random weights: enough to say other things.
 _STRENGTH = 0.2
 _READY_S = 900.0
+_SETTLE_POLLS = 6000
 #: Two batches round differently: so far may the log-probabilities of the same weights be apart.
 _SAME = 5e-3
 
@@ -221,7 +222,12 @@ async def load(
                     await asyncio.sleep(calm_s / per_round)
                 await _live(stack, number)
                 state["phase"] = "settling"
-                await asyncio.sleep(calm_s / 2)
+                # until what was under way has ended, and as many that began on the last version
+                settled = len(found) + 2 * streams
+                for _ in range(_SETTLE_POLLS):
+                    if len(found) >= settled:
+                        break
+                    await asyncio.sleep(0.05)
             state["is_over"] = True
     finally:
         await engine.close()
