@@ -315,6 +315,21 @@ def reasoning_dropped(tape: Tape) -> Labelled:
         history.append(kept[i % 3])
 
 
+def outputs_as_system(tape: Tape) -> Labelled:
+    """An agent in a terminal: code stands in its answers, and what came of it is told in the system's role."""
+    history: list[Message] = [s("You are an agent. Write code in fenced blocks; it is run.")]
+    for ask, code, out, answer in (
+        ("How many rows has export.csv?", "```sh\nwc -l export.csv\n```", "Ran command: wc -l export.csv\n\n0 export.csv", "None: it is empty."),
+        ("and yesterday's?", "```sh\nwc -l export-1.csv\n```", "Ran command: wc -l export-1.csv\n\n812 export-1.csv", "812."),
+        ("so it broke last night", "Then I look at the log.\n```sh\ntail export.log\n```", "Ran command: tail export.log\n\nTypeError", "A TypeError in the filter."),
+    ):  # fmt: skip
+        history.append(u(ask))
+        yield tape.line(history, code, "shell", stream=True)
+        history += [a(code), s(out)]
+        yield tape.line(history, answer, "shell", "tool_result_continuation", stream=True)
+        history.append(a(answer))
+
+
 ALTERED: dict[str, Callable[[Tape], Labelled]] = {
     "tool-results-cleared": tool_results_cleared,
     "cut-by-size": cut_by_size,
@@ -333,4 +348,5 @@ ALTERED: dict[str, Callable[[Tape], Labelled]] = {
     "sent-by-a-tool": sent_by_a_tool,
     "parallel-calls": parallel_calls,
     "reasoning-dropped": reasoning_dropped,
+    "outputs-as-system": outputs_as_system,
 }

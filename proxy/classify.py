@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import pairwise
 from typing import Any
 
 from proxy.literals import needed
@@ -69,6 +70,7 @@ class View:
         max_tokens: the client's limit, if it set one.
         is_event: the newest message is a machine's: an envelope without a person's words.
         other_speaker: the newest user message bears another name than the first.
+        is_output: what ``closing`` says is the output of code or of a tool that the last answer called in its text.
         written_out: lines of a dialogue between a user and an assistant that stand inside one user message, and all its lines.
         slots: fields of a filled form in the newest user messages: "Query: …", "### Context", <document>.
     """
@@ -84,6 +86,7 @@ class View:
     max_tokens: int | None
     is_event: bool
     other_speaker: bool
+    is_output: bool
     written_out: tuple[int, int]
     slots: int
 
@@ -317,6 +320,7 @@ _TOLD = _re(
     r"|(?:conversation |context |session |chat )?(?:summary|compaction|hand-?off)\b(?! request| the| this| our)|(?:the )?(?:previous|earlier|prior) (?:conversation|messages|turns)\b"
     r"|another language model|(?:zusammenfassung|resumen|résumé|riassunto|resumo) (?:de|des|der|du|della|da)\b|以下是.{0,12}(?:摘要|总结)|之前的?(?:对话|会话))"
 )
+_CODE = re.compile(r"^[ \t]*(?:```|~~~)|</?(?:tool|function|invoke|execute)[\w:-]*[ >]", re.MULTILINE)
 _HAS_TASK = _re(_TASK)
 _QUESTION_ANSWERING = _re(
     r"\A.{0,200}\bquestion[- ]answering\b|\A\W*answer\b|\b(?:reply|respond) with an answer\b|\brespond (?:naturally|helpfully)\b|\bwhen (?:the|a) user (?:sends|asks|says)\b"
@@ -558,7 +562,7 @@ RULES: tuple[Rule, ...] = (
     Rule(reason="text_function", means=_FUNCTION, fresh=False, asks=(_re(rf"\A\W{{0,4}}you(?:'re| are) (?=.{{0,200}}(?:{_TASK}))"), _re(rf"\A.{{0,200}}?(?:{_ROLE})"))),
     Rule(reason="text_function", means=_FUNCTION, fresh=False, asks=(_re(rf"\A.{{0,60}}?(?:{_TASK})"), _re(rf"\A.{{0,500}}?(?:{_THIRD_PERSON})"))),
     Rule(reason="memory", means=_MEMORY, fresh=False, system=(_re(rf"\A.{{0,300}}?\byour (?:job|task|role) is to (?:\w+ ){{0,3}}?(?:{_PROCESS}|look|review|read|inspect|study)\b[^.\n]{{0,60}}?\b(?:conversation|session|transcript|chat|dialogue)\b"),)),
-    Rule(reason="closing_instruction", means="after the last answer only the client spoke", fresh=False, when=lambda v: bool(v.closing)),
+    Rule(reason="closing_instruction", means="after the last answer only the client spoke", fresh=False, when=lambda v: bool(v.closing) and not v.is_output),
 )  # fmt: skip
 
 #: reason -> what it means, for people.
@@ -688,6 +692,7 @@ def read_view(messages: Sequence[Message], request: Mapping[str, Any]) -> View:
         max_tokens=limit if isinstance(limit, int) else None,
         is_event=bool(texts) and is_machine_event(texts[-1]),
         other_speaker=_is_other(messages, heard),
+        is_output=bool(closing) and _is_output(messages, answered),
         written_out=_written_out(asked) if not answered else (0, 0),
         slots=_slots(asked) if not answered else 0,
     )
@@ -727,6 +732,19 @@ def _slots(text: str) -> int:
     if len(text) > 2 * _SHEET:
         text = f"{text[:_SHEET]}\n{text[-_SHEET:]}"
     return sum(1 for line in text.splitlines() if _SLOT.match(line))
+
+
+def _is_output(messages: Sequence[Message], answered: Sequence[int]) -> bool:
+    """Whether a system message behind the last answer is an output: answers before have followed such messages, or there is code to run.
+
+    Some agents give tool results the system's role. What a client says for its own purposes is not kept in the history.
+    """
+    for one, other in pairwise(answered):
+        between = messages[one + 1 : other]
+        if between and all(m.get("role") in ("system", "developer") for m in between):
+            return True
+    last = content_text(messages[answered[-1]].get("content"))
+    return bool(_CODE.search(last[-2000:]))
 
 
 def _is_other(messages: Sequence[Message], newest: Sequence[Message]) -> bool:

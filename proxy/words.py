@@ -210,6 +210,7 @@ def following(messages: Sequence[Message]) -> tuple[str, str] | None:
     """
     people: list[tuple[object, str]] = []
     tools: list[str] = []
+    told: list[str] = []  # some agents give tool results the system's role
     for position, message in enumerate(messages):
         role = message.get("role")
         text = content_text(message.get("content"))
@@ -217,13 +218,15 @@ def following(messages: Sequence[Message]) -> tuple[str, str] | None:
             tools.append(text)
         elif role == "user":
             people.append((message.get("name"), text))
+        elif role in ("system", "developer"):
+            told.append(text)
         elif role == "assistant" and any(m.get("role") in _HEARD for m in messages[position + 1 :]):
-            people, tools = [], []
+            people, tools, told = [], [], []
     # Where several speak, the last of them answers; the others are agents that it heard.
     texts = [text for name, text in people if name == people[-1][0]]
     words = [bare for bare in map(own_words, texts) if bare]
     if words:
         return "user", "\n".join(words)
-    if tools:
-        return "tool", "\n".join(tools)
+    if tools or (told and not texts):
+        return "tool", "\n".join(tools or told)
     return ("user", "\n".join(texts).strip()) if texts else None

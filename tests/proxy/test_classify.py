@@ -201,3 +201,11 @@ def test_a_summary_that_was_made_is_not_an_order_to_make_one() -> None:
     messages = [{"role": "user", "content": told}, {"role": "user", "content": "now the invoice"}]
     assert classify(messages, {}).kind is TurnKind.MAIN
     assert classify([*_BASIL, *messages], {}).kind is TurnKind.MAIN
+
+
+def test_an_output_in_the_systems_role_is_no_closing_instruction() -> None:
+    ran = {"role": "system", "content": "Ran command: ls\n\na.py"}
+    code = {"role": "assistant", "content": "```sh\nls\n```"}
+    assert classify([*_BASIL, ran], {}).reason == "closing_instruction"
+    assert classify([_BASIL[0], code, ran], {}).kind is TurnKind.MAIN
+    assert classify([*_BASIL, ran, _BASIL[1], ran], {}).kind is TurnKind.MAIN

@@ -109,3 +109,10 @@ def test_an_envelope_without_words_is_a_machines() -> None:
     assert not is_machine_event('{"type": "user_message", "message": "hi"}')
     assert not is_machine_event('{"type": "recipe"}')
     assert not is_machine_event("{not json}")
+
+
+def test_what_the_system_tells_behind_an_answer_is_an_output_where_nobody_speaks() -> None:
+    ran = {"role": "system", "content": "Ran command: ls\n\na.py"}
+    assert following([ran]) == ("tool", "Ran command: ls\n\na.py")
+    assert following([ran, {"role": "user", "content": "and b.py?"}]) == ("user", "and b.py?")
+    assert following([]) is None
