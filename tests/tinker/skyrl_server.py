@@ -285,9 +285,9 @@ class _Failed(Exception):
 
 
 def _parts(checkpoint: str) -> tuple[str, str]:
-    """Model and name of a checkpoint for sampling."""
-    model, _, name = checkpoint.removeprefix("tinker://").split("/")
-    return model, name
+    """Model and name of a checkpoint; SkyRL leaves its kind out where it is for sampling."""
+    first, *_, last = checkpoint.removeprefix("tinker://").split("/")
+    return first, last
 
 
 async def _read(receive: Receive) -> bytes:
