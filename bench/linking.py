@@ -2,7 +2,8 @@
 
 A record is filled with so many stored messages (conversations of 50 turns, two messages a turn, straight into the tables), and then
 conversations are held through the proxy's recorder: openings, turns that continue, turns that continue after a restart, and histories
-whose beginning was dropped. Told is CPU time a request, linking and writing together, and how long reading back takes at the start.
+whose beginning was dropped. Told is CPU time a request, linking and writing together, and how long reading back takes at the start: medians
+over rounds of new conversations with the record as it is; the first of all is left out, in which the process warms up.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import sqlite3
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -95,7 +97,7 @@ def filled(messages: int) -> Iterator[str]:
         yield url
 
 
-class _Talks:
+class Talks:
     """Requests of conversations that go on, as a client sends them."""
 
     def __init__(self) -> None:
@@ -117,13 +119,13 @@ class _Forgetful(Record):
         return []
 
 
-async def measure(url: str, conversations: int = 60) -> dict[str, float]:
+async def measure(url: str, talks: Talks, conversations: int = 60) -> dict[str, float]:
     """Return milliseconds of CPU a request, by what the request is, and of reading back at the start."""
     found: dict[str, float] = {}
-    talks = _Talks()
+    towns = range(talks.seq, talks.seq + conversations)
     histories = [
         [{"role": "user", "content": f"Opening {i}: what is the weather in town number {i} today?"}]
-        for i in range(conversations)
+        for i in towns
     ]
     async with _running(url) as recorder:
         found["start"] = await _timed([lambda: recorder.opened()])
@@ -139,9 +141,7 @@ async def measure(url: str, conversations: int = 60) -> dict[str, float]:
     return found
 
 
-async def _round(
-    recorder: Recorder, talks: _Talks, histories: list[list[dict[str, Any]]], name: str
-) -> float:
+async def _round(recorder: Recorder, talks: Talks, histories: list[list[dict[str, Any]]], name: str) -> float:
     drafts = []
     for i, history in enumerate(histories):
         if name != "opening":
@@ -191,11 +191,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--messages", type=int, nargs="+", default=[0, 10_000, 100_000, 1_000_000])
+    parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    rows = {}
-    for messages in arguments.messages:
-        with filled(messages) as url:
-            rows[messages] = asyncio.run(measure(url))
+    talks = Talks()
+    with filled(0) as url:
+        asyncio.run(measure(url, talks))
+    with contextlib.ExitStack() as records:
+        urls = {messages: records.enter_context(filled(messages)) for messages in arguments.messages}
+        found: dict[int, list[dict[str, float]]] = {messages: [] for messages in urls}
+        for _ in range(arguments.rounds):
+            for messages, url in urls.items():
+                found[messages].append(asyncio.run(measure(url, talks)))
+    rows = {
+        messages: {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+        for messages, rounds in found.items()
+    }
     table = Table("messages stored", *next(iter(rows.values())), box=None)
     for messages, found in rows.items():
         table.add_row(f"{messages:,}", *(f"{value:.2f} ms" for value in found.values()))
