@@ -198,13 +198,13 @@ def main() -> None:
         asyncio.run(measure(url, talks))
     with contextlib.ExitStack() as records:
         urls = {messages: records.enter_context(filled(messages)) for messages in arguments.messages}
-        found: dict[int, list[dict[str, float]]] = {messages: [] for messages in urls}
+        results: dict[int, list[dict[str, float]]] = {messages: [] for messages in urls}
         for _ in range(arguments.rounds):
             for messages, url in urls.items():
-                found[messages].append(asyncio.run(measure(url, talks)))
+                results[messages].append(asyncio.run(measure(url, talks)))
     rows = {
         messages: {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
-        for messages, rounds in found.items()
+        for messages, rounds in results.items()
     }
     table = Table("messages stored", *next(iter(rows.values())), box=None)
     for messages, found in rows.items():
