@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from serving.protocol import Capabilities, Engine, Headers, Reply, ServedModel
+from serving.replies import WatchedReply
 from store.errors import AdapterError, UpstreamError, UpstreamUnreachable
 
 log = logging.getLogger(__name__)
@@ -26,33 +27,9 @@ class _Copy:
     is_ready: bool = False
     problem: str | None = None
 
-
-class _CountedReply:
-    """A reply that tells its copy when it is done with."""
-
-    def __init__(self, reply: Reply, copy: _Copy) -> None:
-        self._reply = reply
-        self._copy: _Copy | None = copy
-
-    @property
-    def status(self) -> int:
-        return self._reply.status
-
-    @property
-    def headers(self) -> Headers:
-        return self._reply.headers
-
-    def chunks(self) -> AsyncIterator[bytes]:
-        return self._reply.chunks()
-
-    async def read(self) -> bytes:
-        return await self._reply.read()
-
-    def close(self) -> None:
-        self._reply.close()
-        if self._copy is not None:
-            self._copy.in_flight -= 1
-            self._copy = None
+    def leave(self) -> None:
+        """A request that was under way there is done with."""
+        self.in_flight -= 1
 
 
 class ReplicaEngine:
@@ -118,16 +95,16 @@ class ReplicaEngine:
             try:
                 reply = await copy.engine.open(method, path, headers, body)
             except UpstreamUnreachable as exc:
-                copy.in_flight -= 1
+                copy.leave()
                 copy.is_ready, copy.problem = False, str(exc)
                 tried = exc
                 if body is not None and not isinstance(body, bytes):
                     raise  # a streamed body is spent
                 continue
             except BaseException:
-                copy.in_flight -= 1
+                copy.leave()
                 raise
-            return _CountedReply(reply, copy)
+            return WatchedReply(reply, copy.leave)
         raise tried or UpstreamUnreachable(f"no copy is ready at {self.address}: {self._problems()}")
 
     def _problems(self) -> str:

@@ -24,6 +24,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from serving.protocol import Capabilities, Engine, Headers, Reply, ServedModel
+from serving.replies import WatchedReply
 from serving.vllm.hold import Action, Hold, Phase
 from store.errors import RecordError, UpstreamError, UpstreamTimeout
 from store.record import Record
@@ -52,34 +53,6 @@ class Sleeper(Engine, Protocol):
     async def wake_up(self) -> None:
         """Take it back; harmless when it is awake. Raises: UpstreamError."""
         ...
-
-
-class _HeldReply:
-    """A reply that tells when it is done with."""
-
-    def __init__(self, reply: Reply, done: Callable[[], None]) -> None:
-        self._reply = reply
-        self._done: Callable[[], None] | None = done
-
-    @property
-    def status(self) -> int:
-        return self._reply.status
-
-    @property
-    def headers(self) -> Headers:
-        return self._reply.headers
-
-    def chunks(self) -> AsyncIterator[bytes]:
-        return self._reply.chunks()
-
-    async def read(self) -> bytes:
-        return await self._reply.read()
-
-    def close(self) -> None:
-        self._reply.close()
-        if self._done is not None:
-            self._done()
-            self._done = None
 
 
 class EngineByTurns:
@@ -147,7 +120,7 @@ class EngineByTurns:
         except BaseException:
             self._leave(request)
             raise
-        return _HeldReply(reply, lambda: self._leave(request))
+        return WatchedReply(reply, lambda: self._leave(request))
 
     async def capabilities(self) -> Capabilities:
         async with self._awake():
