@@ -146,7 +146,8 @@ def _pids(house: Stack) -> dict[str, int]:
 
 def _versions(house: Stack) -> int:
     try:
-        return int(house.status()["live"].get("patina-tiny", 0))
+        # Without "live" while a proxy that was just started has not opened its record.
+        return int(house.status().get("live", {}).get("patina-tiny", 0))
     except OSError:
         return 0
 
