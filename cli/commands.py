@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,6 +23,7 @@ from rich.table import Table
 from cli.live import ask_proxy, is_in_trouble, store_line
 from store.errors import ConfigError, RecordError
 from store.lifecycle import Stage
+from store.processes import is_alive
 from store.record import Record, RecordStatus, last_user_text
 from store.settings import Settings
 from store.values import BASE_VERSION, AdapterVersion, Heartbeat, Json, ScoredTurn
@@ -354,20 +354,10 @@ async def _rollback(record: Record, settings: Settings, arguments: argparse.Name
 async def _serving(record: Record, policy: str) -> int | None:
     """Return the version the running proxy says it serves; None when no proxy runs."""
     for beat in (await record.status()).heartbeats:
-        if beat.process == "proxy" and time.time() - beat.at < SILENT_S and _is_alive(beat.pid):
+        if beat.process == "proxy" and time.time() - beat.at < SILENT_S and is_alive(beat.pid):
             version = beat.detail.get("backend", {}).get("live")
             return int(version) if version is not None else None
     return None
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 async def _pause(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -397,6 +397,21 @@ def train(policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan) -> dic
     }
 
 
+def by_teacher(samples: Sequence[Sample], plan: StepPlan) -> Iterator[tuple[list[int], Weights, float]]:
+    """Yield the rows that have a teacher with whose weights it is and how much of what was learnt it carries along.
+
+    An anchor's teacher is the base model without a hint.
+    """
+    for is_anchor in (False, True):
+        rows = [
+            i
+            for i, sample in enumerate(samples)
+            if sample.teacher_prompt_ids is not None and (sample.kind is SampleKind.ANCHOR) is is_anchor
+        ]
+        if rows:
+            yield rows, Weights.BASE if is_anchor else plan.teacher, 0.0 if is_anchor else plan.carry
+
+
 class _Part:
     """A part of the batch that goes through the model at once; what does not change over the inner steps is kept."""
 
@@ -421,23 +436,16 @@ class _Part:
     def _teacher_logits(
         self, policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan, mask: Tensor
     ) -> Tensor | None:
-        """[B, C, V], NaN for rows without a teacher. An anchor's teacher is the base model without a hint."""
+        """[B, C, V], NaN for rows without a teacher."""
         result: Tensor | None = None
-        for is_anchor in (False, True):
-            rows = [
-                i
-                for i, sample in enumerate(samples)
-                if sample.teacher_prompt_ids is not None and (sample.kind is SampleKind.ANCHOR) is is_anchor
-            ]
-            if not rows:
-                continue
+        for rows, teacher, carry in by_teacher(samples, plan):
             some = [samples[i] for i in rows]
             logits = policy.hinted_logits(
                 [sample.prompt_ids for sample in some],
                 [sample.teacher_prompt_ids or () for sample in some],
                 [sample.completion_ids for sample in some],
-                teacher=Weights.BASE if is_anchor else plan.teacher,
-                carry=0.0 if is_anchor else plan.carry,
+                teacher=teacher,
+                carry=carry,
             )
             if result is None:
                 result = torch.full((*mask.shape, logits.shape[-1]), math.nan, device=logits.device)

@@ -254,14 +254,7 @@ class Server:
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("send either prompt or messages")
         if body.messages is not None:
-            ids = render_chat(
-                vocabulary,
-                body.messages,
-                tools=body.tools,
-                add_generation_prompt=body.add_generation_prompt is not False,
-                continue_final_message=bool(body.continue_final_message),
-                template_arguments=body.chat_template_kwargs,
-            )
+            ids = self._render(body, body.messages)
         else:
             ids = vocabulary.encode(
                 body.prompt or "", add_special_tokens=body.add_special_tokens is not False
@@ -285,6 +278,16 @@ class Server:
 
     # ---- completions
 
+    def _render(self, body: ChatBody | TokenizeBody, messages: list[dict[str, Any]]) -> list[int]:
+        return render_chat(
+            self.engine.vocabulary,
+            messages,
+            tools=body.tools,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final_message=bool(body.continue_final_message),
+            template_arguments=body.chat_template_kwargs,
+        )
+
     def _limit_n(self, sequences: int) -> None:
         limits = self.engine.limits
         if sequences > limits.sequences:
@@ -304,17 +307,10 @@ class Server:
         self._limit_n(n)
         use = tool_use(body, self.engine.limits)
 
-        def render() -> list[int]:
-            return render_chat(
-                vocabulary,
-                body.messages,
-                tools=body.tools,
-                add_generation_prompt=body.add_generation_prompt is not False,
-                continue_final_message=bool(body.continue_final_message),
-                template_arguments=body.chat_template_kwargs,
-            )
-
-        prompt_ids = render() if len(raw) <= _INLINE_BYTES else await asyncio.to_thread(render)
+        if len(raw) <= _INLINE_BYTES:
+            prompt_ids = self._render(body, body.messages)
+        else:
+            prompt_ids = await asyncio.to_thread(self._render, body, body.messages)
         forced = vocabulary.encode(use.forced, add_special_tokens=False) if use.forced else []
         wished = body.max_completion_tokens or body.max_tokens
         room = check_context(len(prompt_ids), wished, self.engine.max_model_len)

@@ -27,6 +27,7 @@ from serving.protocol import Capabilities, Engine, Headers, Reply, ServedModel
 from serving.replies import WatchedReply
 from serving.vllm.hold import Action, Hold, Phase
 from store.errors import RecordError, UpstreamError, UpstreamTimeout
+from store.processes import is_alive
 from store.record import Record
 from store.values import Heartbeat, Json
 
@@ -276,7 +277,7 @@ class EngineByTurns:
         except RecordError as exc:
             self._problem = f"the trainer's turn could not be read: {exc}"
             return self._turn
-        if beat is None or time.time() - beat.at > LEASE_S or not _lives(beat.pid):
+        if beat is None or time.time() - beat.at > LEASE_S or not is_alive(beat.pid):
             return None
         turn = beat.detail.get("turn")
         return turn if isinstance(turn, str) else None
@@ -302,13 +303,3 @@ class EngineByTurns:
             self._problem = f"whose turn it is could not be written: {exc}"
             return
         self._written = time.monotonic(), detail
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

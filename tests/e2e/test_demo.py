@@ -8,16 +8,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from evals.stack import Stack
 from models import BUILTIN
 from store.settings import REPOSITORY, child_environment, read_settings
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.slow,
@@ -88,11 +86,11 @@ def test_kill_9_of_each_process_in_turn_during_the_demo_loses_nothing_and_trains
         try:
             for number, name in enumerate(("trainer", "scorer", "proxy", "backend"), 1):
                 # Only the user talks and trains, not the measurement before: the demo is in full swing.
-                _until(lambda n=number: _versions(house) >= n, "another version")  # type: ignore[misc]
-                before = _until(lambda n=name: _pids(house).get(n), f"the {name} running")  # type: ignore[misc]
+                until(lambda n=number: _versions(house) >= n, "another version")  # type: ignore[misc]
+                before = until(lambda n=name: _pids(house).get(n), f"the {name} running")  # type: ignore[misc]
                 assert demo.poll() is None, f"the demo was over before the {name} could be killed"
                 os.kill(before, signal.SIGKILL)
-                _until(
+                until(
                     lambda n=name, b=before: _pids(house).get(n) not in (None, b),  # type: ignore[misc]
                     f"the {name} coming back",
                 )
@@ -150,13 +148,3 @@ def _versions(house: Stack) -> int:
         return int(house.status().get("live", {}).get("patina-tiny", 0))
     except OSError:
         return 0
-
-
-def _until(condition: Callable[[], Any], what: str, seconds: float = 120) -> Any:
-    """Wait for something to come true; the bound is there to end a broken run, not to measure."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"{what} did not happen within {seconds:.0f} s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -23,20 +24,25 @@ KINDS = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(2400)
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_loop_goes_round_and_back(kind: str) -> None:
-    command = [sys.executable, "-m", "bench.loop", "--backend", kind]
-    if kind == "vllm" and vllm_python():
-        command.append(f"--vllm-python={vllm_python()}")
+def go_round(*flags: str) -> dict[str, Any]:
+    """Run the command; returns what it tells once it has seen two versions live and a rollback."""
     done = subprocess.run(
-        command, cwd=REPOSITORY, env=child_environment(), capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-m", "bench.loop", *flags],
+        cwd=REPOSITORY, env=child_environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     base, first, second = found["versions"]
     assert (base, found["rolled_back_to"]) == (0, first)
     assert first < second
     assert found["same_as_before"] is True
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loop_goes_round_and_back(kind: str) -> None:
+    python = [f"--vllm-python={vllm_python()}"] if kind == "vllm" and vllm_python() else []
+    found = go_round("--backend", kind, *python)
     assert found["engine"].startswith("vLLM" if kind == "vllm" else "patina-embedded")

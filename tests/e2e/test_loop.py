@@ -9,8 +9,7 @@ import json
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from transformers import AutoTokenizer
 from evals.stack import Stack
 from models import BUILTIN
 from store.settings import REPOSITORY, child_environment, read_settings
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -57,16 +57,6 @@ def rows(house: Stack, where: str = "1", *values: object) -> list[dict[str, Any]
         return [dict(row) for row in found]
     finally:
         connection.close()
-
-
-def until(condition: Callable[[], Any], what: str, seconds: float = 120) -> Any:
-    """Wait for something to come true; the bound is there to end a broken run, not to measure."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"{what} did not happen within {seconds:.0f} s")
 
 
 def command(house: Stack, *argv: str) -> subprocess.CompletedProcess[str]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from store.settings import BUILTIN_FOLDER, REPOSITORY, child_environment
+from store.settings import BUILTIN_FOLDER
+from tests.e2e.test_engine_loop import go_round
 from tests.tinker.running import SkyrlServer, TinkerServer, missing_skyrl, skyrl_python
 
 KINDS = [
@@ -41,22 +39,8 @@ def test_complaints_make_versions_live_on_tinker_and_a_rollback_takes_one_back(
     server = server_of(kind, tmp_path)
     try:
         server.start()
-        done = subprocess.run(
-            [
-                sys.executable, "-m", "bench.loop", "--backend", "tinker", "--tinker-base-url", server.url,
-                "--patience-s", "1100",
-            ],
-            cwd=REPOSITORY,
-            env=child_environment(),
-            capture_output=True,
-            text=True,
-            check=False,
+        go_round(
+            "--backend", "tinker", "--tinker-base-url", server.url, "--patience-s", "1100",
         )  # fmt: skip
     finally:
         server.stop()
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    base, first, second = found["versions"]
-    assert (base, found["rolled_back_to"]) == (0, first)
-    assert first < second
-    assert found["same_as_before"] is True

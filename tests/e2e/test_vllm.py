@@ -12,9 +12,9 @@ import contextlib
 import os
 import signal
 import sqlite3
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from evals.stack import Stack
 from store.record import Record
 from store.settings import read_settings
 from store.values import AdapterState
+from tests import waiting
 from tests.contract.backends import missing_vllm, vllm_python
 
 pytestmark = [
@@ -71,14 +72,7 @@ def rows(house: Stack) -> dict[str, dict[str, Any]]:
         connection.close()
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 600) -> Any:
-    """Wait for something to come true; the bound is there to end a broken run, not to measure."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"{what} did not happen within {seconds:.0f} s")
+until = partial(waiting.until, seconds=600)  # the engine starts on a crowded machine as well
 
 
 def backend(house: Stack) -> dict[str, Any]:

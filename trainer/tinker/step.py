@@ -34,11 +34,11 @@ from torch import Tensor
 
 from store.errors import AlignmentError, GateRejected
 from trainer.advantages import Streams, token_directive_advantages
-from trainer.batch import Sample, SampleKind, build_batch
+from trainer.batch import Sample, build_batch
 from trainer.objective import Batch, compute_support_loss
 from trainer.policy import BETAS, MAX_GRADIENT_NORM
 from trainer.protocol import Weights
-from trainer.step import StepPlan
+from trainer.step import StepPlan, by_teacher
 from trainer.tinker.policy import Pair, Taught, TinkerPolicy
 
 _EPS = 1e-8
@@ -135,15 +135,11 @@ def train(
 
 
 def _teachers(policy: TinkerPolicy, samples: Sequence[Sample], plan: StepPlan) -> list[Taught | None]:
-    """Of each sample with a directive weight, what its teacher says; an anchor's is the base model without a hint."""
+    """Of each sample with a directive weight, what its teacher says."""
     result: list[Taught | None] = [None] * len(samples)
-    for is_anchor in (False, True):
+    for with_teacher, teacher, carry in by_teacher(samples, plan):
         rows = [
-            i
-            for i, sample in enumerate(samples)
-            if sample.teacher_prompt_ids is not None
-            and (sample.kind is SampleKind.ANCHOR) is is_anchor
-            and (policy.support == "token" or _streams(sample).directive_weight > 0)
+            i for i in with_teacher if policy.support == "token" or _streams(samples[i]).directive_weight > 0
         ]
         if not rows:
             continue
@@ -155,11 +151,7 @@ def _teachers(policy: TinkerPolicy, samples: Sequence[Sample], plan: StepPlan) -
             )
             for i in rows
         ]
-        found = policy.taught(
-            pairs,
-            teacher=Weights.BASE if is_anchor else plan.teacher,
-            carry=0.0 if is_anchor else plan.carry,
-        )
+        found = policy.taught(pairs, teacher=teacher, carry=carry)
         for row, one in zip(rows, found, strict=True):
             result[row] = one
     return result

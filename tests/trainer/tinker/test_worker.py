@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from store.errors import UpstreamError
 from store.lifecycle import Stage
 from store.record import Record
 from store.settings import REPOSITORY, Settings, child_environment
+from tests import waiting
 from tests.tinker.running import TinkerServer
 from tests.trainer.test_worker import ScriptedGate
 from tests.trainer.tinker.conftest import settings_of
@@ -159,14 +161,7 @@ async def test_a_server_that_dies_in_the_middle_of_a_step_costs_the_step_and_not
 # -- the trainer's own process
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 240) -> Any:
-    """Wait for something to come true; the bound is there to end a broken run, not to measure."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"{what} did not happen within {seconds:.0f} s")
+until = partial(waiting.until, seconds=240)  # the engine starts on a crowded machine as well
 
 
 def one(home: Path, question: str) -> Any:
@@ -210,7 +205,7 @@ async def test_a_trainer_that_is_killed_in_the_middle_of_a_step_trains_no_turn_t
         assert await record.release_expired(now=time.time() + 10_000) == 2
         process = start()
         # random weights may fail the gate: then the turns have another chance
-        until(lambda: one(home, "SELECT count(*) FROM adapters") == 1, "the step's end", 800)
+        until(lambda: one(home, "SELECT count(*) FROM adapters") == 1, "the step's end", seconds=800)
         trained = one(home, "SELECT count(*) FROM lives WHERE stage = 'trained'")
         published = one(home, "SELECT count(*) FROM adapters WHERE state = 'published'")
         assert (published, trained) in ((0, 0), (1, 2))
