@@ -75,9 +75,11 @@ async def add(record: Record, speaker: LocalPolicy, *turn_ids: str) -> None:
 
 
 def settings(server: TinkerServer, home: Path) -> Settings:
+    # The verdicts are from long ago: without a longer patience one of them alone would be due for training at once.
     return settings_of(
-        server, home, method="rl", anchors=0, batch_size=2, lora_rank=4, learning_rate=1e-3, replay=0
-    )
+        server, home, method="rl", anchors=0, batch_size=2, lora_rank=4, learning_rate=1e-3, replay=0,
+        max_wait_s=1e12,
+    )  # fmt: skip
 
 
 @pytest_asyncio.fixture
