@@ -20,6 +20,8 @@ _BARE: Mapping[str, Any] = {
     "replay": 0,
     "kl_loss_coef": 0.0,
     "teacher_carry": 0.0,
+    "teacher_carry_rest": 0.0,
+    "blame_hinted": True,
     "hint_gate": False,
     "steps_per_batch": 1,
 }

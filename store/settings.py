@@ -300,6 +300,18 @@ class Settings(BaseSettings):
         "about one thing takes back the others",
         "learning",
     )
+    teacher_carry_rest: float | None = _field(
+        None,
+        "PATINA_TEACHER_CARRY_REST",
+        "the same for what the hint says nothing about, 0 to 1; default: as --teacher-carry",
+        "learning",
+    )
+    blame_hinted: bool = _field(
+        True,
+        "PATINA_BLAME_HINTED",
+        "combine: a complaint that says what was wrong also counts as -1 on every token of the reply",
+        "learning",
+    )
     baseline: Literal["running", "none"] = _field(
         "running",
         "PATINA_BASELINE",
@@ -418,7 +430,7 @@ class Settings(BaseSettings):
             raise ValueError("must lie between 0 and 1")
         return value
 
-    @field_validator("alpha")
+    @field_validator("alpha", "teacher_carry_rest")
     @classmethod
     def _share(cls, value: float | None) -> float | None:
         if value is not None and not 0 <= value <= 1:
@@ -525,6 +537,10 @@ class Settings(BaseSettings):
         if self.alpha is not None:
             return self.alpha
         return 1.0 if self.method == "combine" else 0.5
+
+    @property
+    def resolved_carry_rest(self) -> float:
+        return self.teacher_carry if self.teacher_carry_rest is None else self.teacher_carry_rest
 
     @property
     def resolved_judge(self) -> str:

@@ -117,6 +117,7 @@ def build_streams(
     completion_length: int,
     alpha: float = 0.5,
     opd_centred: bool = False,
+    blames_hinted: bool = True,
 ) -> Streams:
     """The streams of one sample under a method.
 
@@ -150,6 +151,8 @@ def build_streams(
         alpha: divergence of sdpo and combine.
         opd_centred: subtract a reply's mean from its directive advantages. Off, see the rules of the room; here for
             comparison with user_interactions.
+        blames_hinted: whether combine puts a complaint on every token also where a hint says what was wrong. Without, the
+            hint alone speaks there: -1 on all tokens takes back what earlier complaints taught about them.
 
     Raises:
         AlignmentError: a hinted sample without usable teacher or trainer log-probabilities.
@@ -166,6 +169,8 @@ def build_streams(
 
     w_verdict = {"rl": 1.0, "combine": w_rl}.get(method, 0.0) if verdict else 0.0
     w_hint = {"opd": 1.0, "combine": w_opd, "sdpo": 1.0}.get(method, 0.0) if has_hint else 0.0
+    if w_hint and verdict == -1 and not blames_hinted:
+        w_verdict = 0.0
     on_tokens = method in ("opd", "combine") and opd_support == "token"
 
     advantages = [0.0] * completion_length

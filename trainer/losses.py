@@ -18,6 +18,7 @@ engine, p base model, q teacher (hint in context), S and Q whole distributions, 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -30,6 +31,8 @@ MAX_LOG_RATIO = 20.0
 #: Stands for log 0. exp(-1e4) is exactly 0 in float64, and 0 times its difference from any log-probability is
 #: 0, not NaN.
 LOG_ZERO = -1e4
+#: A hint whose effect at a position has less variance than this (nats²) asks for nothing there.
+LEAST_ASKED = 1e-8
 #: Largest log-mass a support may claim, so that the tail bin keeps a finite log-probability (about log 1e-7).
 MAX_SUPPORT_LOG_MASS = -1e-7
 
@@ -267,10 +270,39 @@ def _kl(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return (left.exp() * (left - right)).sum(dim=-1)
 
 
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """How much of what was learnt so far a base model carries along when it teaches.
+
+    Attributes:
+        along: share of what was learnt of the very thing that the hint asks for, in [0, 1).
+        rest: share of all else, in [0, 1].
+    """
+
+    along: float = 0.0
+    rest: float = 0.0
+
+    @classmethod
+    def even(cls, share: float) -> Carry:
+        """The same share of everything."""
+        return cls(along=share, rest=share)
+
+    def __bool__(self) -> bool:
+        return bool(self.along or self.rest)
+
+
+#: A teacher that knows the hint and nothing else.
+NO_CARRY = Carry()
+
+
 def carried_over(
-    hinted: torch.Tensor, base: torch.Tensor, student: torch.Tensor, carry: float
+    hinted: torch.Tensor, base: torch.Tensor, student: torch.Tensor, carry: Carry
 ) -> torch.Tensor:
-    """Logits of a teacher that knows the hint and remembers part of what was learnt: ``hinted + λ (S - P)``, [..., V].
+    """Logits of a teacher that knows the hint and remembers part of what was learnt, [..., V].
+
+    With ``l = S - P`` (learnt) and ``d = hinted - P`` (what the hint asks for) in log-probabilities, the learnt part that lies
+    along the hint is ``c d`` (see :func:`share_along`): ``hinted + rest (l - c d) + along c d``. With one share λ of both,
+    which needs no direction, it is ``hinted + λ l``.
 
     A base model with a hint in context knows nothing of earlier hints, and distilling it takes back what they taught: two wishes
     that are complained about in turn end at half the effect of each. Where the mean effect of the hints is d (hinted less base,
@@ -281,10 +313,39 @@ def carried_over(
     Args:
         hinted: [..., V] logits of the base model with the hint in context.
         base: [..., V] its logits without; student: the policy's before the update, without.
-        carry: λ in [0, 1).
+        carry: the shares. What lies along the hint is bounded by 1 / (1 - along) times its effect; what does not is taken back
+            by no complaint where rest is 1, only by hints about it, anchors and the penalty.
     """
-    learnt = log_distribution(student) - log_distribution(base)
-    return widen(hinted) + carry * learnt
+    s, p = log_distribution(student), log_distribution(base)
+    learnt = s - p
+    if carry.along == carry.rest:
+        return widen(hinted) + carry.rest * learnt
+    h = log_distribution(hinted)
+    weight = 0.5 * (s.exp() + h.exp())
+    learnt, asked = _centred(learnt, weight), _centred(h - p, weight)
+    bound = 2.0 / (1.0 - min(carry.along, 0.99))
+    along = share_along(learnt, asked, weight, bound=bound) * asked
+    return widen(hinted) + carry.rest * (learnt - along) + carry.along * along
+
+
+def share_along(
+    learnt: torch.Tensor, asked: torch.Tensor, weight: torch.Tensor, *, bound: float
+) -> torch.Tensor:
+    """How many times what a hint asks for has been learnt already: ``c = <l, d> / <d, d>``, [..., 1], within ±bound.
+
+    Where the hint asks for next to nothing c means nothing, and times d it would put thousands of nats on tokens that nobody says:
+    hence the bound. It lies beyond where learning along the hint comes to rest, so that what is past it is still pulled back.
+
+    Args:
+        learnt, asked: l and d [..., V], both of mean 0 under ``weight`` [..., V].
+    """
+    product = (weight * learnt * asked).sum(dim=-1, keepdim=True)
+    size = (weight * asked.square()).sum(dim=-1, keepdim=True)
+    return (product / size.clamp(min=LEAST_ASKED)).clamp(-bound, bound)
+
+
+def _centred(values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return values - (weight * values).sum(dim=-1, keepdim=True)
 
 
 def likeliest(logprobs: torch.Tensor, size: int) -> torch.Tensor:

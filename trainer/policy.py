@@ -35,7 +35,7 @@ from transformers.utils import logging as transformers_logging
 from store.errors import AdapterError, AlignmentError, ConfigError, GateRejected
 from trainer.batch import GREEDY_BELOW, cheapest_parts
 from trainer.checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS, TRAINER_STATE
-from trainer.losses import carried_over, likeliest, topk_overlap
+from trainer.losses import Carry, carried_over, likeliest, topk_overlap
 from trainer.protocol import Heard as Heard
 from trainer.protocol import Reply as Reply
 from trainer.protocol import Weights as Weights
@@ -296,7 +296,7 @@ class LocalPolicy(Texts):
         responses: Sequence[Sequence[int]],
         *,
         teacher: Weights,
-        carry: float,
+        carry: Carry,
     ) -> Tensor:
         """What the teacher who read the hints says, [B, C, V]; in main memory where the vocabulary is large.
 
@@ -320,7 +320,7 @@ class LocalPolicy(Texts):
         responses: Sequence[Sequence[int]],
         *,
         teacher: Weights,
-        carry: float,
+        carry: Carry,
         temperature: Sequence[float],
         top_k: int,
     ) -> list[Heard]:
@@ -355,7 +355,7 @@ class LocalPolicy(Texts):
         hinted: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
         teacher: Weights,
-        carry: float,
+        carry: Carry,
         *,
         with_student: bool,
     ) -> Iterator[tuple[Tensor, Tensor | None]]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from store.lifecycle import DropReason
 from store.values import AdapterVersion, Json, ScoredTurn
 from trainer.checkpoint import WrittenVersion
+from trainer.losses import Carry
 
 
 class Weights(StrEnum):
@@ -107,7 +108,7 @@ class Policy(Protocol):
         responses: Sequence[Sequence[int]],
         *,
         teacher: Weights,
-        carry: float,
+        carry: Carry,
         temperature: Sequence[float],
         top_k: int,
     ) -> list[Heard]: ...

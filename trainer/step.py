@@ -33,6 +33,7 @@ from trainer.advantages import (
     running_baseline,
 )
 from trainer.batch import Sample, SampleKind, build_batch, micro_batches, sample_of
+from trainer.losses import NO_CARRY, Carry
 from trainer.objective import Objective, compute_loss
 from trainer.policy import POSITIONS, LocalPolicy
 from trainer.protocol import Policy, Refusal, Weights
@@ -58,18 +59,20 @@ class StepPlan:
         carry: how much of what was learnt so far the base model carries along when it is the teacher;
             see `trainer.losses.carried_over`. No other teacher does: an EMA remembers by itself, and another model's
             opinions are not to be magnified.
+        blames_hinted: whether a complaint with a hint also gets its verdict on every token, beside the directive term.
     """
 
     method: Method
     objective: Objective
     teacher: Weights
-    carry: float = 0.0
+    carry: Carry = NO_CARRY
     w_rl: float = 0.3
     w_opd: float = 1.0
     opd_support: Literal["topk", "token"] = "topk"
     opd_clip: float = 1.0
     opd_centred: bool = False
     baseline: Literal["running", "none"] = "running"
+    blames_hinted: bool = True
     steps_per_batch: int = 2
     max_kl_step: float = 0.02
     max_staleness: int = 8
@@ -95,13 +98,14 @@ class StepPlan:
                 kl_coef=settings.kl_loss_coef,
             ),
             teacher=teacher,
-            carry=settings.teacher_carry,
+            carry=Carry(along=settings.teacher_carry, rest=settings.resolved_carry_rest),
             w_rl=settings.w_rl,
             w_opd=settings.w_opd,
             opd_support=settings.opd_support,
             opd_clip=settings.opd_clip,
             opd_centred=settings.opd_centred,
             baseline=settings.baseline,
+            blames_hinted=settings.blame_hinted,
             min_shift=MIN_SHIFT if settings.hint_gate else 0.0,
             min_overlap=MIN_OVERLAP if settings.hint_gate else 0.0,
             steps_per_batch=settings.steps_per_batch,
@@ -188,6 +192,7 @@ def prepare(
             opd_centred=plan.opd_centred,
             completion_length=len(draft.sample.completion_ids),
             alpha=plan.objective.alpha,
+            blames_hinted=plan.blames_hinted,
         )
         if streams.is_effective:
             samples.append(draft.sample.with_streams(streams))
@@ -397,7 +402,7 @@ def train(policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan) -> dic
     }
 
 
-def by_teacher(samples: Sequence[Sample], plan: StepPlan) -> Iterator[tuple[list[int], Weights, float]]:
+def by_teacher(samples: Sequence[Sample], plan: StepPlan) -> Iterator[tuple[list[int], Weights, Carry]]:
     """Yield the rows that have a teacher with whose weights it is and how much of what was learnt it carries along.
 
     An anchor's teacher is the base model without a hint.
@@ -409,7 +414,7 @@ def by_teacher(samples: Sequence[Sample], plan: StepPlan) -> Iterator[tuple[list
             if sample.teacher_prompt_ids is not None and (sample.kind is SampleKind.ANCHOR) is is_anchor
         ]
         if rows:
-            yield rows, Weights.BASE if is_anchor else plan.teacher, 0.0 if is_anchor else plan.carry
+            yield rows, Weights.BASE if is_anchor else plan.teacher, NO_CARRY if is_anchor else plan.carry
 
 
 class _Part:

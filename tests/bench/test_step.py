@@ -9,6 +9,7 @@ import torch
 from bench.step import make_model, make_samples, measure
 from serving.vllm.colocate import trainer_bytes
 from serving.vllm.folder import read_facts
+from trainer.losses import Carry
 from trainer.objective import Objective
 from trainer.policy import LocalPolicy, Weights
 from trainer.step import StepPlan, train
@@ -33,7 +34,9 @@ def test_a_step_of_06_b_stays_within_what_colocation_counts_on(tmp_path: Path) -
     folder = make_model(tmp_path, "0.6b")
     policy = LocalPolicy(str(folder), rank=16)
     samples = make_samples(8, 512, 512, policy.vocabulary_size)
-    plan = StepPlan(method="combine", objective=Objective(), teacher=Weights.BASE, carry=0.5, max_kl_step=1e9)
+    plan = StepPlan(
+        method="combine", objective=Objective(), teacher=Weights.BASE, carry=Carry.even(0.5), max_kl_step=1e9
+    )
     torch.cuda.reset_peak_memory_stats()
     train(policy, samples, plan)
     assert torch.cuda.max_memory_reserved() <= trainer_bytes(read_facts(str(folder)), rank=16)

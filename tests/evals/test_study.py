@@ -37,6 +37,7 @@ from store.errors import ConfigError, JudgeError
 from store.settings import read_settings
 from store.values import Json
 from tests.evals.scripted import KEY, ScriptedPatina, answer_to, concise_reply, serving, verbose_reply
+from trainer.losses import Carry
 from trainer.step import StepPlan
 
 CASE = Case(
@@ -190,7 +191,8 @@ def test_settings_are_tried_in_all_combinations_with_what_learns() -> None:
 def test_every_method_is_settings_the_trainer_understands(name: str) -> None:
     plan = StepPlan.of(read_settings(dict(METHODS[name].settings)))
     if name in GROUPS["references"]:
-        assert (plan.baseline, plan.carry, plan.min_shift, plan.steps_per_batch) == ("none", 0.0, 0.0, 1)
+        assert (plan.baseline, plan.carry, plan.min_shift, plan.steps_per_batch) == ("none", Carry(), 0.0, 1)
+        assert plan.blames_hinted
     if name == "claas":
         assert (plan.objective.support_of, plan.objective.support_mass) == ("teacher", "renormalised")
 

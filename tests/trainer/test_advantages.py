@@ -106,6 +106,22 @@ def test_combine_on_tokens_adds_the_weighted_change_to_the_weighted_verdict() ->
     assert result.directive_weight == 0.0
 
 
+@pytest.mark.parametrize("support", SUPPORTS)
+def test_a_complaint_with_a_hint_can_be_left_to_the_hint(support: OpdSupport) -> None:
+    hinted = streams("combine", verdict=-1, opd_support=support, blames_hinted=False)
+    assert hinted == streams("combine", verdict=None, opd_support=support)  # as if there were no verdict
+    for blames in (True, False):
+        thanks = streams("combine", verdict=1, opd_support=support, blames_hinted=blames)
+        assert thanks == streams("combine", verdict=1, opd_support=support)
+        bare = streams("combine", verdict=-1, has_hint=False, blames_hinted=blames)
+        assert bare.advantages == pytest.approx((0.3 * -0.75,) * 3)
+        assert bare.advantage_mask == (True, True, True)
+    # where no directive term speaks the verdict does
+    for other in (streams("rl", blames_hinted=False), streams("combine", w_opd=0.0, blames_hinted=False)):
+        assert other.advantage_mask == (True, True, True)
+        assert all(value < 0 for value in other.advantages)
+
+
 # -- neutral verdicts, no hint
 
 

@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from store.errors import ConfigError
 from store.lifecycle import DropReason
 from store.settings import read_settings
 from store.values import Completion, LogprobMode, ScoredTurn
 from tests.trainer.conftest import step_once
 from tests.trainer.turns import sampled_turn
 from trainer.batch import SampleKind
+from trainer.losses import Carry
 from trainer.objective import Objective
 from trainer.policy import LocalPolicy, Weights
 from trainer.step import Prepared, StepPlan, prepare, train
@@ -322,6 +324,15 @@ def test_other_implementations_objectives_are_settings() -> None:
     assert (plan.min_shift, plan.min_overlap) == (0.0, 0.0)
 
 
+def test_the_plan_has_the_shares_that_the_teacher_carries() -> None:
+    assert StepPlan.of(read_settings({"teacher_carry": 0.25})).carry.along == 0.25
+    given = StepPlan.of(read_settings({"teacher_carry": 0.25, "teacher_carry_rest": 0.75}))
+    assert given.carry == Carry(along=0.25, rest=0.75)
+    assert not StepPlan.of(read_settings({"blame_hinted": False})).blames_hinted
+    with pytest.raises(ConfigError, match=r"\[0, 1\]"):
+        read_settings({"teacher_carry_rest": 1.5})
+
+
 def test_without_the_gate_every_hint_teaches(policy: LocalPolicy) -> None:
     turn = sampled_turn(policy, "t", "Hi")
     plan = replace(COMBINE, method="sdpo", teacher=Weights.STUDENT, min_shift=0.0, min_overlap=0.0)
@@ -354,7 +365,9 @@ def test_the_base_teacher_carries_along_what_was_learnt_and_an_ema_teacher_does_
     for teacher in (Weights.BASE, Weights.EMA):
         for carry in (0.0, 0.9):
             plan = replace(COMBINE, method="opd", opd_support="token", opd_clip=100.0, w_opd=1.0)
-            (found,) = ready(policy, turn, plan=replace(plan, teacher=teacher, carry=carry)).samples
+            (found,) = ready(
+                policy, turn, plan=replace(plan, teacher=teacher, carry=Carry.even(carry))
+            ).samples
             assert found.streams is not None
             seen[teacher.value, carry] = found.streams.advantages[0]
     assert seen["base", 0.0] == pytest.approx(float(hinted[0, 0] - own[0, 0]), abs=1e-4)

@@ -33,7 +33,7 @@ from serving.tinker.vocabulary import load_text_side
 from store.errors import AdapterError, AlignmentError, ConfigError
 from store.settings import Settings
 from trainer.batch import GREEDY_BELOW
-from trainer.losses import LOG_ZERO, kl_k3, topk_overlap, with_tail
+from trainer.losses import LOG_ZERO, NO_CARRY, Carry, carried_over, kl_k3, topk_overlap, with_tail
 from trainer.protocol import Heard, Reply, Weights
 from trainer.texts import Texts
 from trainer.tinker.abilities import Abilities, Support
@@ -365,7 +365,7 @@ class TinkerPolicy(Texts):
         responses: Sequence[Sequence[int]],
         *,
         teacher: Weights,
-        carry: float,
+        carry: Carry,
         temperature: Sequence[float],
         top_k: int,
     ) -> list[Heard]:
@@ -381,16 +381,16 @@ class TinkerPolicy(Texts):
             for taught in self.taught(pairs, teacher=teacher, carry=carry)
         ]
 
-    def taught(self, pairs: Sequence[Pair], *, teacher: Weights, carry: float) -> list[Taught]:
+    def taught(self, pairs: Sequence[Pair], *, teacher: Weights, carry: Carry) -> list[Taught]:
         """What the teacher says of each response, before the step. What was asked once is not asked again."""
         self._check([pair.hinted for pair in pairs], [pair.response for pair in pairs])
         new = [pair for pair in dict.fromkeys(pairs) if pair not in self._taught]
         if new:
-            carry = carry if teacher is Weights.BASE else 0.0
+            carry = carry if teacher is Weights.BASE else NO_CARRY
             self._taught |= dict(zip(new, self._ask_teacher(new, teacher, carry), strict=True))
         return [self._taught[pair] for pair in pairs]
 
-    def _ask_teacher(self, pairs: Sequence[Pair], teacher: Weights, carry: float) -> list[Taught]:
+    def _ask_teacher(self, pairs: Sequence[Pair], teacher: Weights, carry: Carry) -> list[Taught]:
         prompts = [pair.prompt for pair in pairs]
         hinted = [pair.hinted for pair in pairs]
         responses = [pair.response for pair in pairs]
@@ -438,7 +438,7 @@ class TinkerPolicy(Texts):
         hinted: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
         teacher: Weights,
-        carry: float,
+        carry: Carry,
     ) -> list[Taught]:
         said, _ = self._padded_logprobs(self._client(teacher), hinted, responses)
         if carry:
@@ -574,7 +574,7 @@ class TinkerPolicy(Texts):
         self._settle(self._saved)
 
 
-def carried_on_bins(hinted: Tensor, base: Tensor, student: Tensor, carry: float, place: Tensor) -> Tensor:
+def carried_on_bins(hinted: Tensor, base: Tensor, student: Tensor, carry: Carry, place: Tensor) -> Tensor:
     """`trainer.losses.carried_over` where only some tokens are known: on these and one bin for all others, [N, M].
 
     Args:
@@ -591,7 +591,7 @@ def carried_on_bins(hinted: Tensor, base: Tensor, student: Tensor, carry: float,
         return with_tail(torch.cat([values[:, :-1].double(), last[:, None]], dim=-1))
 
     h, p, s = bins(hinted), bins(base), bins(student)
-    result = torch.log_softmax(h + carry * (s - p), dim=-1)[:, :-1]
+    result = torch.log_softmax(carried_over(h, p, s, carry), dim=-1)[:, :-1]
     there = result.gather(-1, place.clamp(min=0)[:, None]).squeeze(-1)
     return torch.cat([result[:, :-1], torch.where(is_twice, there, result[:, -1])[:, None]], dim=-1).float()
 

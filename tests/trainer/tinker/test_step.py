@@ -22,6 +22,7 @@ from tests.trainer.turns import sampled_turn
 from trainer.anchors import Anchors
 from trainer.batch import Sample
 from trainer.checkpoint import ADAPTER_WEIGHTS
+from trainer.losses import NO_CARRY, Carry
 from trainer.objective import Objective
 from trainer.policy import LocalPolicy, Weights
 from trainer.step import StepPlan, prepare
@@ -33,7 +34,7 @@ PLAN = StepPlan(
     method="combine",
     objective=Objective(alpha=0.5, top_k=20),
     teacher=Weights.BASE,
-    carry=0.0,
+    carry=Carry(),
     min_shift=0.0,
     min_overlap=0.0,
     max_kl_step=10.0,
@@ -146,15 +147,16 @@ def test_the_same_samples_make_the_same_step(
     assert size == pytest.approx(1.0, abs=2e-3)
 
 
+@pytest.mark.parametrize("carry", [Carry.even(0.5), Carry(along=0.5, rest=1.0)])
 def test_a_teacher_that_remembers_is_nearly_the_same_on_bins(
-    here: LocalPolicy, server: TinkerServer, make_policy: Make, tmp_path: Path
+    here: LocalPolicy, server: TinkerServer, make_policy: Make, carry: Carry
 ) -> None:
     """What is not among the likeliest tokens is one bin: the carried teacher is the local one up to what differs within it."""
-    plan = replace(PLAN, carry=0.5, objective=Objective(alpha=1.0, top_k=300), steps_per_batch=1)
+    plan = replace(PLAN, carry=carry, objective=Objective(alpha=1.0, top_k=300), steps_per_batch=1)
     here.learning_rate = 0.2
     there = make_policy(server, learning_rate=0.2, top_k=300)
     turns = turns_of(here)[:2]
-    learnt = replace(plan, carry=0.0)
+    learnt = replace(plan, carry=NO_CARRY)
     train_here(here, prepared(here, turns, learnt), learnt)
     there.begin("patina-tiny@1")
     train_there(there, prepared(there, turns, learnt), learnt, eps=1.0)
