@@ -20,13 +20,13 @@ def test_on_all_tokens_bins_are_the_whole_distribution(carry: Carry) -> None:
     hinted, base, student = (logits(seed) for seed in range(3))
     whole = log_distribution(carried_over(hinted, base, student, carry))
     # eleven of the twelve tokens; the twelfth is the bin for all others
-    known = [values[:, :11] for values in (hinted, base, student)]
-    found = carried_on_bins(*known, carry, torch.full((4,), -1))
+    h, p, s = hinted[:, :11], base[:, :11], student[:, :11]
+    found = carried_on_bins(h, p, s, carry, torch.full((4,), -1))
     torch.testing.assert_close(found, whole[:, :11].float(), atol=1e-5, rtol=0.0)
     # the response's own token once more, where it is among the others already: no bin of its own
     own = torch.tensor([0, 3, 5, 10])
-    twice = [torch.cat([values, values.gather(-1, own[:, None])], dim=-1) for values in known]
-    again = carried_on_bins(*twice, carry, own)
+    h, p, s = (torch.cat([values, values.gather(-1, own[:, None])], dim=-1) for values in (h, p, s))
+    again = carried_on_bins(h, p, s, carry, own)
     torch.testing.assert_close(again[:, :11], found, atol=1e-5, rtol=0.0)
     torch.testing.assert_close(again[:, 11], found.gather(-1, own[:, None]).squeeze(-1), atol=1e-5, rtol=0.0)
 
