@@ -40,6 +40,8 @@ class Pattern:
         name: goes into the verdict's detail.
         residue: content words that may remain beside the match and the word classes; None: any number.
         in_question: it also counts inside a real question ("why so long?").
+        sets_scene: it opens a role play as well ("Your name is Bob and you keep a shop. Greet me."): it says something of the
+            reply only where no question or task goes with it.
         reason: why this is a reaction to the reply and not a new topic.
     """
 
@@ -49,6 +51,7 @@ class Pattern:
     reason: str
     residue: int | None = None
     in_question: bool = False
+    sets_scene: bool = False
 
 
 J, I, P = Kind.JUDGEMENT, Kind.INSTRUCTION, Kind.PRAISE  # noqa: E741
@@ -403,7 +406,7 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
         Pattern(
             "length-idiom",
             J,
-            r"^{pre}(?:wall of text|(?:reads?|sounds?) like an? \w+|tl ?dr|(?:get|come) (?:straight |right )?to (?:the )?point|cut to the chase|word salad|brevity)(?!\w)",
+            r"^{pre}(?:wall of text|(?:reads?|sounds?) like an? \w+|looks? like an? (?:chat ?bot|bot|robot|machine|computer|ai)|tl ?dr|(?:get|come) (?:straight |right )?to (?:the )?point|cut to the chase|word salad|brevity)(?!\w)",
             "an idiom about length or tone",
             4,
         ),
@@ -460,6 +463,77 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
             "the person repeats what was asked for",
             None,
             True,
+        ),
+        Pattern(
+            "your-name",
+            I,
+            r"^(?:(?!who|what|is|was|which|if|does)\w+ ){0,5}?your (?:\w+ )?name(?: for me)?(?:'s| is| should be| shall be| will be| must be) (?:now |not |no longer )?(?!{fill}|{good}|{bad}|{adj})\w+",
+            "the assistant is given a name",
+            sets_scene=True,
+        ),
+        Pattern(
+            "you-are-named",
+            I,
+            r"^(?:(?!who|what|is|was|which|does|if|when|how)\w+ ){0,5}?(?:if )?you(?:'re| are| were| shall be| will be| should be) (?:now |not )?(?:called|named) \w+",
+            "the assistant is given a name",
+            sets_scene=True,
+        ),
+        Pattern(
+            "call-yourself",
+            I,
+            r"^(?:\w+ ){0,9}?(?:call|called|calling|name|named|naming|rename) yourself (?!{fill})\w+",
+            "the assistant is given a name",
+            sets_scene=True,
+        ),
+        Pattern(
+            "present-yourself",
+            I,
+            r"^(?:\w+ ){0,9}?(?:introduced?|introducing|present|presented|presenting|identify|refer to|referred to|referring to) yourself (?:\w+ )??(?:as|by|with|under|like|that way|so)(?!\w)",
+            "how the assistant is to speak of itself",
+            sets_scene=True,
+        ),
+        Pattern(
+            "when-asked",
+            I,
+            r"^(?!.*\b(?:my|our|his|her|their) name\b)(?!.*\b(?:what|how|why) (?:do|does|did|would|should|to|is|are)\b)(?=.*\b(?:want|hear|expect|say|answer|reply|respond|tell|give|use|be|mention|state|call)(?!\w)).*\b(?:when|whenever|if)(?: (?:i|we|you|people|someone|somebody|anyone|anybody|they))? (?:are |is |re )?ask(?:ed|s)?(?: you)?(?: for| about)? (?:(?:who|what) you are|(?:what )?your name)(?!\w)",
+            "how the assistant is to speak of itself",
+            in_question=True,
+            sets_scene=True,
+        ),
+        Pattern(
+            "name-for-yourself",
+            I,
+            r"^(?:\w+ ){0,5}?(?:use|take|adopt|keep|choose) (?:\w+ ){1,4}(?:for yourself|as your name)(?!\w)",
+            "the assistant is given a name",
+            sets_scene=True,
+        ),
+        Pattern(
+            "go-by",
+            I,
+            r"^{pre}(?:i (?:want|need|like|prefer|would like|would prefer|'d like|'d prefer) (?:for )?)?you (?:should |must |can |will |have )?(?:to )?go by (?!car|bus|train|foot|plane|bike|boat|ship|tram|taxi)(?:the name )?\w+",
+            "the assistant is given a name",
+            sets_scene=True,
+        ),
+        Pattern(
+            "say-you-are",
+            I,
+            r"^(?:\w+ ){0,7}?(?:say|answer|reply|respond|state|tell (?:me|us|people|them|others|everyone|everybody))(?: that)? (?:you(?:'re| are)|your name(?:'s| is)) \w+",
+            "how the assistant is to speak of itself",
+            sets_scene=True,
+        ),
+        Pattern(
+            "speak-as",
+            I,
+            r"^(?:\w+ ){0,7}?(?:speak|spoke|talk|talked|answer|reply|respond|sign)(?: (?:me|to me|off|it|them|(?:your|all|the) \w+))? as (?!{fill}|{adj}|soon|fast|quickly|usual|before|possible)\w+",
+            "as whom the assistant is to speak",
+            sets_scene=True,
+        ),
+        Pattern(
+            "standing-order",
+            I,
+            r"^(?:(?:please|and|so|ok|okay|well|but) )*(?:from now on|from here on|in (?:the )?future|going forward|next time|(?:every|each) time|always|whenever i ask(?: you)?) (?:(?:please|just|only|you|should|must|shall|can|could|always|to|i|want|would|like|need) )*(?:be|answer|reply|respond|speak|talk|write|use|say|end|start|begin|address|greet|introduce|sign|cite|mention|ask|include|add|put|call yourself)(?!\w)",
+            "a standing order to the assistant",
+            sets_scene=True,
         ),
         Pattern(
             "prohibition",
@@ -711,6 +785,20 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
             True,
         ),
         Pattern(
+            "tu-nombre",
+            I,
+            r"^(?:\w+ ){0,4}?(?:tu nombre (?:es|será|debe ser)|(?:te|que te) (?:llamas|llames|llamarás)|llámate|hazte llamar) (?!{fill})\w+",
+            "the assistant is given a name",
+            sets_scene=True,
+        ),
+        Pattern(
+            "presentate",
+            I,
+            r"^(?:\w+ ){0,5}?(?:preséntate como|te presentes como|presentarte como|(?:di|digas|decir) que (?:eres|te llamas|tu nombre)|responde como|habla como) \w+",
+            "how the assistant is to speak of itself",
+            sets_scene=True,
+        ),
+        Pattern(
             "prohibicion",
             I,
             r"^{pre}(?:no (?:uses|use|pongas|escribas|hables|repitas|inventes|añadas|me (?:hables|llames|digas|trates|tutees)|hagas|des|incluyas)|deja de|dejá de|para de|basta(?: ya)? de|nada de|evita|quita|elimina|omite|sáltate)(?!\w)",
@@ -821,6 +909,27 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
             "a why-question about the reply's form",
             2,
             True,
+        ),
+        Pattern(
+            "dein-name",
+            I,
+            r"^(?:\w+ ){0,4}?(?:dein (?:\w+ )?name (?:ist|sei|soll|lautet)|(?:ab jetzt|ab sofort|von nun an|von jetzt an|jetzt|nun|künftig) heißt du|du (?:heißt|sollst|wirst)(?: (?:ab jetzt|jetzt|nun|ab sofort|von nun an))?(?= \w+(?: heißen)?$)|nenne? dich|bezeichne dich|stelle? dich(?: \w+){0,3} (?:als|mit))(?!\w)(?! (?:{fill})$)(?= \w+)",
+            "the assistant is given a name",
+            sets_scene=True,
+        ),
+        Pattern(
+            "dich-nennst",
+            I,
+            r"^(?:\w+ ){0,5}?(?:dass )?du dich (?:(?:\w+ ){1,3}(?:nennst|nennen)|als (?:\w+ ){1,3}(?:vorstellst|vorstellen))(?!\w)",
+            "the assistant is given a name",
+            sets_scene=True,
+        ),
+        Pattern(
+            "sag-du-bist",
+            I,
+            r"^{pre}(?:sag|sage|antworte|antworten)(?: \w+){0,2}? (?:dass )?(?:du (?:bist|heißt)|dein name|du \w+ (?:bist|heißt))(?!\w)",
+            "how the assistant is to speak of itself",
+            sets_scene=True,
         ),
         Pattern(
             "verbot",
@@ -935,6 +1044,20 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
             True,
         ),
         Pattern(
+            "ton-nom",
+            I,
+            r"^(?:\w+ ){0,4}?(?:(?:ton|votre) (?:nom|prénom) (?:est|c est|sera|doit être)|(?:tu t|vous vous) (?:appelles|appelez|appelleras|appelais)|(?:que tu t|que vous vous) (?:appelles|appeliez)|appelle toi|appelez vous|nomme toi|fais toi appeler) (?!{fill})\w+",
+            "the assistant is given a name",
+            sets_scene=True,
+        ),
+        Pattern(
+            "presente-toi",
+            I,
+            r"^(?:\w+ ){0,5}?(?:(?:présente toi|présentez vous|te présentes|vous présentiez|te présenter) (?:\w+ )??(?:comme|en tant|sous|ainsi)|(?:dis|dises|dites|dire) que (?:tu (?:es|t appelles)|vous (?:êtes|vous appelez)|ton nom))(?!\w)",
+            "how the assistant is to speak of itself",
+            sets_scene=True,
+        ),
+        Pattern(
             "interdiction",
             I,
             r"^{pre}(?:arrêtez?|cessez?|évitez?|ne .* (?:pas|plus|jamais)|n \w+ (?:pas|plus|jamais)|plus (?:de|d) |pas (?:de|d) |enlève|supprime|laisse tomber|assez (?:de|d) )(?!\w)?(?:.*)",
@@ -976,6 +1099,77 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
         ),
     ),
 }
+
+#: What is told by its words alone, in languages that have no word classes here. No slots.
+ANY_LANGUAGE: tuple[Pattern, ...] = (
+    Pattern(
+        "il-tuo-nome",
+        I,
+        r"(?:il tuo nome e|ti chiami|chiamati|presentati come|che ti chiami) \w+",
+        "Italian: the assistant is given a name",
+        sets_scene=True,
+    ),
+    Pattern(
+        "o-teu-nome",
+        I,
+        r"(?:(?:teu|seu) nome (?:é|será)|chama te|chame se|apresenta te como|apresente se como|(?:você|tu) (?:se|te) chamas?) \w+",
+        "Portuguese: the assistant is given a name",
+        sets_scene=True,
+    ),
+    Pattern(
+        "je-naam",
+        I,
+        r"(?:(?:je|jouw) naam is|noem jezelf|(?:vanaf nu|voortaan|nu) heet je|stel jezelf voor als|je heet) \w+",
+        "Dutch: the assistant is given a name",
+        sets_scene=True,
+    ),
+    Pattern(
+        "tebya-zovut",
+        I,
+        r"(?:тебя зовут|тво[её] имя|называй себя|называйся|представляйся|представься как) \w+",
+        "Russian: the assistant is given a name",
+        sets_scene=True,
+    ),
+    Pattern(
+        "ni-de-mingzi",
+        I,
+        r"(?:你的名字(?:是|叫)|(?:^|\W)你叫|叫自己|称呼自己为|自称)(?!什么|啥|甚么)\w+",
+        "Chinese: the assistant is given a name",
+        sets_scene=True,
+    ),
+    Pattern(
+        "anata-no-namae",
+        I,
+        r"(?:あなたの名前は(?!なん|何)|と名乗って)",
+        "Japanese: the assistant is given a name",
+        sets_scene=True,
+    ),
+)
+
+#: Somebody who asks for a name gets one as an answer, not as a complaint. Regex, over the last question of a reply.
+ASKS_FOR_A_NAME = r"\b(?:names?|call(?:ed)?|address|who|heiße\w*|nenne\w*|nombre|llam\w+|nom|appel\w+)\b"
+
+#: "You are Ada." Regex over the text as written: only the capital tells a name from praise, and only a name that ends its
+#: clause is one ("You are SQL expert" is not).
+YOU_ARE = (
+    r"^(?:(?:no|nope|nein|non|but|and|please|remember(?: that)?|i (?:said|told you)|pero|aber|mais)[,:]? )?"
+    r"(?:you(?:['’]re| are)|du bist|(?:tú )?eres|tu es|vous êtes|tu sei|você é|jij bent|je bent|ты|你是)"
+    r"(?: (?:now|not|jetzt|ahora|maintenant))? (?P<name>(?-i:[^\W\d_a-zß-öø-ÿ][\w'’-]*)(?: (?-i:[^\W\d_a-zß-öø-ÿ][\w'’-]*)){0,2})"
+    r"\s*(?:[.!…,;:]|$|from now on|(?:and )?not )"
+)
+
+#: What makes a scene to be played of a name, over the folded message.
+SCENE = (
+    r"\b(?:act as|pretend|role ?play|imagine|suppose|let s play|play the|and you (?!(?:should|must|are|re|shall|will|can|may|have|need|know|keep(?! an?))\b)\w+|in this (?:story|game|scene)|(?<!say )(?<!not )you (?:are|re) an?"
+    r"|du bist eine?|eres una?|tu es une?|vous etes une?|stell dir vor|imagina|finge)\b"
+)
+
+#: A statement that ends so is no question. Regex, at the end of the text as written.
+TAG = r"[,;]\s*(?:got it|ok|okay|alright|all right|understood|yes|remember|d[’']accord|compris|vale|entendido|verstanden|klar|ok[ée]|capito)\s*\?+$"
+
+#: First words of a task that also open an order about how to speak ("please …", "tell people …").
+WEAK_TASK = """please also then go do now continue next let let's make name tell list jetzt nun mach ahora sigue dis maintenant
+    continue poursuis"""
 
 #: Emoji that are a reaction by themselves.
 APPLAUSE = "👍👏🙏❤😍🎉💯✅🥰😊🤩💪🙌🔥👌"

@@ -13,7 +13,22 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
-from scorers.lexicon import APPLAUSE, BUT, PATTERNS, POLITE, PROTEST, WORDS, Kind, Pattern
+from scorers.lexicon import (
+    ANY_LANGUAGE,
+    APPLAUSE,
+    ASKS_FOR_A_NAME,
+    BUT,
+    PATTERNS,
+    POLITE,
+    PROTEST,
+    SCENE,
+    TAG,
+    WEAK_TASK,
+    WORDS,
+    YOU_ARE,
+    Kind,
+    Pattern,
+)
 
 #: Longest hint that is made of a person's words, in characters. Longer reactions are cut between sentences.
 MAX_REACTION = 400
@@ -70,7 +85,8 @@ def fold(text: str) -> str:
 
 def _fold_pattern(regex: str) -> str:
     decomposed = unicodedata.normalize("NFKD", regex)
-    return "".join(c for c in decomposed if not unicodedata.combining(c)).replace("'", " ?")
+    plain = "".join(c for c in decomposed if not unicodedata.combining(c))
+    return plain.replace("'", " ?").replace("ß", "ss")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +161,10 @@ def _languages() -> tuple[_Language, ...]:
 
 _SENTENCE = re.compile(r"[^.!?…\n;]*(?:[.!?…;]+(?=\s|$|[¡¿\"')\]])[\"')\]]*|\n+|$|[.!?…;]+)", re.UNICODE)
 _PART = re.compile(r"\s*(?:,|;|:|\s[-–—]\s)\s*")
+_YOU_ARE = re.compile(YOU_ARE, re.IGNORECASE)
+_SCENE = re.compile(SCENE)
+_TAG = re.compile(TAG, re.IGNORECASE)
+_ASKS_FOR_A_NAME = re.compile(_fold_pattern(ASKS_FOR_A_NAME))
 _CODE = re.compile(r"```.*?(?:```|$)|~~~.*?(?:~~~|$)", re.DOTALL)
 
 
@@ -198,12 +218,59 @@ def classify(text: str, *, reply: str = "") -> list[Sentence]:
     """Say of each sentence what it is. Instructions that follow a new question belong to it and are no complaint."""
     sentences: list[Sentence] = []
     asked = reply.rstrip().endswith("?")
+    asked_for_a_name = asked and _ASKS_FOR_A_NAME.search(fold(split_sentences(reply)[-1])) is not None
     after_question = False
     for raw in split_sentences(without_code(text[:_MAX_READ]))[:_MAX_SENTENCES]:
         sentence = _classify_sentence(raw, after_question=after_question, answers_a_question=asked)
         sentences.append(sentence)
         after_question = after_question or sentence.role is Role.QUESTION
+    if any(s.pattern in _scene_patterns() for s in sentences) and (asked_for_a_name or _is_scene(sentences)):
+        role = Role.STATEMENT if asked_for_a_name else Role.QUESTION
+        sentences = [
+            Sentence(text=s.text, role=role, kept=s.text) if s.pattern in _scene_patterns() else s
+            for s in sentences
+        ]
     return sentences
+
+
+@cache
+def _scene_patterns() -> frozenset[str]:
+    everywhere = (*ANY_LANGUAGE, *(pattern for patterns in PATTERNS.values() for pattern in patterns))
+    return frozenset({"you-are", *(pattern.name for pattern in everywhere if pattern.sets_scene)})
+
+
+def _is_scene(sentences: list[Sentence]) -> bool:
+    """Whether who the assistant is to be goes with something it is to do: a role play, and a task of its own."""
+    return any(
+        sentence.role is Role.QUESTION
+        or _SCENE.search(fold(sentence.text))
+        or any(_is_real_task(part) for part in re.split(r"\s*[,;:]\s*|\s(?:and|und|et|y)\s", sentence.text))
+        for sentence in sentences
+    )
+
+
+def _is_real_task(part: str) -> bool:
+    """Whether a clause opens with the verb of a task ("write …"), politeness aside."""
+    folded = re.sub(r"^(?:(?:please|bitte|por favor|and|then|now|so) )+", "", fold(part))
+    first = folded.partition(" ")[0]
+    if first in ("tell", "list") and folded.startswith((f"{first} me", f"{first} the", f"{first} us")):
+        return True
+    return first in _task_verbs() and not _orders_form(folded)
+
+
+@cache
+def _task_verbs() -> frozenset[str]:
+    verbs = {word for classes in WORDS.values() for word in _words(classes["task"])}
+    return frozenset(verbs - set(_words(WEAK_TASK)))
+
+
+def _names_the_assistant(raw: str) -> bool:
+    """Whether "you are" is followed by a name, which only its capital tells."""
+    found = _YOU_ARE.search(raw.strip())
+    if found is None:
+        return False
+    words = _words(found["name"])
+    return bool(words) and not any(word in language.known for word in words for language in _languages())
 
 
 def _classify_sentence(raw: str, *, after_question: bool, answers_a_question: bool) -> Sentence:
@@ -260,6 +327,10 @@ def _read(raw: str, *, after_question: bool, answers_a_question: bool) -> tuple[
             return Role.COMPLAINT, "form"
     if not (question or after_question or answers_a_question or "?" in raw) and _names_form(folded):
         return Role.COMPLAINT, "form"
+    if not (question or after_question or "?" in _TAG.sub(".", raw)) and any(
+        _names_the_assistant(part) for part in (raw, *parts)
+    ):
+        return Role.COMPLAINT, "you-are"
     if question:
         return None
     for candidate in candidates:
@@ -285,7 +356,15 @@ def _match(folded: str, kind: Kind, *, question: bool) -> str:
             rest = (folded[: match.start()] + " " + folded[match.end() :]).split()
             if sum(word not in language.known for word in rest) <= pattern.residue:
                 return pattern.name
+    for pattern, regex in _any_language():
+        if pattern.kind is kind and not question and regex.search(folded):
+            return pattern.name
     return ""
+
+
+@cache
+def _any_language() -> tuple[tuple[Pattern, re.Pattern[str]], ...]:
+    return tuple((pattern, re.compile(_fold_pattern(pattern.regex))) for pattern in ANY_LANGUAGE)
 
 
 #: "Tell me about the French language" has only words of form in it and is a topic all the same.
@@ -318,6 +397,7 @@ def _asks(folded: str, raw: str) -> bool:
     """Whether the sentence is a question or task about something else than the reply's form."""
     if raw.rstrip("\"'”»)] ").endswith(":"):
         return True
+    raw = _TAG.sub(".", raw)
     folded = " ".join(folded.split()[:_MAX_WORDS])
     for language in _languages():
         if language.polite.search(folded):

@@ -55,6 +55,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _SERVER_S = 5.0
 #: How many verdicts the baseline may look at.
 _RECENT = 64
+#: Turns without a verdict or hint that a step takes along at most: a session that said nothing else may teach through one.
+_BYSTANDERS = 64
 
 T = TypeVar("T")
 
@@ -247,7 +249,7 @@ class Worker:
         renewal = asyncio.create_task(self._renew())
         claimed: list[ScoredTurn] = []
         try:
-            claimed = await self._claim()
+            await self._claim(claimed)
             if not claimed:
                 return
             workshop = self._ready()
@@ -265,17 +267,29 @@ class Worker:
             renewal.cancel()
             await asyncio.gather(renewal, return_exceptions=True)
 
-    async def _claim(self) -> list[ScoredTurn]:
-        """Take turns until a batch of them has something to teach: those that have not come along and are dropped."""
-        claimed: list[ScoredTurn] = []
+    async def _claim(self, claimed: list[ScoredTurn]) -> None:
+        """Take turns until a batch of them has something to teach; whatever happens, ``claimed`` holds what is taken.
+
+        Those that teach nothing come along, the newest `_BYSTANDERS` of them: neutral traffic may be a hundred to one, and all
+        of it would be in memory at once. The others are dropped as they come.
+        """
         while True:
             more = await self._record.claim(
                 self._settings.policy, self._settings.batch_size, worker=self._name, lease_s=LEASE_S
             )
             claimed += more
-            with_signal = sum(self._plan.has_signal(turn) for turn in claimed)
-            if not more or with_signal >= self._settings.batch_size:
-                return claimed
+            idle = [turn for turn in claimed if not self._plan.has_signal(turn)]
+            if len(idle) > _BYSTANDERS:
+                gone = [turn.turn_id for turn in idle[:-_BYSTANDERS]]
+                await self._record.drop(
+                    gone,
+                    DropReason.NO_SIGNAL,
+                    detail=f"one of more than {_BYSTANDERS} neutral turns in a row",
+                )
+                self._counters.dropped[DropReason.NO_SIGNAL.value] += len(gone)
+                claimed[:] = [turn for turn in claimed if turn.turn_id not in set(gone)]
+            if not more or len(claimed) - min(len(idle), _BYSTANDERS) >= self._settings.batch_size:
+                return
 
     async def _replay(self, workshop: Workshop, claimed: Sequence[ScoredTurn]) -> list[ScoredTurn]:
         wanted = workshop.draw_replay(claimed)

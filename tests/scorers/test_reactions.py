@@ -10,7 +10,7 @@ import pytest
 
 from models.questions import HELDOUT, ONLINE
 from models.styles import HELDOUT_THANKS, NEUTRAL, STYLES, THANKS
-from scorers.lexicon import PATTERNS, WORDS
+from scorers.lexicon import ANY_LANGUAGE, PATTERNS, WORDS
 from scorers.reactions import (
     MAX_REACTION,
     bounded,
@@ -64,7 +64,7 @@ def test_the_list_is_large_balanced_and_without_doubles() -> None:
 
 def test_no_utterance_stands_in_the_lexicon() -> None:
     """What is measured is the structure, not the memory."""
-    stored = {fold(p.regex) for patterns in PATTERNS.values() for p in patterns}
+    stored = {fold(p.regex) for patterns in (*PATTERNS.values(), ANY_LANGUAGE) for p in patterns}
     stored |= {fold(line) for classes in WORDS.values() for words in classes.values() for line in [words]}
     longer = [row["text"] for row in UTTERANCES if len(fold(row["text"]).split()) > 3]
     assert not [text for text in longer if any(fold(text) in entry for entry in stored)]
@@ -134,6 +134,50 @@ def test_no_after_a_question_of_the_assistant_is_an_answer() -> None:
     assert read_reaction("Spanish!", reply="The capital is Paris.").value == -1
 
 
+def test_a_name_for_the_assistant_is_a_directive_and_a_name_of_ones_own_is_not() -> None:
+    for text in (
+        "Your name is Ada, please say so.",
+        "You are Ada.",
+        "Stell dich als Ada vor.",
+        "Llámate Ada.",
+    ):
+        assert (read_reaction(text).value, read_reaction(text).hint) == (-1, text)
+    for text in (
+        "My name is Ada.",
+        "I am Ada.",
+        "Call me Ada.",
+        "Ich heiße Ada.",
+        "Me llamo Ada.",
+        "You are nice.",
+    ):
+        assert read_reaction(text).value is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "You are a pirate. Write a poem.",
+        "You are Napoleon. Write a letter to Josephine.",
+        "Your name is Bob and you keep a shop. Greet me.",
+        "Call yourself Bob and write a poem.",
+        "Your name is Zed. What do you steal first?",
+        "Introduce yourself as Ada in French: how would that go?",
+    ],
+)
+def test_a_role_play_is_a_task_and_says_nothing_of_the_reply_before(text: str) -> None:
+    assert read_reaction(text).value is None
+
+
+def test_a_name_is_an_answer_to_who_asked_for_one() -> None:
+    assert read_reaction("Your name is Ada.", reply="What would you like to call me?").value is None
+    assert read_reaction("Your name is Ada.", reply="I am Patina. How can I help you?").value == -1
+
+
+def test_a_tag_is_no_question() -> None:
+    assert read_reaction("Your name is Leo, got it?").value == -1
+    assert read_reaction("You are Claude, right?").value is None
+
+
 def test_emoji_alone_are_a_reaction() -> None:
     assert read_reaction("👍").value == 1
     assert read_reaction("👎").value == -1
@@ -198,7 +242,7 @@ def test_the_parts_of_a_message_are_named() -> None:
 
 
 def test_every_pattern_has_a_reason_and_its_own_name() -> None:
-    for language, patterns in PATTERNS.items():
+    for language, patterns in {**PATTERNS, "any": ANY_LANGUAGE}.items():
         names = [p.name for p in patterns]
         assert len(set(names)) == len(names), language
         assert all(p.reason for p in patterns)

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import peft
 import pytest
@@ -11,7 +12,7 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM
 
-from store.errors import GateRejected, IllegalTransition, RecordError
+from store.errors import GateRejected, IllegalTransition, RecordError, RecordUnavailable
 from store.lifecycle import DropReason, Stage
 from store.record import Record
 from store.settings import Settings, read_settings
@@ -19,6 +20,7 @@ from store.values import AdapterState, ScoredTurn
 from tests.trainer.turns import as_recorded, sampled_turn
 from trainer.gate import GateVerdict
 from trainer.policy import LocalPolicy
+from trainer.protocol import Outcome
 from trainer.worker import MAX_FAILURES, Worker
 from trainer.workshop import Workshop
 
@@ -144,6 +146,49 @@ async def test_turns_without_a_signal_are_dropped_on_the_way_with_their_reason(b
     fates = await bench.record.fates(["0-silent", "a", "b"])
     assert fates["0-silent"].drop_reason is DropReason.NO_SIGNAL
     assert fates["b"].trained_in_version == 1
+
+
+async def test_neutral_traffic_is_dropped_in_slices_and_never_taken_along_whole(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.worker._BYSTANDERS", 3)
+    neutral = [f"0-{number:02d}" for number in range(11)]
+    await bench.add(*neutral, value=0)
+    await bench.add("a", "b")
+    seen: list[list[str]] = []
+    attempt = bench.workshop.attempt
+
+    def counting(turns: Sequence[ScoredTurn], *rest: Any) -> Outcome:
+        seen.append([turn.turn_id for turn in turns])
+        return attempt(turns, *rest)
+
+    monkeypatch.setattr(bench.workshop, "attempt", counting)
+    assert await bench.worker.work_once()
+    assert seen == [[*neutral[-3:], "a", "b"]]
+    assert await bench.stages("a", "b") == [Stage.TRAINED, Stage.TRAINED]
+    fates = await bench.record.fates(neutral)
+    assert {fate.drop_reason for fate in fates.values()} == {DropReason.NO_SIGNAL}
+    assert bench.worker._counters.dropped[DropReason.NO_SIGNAL.value] == len(neutral)
+
+
+async def test_turns_taken_before_a_claim_fails_are_given_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.add("0-silent", "0-still", value=0)
+    await bench.add("a", "b")
+    claim, calls = bench.record.claim, 0
+
+    async def failing(*args: Any, **more: Any) -> list[ScoredTurn]:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise RecordUnavailable("the disk is full")
+        return await claim(*args, **more)
+
+    monkeypatch.setattr(bench.record, "claim", failing)
+    with pytest.raises(RecordUnavailable):
+        await bench.worker.work_once()
+    assert await bench.stages("0-silent", "0-still") == [Stage.SCORED, Stage.SCORED]
 
 
 async def test_a_rejected_version_is_never_live_and_its_turns_get_one_more_chance(bench: Bench) -> None:
