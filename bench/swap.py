@@ -1,21 +1,37 @@
-"""New versions under load: `python -m bench.swap [--backend embedded|vllm] [--streams 16] [--versions 10] [--rounds 3]`.
+"""New versions under load: `python -m bench.swap [--backend embedded|vllm|tinker] [--streams 16] [--versions 10] [--every-s 8]`.
 
-An own house on the built-in model. So many clients keep streaming; by turns nothing happens for a while, then that many versions are
-published one after the other. For both kinds of time: the gaps between the pieces of a running stream. Then everything is held against
+An own house on the built-in model. So many clients keep streaming; by turns, in windows of one length, nothing happens, and versions are
+published one after the other. For both kinds of window: the gaps between the pieces of a running stream. Then everything is held against
 the record (one version a turn, and which), and every stream against what a freshly started engine says that knows no version but this
 one: a prefix cache that outlived its version, or a stream of two versions, would show there. Prints JSON; exit code 1 when a stream
 failed, was held, or was not of its version.
+
+What is compared is swaps and no swaps, nothing else: one version is live before the first window (an adapter costs an engine time on every
+token, and the base model has none), all folders are written before anybody streams, a publication is one transaction, and the order of the
+two windows changes from round to round. How late the loop of this process itself was is told beside the gaps (`own_late_p99_ms`).
+
+`--every-s` is how often a version comes. The built-in trainer takes 5.5 s for the smallest one (step 4.1 s, gate 1.4 s, on a machine of its own;
+docs/log.md, `bench.feedback`), and longer beside sixteen streams: 8 s is about as often as it can come at all, 1 s is for seeing what breaks.
+
+`--backend tinker` starts the small server of `tests/tinker`. Its streams come as one piece, so there are no gaps: what counts are whole replies
+(`whole_p99_ms`).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import itertools
 import json
+import os
+import random
+import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,8 +42,18 @@ import torch
 
 from evals.stack import Stack
 from serving.http import HttpEngine
+from serving.ports import free_port
+from serving.tinker.version import FILE as TINKER_FILE
+from serving.tinker.version import TinkerVersion
 from store.record import Record
-from store.settings import BUILTIN_FOLDER, BUILTIN_MODEL, Settings, read_settings
+from store.settings import (
+    BUILTIN_FOLDER,
+    BUILTIN_MODEL,
+    REPOSITORY,
+    Settings,
+    child_environment,
+    read_settings,
+)
 from store.values import AdapterState, AdapterVersion, StepReport
 from trainer.checkpoint import write_version
 from trainer.policy import LocalPolicy
@@ -44,6 +70,10 @@ _READY_S = 900.0
 _SETTLE_POLLS = 6000
 #: Two batches round differently: so far may the log-probabilities of the same weights be apart.
 _SAME = 5e-3
+#: How often the loop of this process is looked at.
+_TICK_S = 0.02
+_PHASES = ("calm", "swaps")
+_DRAWS = 400
 
 
 @dataclass(slots=True)
@@ -61,6 +91,22 @@ class Stream:
     )  #: what went on when it ended, round, seconds
     first_s: float = 0.0
     began: float = 0.0
+    whole: tuple[str, int, float] = ("", 0, 0.0)  #: the same, of the whole reply
+
+
+@dataclass(slots=True)
+class Load:
+    """What `load` saw.
+
+    Attributes:
+        streams: all of them, in the order in which they began.
+        late: how late this process was to look at its clock, by what went on, seconds.
+        published: when each version was, by its number.
+    """
+
+    streams: list[Stream] = field(default_factory=list)
+    late: dict[str, list[float]] = field(default_factory=dict)
+    published: dict[int, float] = field(default_factory=dict)
 
 
 def body(model: str, question: str, tokens: int) -> bytes:
@@ -116,6 +162,7 @@ async def stream(
                 else:
                     made.first_s = now - made.began
                 last = now
+        made.whole = (*now_is(), time.perf_counter() - made.began)
     finally:
         reply.close()
     return made
@@ -179,56 +226,68 @@ async def load(
     versions: Sequence[tuple[Path, str]],
     *,
     streams: int,
-    per_round: int,
+    rounds: int,
     tokens: int,
-    calm_s: float,
-) -> list[Stream]:
-    """Have clients stream while nothing happens and while versions are published, by turns; returns all streams."""
+    every_s: float,
+) -> Load:
+    """Have clients stream while nothing happens and while versions are published, by turns.
+
+    Args:
+        versions: the first is live before anything is measured; the others are spread evenly over the rounds.
+    """
     record = await Record.open(read_settings({"home": stack.home}).database_url)
     engine = HttpEngine(stack.base_url)
-    found: list[Stream] = []
-    state: dict[str, Any] = {"phase": "warm", "round": 0, "is_over": False}
+    found = Load()
+    phase, part, is_over = "warm", 0, False
 
     async def client(number: int) -> None:
-        turn = number
-        while not state["is_over"]:
+        for turn in itertools.count(number):
+            if is_over:
+                return
             question = QUESTIONS[turn % len(QUESTIONS)]
-            turn += 1
-            found.append(
-                await stream(
-                    engine,
-                    stack.key,
-                    BUILTIN_MODEL,
-                    question,
-                    tokens,
-                    lambda: (state["phase"], state["round"]),
-                )
+            found.streams.append(
+                await stream(engine, stack.key, BUILTIN_MODEL, question, tokens, lambda: (phase, part))
             )
 
+    async def watch() -> None:
+        while not is_over:
+            asked = time.perf_counter()
+            await asyncio.sleep(_TICK_S)
+            found.late.setdefault(phase, []).append(time.perf_counter() - asked - _TICK_S)
+
+    async def next_version() -> None:
+        number = len(found.published) + 1
+        found.published[number] = time.perf_counter()
+        await publish(record, number, *versions[number - 1])
+
+    async def settle() -> None:
+        """Until what was under way has ended, and as many that began on the last version."""
+        await _live(stack, len(found.published))
+        wanted = len(found.streams) + 2 * streams
+        for _ in range(_SETTLE_POLLS):
+            if len(found.streams) >= wanted:
+                return
+            await asyncio.sleep(0.05)
+
+    per_round = (len(versions) - 1) // rounds
     try:
+        await next_version()
+        await _live(stack, 1)
         async with asyncio.TaskGroup() as group:
             for number in range(streams):
                 group.create_task(client(number))
-            await asyncio.sleep(calm_s)
-            number = 0
-            while number < len(versions):
-                state["phase"] = "calm"
-                state["round"] += 1
-                await asyncio.sleep(calm_s)
-                state["phase"] = "swaps"
-                for _ in range(per_round):
-                    number += 1
-                    await publish(record, number, *versions[number - 1])
-                    await asyncio.sleep(calm_s / per_round)
-                await _live(stack, number)
-                state["phase"] = "settling"
-                # until what was under way has ended, and as many that began on the last version
-                settled = len(found) + 2 * streams
-                for _ in range(_SETTLE_POLLS):
-                    if len(found) >= settled:
-                        break
-                    await asyncio.sleep(0.05)
-            state["is_over"] = True
+            group.create_task(watch())
+            await settle()
+            for part in range(1, rounds + 1):
+                # by turns first: what drifts would otherwise be counted as the swaps'
+                for phase in _PHASES if part % 2 else reversed(_PHASES):
+                    for _ in range(per_round):
+                        if phase == "swaps":
+                            await next_version()
+                        await asyncio.sleep(every_s)
+                    phase = "settling"
+                    await settle()
+            is_over = True
     finally:
         await engine.close()
         await record.close()
@@ -278,6 +337,29 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0.0
 
 
+def ratio_of(parts: Mapping[str, Sequence[Sequence[float]]], share: float = 0.99) -> float | None:
+    """Return the percentile of the gaps with swaps by that without, rounds taken together; None where nothing was seen."""
+    with_swaps, without = (
+        percentile([gap for one in parts[phase] for gap in one], share) for phase in ("swaps", "calm")
+    )
+    return with_swaps / without if with_swaps and without else None
+
+
+def interval(parts: Mapping[str, Sequence[Sequence[float]]], draws: int = _DRAWS) -> list[float] | None:
+    """Return bounds of 95 % of `ratio_of` when whole rounds are drawn with replacement; None for fewer than three rounds."""
+    rounds = len(parts["calm"])
+    if rounds < 3:
+        return None
+    dice = random.Random(0)
+    ratios = []
+    for _ in range(draws):
+        drawn = dice.choices(range(rounds), k=rounds)
+        ratio = ratio_of({phase: [parts[phase][i] for i in drawn] for phase in _PHASES})
+        if ratio is not None:
+            ratios.append(ratio)
+    return [round(percentile(ratios, share), 3) for share in (0.025, 0.975)]
+
+
 async def _versions_of(home: Path, turns: Sequence[str]) -> dict[str, int]:
     record = await Record.open(read_settings({"home": home}).database_url)
     try:
@@ -288,16 +370,77 @@ async def _versions_of(home: Path, turns: Sequence[str]) -> dict[str, int]:
         await record.close()
 
 
+@contextlib.contextmanager
+def _tinker_server(folder: Path, versions: Sequence[tuple[Path, str]]) -> Iterator[str]:
+    """Run the small Tinker server with these adapters among its checkpoints; yields its address."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    folder.mkdir()
+    command = [
+        sys.executable,
+        "-m",
+        "tests.tinker.server",
+        "--model",
+        str(BUILTIN_FOLDER),
+        "--port",
+        str(port),
+    ]
+    command += ["--state", str(folder / "state"), "--take-in", *(str(path) for path, _ in versions)]
+    log = folder / "tinker.log"
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            command, cwd=REPOSITORY, env=child_environment(OMP_NUM_THREADS="1"),
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+        )  # fmt: skip
+    try:
+        for _ in range(int(_READY_S / 0.1)):
+            if process.poll() is not None:
+                raise RuntimeError(f"the Tinker server ended: {log.read_text()[-2000:]}")
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"{url}/api/v1/get_server_capabilities", timeout=5),
+            ):
+                break
+            time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _on_tinker(folder: Path, versions: Sequence[tuple[Path, str]]) -> list[tuple[Path, str]]:
+    """Write the folders of versions whose weights the server took in (`tests.tinker.server --take-in`)."""
+    made = []
+    for number, (path, _) in enumerate(versions, start=1):
+        told = TinkerVersion(
+            sampler_path=f"tinker://taken-in:train:0/sampler_weights/{path.name}",
+            base_model=str(BUILTIN_FOLDER),
+        )
+        files = {TINKER_FILE: json.dumps(asdict(told)).encode()}
+        written = write_version(folder, BUILTIN_MODEL, number, files, state={}, metrics={})
+        made.append((written.path, written.content_hash))
+    return made
+
+
 def run(given: argparse.Namespace) -> dict[str, Any]:
     """Do all of it; returns what is printed."""
+    if given.versions % given.rounds:
+        raise ValueError(f"--versions {given.versions} cannot be spread evenly over --rounds {given.rounds}")
     wishes: dict[str, Any] = {"backend": given.backend, "batch_size": 1_000_000, "max_wait_s": 1e9}
     if given.vllm_python:
         wishes["vllm_python"] = given.vllm_python
-    settings: Settings = read_settings(wishes)
-    with TemporaryDirectory(prefix="patina-swap-") as name:
+    with TemporaryDirectory(prefix="patina-swap-") as name, contextlib.ExitStack() as stacked:
         home = Path(name)
         # a folder of its own: the trainer clears its own of what the record does not know
-        versions = make_versions(home / "made", given.versions * given.rounds)
+        versions = make_versions(home / "made", 1 + given.versions)
+        if given.backend == "tinker":
+            wishes["tinker_base_url"] = stacked.enter_context(_tinker_server(home / "tinker", versions))
+            versions = _on_tinker(home / "told", versions)
+        settings: Settings = read_settings(wishes)
         with Stack(settings, home=home, ready_s=_READY_S) as stack:
             held = stack.status()["proxy"]["backend"]["held"]
             found = asyncio.run(
@@ -305,16 +448,15 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
                     stack,
                     versions,
                     streams=given.streams,
-                    per_round=given.versions,
+                    rounds=given.rounds,
                     tokens=given.tokens,
-                    calm_s=given.calm_s,
+                    every_s=given.every_s,
                 )
             )
-            state = stack.status()["proxy"]["backend"]
-            held = state["held"] - held
-        every = found
+            held = stack.status()["proxy"]["backend"]["held"] - held
+        every = found.streams
         recorded = asyncio.run(_versions_of(home, [one.turn_id for one in every]))
-        wrong = 0
+        wrong = None
         if not given.no_check:
             with Stack(settings, ready_s=_READY_S) as fresh:
                 alone = asyncio.run(references(fresh, versions, set(recorded.values()), given.tokens))
@@ -323,33 +465,65 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
                 for one in every
                 if one.turn_id in recorded
             )
-    gaps: dict[str, list[list[float]]] = {
-        phase: [[] for _ in range(given.rounds)] for phase in ("calm", "swaps")
-    }
-    for one in every:
-        for phase, number, gap in one.gaps:
-            if phase in gaps:
-                gaps[phase][number - 1].append(gap)
-    whole = {phase: [gap for part in parts for gap in part] for phase, parts in gaps.items()}
-    p99 = {phase: percentile(values, 0.99) for phase, values in whole.items()}
     return {
-        **{name: getattr(given, name) for name in ("backend", "streams", "versions", "rounds", "tokens")},
+        **{
+            name: getattr(given, name)
+            for name in ("backend", "streams", "versions", "rounds", "every_s", "tokens")
+        },
         "finished": len(every),
         "failed": sum(one.status != 200 or not one.is_ended for one in every),
         "held": held,
         "unrecorded": sum(one.turn_id not in recorded for one in every),
         "versions_seen": len(set(recorded.values())),
-        "not_of_their_version": None if given.no_check else wrong,
-        "gaps": {phase: len(values) for phase, values in whole.items()},
-        "gap_p50_ms": {phase: round(1e3 * percentile(values, 0.5), 1) for phase, values in whole.items()},
-        "gap_p99_ms": {phase: round(1e3 * value, 1) for phase, value in p99.items()},
-        # the times without swaps differ among themselves: what lies within that is not the swaps'
-        "gap_p99_ms_by_round": {
-            phase: [round(1e3 * percentile(part, 0.99), 1) for part in parts] for phase, parts in gaps.items()
-        },
-        "gap_p99_ratio": round(p99["swaps"] / p99["calm"], 3) if p99["calm"] else None,
+        "not_of_their_version": wrong,
+        "first_reply_after_s": _first_replies(found, recorded),
+        **_told("gap", [gap for one in every for gap in one.gaps], given.rounds),
+        **_told("whole", [one.whole for one in every], given.rounds),
         "first_p99_ms": round(1e3 * percentile([one.first_s for one in every], 0.99), 1),
+        "own_late_p99_ms": {
+            phase: round(1e3 * percentile(found.late.get(phase, ()), 0.99), 1) for phase in _PHASES
+        },
+        "load_average": round(os.getloadavg()[1], 1),
     }
+
+
+def _told(what: str, timed: Sequence[tuple[str, int, float]], rounds: int) -> dict[str, Any]:
+    """Percentiles of (what went on, round, seconds), all rounds together and one by one, and the ratio of swaps to none."""
+    parts: dict[str, list[list[float]]] = {phase: [[] for _ in range(rounds)] for phase in _PHASES}
+    for phase, number, seconds in timed:
+        if phase in parts:
+            parts[phase][number - 1].append(seconds)
+    whole = {phase: [gap for part in each for gap in part] for phase, each in parts.items()}
+    ratio = ratio_of(parts)
+    return {
+        f"{what}s": {phase: len(values) for phase, values in whole.items()},
+        **{
+            f"{what}_p{share}_ms": {
+                phase: round(1e3 * percentile(values, share / 100), 1) for phase, values in whole.items()
+            }
+            for share in (50, 99)
+        },
+        f"{what}_longest_ms": {
+            phase: round(1e3 * max(values, default=0.0), 1) for phase, values in whole.items()
+        },
+        # the times without swaps differ among themselves: what lies within that is not the swaps'
+        f"{what}_p99_ms_by_round": {
+            phase: [round(1e3 * percentile(part, 0.99), 1) for part in each] for phase, each in parts.items()
+        },
+        f"{what}_p99_ratio": None if ratio is None else round(ratio, 3),
+        f"{what}_p99_ratio_95": interval(parts),
+    }
+
+
+def _first_replies(found: Load, recorded: Mapping[str, int]) -> dict[str, float]:
+    """Seconds from a version's publication to the beginning of the first request that it answered: p50 and the longest."""
+    began: dict[int, float] = {}
+    for one in found.streams:
+        number = recorded.get(one.turn_id, 0)
+        if number in found.published:
+            began[number] = min(one.began, began.get(number, one.began))
+    after = [began[number] - found.published[number] for number in began if number > 1]
+    return {"p50": round(percentile(after, 0.5), 3), "longest": round(max(after, default=0.0), 3)}
 
 
 def shortcomings(found: dict[str, Any]) -> list[str]:
@@ -360,13 +534,13 @@ def shortcomings(found: dict[str, Any]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.swap", description=__doc__)
-    parser.add_argument("--backend", choices=("embedded", "vllm"), default="embedded")
+    parser.add_argument("--backend", choices=("embedded", "vllm", "tinker"), default="embedded")
     parser.add_argument("--vllm-python", default="", help="as for run.py")
     parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--versions", type=int, default=10, help="published in a round")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--versions", type=int, default=10, help="published in all rounds together")
+    parser.add_argument("--rounds", type=int, default=5, help="of a window without and one with swaps")
     parser.add_argument("--tokens", type=int, default=48, help="of each stream")
-    parser.add_argument("--calm-s", type=float, default=8.0, help="seconds without and with swaps in a round")
+    parser.add_argument("--every-s", type=float, default=8.0, help="seconds from one version to the next")
     parser.add_argument(
         "--no-check", action="store_true", help="leave out the comparison with a fresh engine"
     )

@@ -1,30 +1,52 @@
-"""Versions under load on the built-in engine, small: what is counted has to be nought, what is timed is for a quiet machine."""
+"""Versions under load, small: what is counted has to be nought, what is timed is for a quiet machine."""
 
 import argparse
+from typing import Any
 
 import pytest
 
-from bench.swap import Stream, agree, percentile, run, shortcomings
+from bench.swap import Stream, agree, interval, percentile, ratio_of, run, shortcomings
+
+
+def given(**other: Any) -> argparse.Namespace:
+    return argparse.Namespace(
+        **{
+            "backend": "embedded",
+            "vllm_python": "",
+            "streams": 16,
+            "versions": 10,
+            "rounds": 2,
+            "tokens": 16,
+            "every_s": 0.5,
+            "no_check": False,
+            **other,
+        }
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_versions_come_and_go_under_streams_and_each_stream_is_of_its_version() -> None:
-    found = run(
-        argparse.Namespace(
-            backend="embedded",
-            vllm_python="",
-            streams=16,
-            versions=10,
-            rounds=1,
-            tokens=16,
-            calm_s=5.0,
-            no_check=False,
-        )
-    )
+    found = run(given())
     assert shortcomings(found) == []
+    assert found["gaps"]["calm"] > 0
     assert found["gaps"]["swaps"] > 0
+    # before each round without swaps all streams are on the last version of the round before
+    assert found["versions_seen"] >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_versions_come_and_go_on_a_tinker_server() -> None:
+    found = run(given(backend="tinker", streams=4, versions=2, rounds=1, tokens=6, every_s=2.0))
+    assert shortcomings(found) == []
+    assert found["wholes"]["swaps"] > 0
     assert found["versions_seen"] >= 2
+
+
+def test_versions_are_spread_evenly_over_the_rounds_or_refused() -> None:
+    with pytest.raises(ValueError, match="evenly"):
+        run(given(versions=10, rounds=3))
 
 
 def test_streams_agree_up_to_a_tie_and_no_further() -> None:
@@ -39,3 +61,14 @@ def test_streams_agree_up_to_a_tie_and_no_further() -> None:
     assert shortcomings({"failed": 1, "held": 0, "unrecorded": 0, "not_of_their_version": None}) == [
         "1 failed"
     ]
+
+
+def test_the_ratio_is_of_all_rounds_together_and_its_bounds_of_rounds_drawn_anew() -> None:
+    quick, slow = [0.01] * 99 + [0.02], [0.01] * 99 + [0.04]
+    assert ratio_of({"calm": [quick, quick], "swaps": [slow, slow]}) == pytest.approx(2.0)
+    assert ratio_of({"calm": [[], []], "swaps": [slow, slow]}) is None
+    # where all rounds are alike, drawing them anew changes nothing
+    assert interval({"calm": [quick] * 3, "swaps": [slow] * 3}) == [2.0, 2.0]
+    low, high = interval({"calm": [quick] * 4, "swaps": [slow, slow, slow, quick]}) or [0.0, 0.0]
+    assert low < high == 2.0
+    assert interval({"calm": [quick] * 2, "swaps": [slow] * 2}) is None

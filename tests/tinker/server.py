@@ -419,8 +419,21 @@ def main() -> None:
     )
     add("--token-s", type=float, default=0.0, help="pause after each token")
     add("--api-key", default="", help="refuse others at /healthz")
+    add(
+        "--take-in",
+        type=Path,
+        nargs="*",
+        default=[],
+        metavar="FOLDER",
+        help="LoRA folders of peft's, there as tinker://taken-in:train:0/sampler_weights/NAME",
+    )
     arguments = parser.parse_args()
     import torch
+
+    from tests.tinker.running import take_in
+
+    for folder in arguments.take_in:
+        take_in(arguments.state, arguments.name or arguments.model, folder, folder.name)
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     server = Server(
