@@ -296,18 +296,18 @@ class Settings(BaseSettings):
     teacher_carry: float = _field(
         0.5,
         "PATINA_TEACHER_CARRY",
-        "how much of what was learnt so far the base model carries along when it teaches, 0 to below 1; with 0 a hint "
-        "about one thing takes back the others",
+        "how much of what was learnt so far of what the hint asks for the base model carries along when it teaches, 0 to "
+        "below 1",
         "learning",
     )
-    teacher_carry_rest: float | None = _field(
-        None,
+    teacher_carry_rest: float = _field(
+        1.0,
         "PATINA_TEACHER_CARRY_REST",
-        "the same for what the hint says nothing about, 0 to 1; default: as --teacher-carry",
+        "the same for what the hint says nothing about, 0 to 1; with less than 1 a hint about one thing takes back the others",
         "learning",
     )
     blame_hinted: bool = _field(
-        True,
+        False,
         "PATINA_BLAME_HINTED",
         "combine: a complaint that says what was wrong also counts as -1 on every token of the reply",
         "learning",
@@ -537,10 +537,6 @@ class Settings(BaseSettings):
         if self.alpha is not None:
             return self.alpha
         return 1.0 if self.method == "combine" else 0.5
-
-    @property
-    def resolved_carry_rest(self) -> float:
-        return self.teacher_carry if self.teacher_carry_rest is None else self.teacher_carry_rest
 
     @property
     def resolved_judge(self) -> str:
