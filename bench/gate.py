@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from evals.measure import wilson
 from evals.study import read_runs
 from store.values import Json
 from trainer.gate import Thresholds
@@ -63,11 +64,11 @@ def healthy(folders: Iterable[Path]) -> list[Json]:
 
 
 def planted(folder: Path) -> list[Json]:
-    """Return the attempts after something was broken; `kl_worst` is made from the styles."""
+    """Return the attempts after something was broken, where a gate looked at them; `kl_worst` is made from the styles."""
     found = []
     for row in read_runs(folder):
         for attempt in row["tried"]:
-            if row["plant"] == "healthy" or "gate" not in attempt:
+            if row["plant"] == "healthy" or "unguarded" in row["plant"] or "gate" not in attempt:
                 continue
             gate = {side: dict(attempt["gate"][side]) for side in ("base", "after")}
             for side in gate.values():
@@ -97,7 +98,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sets["planted"] = planted(given.planted)
     for name, versions in sets.items():
         stopped = [version for version in versions if version["state"] == "rejected"]
-        console.print(f"{name}: {len(versions)} versions, {len(stopped)} rejected")
+        rate = ""
+        if versions:
+            share = len(stopped) / len(versions)
+            low, high = wilson(share, len(versions))
+            rate = f": {share:.1%}, 95 % interval {low:.1%} to {high:.1%}"
+        console.print(f"{name}: {len(versions)} versions, {len(stopped)} rejected{rate}", highlight=False)
         for reason, count in Counter(v["reason"].split("; ")[-1] for v in stopped).most_common():
             console.print(f"  {count} x {reason}", highlight=False)
         measured = [measures(version["gate"]) for version in versions if version.get("gate")]

@@ -67,5 +67,5 @@ def test_healthy_and_planted_versions_are_told_apart_and_rejections_counted(
     assert found["gate"]["after"]["kl_worst"] == 7.0
     assert main([str(tmp_path), "--planted", str(broken)]) == 0
     told = capsys.readouterr().out
-    assert "healthy: 2 versions, 1 rejected" in told
+    assert "healthy: 2 versions, 1 rejected: 50.0%, 95 % interval 9.5% to 90.5%" in told
     assert "1 x tool calls break: 75%, base 100%" in told

@@ -8,20 +8,24 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import torch
 
+from bench.collapse import open_gate, other_tokens, poisoned_teacher
 from cli.main import main
 from store.record import Record
 from store.settings import BUILTIN_FOLDER, read_settings
 from store.values import AdapterState
 from tests.trainer.turns import as_recorded, sampled_turn
+from trainer.batch import Sample, SampleKind
 from trainer.policy import LocalPolicy
-from trainer.step import train
+from trainer.step import Prepared, StepPlan, prepare, train
 from trainer.worker import Worker
 from trainer.workshop import Workshop
 
@@ -46,16 +50,42 @@ def hundredfold_rate(policy: LocalPolicy, *rest: Any) -> dict[str, float]:
     return train(policy, *rest)
 
 
-PLANTS: dict[str, tuple[Callable[..., dict[str, float]], str]] = {
-    "nan": (nan_in_a_weight, "a weight is not a finite number"),
-    "rate": (hundredfold_rate, "nat/token away from the base model"),
-}
+def nothing_holds_it(policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan) -> dict[str, float]:
+    """Ten times the rate, no anchors, no penalty: what a teacher does to a policy, sooner."""
+    policy.learning_rate = 1e-2
+    taught = [sample for sample in samples if sample.kind is not SampleKind.ANCHOR]
+    return train(policy, taught, replace(plan, objective=replace(plan.objective, kl_coef=0.0)))
 
 
-@pytest.mark.timeout(900)
-async def test_a_planted_collapse_is_rejected_with_its_reason_and_the_version_before_it_stays_live(
-    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@dataclass(slots=True)
+class House:
+    """A worker of the built-in model on a record, version 1 learnt from honest complaints."""
+
+    record: Record
+    worker: Worker
+    workshop: Workshop
+
+    async def complain(self, name: str) -> None:
+        policy = self.workshop.policy
+        assert isinstance(policy, LocalPolicy)
+        for number, question in enumerate(QUESTIONS):
+            hint = {"value": -1, "hint": "Too long, keep it short please."}
+            turn = sampled_turn(
+                policy, f"{name}-{number}", question, adapter_version=self.workshop.version, verdict=hint
+            )
+            await self.record.write_turns(as_recorded(turn))
+            await self.record.add_verdict(turn.verdict)
+
+    async def learn(self) -> None:
+        while await self.worker.work_once():  # turns of a rejected version get one more chance
+            pass
+
+    async def live(self) -> int:
+        return (await self.record.aliases())["patina-tiny"].version
+
+
+@pytest_asyncio.fixture
+async def house(record: Record, tmp_path: Path) -> AsyncIterator[House]:
     settings = read_settings(
         {
             "home": tmp_path,
@@ -67,33 +97,33 @@ async def test_a_planted_collapse_is_rejected_with_its_reason_and_the_version_be
     )
     worker = Worker(record, settings)
     workshop = worker._workshop = Workshop(settings)
-    policy = workshop.policy
-    assert isinstance(policy, LocalPolicy)
+    made = House(record=record, worker=worker, workshop=workshop)
+    await made.complain("healthy")
+    assert await worker.work_once()
+    assert await made.live() == 1
+    yield made
+    worker._thread.shutdown()
 
-    async def complain(name: str) -> None:
-        for number, question in enumerate(QUESTIONS):
-            hint = {"value": -1, "hint": "Too long, keep it short please."}
-            turn = sampled_turn(
-                policy, f"{name}-{number}", question, adapter_version=workshop.version,
-                verdict=hint,
-            )  # fmt: skip
-            await record.write_turns(as_recorded(turn))
-            await record.add_verdict(turn.verdict)
 
-    try:
-        await complain("healthy")
-        assert await worker.work_once()
-        live = policy.snapshot()
-        for name, (plant, _) in PLANTS.items():
-            monkeypatch.setattr("trainer.workshop.train", plant)
-            await complain(name)
-            while await worker.work_once():  # turns of a rejected version get one more chance
-                pass
-            assert (await record.aliases())[settings.policy].version == 1
-            assert all(torch.equal(live[key], value) for key, value in policy.snapshot().items())
-    finally:
-        worker._thread.shutdown()
-    first, *others = await record.adapters(settings.policy)
+PLANTS: dict[str, tuple[Callable[..., dict[str, float]], str]] = {
+    "nan": (nan_in_a_weight, "a weight is not a finite number"),
+    "rate": (hundredfold_rate, "nat/token away from the base model"),
+}
+
+
+@pytest.mark.timeout(900)
+async def test_a_planted_collapse_is_rejected_with_its_reason_and_the_version_before_it_stays_live(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = house.workshop.policy
+    live = policy.snapshot()
+    for name, (plant, _) in PLANTS.items():
+        monkeypatch.setattr("trainer.workshop.train", plant)
+        await house.complain(name)
+        await house.learn()
+        assert await house.live() == 1
+        assert all(torch.equal(live[key], value) for key, value in policy.snapshot().items())
+    first, *others = await house.record.adapters("patina-tiny")
     assert first.state is AdapterState.PUBLISHED
     assert {adapter.state for adapter in others} == {AdapterState.REJECTED}
     capsys.readouterr()
@@ -103,3 +133,78 @@ async def test_a_planted_collapse_is_rejected_with_its_reason_and_the_version_be
     reasons = [version["reason"] for version in told["versions"][1:]]
     for _, expected in PLANTS.values():
         assert any(expected in reason for reason in reasons)
+
+
+@pytest.mark.timeout(900)
+async def test_a_teacher_that_lies_ruins_what_nothing_guards_and_is_stopped_by_the_gate(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says other names and numbers with .999 of its probability, fluently: the hint gate lets it pass."""
+    policy = house.workshop.policy
+    assert isinstance(policy, LocalPolicy)
+    monkeypatch.setattr("trainer.workshop.train", nothing_holds_it)
+    with poisoned_teacher(policy, "liar", 0.999):
+        for round_ in range(6):
+            version, weights = await house.live(), policy.snapshot()
+            await house.complain(f"guarded-{round_}")
+            assert await house.worker.work_once()
+            *_, newest = await house.record.adapters("patina-tiny")
+            measured = newest.metrics["gate"]
+            if newest.state is AdapterState.REJECTED:
+                break
+            assert measured["after"]["facts"] >= measured["base"]["facts"] - 0.11
+        assert newest.state is AdapterState.REJECTED
+        assert await house.live() == version
+        assert all(torch.equal(weights[key], value) for key, value in policy.snapshot().items())
+        capsys.readouterr()
+        assert await asyncio.to_thread(main, ["versions", "--json", "--home", str(tmp_path)]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["live"] == version
+        assert told["versions"][-1]["state"] == "rejected"
+        assert "base" in told["versions"][-1]["reason"]
+        with open_gate():
+            for round_ in range(8):
+                await house.complain(f"open-{round_}")
+                assert await house.worker.work_once()
+                *_, newest = await house.record.adapters("patina-tiny")
+                assert newest.version == await house.live()
+                after, base = newest.metrics["gate"]["after"], newest.metrics["gate"]["base"]
+                if min(after["facts"] / base["facts"], after["tools"] / base["tools"]) <= 0.5:
+                    return
+    pytest.fail("eight unguarded versions from a lying teacher did no harm: the plant is none")
+
+
+@pytest.fixture(scope="module")
+def fresh() -> LocalPolicy:
+    return LocalPolicy(str(BUILTIN_FOLDER), rank=4, learning_rate=1e-3, seed=0, device="cpu")
+
+
+def test_a_teacher_that_babbles_is_refused_by_the_hint_gate(fresh: LocalPolicy) -> None:
+    """It says another token for each that it would: the verdict still teaches, nothing of the hint does."""
+    hint = {"value": -1, "hint": "Too long, keep it short please."}
+    turns = [
+        sampled_turn(fresh, f"turn-{number}", question, verdict=hint)
+        for number, question in enumerate(QUESTIONS)
+    ]
+    plan = StepPlan.of(read_settings({"model_name": str(BUILTIN_FOLDER)}))
+    honest = prepare(fresh, turns, plan, recent_verdicts=(), version=0)
+    with poisoned_teacher(fresh, "babbler", 1.0):
+        planted = prepare(fresh, turns, plan, recent_verdicts=(), version=0)
+
+    def weights(prepared: Prepared) -> list[float]:
+        return [sample.streams.directive_weight for sample in prepared.samples if sample.streams]
+
+    assert len(weights(honest)) == 4
+    assert min(weights(honest)) > 0.0
+    assert weights(planted) == [0.0] * 4
+
+
+def test_what_a_planted_teacher_says_instead_is_another_token_for_each_and_lies_keep_to_names(
+    fresh: LocalPolicy,
+) -> None:
+    every, count = torch.arange(fresh.vocabulary_size), fresh.vocabulary_size
+    babble, lies = other_tokens(fresh, "babbler", 0), other_tokens(fresh, "liar", 0)
+    assert sorted(babble.tolist()) == sorted(lies.tolist()) == list(range(count))
+    assert not bool((babble == every).any())
+    assert 0.01 * count < int((lies != every).sum()) < 0.5 * count
+    assert lies[fresh.tokenizer.eos_token_id] == fresh.tokenizer.eos_token_id
