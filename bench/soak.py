@@ -91,13 +91,13 @@ class Clients:
         try:
             writer.write(head.encode() + data)
             answered = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-            if not answered.startswith("http/1.1 200"):
-                raise Wrong(answered.split("\r\n", 1)[0])
             _, told, length = answered.partition("content-length:")
             if told:
                 said = await reader.readexactly(int(length.split("\r\n")[0]))
             else:
                 said = await reader.readuntil(b"\r\n0\r\n\r\n")
+            if not answered.startswith("http/1.1 200"):
+                raise Wrong(f"{answered.split(chr(13), 1)[0]} {said[:200].decode(errors='replace')}")
         except BaseException:
             writer.close()
             raise

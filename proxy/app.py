@@ -380,6 +380,7 @@ class Proxy:
                 )
             )
         except RecordError as exc:
+            log.warning("feedback was not taken: %s", exc)
             await send_error(
                 send,
                 503,
