@@ -346,7 +346,7 @@ def ratio_of(parts: Mapping[str, Sequence[Sequence[float]]], share: float = 0.99
 
 
 def interval(parts: Mapping[str, Sequence[Sequence[float]]], draws: int = _DRAWS) -> list[float] | None:
-    """Return bounds of 95 % of `ratio_of` when whole rounds are drawn with replacement; None for fewer than three rounds."""
+    """Return bounds of 95 % of `ratio_of` when whole rounds are drawn with replacement; None for fewer than three rounds, or nothing seen."""
     rounds = len(parts["calm"])
     if rounds < 3:
         return None
@@ -357,7 +357,7 @@ def interval(parts: Mapping[str, Sequence[Sequence[float]]], draws: int = _DRAWS
         ratio = ratio_of({phase: [parts[phase][i] for i in drawn] for phase in _PHASES})
         if ratio is not None:
             ratios.append(ratio)
-    return [round(percentile(ratios, share), 3) for share in (0.025, 0.975)]
+    return [round(percentile(ratios, share), 3) for share in (0.025, 0.975)] if ratios else None
 
 
 async def _versions_of(home: Path, turns: Sequence[str]) -> dict[str, int]:

@@ -72,3 +72,4 @@ def test_the_ratio_is_of_all_rounds_together_and_its_bounds_of_rounds_drawn_anew
     low, high = interval({"calm": [quick] * 4, "swaps": [slow, slow, slow, quick]}) or [0.0, 0.0]
     assert low < high == 2.0
     assert interval({"calm": [quick] * 2, "swaps": [slow] * 2}) is None
+    assert interval({"calm": [[]] * 3, "swaps": [[]] * 3}) is None
