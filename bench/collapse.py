@@ -90,6 +90,14 @@ _TEACHERS: Mapping[Literal["liar", "babbler"], str] = {
 
 PLANTS: Mapping[str, Plant] = {
     "healthy": Plant(about="control: nothing is broken"),
+    **{
+        f"honest, no anchors{', unguarded' if unguarded else ''}": Plant(
+            about="control of the planted teachers: honest complaints; nothing that holds the policy, rate x 10",
+            settings=_LOOSE,
+            unguarded=unguarded,
+        )
+        for unguarded in (False, True)
+    },
     "rate": Plant(about="learning rate x 100", settings={"learning_rate": 0.1}),
     "flipped": Plant(
         about="rewards with the sign flipped: right answers are blamed, wrong ones praised; rl without anchors, rate x 10",

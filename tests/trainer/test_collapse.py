@@ -169,7 +169,8 @@ async def test_a_teacher_that_lies_ruins_what_nothing_guards_and_is_stopped_by_t
                 *_, newest = await house.record.adapters("patina-tiny")
                 assert newest.version == await house.live()
                 after, base = newest.metrics["gate"]["after"], newest.metrics["gate"]["base"]
-                if min(after["facts"] / base["facts"], after["tools"] / base["tools"]) <= 0.5:
+                # Not the tools: without anchors they break under honest complaints as well (docs/learning.md).
+                if after["facts"] <= 0.8 * base["facts"]:
                     return
     pytest.fail("eight unguarded versions from a lying teacher did no harm: the plant is none")
 
