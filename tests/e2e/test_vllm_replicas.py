@@ -72,14 +72,15 @@ async def make_live(house: Stack, number: int, folder: Path, digest: str) -> Non
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
-    return make_versions(tmp_path_factory.mktemp("made"), 12)
+    return make_versions(tmp_path_factory.mktemp("made"), 13)
 
 
 def test_ten_versions_under_sixteen_streams_fail_and_hold_nobody_and_each_stream_is_of_its_version(
     copies: list[Backend], house: Stack, versions: list[tuple[Path, str]]
 ) -> None:
     held = backend(house)["held"]
-    streams = asyncio.run(load(house, versions[:10], streams=16, per_round=10, tokens=24, calm_s=6.0))
+    found = asyncio.run(load(house, versions[:11], streams=16, rounds=1, tokens=24, every_s=0.6))
+    streams = found.streams
     assert {(one.status, one.is_ended) for one in streams} == {(200, True)}
     assert backend(house)["held"] == held
     recorded = until(
@@ -87,7 +88,7 @@ def test_ten_versions_under_sixteen_streams_fail_and_hold_nobody_and_each_stream
         "all turns being recorded",
     )
     seen = {one.turn_id: int(recorded[one.turn_id]["adapter_version"]) for one in streams}
-    assert max(seen.values()) == 10
+    assert max(seen.values()) == 11
     alone = asyncio.run(asked_alone(copies[0], versions, sorted(set(seen.values()))))
     assert all(agree(one, alone[seen[one.turn_id], one.question]) for one in streams)
 
@@ -116,9 +117,9 @@ def test_a_version_is_on_all_copies_before_it_serves_and_one_may_die(
     copies: list[Backend], house: Stack, versions: list[tuple[Path, str]]
 ) -> None:
     with openai.OpenAI(base_url=house.base_url, api_key=house.key, max_retries=0, timeout=600) as client:
-        asyncio.run(make_live(house, 11, *versions[10]))
-        until(lambda: backend(house)["live"] == 11, "version 11 going live")
-        assert all(f"{MODEL}@11" in served(copy) for copy in copies)
+        asyncio.run(make_live(house, 12, *versions[11]))
+        until(lambda: backend(house)["live"] == 12, "version 12 going live")
+        assert all(f"{MODEL}@12" in served(copy) for copy in copies)
         with ThreadPoolExecutor(8) as pool:
             turns = list(pool.map(lambda i: ask(client, f"What is {i} plus 4?")[0], range(8)))
         shown: dict[str, Any] = until(
@@ -140,8 +141,8 @@ def test_a_version_is_on_all_copies_before_it_serves_and_one_may_die(
             "the death being told",
         )
         assert dead["problem"]
-        asyncio.run(make_live(house, 12, *versions[11]))  # with one copy away
-        until(lambda: backend(house)["live"] == 12, "version 12 going live")
+        asyncio.run(make_live(house, 13, *versions[12]))  # with one copy away
+        until(lambda: backend(house)["live"] == 13, "version 13 going live")
         turns.append(ask(client, "What is the capital of Italy?")[0])
         found = until(lambda: (r := rows(house)) and set(turns) <= r.keys() and r, "all turns being recorded")
-        assert [found[turn]["adapter_version"] for turn in turns] == [11] * 12 + [12]
+        assert [found[turn]["adapter_version"] for turn in turns] == [12] * 12 + [13]
