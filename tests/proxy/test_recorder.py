@@ -247,7 +247,7 @@ async def test_a_turn_served_without_its_row_survives_the_end_of_the_process(
 ) -> None:
     path = tmp_path / "journal"
     history = [user("How do I read a CSV file?")]
-    async with recording(record_url, wait_s=0.2, journal=Journal(path), refusing=True) as (recorder, record):
+    async with recording(record_url, wait_s=2.0, journal=Journal(path), refusing=True) as (recorder, record):
         await recorder.settle(recorder.submit(draft("a", history, "pandas")))
         history = [*history, assistant("pandas"), user("without")]
         await recorder.settle(recorder.submit(draft("b", history, "csv")))
@@ -285,7 +285,7 @@ async def test_what_does_not_fit_into_memory_waits_in_the_journal_in_its_order(
     record_url: str, tmp_path: Path
 ) -> None:
     async with recording(
-        record_url, journal=Journal(tmp_path / "journal"), capacity=2, refusing=True, wait_s=0.05
+        record_url, journal=Journal(tmp_path / "journal"), capacity=2, refusing=True, wait_s=2.0
     ) as (recorder, record):
         history = [user("How do I read a CSV file?")]
         for i in range(6):
