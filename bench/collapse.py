@@ -39,16 +39,9 @@ from trainer.policy import LocalPolicy, Reply, Weights
 from trainer.step import train
 
 #: Nothing that holds the policy, and ten times the rate: the same end, sooner.
-_BARE: Mapping[str, Any] = {
-    "method": "rl",
-    "baseline": "none",
-    "anchors": 0,
-    "replay": 0,
-    "kl_loss_coef": 0.0,
-    "learning_rate": 1e-2,
-}
-#: The same for methods that read hints.
 _LOOSE: Mapping[str, Any] = {"anchors": 0, "replay": 0, "kl_loss_coef": 0.0, "learning_rate": 1e-2}
+#: The same where the verdict alone teaches.
+_BARE: Mapping[str, Any] = {**_LOOSE, "method": "rl", "baseline": "none"}
 #: Of those that people ask, how many the live version is asked in the end.
 _QUESTIONS = 64
 HONEST = "Too long, keep it short please."

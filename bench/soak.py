@@ -97,7 +97,8 @@ class Clients:
             else:
                 said = await reader.readuntil(b"\r\n0\r\n\r\n")
             if not answered.startswith("http/1.1 200"):
-                raise Wrong(f"{answered.split(chr(13), 1)[0]} {said[:200].decode(errors='replace')}")
+                status = answered.partition("\r\n")[0]
+                raise Wrong(f"{status} {said[:200].decode(errors='replace')}")
         except BaseException:
             writer.close()
             raise

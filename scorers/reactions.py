@@ -218,19 +218,23 @@ def classify(text: str, *, reply: str = "") -> list[Sentence]:
     """Say of each sentence what it is. Instructions that follow a new question belong to it and are no complaint."""
     sentences: list[Sentence] = []
     asked = reply.rstrip().endswith("?")
-    asked_for_a_name = asked and _ASKS_FOR_A_NAME.search(fold(split_sentences(reply)[-1])) is not None
     after_question = False
     for raw in split_sentences(without_code(text[:_MAX_READ]))[:_MAX_SENTENCES]:
         sentence = _classify_sentence(raw, after_question=after_question, answers_a_question=asked)
         sentences.append(sentence)
         after_question = after_question or sentence.role is Role.QUESTION
-    if any(s.pattern in _scene_patterns() for s in sentences) and (asked_for_a_name or _is_scene(sentences)):
-        role = Role.STATEMENT if asked_for_a_name else Role.QUESTION
-        sentences = [
-            Sentence(text=s.text, role=role, kept=s.text) if s.pattern in _scene_patterns() else s
-            for s in sentences
-        ]
-    return sentences
+    if not any(s.pattern in _scene_patterns() for s in sentences):
+        return sentences
+    if asked and _ASKS_FOR_A_NAME.search(fold(split_sentences(reply)[-1])):
+        role = Role.STATEMENT
+    elif _is_scene(sentences):
+        role = Role.QUESTION
+    else:
+        return sentences
+    return [
+        Sentence(text=s.text, role=role, kept=s.text) if s.pattern in _scene_patterns() else s
+        for s in sentences
+    ]
 
 
 @cache

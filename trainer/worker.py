@@ -280,14 +280,14 @@ class Worker:
             claimed += more
             idle = [turn for turn in claimed if not self._plan.has_signal(turn)]
             if len(idle) > _BYSTANDERS:
-                gone = [turn.turn_id for turn in idle[:-_BYSTANDERS]]
+                gone = {turn.turn_id for turn in idle[:-_BYSTANDERS]}
                 await self._record.drop(
-                    gone,
+                    list(gone),
                     DropReason.NO_SIGNAL,
                     detail=f"one of more than {_BYSTANDERS} neutral turns in a row",
                 )
                 self._counters.dropped[DropReason.NO_SIGNAL.value] += len(gone)
-                claimed[:] = [turn for turn in claimed if turn.turn_id not in set(gone)]
+                claimed[:] = [turn for turn in claimed if turn.turn_id not in gone]
             if not more or len(claimed) - min(len(idle), _BYSTANDERS) >= self._settings.batch_size:
                 return
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,17 +9,10 @@ import pytest
 from evals.client import House
 from evals.measure import measure
 from evals.stack import Stack
+from store.processes import is_alive
 from store.settings import read_settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 async def test_a_house_serves_says_its_pids_keeps_probes_apart_and_ends_completely(
@@ -36,7 +28,7 @@ async def test_a_house_serves_says_its_pids_keeps_probes_apart_and_ends_complete
             status = await house.status()
         pids = {**stack.pids(), "run": stack.pid}
         assert set(pids) == {"run", "backend", "proxy", "scorer", "trainer"}
-        assert all(is_running(pid) for pid in pids.values())
+        assert all(is_alive(pid) for pid in pids.values())
         assert status["stages"].get("recorded") == 1
         assert status["drop_reasons"]["opted_out"] >= 4
-    assert not any(is_running(pid) for pid in pids.values())
+    assert not any(is_alive(pid) for pid in pids.values())
