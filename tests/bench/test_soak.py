@@ -17,10 +17,10 @@ from bench.soak import Clients, grown, run, tenths
 def test_a_short_soak_of_a_real_house_has_no_error_and_loses_nothing(tmp_path: Path) -> None:
     found = run(minutes=0.15, rate=10, learning=0.3, home=tmp_path)
     assert found["wrong"] == [], found
-    assert found["replies"] >= 30
+    assert found["replies"] >= 60
     kinds = {name.split(",")[0] for name in found["kinds"]}
     assert {"text", "tool call", "after a tool", "sampled"} <= kinds
-    assert found["drop_reasons"]["token_mismatch"] >= 10  # by heart
+    assert found["drop_reasons"]["token_mismatch"] >= 30  # by heart
     assert found["stages"].get("recorded", 0) + found["stages"].get("scored", 0) > 0  # sampled
     assert set(found["memory_mb_each_tenth"]) == {
         "supervisor", "proxy", "scorer", "trainer", "engine", "scripted backend",
