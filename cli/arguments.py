@@ -190,6 +190,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--questions", type=int, default=48, help="probes a measurement (default: %(default)s)"
     )
     evaluate.add_argument(
+        "--thorough",
+        action="store_true",
+        help="opposites and tool calls at every measurement, not only before and after",
+    )
+    evaluate.add_argument(
         "--set",
         action="append",
         default=[],

@@ -150,6 +150,7 @@ def _plan(settings: Settings, arguments: argparse.Namespace) -> list[Case]:
         voice=arguments.user_model,
         measure_every=arguments.measure_every,
         questions=arguments.questions,
+        thorough=arguments.thorough,
         tabs=4 if mode == "fast" else 1,
     )
 

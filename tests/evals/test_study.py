@@ -114,6 +114,15 @@ def test_a_run_is_measured_before_between_and_after_and_keeps_what_was_said() ->
     assert json.loads(json.dumps(row)) == row
 
 
+def test_a_thorough_run_asks_for_opposites_and_tool_calls_in_between_as_well() -> None:
+    row = played(replace(CASE, thorough=True))
+    assert [point["undone"] for point in row["points"]] == [1.0, 1.0, 1.0]
+    assert [point["tools"] for point in row["points"]] == [0.0, 0.0, 0.0]
+    assert find_run([row], replace(CASE, thorough=True)) == row
+    assert find_run([row], CASE) == row
+    assert find_run([played()], replace(CASE, thorough=True)) is None
+
+
 def test_a_subject_that_does_not_learn_gives_a_flat_line() -> None:
     row = played(replace(CASE, method="none"), learns=False)
     assert {point["compliance"] for point in row["points"]} == {0.0}
