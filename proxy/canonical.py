@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
+from sys import getsizeof
 from typing import Any
 
 from proxy.earlier import goes_on
@@ -263,7 +264,10 @@ def assistant_message(completion: Completion) -> dict[str, Any]:
 
 
 class _Memory:
-    """The canonical texts of the messages read last: each request sends all the earlier ones again. Bounded by characters."""
+    """The canonical texts of the messages read last: each request sends all the earlier ones again. Bounded by what they take, bytes."""
+
+    #: Of one entry beside its two texts: two tuples, the key of a run, and its place in the dictionary. Most messages are shorter than that.
+    _OVERHEAD = 400
 
     def __init__(self, capacity: int = 16 << 20) -> None:
         self._capacity = capacity
@@ -279,11 +283,14 @@ class _Memory:
             return known
         text = collapse(spoken(content) if role == "assistant" else own_words(content))
         known = self._texts[key] = text, digest(role, text)
-        self._size += len(content) + len(text)
+        self._size += self._taken(content, text)
         while self._size > self._capacity:
             (_, old), (gone, _) = self._texts.popitem(last=False)
-            self._size -= len(old) + len(gone)
+            self._size -= self._taken(old, gone)
         return known
+
+    def _taken(self, content: str, text: str) -> int:
+        return getsizeof(content) + getsizeof(text) + self._OVERHEAD
 
 
 _MEMORY = _Memory()

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 _PROBE = 6
 #: One transaction, and what of the journal is in memory at once.
 _MAX_BATCH, _MAX_BATCH_BYTES = 256, 16 << 20
+#: Of so many turns in the journal alone is known what they are called; of more, any name may be one of theirs.
+_KNOWN_SPILLED = 100_000
 #: So much of the bound is left to the record alone before the journal is written as well.
 _RECORD_SHARE = 0.6
 
@@ -80,6 +82,7 @@ class Recorder:
         self._queued_bytes = 0
         self._items: dict[asyncio.Future[None], _Item] = {}  # those of the queue
         self._spilled = 0  # in the journal alone
+        self._spilled_ids: set[str] = set()  # … and what the newest of them are called
         self._has_leftovers = journal is not None and journal.size() > 0  # of an earlier life
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
@@ -87,6 +90,7 @@ class Recorder:
         self._idle.set()
         self._recent = Recent()
         self._linked: dict[str, tuple[NewTurn, ...]] = {}  # by draft: decided, not written yet
+        self._newest: tuple[Draft, tuple[NewTurn, ...]] | None = None  # linked, not taken in by `_recent` yet
         self.record: Record | None = None
         self.written = 0
         self.late = 0
@@ -126,6 +130,8 @@ class Recorder:
 
     def _spill(self, journal: Journal, draft: Draft, written: asyncio.Future[None]) -> None:
         self._spilled += 1
+        if self._spilled <= _KNOWN_SPILLED:
+            self._spilled_ids.update(filter(None, (draft.turn_id, draft.reply.completion_id)))
 
         def done(appended: asyncio.Future[None]) -> None:
             error = appended.exception()
@@ -184,9 +190,11 @@ class Recorder:
         Args:
             reference: its id or its completion's; None: any turn.
         """
-        if self._spilled or self._has_leftovers:
-            return True
         turn_id = reference.partition(".")[0] if reference is not None else None
+        if self._has_leftovers or self._spilled > _KNOWN_SPILLED:
+            return True
+        if self._spilled and (reference is None or {reference, turn_id} & self._spilled_ids):
+            return True
         return any(
             item.since <= before
             and (
@@ -272,6 +280,10 @@ class Recorder:
                         item.written.set_result(None)
                     if item.waiter is not None:
                         _open(item.waiter)
+                if not self._queue:
+                    await asyncio.sleep(0)  # those who waited send …
+                    await asyncio.sleep(0)  # … and the loop writes it to their sockets
+            self._take_in()
             self._empty_journal()
             self._idle.set()
 
@@ -298,6 +310,7 @@ class Recorder:
                 await self._recover(chunk)
             start = end
         self._spilled = 0
+        self._spilled_ids.clear()
         self._has_leftovers = False
 
     async def _recover(self, lines: Sequence[bytes]) -> None:
@@ -384,7 +397,14 @@ class Recorder:
                     self.last_error = None
         return self.record
 
+    def _take_in(self) -> None:
+        """Let the newest turn be known to those that follow. Not before it is written: its client would wait for that too."""
+        if self._newest is not None:
+            self._recent.add(*self._newest)
+            self._newest = None
+
     def _undo(self, drafts: Sequence[Draft]) -> None:
+        self._take_in()
         for draft in drafts:
             self._recent.remove(t.turn_id for t in self._linked.pop(draft.turn_id, ()))
 
@@ -411,7 +431,9 @@ class Recorder:
 
     async def _link(self, record: Record, drafts: Sequence[Draft]) -> None:
         """Decide, in the order in which they ended, what the drafts continue. A second attempt keeps what was decided."""
+        self._take_in()
         for draft, found in zip(drafts, await self._known(record, drafts), strict=True):
+            self._take_in()
             session = draft.wishes.session
             tip = None
             if session is not None:
@@ -423,7 +445,7 @@ class Recorder:
             session_id = decided.session_id or f"session_{draft.turn_id.removeprefix('turn_')}"
             turns = build_turns(draft, decided, session_id)
             self._linked[draft.turn_id] = turns
-            self._recent.add(draft, turns)
+            self._newest = draft, turns
 
     def _with_recent(self, draft: Draft, found: Known) -> Known:
         """Add to what the record knows what this process remembers."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.canonical import canonical_arguments, read_history, reply_key
+from proxy.canonical import _Memory, canonical_arguments, read_history, reply_key
 from store.values import Completion
 
 SCOPE = "alice"
@@ -160,3 +160,14 @@ def test_any_messages_can_be_read_and_a_prefix_of_them_is_a_prefix_of_the_chain(
     for mark in history.marks[:-1]:
         assert read_history(found[: mark.end], SCOPE).request_key == mark.key
     assert reply_key(history, Completion(text="x"))
+
+
+def test_what_is_remembered_of_short_messages_is_bounded_by_what_it_takes() -> None:
+    memory = _Memory(capacity=200_000)
+    for i in range(2000):
+        memory.text("user", f"question {i}")
+    assert 300 < len(memory._texts) < 500  # of 20 characters each
+    known = memory.text("user", "question 1999")
+    assert memory.text("user", "question 1999") is known
+    memory.text("assistant", "ä" * 200_000)
+    assert not memory._texts

@@ -294,12 +294,32 @@ async def test_what_does_not_fit_into_memory_waits_in_the_journal_in_its_order(
         state = recorder.state()
         assert (state["waiting"], state["lost"], state["exposed"]) == (6, 0, 0)
         assert state["state"] == "away"
+        now = asyncio.get_running_loop().time()
+        for name in ("turn_0", "turn_5", "turn_5.1", "c-0", "c-5", None):
+            assert recorder.may_hold(name, now)  # in memory, and in the journal alone
+        assert not recorder.may_hold("turn_6", now)  # so that feedback on nothing is told so at once
         record.refusing = False
         assert await recorder.drain(20.0) == 0
+        assert not recorder.may_hold("turn_5", now)
         rows = await record.trajectories()
         assert [r["parent_turn_id"] for r in rows] == [None, *(f"turn_{i}" for i in range(5))]
         assert recorder.state()["state"] == "ok"
         assert (tmp_path / "journal").stat().st_size == 0
+
+
+async def test_the_newest_turn_is_known_to_the_next_and_not_before_it_is_written(record_url: str) -> None:
+    async with recording(record_url) as (recorder, _):
+        known: list[tuple[int, bool]] = []
+        recent = recorder._recent
+        first = recorder.submit(draft("a", [user("Which day comes after Monday, please?")], "Tuesday."))
+        first.add_done_callback(lambda _: known.append((recorder.written, "turn_a" in recent._entries)))
+        await recorder.settle(first)
+        said = [user("Which day comes after Monday, please?"), assistant("Tuesday."), user("And then?")]
+        second = recorder.submit(draft("b", said, "Wednesday."))
+        await recorder.settle(second)
+        assert await recorder.drain(20.0) == 0
+        assert known == [(1, False)]  # its client was not kept waiting for that
+        assert recent._entries["turn_b"].tip.parent_turn_id == "turn_a"
 
 
 async def test_what_is_queued_at_the_end_goes_into_the_journal(record_url: str, tmp_path: Path) -> None:
