@@ -368,6 +368,22 @@ class Settings(BaseSettings):
     anchors: int = _field(
         14, "PATINA_ANCHORS", "anchor samples per step that keep explicit instructions obeyed", "learning"
     )
+    anchor_choice: Literal["drift", "unexcused"] = _field(
+        "drift",
+        "PATINA_ANCHOR_CHOICE",
+        "which explicit wishes are anchored most: those whose replies drifted most, or whose drift no hint explains (explicit "
+        "wishes and tool calls keep best, preferences come more slowly)",
+        "learning",
+    )
+    anchor_bound: float = _field(
+        0.1,
+        "PATINA_ANCHOR_BOUND",
+        "unexcused: nats of drift beyond which an anchor weighs more in proportion (0: never)",
+        "learning",
+    )
+    anchor_weight: float = _field(
+        4.0, "PATINA_ANCHOR_WEIGHT", "unexcused: most that one anchor weighs, in samples", "learning"
+    )
     replay: int = _field(
         2,
         "PATINA_REPLAY",
@@ -404,6 +420,8 @@ class Settings(BaseSettings):
     @field_validator(
         "max_steps",
         "anchors",
+        "anchor_bound",
+        "anchor_weight",
         "replay",
         "threads",
         "max_staleness",
@@ -529,7 +547,7 @@ class Settings(BaseSettings):
     def resolved_learning_rate(self) -> float:
         if self.learning_rate is not None:
             return self.learning_rate
-        return 1e-3 if self.is_builtin else 1e-4
+        return 3e-3 if self.is_builtin else 1e-4
 
     @property
     def resolved_alpha(self) -> float:

@@ -38,6 +38,8 @@ LOGPROB_SLACK = 1e-3
 #: Divergence of the opd method on a token support: reverse KL, the exact expectation of its sampled-token
 #: form.
 REVERSE_KL = 1.0
+#: Divergence whose gradient does not vanish where the student is certain of the wrong token.
+FORWARD_KL = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,15 @@ to answer, and on requests that need a tool, with the base model as the teacher,
 Prompts: the canaries' training anchors and half of their tool requests, and the person's own questions with an explicit
 instruction behind (where the canaries list instructions).
 
-Which: of one prompt of each wish, half of the anchors are those whose base reply the policy has moved away from most, the
+Which, by drift: of one prompt of each wish, half of the anchors are those whose base reply the policy has moved away from most, the
 rest are drawn blindly. What undoes a preference is what the preference breaks, and nobody has to name it.
+
+Which, by unexcused drift: a preference shows in the replies to nearly every wish, and rightly: whoever wants Spanish wants bold
+Spanish and plain Spanish, but not "in English, please" in Spanish. What tells them apart is what the base model itself says after
+hearing the newest hints as earlier turns: where that takes it away from its reply too, the policy is excused, token by token.
+Those that are chosen so are taught by the forward KL (where the policy is certain of the wrong word, the Jensen-Shannon divergence
+has next to no gradient left) and weigh more the further they are beyond a bound. Explicit wishes are kept best by it, and
+preferences are learnt more slowly (docs/learning.md).
 
 Who speaks: with `source="policy"` the policy answers anew at every step, so that the correction sits where it goes wrong, and
 weighs more the shorter the wrong reply; with ``"base"`` the base model's own answer is learnt again and again. Measured (built-in
@@ -21,16 +28,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 from store.errors import AlignmentError
 from store.values import ScoredTurn
-from trainer.advantages import directive_streams
+from trainer.advantages import FORWARD_KL, directive_streams
 from trainer.batch import Sample, SampleKind
 from trainer.canaries import load_canaries
 from trainer.protocol import Policy, Reply, Weights
 
 Source = Literal["base", "policy"]
+Choice = Literal["drift", "unexcused"]
 _Prompt = tuple[int, ...]
 
 #: Longest anchor reply, in tokens. The first ones decide on language, form and tone.
@@ -43,8 +55,20 @@ _TOOLS_EVERY = 8
 _MOST_OWN = 4
 #: Nats a reply below which the policy has not moved away from it.
 _LEAST_DRIFT = 0.05
+#: Candidates of a choice by unexcused drift: prompts of each wish, instructions behind the person's own questions, tool requests.
+_EACH, _MOST_WISHES, _MOST_TOOLS = 2, 24, 8
+#: Hints that excuse drift, and what they may add to a prompt, in tokens.
+_MOST_HINTS, _MOST_HINT_TOKENS = 8, 512
 #: Padded tokens of one scoring pass, and base replies kept.
 _MICRO_TOKENS, _KEPT_REPLIES = 8_192, 2_048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """A prompt that may become an anchor. `messages`: what it is made of; None for a tool request, which no hint is about."""
+
+    prompt: _Prompt
+    messages: tuple[Mapping[str, Any], ...] | None = None
 
 
 class Anchors:
@@ -54,6 +78,12 @@ class Anchors:
         model: whose canaries to use; see `trainer.canaries`.
         seed: of the choice; the same seed and step give the same anchors.
         alpha: which divergence from the teacher.
+        choice: by which drift; see the head of this file.
+        bound: unexcused: nats a reply of drift up to which an anchor weighs 1; 0: all weigh 1.
+        most_weight: unexcused: of one anchor. Beyond a few the weights of one step fill Adam's second moment, and the steps after it
+            learn nothing.
+        excuse: unexcused: how many times what hints do to the base model excuses the policy: 1 / (1 - the teacher's carry), where it
+            comes to rest.
         max_tokens: longest reply to an anchor.
     """
 
@@ -65,30 +95,43 @@ class Anchors:
         seed: int = 0,
         source: Source = "policy",
         alpha: float = 0.5,
+        choice: Choice = "drift",
+        bound: float = 0.0,
+        most_weight: float = 1.0,
+        excuse: float = 2.0,
         max_tokens: int = MAX_TOKENS,
     ) -> None:
         self._max_tokens = max_tokens
         canaries = load_canaries(model)
         self._policy, self._seed, self._source, self._alpha = policy, seed, source, alpha
+        self._choice = choice
+        self._bound, self._most_weight, self._excuse = bound, most_weight, excuse
         self._styles: dict[str, list[_Prompt]] = {}
+        self._messages: dict[_Prompt, tuple[Mapping[str, Any], ...]] = {}
         for anchor in canaries.split()[0]:
             ids = tuple(policy.render([{"role": "user", "content": anchor.prompt}]))
             self._styles.setdefault(anchor.style, []).append(ids)
+            self._messages[ids] = (_said("user", anchor.prompt),)
         self._tools = [tuple(policy.render(case.messages, case.tools)) for case in canaries.tools[1::2]]
         self._instructions = canaries.instructions
         self._base: dict[_Prompt, Reply] = {}
+        self._hints: dict[str, None] = {}
 
     def draw(self, count: int, step: int, *, turns: Sequence[ScoredTurn] = ()) -> list[Sample]:
         """``count`` samples for a step, of as many different wishes as there are.
 
         Args:
             step: number of the step.
-            turns: the person's turns, to ask their questions again with another wish.
+            turns: the person's turns, to ask their questions again with another wish, and for what they hint at.
         """
         if count < 1:
             return []
         rng = random.Random(f"{self._seed}/{step}")
-        prompts = self._choose(count, step, self._candidates(turns, rng), rng)
+        drift: dict[_Prompt, float] = {}
+        if self._choice == "unexcused":
+            prompts, drift = self._choose_unexcused(count, step, turns, rng)
+        else:
+            prompts = self._choose(count, step, self._candidates(turns, rng), rng)
         return [
             Sample(
                 turn_id=f"anchor-{step}-{i}",
@@ -98,7 +141,11 @@ class Anchors:
                 # No version of the policy said this: there is no sampler to be stale against.
                 sampling_logprobs=None,
                 teacher_prompt_ids=prompt,
-                streams=directive_streams(completion_length=len(reply), alpha=self._alpha),
+                streams=directive_streams(
+                    completion_length=len(reply),
+                    weight=self._weight(drift.get(prompt, 0.0)),
+                    alpha=FORWARD_KL if prompt in drift else self._alpha,
+                ),
             )
             for i, (prompt, reply) in enumerate(zip(prompts, self._answer(prompts, step), strict=True))
             if reply
@@ -127,6 +174,109 @@ class Anchors:
         # more anchors than wishes: some wishes come twice
         chosen += [rng.choice(candidates) for _ in range(wanted - len(chosen))]
         return [*chosen, *tools]
+
+    def _weight(self, drift: float) -> float:
+        return max(1.0, min(self._most_weight, drift / self._bound)) if self._bound else 1.0
+
+    def _choose_unexcused(
+        self, count: int, step: int, turns: Sequence[ScoredTurn], rng: random.Random
+    ) -> tuple[list[_Prompt], dict[_Prompt, float]]:
+        """The prompts of a step; of those that were chosen for it, the unexcused drift."""
+        numbers = range(step * count, (step + 1) * count)
+        tools = [
+            rng.choice(self._tools) for n in numbers if self._tools and n % _TOOLS_EVERY == _TOOLS_EVERY - 1
+        ]
+        wanted = count - len(tools)
+        styles = [rng.sample(some, min(_EACH, len(some))) for _, some in sorted(self._styles.items())]
+        candidates = [
+            *(_Candidate(prompt=ids, messages=self._messages[ids]) for some in styles for ids in some),
+            *self._own(turns, rng),
+            *(_Candidate(prompt=ids) for ids in rng.sample(self._tools, min(_MOST_TOOLS, len(self._tools)))),
+        ]
+        drift = self._unexcused_drift(candidates, turns)
+        ranked = sorted(drift, key=lambda prompt: drift[prompt], reverse=True)
+        focused = [prompt for prompt in ranked if drift[prompt] > _LEAST_DRIFT][: wanted // 2]
+        others = [some[0] for some in styles if some[0] not in focused]
+        rng.shuffle(others)
+        chosen = [*focused, *others][:wanted]
+        # more anchors than wishes: some wishes come twice
+        everything = list(drift)
+        chosen += [rng.choice(everything) for _ in range(wanted - len(chosen))]
+        return [*chosen, *tools], {prompt: drift[prompt] for prompt in focused}
+
+    def _unexcused_drift(
+        self, candidates: Sequence[_Candidate], turns: Sequence[ScoredTurn]
+    ) -> dict[_Prompt, float]:
+        """Nats by which the policy makes the base model's reply to each prompt less likely, token by token less those by which
+        the turns' hints make the base model itself do so; what is left above 0 summed over the reply.
+
+        A lost wish shows at one token (to stop or to go on, the first one of a language); a mean over tokens would hide it, and
+        in a sum before the excuse so would another token that is excused by more than was lost.
+        """
+        known = {one.prompt: one for one in candidates}
+        self._learn_base_replies(list(known))
+        asked = [prompt for prompt in known if self._base[prompt].token_ids]
+        lost = self._lost(asked, asked, Weights.STUDENT)
+        hints = self._remember(turns)
+        moved: list[_Prompt] = []
+        told: list[_Prompt] = []
+        for prompt in asked:
+            if hints and _above_zero(lost[prompt]) > _LEAST_DRIFT and (messages := known[prompt].messages):
+                ids = self._render(after_hints(messages, hints), MAX_PROMPT_TOKENS + _MOST_HINT_TOKENS)
+                if ids is not None:
+                    moved.append(prompt)
+                    told.append(ids)
+        for prompt, excuse in self._lost(moved, told, Weights.BASE).items():
+            lost[prompt] = lost[prompt] - self._excuse * excuse.clamp(min=0.0)
+        return {prompt: _above_zero(lost[prompt]) if prompt in lost else 0.0 for prompt in known}
+
+    def _remember(self, turns: Sequence[ScoredTurn]) -> list[str]:
+        """The newest hints, those of earlier steps too: what was learnt of them shows in batches that say nothing of them."""
+        for turn in turns:
+            if hint := turn.verdict.hint:
+                self._hints.pop(hint, None)
+                self._hints[hint] = None
+        for old in list(self._hints)[:-_MOST_HINTS]:
+            del self._hints[old]
+        return list(self._hints)
+
+    def _lost(
+        self, prompts: Sequence[_Prompt], contexts: Sequence[_Prompt], weights: Weights
+    ) -> dict[_Prompt, Tensor]:
+        """Nats by which these weights make each token of the base replies to the prompts less likely behind these contexts, [C]."""
+        found: dict[_Prompt, Tensor] = {}
+        rows = max(1, _MICRO_TOKENS // max((len(ids) + self._max_tokens for ids in contexts), default=1))
+        for start in range(0, len(prompts), rows):
+            part = prompts[start : start + rows]
+            said = [self._base[prompt].token_ids for prompt in part]
+            own, mask = self._policy.response_logprobs(contexts[start : start + rows], said, weights)
+            for row, prompt in enumerate(part):
+                found[prompt] = torch.tensor(self._base[prompt].logprobs) - own[row][mask[row]].cpu()
+        return found
+
+    def _own(self, turns: Sequence[ScoredTurn], rng: random.Random) -> list[_Candidate]:
+        """Instructions, each behind one of the person's own questions."""
+        if not turns:
+            return []
+        found = []
+        for instruction in rng.sample(self._instructions, min(_MOST_WISHES, len(self._instructions))):
+            messages = with_wish(rng.choice(turns).messages, instruction)
+            for context in (messages, messages[-1:]):
+                ids = self._render(context, MAX_PROMPT_TOKENS)
+                if ids is not None:
+                    found.append(_Candidate(prompt=ids, messages=tuple(context)))
+                    break
+        return found
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], most: int) -> _Prompt | None:
+        """None: nothing was said, it is too long, or the template refuses such a history; there are other anchors."""
+        if not messages:
+            return None
+        try:
+            ids = tuple(self._policy.render(messages))
+        except AlignmentError:
+            return None
+        return ids if len(ids) <= min(most, self._policy.max_context - self._max_tokens) else None
 
     def _drift(self, prompts: Sequence[_Prompt]) -> dict[_Prompt, float]:
         """Nats by which the policy makes the base model's reply to each prompt less likely, summed over the reply: an estimate
@@ -178,6 +328,20 @@ class Anchors:
                 new, max_tokens=self._max_tokens, temperature=0.0, weights=Weights.BASE
             )
             self._base |= dict(zip(new, said, strict=True))
+
+
+def _above_zero(values: Tensor) -> float:
+    return float(values.clamp(min=0.0).sum())
+
+
+def _said(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def after_hints(messages: Sequence[Mapping[str, Any]], hints: Sequence[str]) -> list[Mapping[str, Any]]:
+    """The conversation with these hints uttered and accepted just before its last message."""
+    told = [_said(role, text) for hint in hints for role, text in (("user", hint), ("assistant", "OK."))]
+    return [*messages[:-1], *told, *messages[-1:]]
 
 
 def with_wish(messages: Sequence[Mapping[str, Any]], instruction: str) -> list[dict[str, Any]]:

@@ -56,7 +56,15 @@ class SharedWorkshop(ABC, Generic[P]):
         self._plan = plan
         self._policy = policy
         self._gate = Gate(policy, settings.model_path)
-        self._anchors = Anchors(policy, settings.model_path, seed=settings.seed)
+        self._anchors = Anchors(
+            policy,
+            settings.model_path,
+            seed=settings.seed,
+            choice=settings.anchor_choice,
+            bound=settings.anchor_bound,
+            most_weight=settings.anchor_weight,
+            excuse=1.0 / (1.0 - settings.teacher_carry),
+        )
         self.version = BASE_VERSION
         self._steps = 0
         self._rate = settings.resolved_learning_rate
@@ -162,7 +170,8 @@ class SharedWorkshop(ABC, Generic[P]):
         repeated = prepare(
             policy, replay, plan, recent_verdicts=recent, version=self.version, kind=SampleKind.REPLAY
         )
-        anchors = self._anchors.draw(self._settings.anchors, self._steps, turns=turns)
+        heard = [*turns, *replay] if self._settings.anchor_choice == "unexcused" else turns
+        anchors = self._anchors.draw(self._settings.anchors, self._steps, turns=heard)
         self._before = policy.snapshot()
         try:
             numbers = self._train([*prepared.samples, *repeated.samples, *anchors], number)

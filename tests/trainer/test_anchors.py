@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from store.values import Completion, LogprobMode, ScoredTurn, Verdict
 from tests.trainer.conftest import step_once
-from trainer.anchors import Anchors, with_wish
+from trainer.anchors import Anchors, _Candidate, after_hints, with_wish
 from trainer.batch import SampleKind
 from trainer.canaries import load_canaries
 from trainer.objective import Objective
@@ -113,6 +114,92 @@ def test_half_of_the_anchors_are_the_wishes_the_policy_has_left_most(
         drawn = [sample.prompt_ids for sample in anchors.draw(8, step)]
         assert set(worst) <= set(drawn)
         assert drift[worst[0]] > 1.0
+
+
+def test_the_persons_own_questions_come_back_with_other_wishes(policy: LocalPolicy, tiny_model: Path) -> None:
+    canaries = load_canaries(str(tiny_model))
+    anchors = Anchors(policy, str(tiny_model), max_tokens=8)
+    own = anchors._own([turn()], random.Random(0))
+    texts = [policy.tokenizer.decode(one.prompt) for one in own]
+    assert len(set(texts)) == len(texts) == 24
+    for text in texts:
+        assert text.startswith("<|im_start|>system\nBe kind.<|im_end|>\n")
+        assert any(
+            f"What is the capital of France? {wish}<|im_end|>" in text for wish in canaries.instructions
+        )
+    assert anchors._own([turn([{"type": "image_url"}])], random.Random(0)) == []
+    assert anchors._own([], random.Random(0)) == []
+
+
+def taught_to_say_nothing(policy: LocalPolicy, anchors: Anchors, wish: str) -> None:
+    """The policy answers one wish with nothing."""
+    seen = {s.prompt_ids for step in range(8) for s in anchors.draw(14, step)}
+    broken = [prompt for prompt in seen if wish in policy.tokenizer.decode(prompt)]
+    end = policy.tokenizer.eos_token_id
+    for _ in range(12):
+        logits, _ = policy.response_logits(broken, [[end]] * len(broken))
+        torch.autograd.backward(
+            torch.nn.functional.cross_entropy(logits[:, 0], torch.tensor([end] * len(broken)))
+        )
+        policy.apply_gradients()
+
+
+def test_by_unexcused_drift_those_that_were_chosen_weigh_more(policy: LocalPolicy, tiny_model: Path) -> None:
+    anchors = Anchors(
+        policy, str(tiny_model), max_tokens=8, seed=2, choice="unexcused", bound=0.1, most_weight=5.0
+    )
+    assert {s.streams.directive_weight for s in anchors.draw(8, 0) if s.streams} == {1.0}
+    taught_to_say_nothing(policy, anchors, "JSON object")
+    for step in range(30, 36):
+        prompts, drift = anchors._choose_unexcused(8, step, (), random.Random(f"2/{step}"))
+        assert len(drift) >= 2
+        assert set(drift) <= set(prompts)
+        assert max(drift.values()) > 1.0
+        drawn = {sample.prompt_ids: sample for sample in anchors.draw(8, step)}
+        for prompt, lost in drift.items():
+            streams = drawn[prompt].streams
+            assert streams is not None
+            assert streams.directive_weight == pytest.approx(max(1.0, min(5.0, lost / 0.1)))
+            assert streams.directive_alpha == 0.0
+        blind = [sample.streams for prompt, sample in drawn.items() if prompt not in drift]
+        assert {(s.directive_weight, s.directive_alpha) for s in blind if s} == {(1.0, 0.5)}
+
+
+def test_without_a_bound_all_anchors_weigh_the_same(policy: LocalPolicy, tiny_model: Path) -> None:
+    anchors = Anchors(policy, str(tiny_model), max_tokens=8, seed=2, choice="unexcused")
+    taught_to_say_nothing(policy, anchors, "JSON object")
+    assert {s.streams.directive_weight for s in anchors.draw(14, 30) if s.streams} == {1.0}
+
+
+def test_what_the_hints_do_to_the_base_model_itself_is_excused(policy: LocalPolicy, tiny_model: Path) -> None:
+    """Drift is never more with a hint than without, less where the hint takes the base model away from its reply as well, and a
+    tool request has no excuse."""
+    anchors = Anchors(policy, str(tiny_model), max_tokens=8, seed=2)
+    for seed in range(40):
+        step_once(policy, seed)
+    wishes = [ids for some in anchors._styles.values() for ids in some[:2]]
+    candidates = [_Candidate(prompt=ids, messages=anchors._messages[ids]) for ids in wishes]
+    candidates += [_Candidate(prompt=ids) for ids in anchors._tools]
+    told = replace(turn(), verdict=replace(turn().verdict, hint="Not like that. Answer in French."))
+    plain = anchors._unexcused_drift(candidates, [turn()])
+    excused = anchors._unexcused_drift(candidates, [told])
+    tools = set(anchors._tools)
+    assert all(excused[prompt] <= plain[prompt] for prompt in plain)
+    assert sum(excused[p] < plain[p] for p in plain if p not in tools) > len(plain) / 2
+    assert {p: plain[p] for p in tools} == {p: excused[p] for p in tools}
+
+
+def test_hints_are_uttered_before_the_last_question() -> None:
+    system, question = {"role": "system", "content": "Be kind."}, {"role": "user", "content": "Why?"}
+    told = [
+        {"role": "user", "content": "Shorter!"},
+        {"role": "assistant", "content": "OK."},
+        {"role": "user", "content": "No emoji."},
+        {"role": "assistant", "content": "OK."},
+    ]
+    past = [system, question, {"role": "assistant", "content": "So."}]
+    assert after_hints([*past, question], ["Shorter!", "No emoji."]) == [*past, *told, question]
+    assert after_hints([question], ["Shorter!", "No emoji."]) == [*told, question]
 
 
 @pytest.mark.parametrize(
