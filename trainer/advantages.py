@@ -33,6 +33,8 @@ BASELINE_WINDOW = 32
 #: person's life would be "as bad as expected" and teach nothing; with them no verdict ever has an advantage
 #: of exactly 0.
 BASELINE_PRIOR = 4
+#: Thanks whose advantage is smaller are no news: of the last 32 opinions all but one were thanks.
+MIN_NEWS = 0.2
 #: A log-probability may exceed 0 by rounding only.
 LOGPROB_SLACK = 1e-3
 #: Divergence of the opd method on a token support: reverse KL, the exact expectation of its sampled-token
@@ -102,6 +104,15 @@ def running_baseline(
         return 0.0
     said = [verdict for verdict in recent if verdict][-window:]
     return sum(said) / (len(said) + BASELINE_PRIOR)
+
+
+def is_expected(verdict: int | None, baseline: float) -> bool:
+    """Whether a verdict is thanks as nearly always of late.
+
+    A batch of nothing else is not to be trained on. Its advantages are next to nothing, but Adam takes a full-size step out of
+    however small a gradient: what the person is content with would wear away.
+    """
+    return verdict == 1 and verdict - baseline < MIN_NEWS
 
 
 def build_streams(

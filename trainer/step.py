@@ -30,6 +30,7 @@ from trainer.advantages import (
     at_least_one,
     build_streams,
     directive_refusal,
+    is_expected,
     running_baseline,
 )
 from trainer.batch import Sample, SampleKind, build_batch, micro_batches, sample_of
@@ -39,6 +40,9 @@ from trainer.policy import POSITIONS, LocalPolicy
 from trainer.protocol import Policy, Refusal, Weights
 from trainer.teacher import teacher_prompt
 
+_CONTENT = Refusal(
+    reason=DropReason.NO_SIGNAL, detail="a batch of thanks, as nearly all that was said of late"
+)
 #: A hint that moves the teacher by less than this (mean nats a token) has nothing to say about this completion.
 MIN_SHIFT = 0.02
 #: A hint that leaves the teacher fewer of the student's likely tokens than this speaks of something else.
@@ -176,6 +180,7 @@ def prepare(
     drafts = [draft for draft in drafts if draft.turn.turn_id not in refused]
     baseline = running_baseline(recent_verdicts, kind=plan.baseline)
     samples: list[Sample] = []
+    news = 0
     for draft in drafts:
         turn_id = draft.turn.turn_id
         streams = build_streams(
@@ -196,10 +201,14 @@ def prepare(
         )
         if streams.is_effective:
             samples.append(draft.sample.with_streams(streams))
+            news += not is_expected(draft.turn.verdict.value, baseline)
         elif turn_id in irrelevant:
             refused[turn_id] = Refusal(reason=DropReason.HINT_IRRELEVANT, detail=irrelevant[turn_id])
         else:
             refused[turn_id] = Refusal(reason=DropReason.NO_SIGNAL)
+    if samples and not news and kind is SampleKind.FEEDBACK:
+        refused |= dict.fromkeys((sample.turn_id for sample in samples), _CONTENT)
+        samples = []
     return Prepared(samples=tuple(samples), refused=refused)
 
 

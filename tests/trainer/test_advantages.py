@@ -23,6 +23,7 @@ from trainer.advantages import (
     build_streams,
     directive_refusal,
     directive_streams,
+    is_expected,
     running_baseline,
     token_directive_advantages,
 )
@@ -398,3 +399,15 @@ def test_the_choice_is_the_best_supported_turn_that_has_text_and_its_row_is_effe
     assert picked.support == max(turn.support for turn in usable)
     assert chosen.hint == (picked.follow_up if chosen.is_reaction else picked.hint)
     assert directive_streams(completion_length=4).is_effective
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [([1] * 12, False), ([1] * 17, True), ([1] * 31 + [-1], True), ([1] * 30 + [-1] * 2, False)],
+)
+def test_thanks_are_expected_where_nearly_all_were_thanks(said: list[int], expected: bool) -> None:
+    baseline = running_baseline(said)
+    assert is_expected(1, baseline) is expected
+    assert not is_expected(-1, baseline)
+    assert not is_expected(-1, running_baseline([-1] * 32))  # complaints always are heard
+    assert not is_expected(None, baseline)

@@ -292,6 +292,27 @@ def test_the_baseline_comes_from_earlier_verdicts_and_none_is_the_seeds_form(pol
         assert sample.streams.advantages[0] == pytest.approx(expected)
 
 
+def test_a_batch_of_thanks_as_always_teaches_nothing_and_says_so(policy: LocalPolicy) -> None:
+    thanks = [sampled_turn(policy, name, f"Hi {name}", verdict={"value": 1, "hint": None}) for name in "ab"]
+    complaint = sampled_turn(policy, "c", "Hello?")
+    blame = sampled_turn(policy, "d", "Hello there?", verdict={"value": -1, "hint": None})
+
+    def made(*turns: ScoredTurn, recent: list[int], baseline: str = "running") -> Prepared:
+        plan = replace(COMBINE, baseline=baseline)  # type: ignore[arg-type]  # one of its literals
+        return prepare(policy, turns, plan, recent_verdicts=recent, version=0)
+
+    content = made(*thanks, recent=[1] * 32)
+    assert not content.samples
+    assert {refusal.reason for refusal in content.refused.values()} == {DropReason.NO_SIGNAL}
+    assert all("thanks" in refusal.detail for refusal in content.refused.values())
+    assert set(content.refused) == {"a", "b"}
+    # Beside news they hold what is right, one complaint of late makes thanks news, and so they are without a baseline.
+    assert len(made(*thanks, complaint, recent=[1] * 32).samples) == 3
+    assert len(made(*thanks, blame, recent=[1] * 32).samples) == 3
+    assert len(made(*thanks, recent=[1] * 29 + [-1, 1, -1]).samples) == 2
+    assert len(made(*thanks, recent=[1] * 32, baseline="none").samples) == 2
+
+
 def test_the_plan_follows_the_settings() -> None:
     plan = StepPlan.of(
         read_settings(
