@@ -33,8 +33,8 @@ BASELINE_WINDOW = 32
 #: person's life would be "as bad as expected" and teach nothing; with them no verdict ever has an advantage
 #: of exactly 0.
 BASELINE_PRIOR = 4
-#: Thanks whose advantage is smaller are no news: of the last 32 opinions all but one were thanks.
-MIN_NEWS = 0.2
+#: Thanks whose advantage is smaller are no news: of the last 32 opinions three in four were thanks, or of a young policy's all five.
+MIN_NEWS = 0.5
 #: A log-probability may exceed 0 by rounding only.
 LOGPROB_SLACK = 1e-3
 #: Divergence of the opd method on a token support: reverse KL, the exact expectation of its sampled-token
@@ -107,7 +107,7 @@ def running_baseline(
 
 
 def is_expected(verdict: int | None, baseline: float) -> bool:
-    """Whether a verdict is thanks as nearly always of late.
+    """Whether a verdict is thanks as mostly of late.
 
     A batch of nothing else is not to be trained on. Its advantages are next to nothing, but Adam takes a full-size step out of
     however small a gradient: what the person is content with would wear away.

@@ -40,9 +40,7 @@ from trainer.policy import POSITIONS, LocalPolicy
 from trainer.protocol import Policy, Refusal, Weights
 from trainer.teacher import teacher_prompt
 
-_CONTENT = Refusal(
-    reason=DropReason.NO_SIGNAL, detail="a batch of thanks, as nearly all that was said of late"
-)
+_CONTENT = Refusal(reason=DropReason.NO_SIGNAL, detail="a batch of thanks, as most that was said of late")
 #: A hint that moves the teacher by less than this (mean nats a token) has nothing to say about this completion.
 MIN_SHIFT = 0.02
 #: A hint that leaves the teacher fewer of the student's likely tokens than this speaks of something else.

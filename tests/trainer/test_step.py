@@ -306,10 +306,10 @@ def test_a_batch_of_thanks_as_always_teaches_nothing_and_says_so(policy: LocalPo
     assert {refusal.reason for refusal in content.refused.values()} == {DropReason.NO_SIGNAL}
     assert all("thanks" in refusal.detail for refusal in content.refused.values())
     assert set(content.refused) == {"a", "b"}
-    # Beside news they hold what is right, one complaint of late makes thanks news, and so they are without a baseline.
+    # Beside news they hold what is right; some complaints of late make thanks news, and so they are without a baseline.
     assert len(made(*thanks, complaint, recent=[1] * 32).samples) == 3
     assert len(made(*thanks, blame, recent=[1] * 32).samples) == 3
-    assert len(made(*thanks, recent=[1] * 29 + [-1, 1, -1]).samples) == 2
+    assert len(made(*thanks, recent=[1] * 24 + [-1] * 8).samples) == 2
     assert len(made(*thanks, recent=[1] * 32, baseline="none").samples) == 2
 
 
