@@ -90,7 +90,6 @@ class Recorder:
         self._idle.set()
         self._recent = Recent()
         self._linked: dict[str, tuple[NewTurn, ...]] = {}  # by draft: decided, not written yet
-        self._newest: tuple[Draft, tuple[NewTurn, ...]] | None = None  # linked, not taken in by `_recent` yet
         self.record: Record | None = None
         self.written = 0
         self.late = 0
@@ -280,10 +279,6 @@ class Recorder:
                         item.written.set_result(None)
                     if item.waiter is not None:
                         _open(item.waiter)
-                if not self._queue:
-                    await asyncio.sleep(0)  # those who waited send …
-                    await asyncio.sleep(0)  # … and the loop writes it to their sockets
-            self._take_in()
             self._empty_journal()
             self._idle.set()
 
@@ -397,14 +392,7 @@ class Recorder:
                     self.last_error = None
         return self.record
 
-    def _take_in(self) -> None:
-        """Let the newest turn be known to those that follow. Not before it is written: its client would wait for that too."""
-        if self._newest is not None:
-            self._recent.add(*self._newest)
-            self._newest = None
-
     def _undo(self, drafts: Sequence[Draft]) -> None:
-        self._take_in()
         for draft in drafts:
             self._recent.remove(t.turn_id for t in self._linked.pop(draft.turn_id, ()))
 
@@ -431,9 +419,7 @@ class Recorder:
 
     async def _link(self, record: Record, drafts: Sequence[Draft]) -> None:
         """Decide, in the order in which they ended, what the drafts continue. A second attempt keeps what was decided."""
-        self._take_in()
         for draft, found in zip(drafts, await self._known(record, drafts), strict=True):
-            self._take_in()
             session = draft.wishes.session
             tip = None
             if session is not None:
@@ -445,7 +431,7 @@ class Recorder:
             session_id = decided.session_id or f"session_{draft.turn_id.removeprefix('turn_')}"
             turns = build_turns(draft, decided, session_id)
             self._linked[draft.turn_id] = turns
-            self._newest = draft, turns
+            self._recent.add(draft, turns)
 
     def _with_recent(self, draft: Draft, found: Known) -> Known:
         """Add to what the record knows what this process remembers."""

@@ -307,21 +307,6 @@ async def test_what_does_not_fit_into_memory_waits_in_the_journal_in_its_order(
         assert (tmp_path / "journal").stat().st_size == 0
 
 
-async def test_the_newest_turn_is_known_to_the_next_and_not_before_it_is_written(record_url: str) -> None:
-    async with recording(record_url) as (recorder, _):
-        known: list[tuple[int, bool]] = []
-        recent = recorder._recent
-        first = recorder.submit(draft("a", [user("Which day comes after Monday, please?")], "Tuesday."))
-        first.add_done_callback(lambda _: known.append((recorder.written, "turn_a" in recent._entries)))
-        await recorder.settle(first)
-        said = [user("Which day comes after Monday, please?"), assistant("Tuesday."), user("And then?")]
-        second = recorder.submit(draft("b", said, "Wednesday."))
-        await recorder.settle(second)
-        assert await recorder.drain(20.0) == 0
-        assert known == [(1, False)]  # its client was not kept waiting for that
-        assert recent._entries["turn_b"].tip.parent_turn_id == "turn_a"
-
-
 async def test_what_is_queued_at_the_end_goes_into_the_journal(record_url: str, tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with recording(record_url, journal=Journal(path), refusing=True) as (recorder, _):
