@@ -164,7 +164,6 @@ class _Exchange:
     fault: tuple[DropReason, str] | None = None
     answer: _Answer | None = None
     history: History | None = None
-    body_key: str = ""
     kind: Kind | None = None
 
     @property
@@ -179,7 +178,6 @@ class _Exchange:
             self.history = read_history(chat.messages, self.caller.scope, self.wishes.user, before)
             if chat.remembered is not None:
                 chat.remembered.history = self.history
-            self.body_key = body_key(self.history, request_of(chat))
             if self.wishes.kind is not None:
                 self.kind = Kind(kind=self.wishes.kind, reason="said by the client")
             else:
@@ -412,7 +410,7 @@ class ChatRelay:
             streamed=exchange.is_stream,
             chat=chat,
             history=history,
-            body_key=exchange.body_key,
+            body_key=body_key(history, request_of(chat)),
             reply=exchange.assembler.close(),
             fault=exchange.fault,
             temperature=capabilities.default_temperature if chat.temperature is None else chat.temperature,

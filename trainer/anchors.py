@@ -27,7 +27,7 @@ choice by drift .85 and .09 after 32.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -117,19 +117,27 @@ class Anchors:
         self._base: dict[_Prompt, Reply] = {}
         self._hints: dict[str, None] = {}
 
-    def draw(self, count: int, step: int, *, turns: Sequence[ScoredTurn] = ()) -> list[Sample]:
+    def draw(
+        self,
+        count: int,
+        step: int,
+        *,
+        turns: Sequence[ScoredTurn] = (),
+        replayed: Sequence[ScoredTurn] = (),
+    ) -> list[Sample]:
         """``count`` samples for a step, of as many different wishes as there are.
 
         Args:
             step: number of the step.
             turns: the person's turns, to ask their questions again with another wish, and for what they hint at.
+            replayed: unexcused: older ones, for the same.
         """
         if count < 1:
             return []
         rng = random.Random(f"{self._seed}/{step}")
         drift: dict[_Prompt, float] = {}
         if self._choice == "unexcused":
-            prompts, drift = self._choose_unexcused(count, step, turns, rng)
+            prompts, drift = self._choose_unexcused(count, step, [*turns, *replayed], rng)
         else:
             prompts = self._choose(count, step, self._candidates(turns, rng), rng)
         return [
@@ -160,20 +168,29 @@ class Anchors:
     def _choose(
         self, count: int, step: int, candidates: Sequence[_Prompt], rng: random.Random
     ) -> list[_Prompt]:
+        tools = self._due_tools(count, step, rng)
+        chosen, _ = self._mixed(count - len(tools), self._drift(candidates), candidates, rng)
+        return [*chosen, *tools]
+
+    def _due_tools(self, count: int, step: int, rng: random.Random) -> list[_Prompt]:
         numbers = range(step * count, (step + 1) * count)
-        tools = [
+        return [
             rng.choice(self._tools) for n in numbers if self._tools and n % _TOOLS_EVERY == _TOOLS_EVERY - 1
         ]
-        wanted = count - len(tools)
-        drift = self._drift(candidates)
-        ranked = sorted(candidates, key=lambda prompt: drift[prompt], reverse=True)
+
+    def _mixed(
+        self, wanted: int, drift: Mapping[_Prompt, float], blind: Sequence[_Prompt], rng: random.Random
+    ) -> tuple[list[_Prompt], list[_Prompt]]:
+        """So many prompts, up to half of them those that drifted most, the rest drawn from ``blind``; and which those were."""
+        ranked = sorted(drift, key=lambda prompt: drift[prompt], reverse=True)
         focused = [prompt for prompt in ranked if drift[prompt] > _LEAST_DRIFT][: wanted // 2]
-        others = [prompt for prompt in candidates if prompt not in focused]
+        others = [prompt for prompt in blind if prompt not in focused]
         rng.shuffle(others)
         chosen = [*focused, *others][:wanted]
         # more anchors than wishes: some wishes come twice
-        chosen += [rng.choice(candidates) for _ in range(wanted - len(chosen))]
-        return [*chosen, *tools]
+        everything = list(drift)
+        chosen += [rng.choice(everything) for _ in range(wanted - len(chosen))]
+        return chosen, focused
 
     def _weight(self, drift: float) -> float:
         return max(1.0, min(self._most_weight, drift / self._bound)) if self._bound else 1.0
@@ -182,11 +199,7 @@ class Anchors:
         self, count: int, step: int, turns: Sequence[ScoredTurn], rng: random.Random
     ) -> tuple[list[_Prompt], dict[_Prompt, float]]:
         """The prompts of a step; of those that were chosen for it, the unexcused drift."""
-        numbers = range(step * count, (step + 1) * count)
-        tools = [
-            rng.choice(self._tools) for n in numbers if self._tools and n % _TOOLS_EVERY == _TOOLS_EVERY - 1
-        ]
-        wanted = count - len(tools)
+        tools = self._due_tools(count, step, rng)
         styles = [rng.sample(some, min(_EACH, len(some))) for _, some in sorted(self._styles.items())]
         candidates = [
             *(_Candidate(prompt=ids, messages=self._messages[ids]) for some in styles for ids in some),
@@ -194,14 +207,7 @@ class Anchors:
             *(_Candidate(prompt=ids) for ids in rng.sample(self._tools, min(_MOST_TOOLS, len(self._tools)))),
         ]
         drift = self._unexcused_drift(candidates, turns)
-        ranked = sorted(drift, key=lambda prompt: drift[prompt], reverse=True)
-        focused = [prompt for prompt in ranked if drift[prompt] > _LEAST_DRIFT][: wanted // 2]
-        others = [some[0] for some in styles if some[0] not in focused]
-        rng.shuffle(others)
-        chosen = [*focused, *others][:wanted]
-        # more anchors than wishes: some wishes come twice
-        everything = list(drift)
-        chosen += [rng.choice(everything) for _ in range(wanted - len(chosen))]
+        chosen, focused = self._mixed(count - len(tools), drift, [some[0] for some in styles], rng)
         return [*chosen, *tools], {prompt: drift[prompt] for prompt in focused}
 
     def _unexcused_drift(
@@ -218,11 +224,12 @@ class Anchors:
         asked = [prompt for prompt in known if self._base[prompt].token_ids]
         lost = self._lost(asked, asked, Weights.STUDENT)
         hints = self._remember(turns)
+        most = min(MAX_PROMPT_TOKENS + _MOST_HINT_TOKENS, self._room)
         moved: list[_Prompt] = []
         told: list[_Prompt] = []
         for prompt in asked:
             if hints and _above_zero(lost[prompt]) > _LEAST_DRIFT and (messages := known[prompt].messages):
-                ids = self._render(after_hints(messages, hints), MAX_PROMPT_TOKENS + _MOST_HINT_TOKENS)
+                ids = self._render(after_hints(messages, hints), most)
                 if ids is not None:
                     moved.append(prompt)
                     told.append(ids)
@@ -244,15 +251,20 @@ class Anchors:
         self, prompts: Sequence[_Prompt], contexts: Sequence[_Prompt], weights: Weights
     ) -> dict[_Prompt, Tensor]:
         """Nats by which these weights make each token of the base replies to the prompts less likely behind these contexts, [C]."""
-        found: dict[_Prompt, Tensor] = {}
+        read = self._read(prompts, contexts, weights)
+        return {prompt: torch.tensor(self._base[prompt].logprobs) - own.cpu() for prompt, own in read}
+
+    def _read(
+        self, prompts: Sequence[_Prompt], contexts: Sequence[_Prompt], weights: Weights = Weights.STUDENT
+    ) -> Iterator[tuple[_Prompt, Tensor]]:
+        """Each prompt with the log-probabilities [C] that these weights give to its base reply behind its context."""
         rows = max(1, _MICRO_TOKENS // max((len(ids) + self._max_tokens for ids in contexts), default=1))
         for start in range(0, len(prompts), rows):
             part = prompts[start : start + rows]
             said = [self._base[prompt].token_ids for prompt in part]
             own, mask = self._policy.response_logprobs(contexts[start : start + rows], said, weights)
             for row, prompt in enumerate(part):
-                found[prompt] = torch.tensor(self._base[prompt].logprobs) - own[row][mask[row]].cpu()
-        return found
+                yield prompt, own[row][mask[row]]
 
     def _own(self, turns: Sequence[ScoredTurn], rng: random.Random) -> list[_Candidate]:
         """Instructions, each behind one of the person's own questions."""
@@ -260,13 +272,24 @@ class Anchors:
             return []
         found = []
         for instruction in rng.sample(self._instructions, min(_MOST_WISHES, len(self._instructions))):
-            messages = with_wish(rng.choice(turns).messages, instruction)
-            for context in (messages, messages[-1:]):
-                ids = self._render(context, MAX_PROMPT_TOKENS)
-                if ids is not None:
-                    found.append(_Candidate(prompt=ids, messages=tuple(context)))
-                    break
+            asked = self._asked_again(rng.choice(turns), instruction, min(MAX_PROMPT_TOKENS, self._room))
+            if asked is not None:
+                found.append(asked)
         return found
+
+    @property
+    def _room(self) -> int:
+        """Tokens of a prompt behind which the longest reply still fits."""
+        return self._policy.max_context - self._max_tokens
+
+    def _asked_again(self, turn: ScoredTurn, instruction: str, most: int) -> _Candidate | None:
+        """The question of a turn with an instruction behind it, with what went before it where that fits."""
+        messages = with_wish(turn.messages, instruction)
+        for context in (messages, messages[-1:]):
+            ids = self._render(context, most)
+            if ids is not None:
+                return _Candidate(prompt=ids, messages=tuple(context))
+        return None
 
     def _render(self, messages: Sequence[Mapping[str, Any]], most: int) -> _Prompt | None:
         """None: nothing was said, it is too long, or the template refuses such a history; there are other anchors."""
@@ -276,7 +299,7 @@ class Anchors:
             ids = tuple(self._policy.render(messages))
         except AlignmentError:
             return None
-        return ids if len(ids) <= min(most, self._policy.max_context - self._max_tokens) else None
+        return ids if len(ids) <= most else None
 
     def _drift(self, prompts: Sequence[_Prompt]) -> dict[_Prompt, float]:
         """Nats by which the policy makes the base model's reply to each prompt less likely, summed over the reply: an estimate
@@ -284,30 +307,15 @@ class Anchors:
         self._learn_base_replies(prompts)
         asked = [p for p in prompts if self._base[p].token_ids]
         found = dict.fromkeys(prompts, 0.0)
-        rows = max(1, _MICRO_TOKENS // max((len(p) + self._max_tokens for p in asked), default=1))
-        for start in range(0, len(asked), rows):
-            part = asked[start : start + rows]
-            own, mask = self._policy.response_logprobs(part, [self._base[p].token_ids for p in part])
-            for row, prompt in enumerate(part):
-                found[prompt] = sum(self._base[prompt].logprobs) - float(own[row][mask[row]].sum())
+        for prompt, own in self._read(asked, asked):
+            found[prompt] = sum(self._base[prompt].logprobs) - float(own.sum())
         return found
 
     def _own_prompts(self, turns: Sequence[ScoredTurn], rng: random.Random) -> list[_Prompt]:
         if not self._instructions:
             return []
-        found = []
-        for turn in turns:
-            messages = with_wish(turn.messages, rng.choice(self._instructions))
-            for context in (messages, messages[-1:]):
-                if not context:
-                    continue
-                try:
-                    ids = tuple(self._policy.render(context))
-                except AlignmentError:
-                    continue  # a template that refuses a shortened history; there are other anchors
-                if len(ids) <= MAX_PROMPT_TOKENS:
-                    found.append(ids)
-                    break
+        asked = (self._asked_again(turn, rng.choice(self._instructions), MAX_PROMPT_TOKENS) for turn in turns)
+        found = [one.prompt for one in asked if one is not None]
         rng.shuffle(found)
         return found
 

@@ -170,8 +170,7 @@ class SharedWorkshop(ABC, Generic[P]):
         repeated = prepare(
             policy, replay, plan, recent_verdicts=recent, version=self.version, kind=SampleKind.REPLAY
         )
-        heard = [*turns, *replay] if self._settings.anchor_choice == "unexcused" else turns
-        anchors = self._anchors.draw(self._settings.anchors, self._steps, turns=heard)
+        anchors = self._anchors.draw(self._settings.anchors, self._steps, turns=turns, replayed=replay)
         self._before = policy.snapshot()
         try:
             numbers = self._train([*prepared.samples, *repeated.samples, *anchors], number)

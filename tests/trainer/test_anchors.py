@@ -93,13 +93,10 @@ def test_the_persons_own_question_comes_back_with_another_wish(policy: LocalPoli
     assert any(f"What is the capital of France? {wish}<|im_end|>" in own[0] for wish in canaries.instructions)
 
 
-def test_half_of_the_anchors_are_the_wishes_the_policy_has_left_most(
-    policy: LocalPolicy, tiny_model: Path
-) -> None:
-    """The policy is taught to answer one wish with nothing: at the next draws this wish is always among the anchors."""
-    anchors = Anchors(policy, str(tiny_model), max_tokens=8, seed=2)
-    lost = {s.prompt_ids for step in range(8) for s in anchors.draw(14, step)}
-    broken = [prompt for prompt in lost if "JSON object" in policy.tokenizer.decode(prompt)]
+def taught_to_say_nothing(policy: LocalPolicy, anchors: Anchors, wish: str) -> None:
+    """The policy answers one wish with nothing."""
+    seen = {s.prompt_ids for step in range(8) for s in anchors.draw(14, step)}
+    broken = [prompt for prompt in seen if wish in policy.tokenizer.decode(prompt)]
     end = policy.tokenizer.eos_token_id
     for _ in range(12):
         logits, _ = policy.response_logits(broken, [[end]] * len(broken))
@@ -107,6 +104,14 @@ def test_half_of_the_anchors_are_the_wishes_the_policy_has_left_most(
             torch.nn.functional.cross_entropy(logits[:, 0], torch.tensor([end] * len(broken)))
         )
         policy.apply_gradients()
+
+
+def test_half_of_the_anchors_are_the_wishes_the_policy_has_left_most(
+    policy: LocalPolicy, tiny_model: Path
+) -> None:
+    """The policy is taught to answer one wish with nothing: at the next draws this wish is always among the anchors."""
+    anchors = Anchors(policy, str(tiny_model), max_tokens=8, seed=2)
+    taught_to_say_nothing(policy, anchors, "JSON object")
     for step in range(30, 36):
         candidates = anchors._candidates((), random.Random(f"2/{step}"))
         drift = anchors._drift(candidates)
@@ -129,19 +134,6 @@ def test_the_persons_own_questions_come_back_with_other_wishes(policy: LocalPoli
         )
     assert anchors._own([turn([{"type": "image_url"}])], random.Random(0)) == []
     assert anchors._own([], random.Random(0)) == []
-
-
-def taught_to_say_nothing(policy: LocalPolicy, anchors: Anchors, wish: str) -> None:
-    """The policy answers one wish with nothing."""
-    seen = {s.prompt_ids for step in range(8) for s in anchors.draw(14, step)}
-    broken = [prompt for prompt in seen if wish in policy.tokenizer.decode(prompt)]
-    end = policy.tokenizer.eos_token_id
-    for _ in range(12):
-        logits, _ = policy.response_logits(broken, [[end]] * len(broken))
-        torch.autograd.backward(
-            torch.nn.functional.cross_entropy(logits[:, 0], torch.tensor([end] * len(broken)))
-        )
-        policy.apply_gradients()
 
 
 def test_by_unexcused_drift_those_that_were_chosen_weigh_more(policy: LocalPolicy, tiny_model: Path) -> None:

@@ -279,13 +279,16 @@ def test_replayed_turns_are_not_stale_however_old(policy: LocalPolicy) -> None:
 
 def test_the_baseline_comes_from_earlier_verdicts_and_none_is_the_seeds_form(policy: LocalPolicy) -> None:
     turn = sampled_turn(policy, "t", "Hi", verdict={"value": 1, "hint": None})
+    blame = sampled_turn(
+        policy, "b", "Hello", verdict={"value": -1, "hint": None}
+    )  # thanks alone would be no news
     plan = replace(COMBINE, method="rl")
-    for baseline, expected in (("running", 1 - 4 / 8), ("none", 1.0)):
-        (sample,) = prepare(
+    for baseline, expected in (("running", 1 - 12 / 16), ("none", 1.0)):
+        (sample, _) = prepare(
             policy,
-            [turn],
+            [turn, blame],
             replace(plan, baseline=baseline),  # type: ignore[arg-type]  # loop over literals
-            recent_verdicts=[1] * 4,
+            recent_verdicts=[1] * 12,
             version=0,
         ).samples
         assert sample.streams is not None
