@@ -31,7 +31,7 @@ from store.values import BASE_VERSION, AdapterVersion, Heartbeat, Json, ScoredTu
 #: A process that has not said anything for so long is not there.
 SILENT_S = 5.0
 #: How long `rollback` waits to see the earlier version serve.
-_SWAP_WAIT_S = 10.0
+_SWAP_WAIT_S = 60.0
 
 Command = Callable[[Settings, argparse.Namespace], int]
 
@@ -342,6 +342,11 @@ async def _rollback(record: Record, settings: Settings, arguments: argparse.Name
         else f"{settings.policy} without adapter"
     )
     while (serving := await _serving(record, settings.policy)) is not None and serving != arguments.version:
+        newest = (await record.aliases())[settings.policy].version
+        if newest != arguments.version:
+            # A step that began after the rollback may be done before the proxy is asked again.
+            print(f"{name} was set, and version {newest} has been made live after it")
+            return 0
         if time.monotonic() - start > _SWAP_WAIT_S:
             print(f"{name} is set, but the proxy does not serve it yet: see `run.py status`")
             return 1

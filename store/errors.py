@@ -9,6 +9,7 @@
       . RecordCorrupt        its file is damaged
     - IllegalTransition      a turn was asked to skip or repeat a stage of its life
     - AdapterError           an adapter folder is missing, torn, or not what its hash says
+    - AliasMoved             the live version is not the one a new version was trained from: it is not published
     - GateRejected           a trained version failed the gate; the old one stays live
   + TheirError               somebody else's input or service is wrong
     - WireError              bytes that are not the OpenAI format
@@ -58,6 +59,10 @@ class IllegalTransition(OurError):
 
 class AdapterError(OurError):
     """An adapter folder is missing, torn, or not what its hash says."""
+
+
+class AliasMoved(OurError):
+    """The live version changed while another was trained from it: what a person undid is not built upon."""
 
 
 class GateRejected(OurError):

@@ -195,6 +195,7 @@ class Record:
         Raises:
             IllegalTransition: a turn is not claimed any more (its lease ran out and somebody else has it): nothing is
                 written, so that no turn is ever trained twice.
+            AliasMoved: the live version is not the parent any more (somebody rolled back meanwhile): nothing is written.
         """
         await self._database.write(trainer.publish, adapter, turn_ids, step, by=by)
 

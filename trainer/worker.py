@@ -5,6 +5,7 @@ The event loop here talks to the record and keeps the lease and the heartbeat al
 
     published   turns trained, version live                 (kill -9 before it: the lease runs out, they are trained later)
     rejected    turns go back once; the second time they are dropped (gate_rejected)
+    rolled back while the step ran: turns go back, what was made of them is removed; the next step begins from what is live
     failed      turns go back; after `MAX_FAILURES` failures they are dropped (step_failed). A training server that is away is
                 no fault of the turns: they wait for it
 
@@ -27,7 +28,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from store.errors import AdapterError, IllegalTransition, PatinaError, RecordError, UpstreamError
+from store.errors import (
+    AdapterError,
+    AliasMoved,
+    IllegalTransition,
+    PatinaError,
+    RecordError,
+    UpstreamError,
+)
 from store.lifecycle import DropReason
 from store.record import Record
 from store.settings import Settings
@@ -260,6 +268,8 @@ class Worker:
             number = await self._record.next_version(policy)
             outcome = await self._on_thread(lambda: workshop.attempt(claimed, replay, recent, number))
             await self._settle(claimed, outcome, report, number)
+        except AliasMoved as moved:  # nothing failed: a person undid what this step built upon
+            await self._give_back([turn.turn_id for turn in claimed], report, moved)
         except Exception as exc:
             await self._give_back([turn.turn_id for turn in claimed], report, exc)
             raise
@@ -350,6 +360,11 @@ class Worker:
                 # Our lease ran out and somebody else has the turns: their step counts, ours is undone.
                 await self._on_thread(self._ready().undo)
                 raise
+            except AliasMoved:
+                folder = outcome.written.path
+                await self._on_thread(self._ready().undo)
+                await self._on_thread(lambda: self._ready().remove(folder))
+                raise
             self._counters.published += 1
             await self._on_thread(lambda: self._ready().adopt(number))
             await self._prune(number)
@@ -372,7 +387,7 @@ class Worker:
             await self._on_thread(lambda path=Path(adapter.path): self._ready().remove(path))  # type: ignore[misc]
 
     async def _give_back(self, turn_ids: list[str], report: StepReport, exc: Exception) -> None:
-        if not isinstance(exc, UpstreamError):
+        if not isinstance(exc, UpstreamError | AliasMoved):
             self._failures.update(turn_ids)
         hopeless = [i for i in turn_ids if self._failures[i] >= MAX_FAILURES]
         await self._record.drop(hopeless, DropReason.STEP_FAILED, detail=_sentence(exc))

@@ -144,6 +144,12 @@ def control(connection: sa.Connection, name: str) -> str | None:
     ).scalar_one_or_none()
 
 
+def lock_aliases(connection: sa.Connection) -> None:
+    """Let nobody else move an alias before this transaction ends; SQLite's write transactions are alone anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.text(f"LOCK TABLE {schema.alias_moves.name} IN SHARE ROW EXCLUSIVE MODE"))
+
+
 def aliases(connection: sa.Connection) -> dict[str, AliasMove]:
     """Return the live version of every policy that ever had one."""
     c = schema.alias_moves.c

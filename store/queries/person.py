@@ -13,7 +13,7 @@ from store import schema
 from store.database import upsert
 from store.errors import RecordError
 from store.lifecycle import DropReason, Stage
-from store.queries.common import adapter, adapter_of, aliases, control, step_of
+from store.queries.common import adapter, adapter_of, aliases, control, lock_aliases, step_of
 from store.values import (
     BASE_VERSION,
     AdapterState,
@@ -88,6 +88,7 @@ def rollback(
             raise RecordError(f"{policy} has no version {version}")
         if found.state is not AdapterState.PUBLISHED:
             raise RecordError(f"{found.name} cannot serve: it is {found.state.value} ({found.reason})")
+    lock_aliases(connection)
     connection.execute(
         sa.insert(schema.alias_moves).values(policy=policy, version=version, moved_at=now, by=by)
     )

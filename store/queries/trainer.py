@@ -9,10 +9,19 @@ import sqlalchemy as sa
 
 from store import schema
 from store.database import upsert
-from store.errors import IllegalTransition
+from store.errors import AliasMoved, IllegalTransition
 from store.hashing import exact_json
 from store.lifecycle import DropReason, Event, Stage
-from store.queries.common import bodies, chain_messages, completion_of, move, prompt_ids, step_of
+from store.queries.common import (
+    aliases,
+    bodies,
+    chain_messages,
+    completion_of,
+    lock_aliases,
+    move,
+    prompt_ids,
+    step_of,
+)
 from store.values import (
     BASE_VERSION,
     AdapterState,
@@ -155,7 +164,17 @@ def publish(
     Raises:
         IllegalTransition: a turn is not claimed any more (its lease ran out and somebody else has it): nothing is
             written, so that no turn is ever trained twice.
+        AliasMoved: the live version is not the parent any more: somebody rolled back while this one was trained, and
+            publishing it would undo that. Nothing is written.
     """
+    lock_aliases(connection)
+    live = aliases(connection).get(adapter.policy)
+    version = live.version if live is not None else BASE_VERSION
+    if version != adapter.parent_version:
+        raise AliasMoved(
+            f"version {adapter.version} was trained from version {adapter.parent_version}, and version {version} was made "
+            "live meanwhile: it is not published"
+        )
     moved = move(
         connection,
         turn_ids,

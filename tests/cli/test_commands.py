@@ -203,6 +203,27 @@ def test_rollback_says_when_the_running_proxy_does_not_follow(
     assert "does not serve it yet" in capsys.readouterr().out
 
 
+def test_rollback_does_not_wait_for_what_a_newer_version_has_replaced(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def beat(record: Record) -> None:
+        detail = {"backend": {"live": 1}}
+        await record.heartbeat(
+            Heartbeat(process="proxy", pid=os.getpid(), state="running", detail=detail, at=time.time())
+        )
+
+    fill(home, beat)
+    roll = Record.rollback
+
+    async def and_a_version_after_it(self: Record, policy: str, version: int) -> None:
+        await roll(self, policy, version)
+        await roll(self, policy, 1, by="trainer")
+
+    monkeypatch.setattr(Record, "rollback", and_a_version_after_it)
+    assert main(["rollback", "0", "--home", str(home)]) == 0
+    assert "version 1 has been made live after it" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [

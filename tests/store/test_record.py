@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from migrations import upgrade
-from store.errors import IllegalTransition, RecordError, RecordTooNew, RecordUnavailable
+from store.errors import AliasMoved, IllegalTransition, RecordError, RecordTooNew, RecordUnavailable
 from store.lifecycle import DropReason, Stage
 from store.record import Record, Waiting
 from store.values import (
@@ -359,6 +359,19 @@ async def test_rollback_moves_the_alias_and_keeps_the_history_of_moves(record: R
     assert [(m.version, m.by) for m in await record.alias_moves(POLICY)] == [(1, "trainer"), (0, "rollback")]
     with pytest.raises(RecordError, match="no version 7"):
         await record.rollback(POLICY, 7)
+
+
+async def test_a_version_whose_parent_is_not_live_any_more_is_not_published(record: Record) -> None:
+    first, second = await scored(record, 2)
+    await record.claim(POLICY, 2, worker="w", lease_s=60)
+    await record.publish(adapter(1), [first], step(1))
+    await record.rollback(POLICY, 0)
+    with pytest.raises(AliasMoved, match="from version 1, and version 0 was made live meanwhile"):
+        await record.publish(replace(adapter(2), parent_version=1), [second], step(2))
+    assert [m.version for m in await record.alias_moves(POLICY)] == [1, 0]
+    assert (await record.fates([second]))[second].stage is Stage.CLAIMED
+    await record.publish(replace(adapter(2), parent_version=0), [second], step(2))
+    assert (await record.aliases())[POLICY].version == 2
 
 
 async def test_pausing_is_remembered(record: Record) -> None:

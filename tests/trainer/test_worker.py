@@ -273,6 +273,42 @@ async def test_after_a_rollback_training_goes_on_from_the_version_that_is_live(b
     assert fourth.parent_version == 0
 
 
+async def test_a_rollback_during_a_step_is_not_undone_by_what_the_step_made(bench: Bench) -> None:
+    await bench.add("a", "b")
+    await bench.worker.work_once()
+    first = bench.workshop._policy.snapshot()
+    await bench.add("c", "d")
+    attempt = bench.workshop.attempt
+    made: list[Path] = []
+
+    def slow(turns: Sequence[ScoredTurn], *rest: object) -> Outcome:
+        outcome = attempt(turns, *rest)  # type: ignore[arg-type]  # passed on as it came
+        assert outcome.written is not None
+        made.append(outcome.written.path)
+        asyncio.run_coroutine_threadsafe(bench.record.rollback(POLICY, 0), loop).result(30)
+        return outcome
+
+    loop = asyncio.get_running_loop()
+    bench.workshop.attempt = slow  # type: ignore[method-assign]  # the real one, and a person who undoes meanwhile
+    assert await bench.worker.work_once()
+    assert (await bench.record.aliases())[POLICY].version == 0
+    assert await bench.record.adapter(POLICY, 2) is None
+    assert [folder.exists() for folder in made] == [False]
+    assert await bench.stages("c", "d") == [Stage.SCORED, Stage.SCORED]
+    (newest, *_) = await bench.record.steps(POLICY)
+    assert newest.error is not None
+    assert "version 0 was made live meanwhile" in newest.error
+    assert bench.worker._failures.total() == 0
+    after = bench.workshop._policy.snapshot()
+    assert all(torch.equal(first[name], after[name]) for name in first)
+    bench.workshop.attempt = attempt  # type: ignore[method-assign]
+    await bench.worker.work_once()
+    second = await bench.record.adapter(POLICY, 2)
+    assert second is not None
+    assert second.parent_version == 0
+    assert await bench.record.verify() == []
+
+
 async def test_a_restarted_worker_goes_on_exactly_where_the_last_one_stopped(
     record: Record, settings: Settings, tmp_path: Path
 ) -> None:
