@@ -289,7 +289,7 @@ async def test_a_rollback_during_a_step_is_not_undone_by_what_the_step_made(benc
         return outcome
 
     loop = asyncio.get_running_loop()
-    bench.workshop.attempt = slow  # type: ignore[method-assign]  # the real one, and a person who undoes meanwhile
+    bench.workshop.attempt = slow  # type: ignore[assignment, method-assign]  # the real one, and a person who undoes meanwhile
     assert await bench.worker.work_once()
     assert (await bench.record.aliases())[POLICY].version == 0
     assert await bench.record.adapter(POLICY, 2) is None
