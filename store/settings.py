@@ -84,7 +84,7 @@ class Settings(BaseSettings):
     learning_rate: float | None = _field(
         None,
         "LEARNING_RATE",
-        "AdamW learning rate; default 1e-4, and 1e-3 for the built-in model",
+        "AdamW learning rate; default 1e-4, and 3e-3 for the built-in model",
         "learning",
     )
     batch_size: int = _field(4, "BATCH_SIZE", "turns per step", "learning")
@@ -306,6 +306,13 @@ class Settings(BaseSettings):
         "the same for what the hint says nothing about, 0 to 1; with less than 1 a hint about one thing takes back the others",
         "learning",
     )
+    teacher_min_p: float = _field(
+        0.1,
+        "PATINA_TEACHER_MIN_P",
+        "a token that neither the teacher, with the hint and without, nor the policy holds for so many times as likely as the "
+        "likeliest is unlearnt (2 nats), where something is carried along; 0: never",
+        "learning",
+    )
     blame_hinted: bool = _field(
         False,
         "PATINA_BLAME_HINTED",
@@ -471,7 +478,7 @@ class Settings(BaseSettings):
             raise ValueError(f"cannot be split into words: {exc}") from exc
         return value
 
-    @field_validator("teacher_carry", "gpu_memory_share")
+    @field_validator("teacher_carry", "teacher_min_p", "gpu_memory_share")
     @classmethod
     def _below_one(cls, value: float) -> float:
         if not 0 <= value < 1:

@@ -18,6 +18,7 @@ engine, p base model, q teacher (hint in context), S and Q whole distributions, 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -277,10 +278,12 @@ class Carry:
     Attributes:
         along: share of what was learnt of the very thing that the hint asks for, in [0, 1).
         rest: share of all else, in [0, 1].
+        min_p: in [0, 1): tokens that nobody here holds for so many times as likely as the likeliest lose `IMPLAUSIBLE` nats; 0: none.
     """
 
     along: float = 0.0
     rest: float = 0.0
+    min_p: float = 0.0
 
     @classmethod
     def even(cls, share: float) -> Carry:
@@ -291,6 +294,8 @@ class Carry:
         return bool(self.along or self.rest)
 
 
+#: Nats that a token loses which neither the base model, with the hint or without, nor the policy holds for plausible.
+IMPLAUSIBLE = 2.0
 #: A teacher that knows the hint and nothing else.
 NO_CARRY = Carry()
 
@@ -316,16 +321,33 @@ def carried_over(
         carry: the shares. What lies along the hint is bounded by 1 / (1 - along) times its effect; what does not is taken back
             by no complaint where rest is 1, only by hints about it, anchors and the penalty.
     """
-    s, p = log_distribution(student), log_distribution(base)
+    h, s, p = log_distribution(hinted), log_distribution(student), log_distribution(base)
     learnt = s - p
     if carry.along == carry.rest:
-        return widen(hinted) + carry.rest * learnt
-    h = log_distribution(hinted)
+        return unlearnt(widen(hinted) + carry.rest * learnt, (h, s, p), carry.min_p)
     weight = 0.5 * (s.exp() + h.exp())
     learnt, asked = _centred(learnt, weight), _centred(h - p, weight)
     bound = 2.0 / (1.0 - min(carry.along, 0.99))
     along = share_along(learnt, asked, weight, bound=bound) * asked
-    return widen(hinted) + carry.rest * (learnt - along) + carry.along * along
+    taught = widen(hinted) + carry.rest * (learnt - along) + carry.along * along
+    return unlearnt(taught, (h, s, p), carry.min_p)
+
+
+def unlearnt(logits: torch.Tensor, parts: Sequence[torch.Tensor], min_p: float) -> torch.Tensor:
+    """Logits [..., V] with `IMPLAUSIBLE` nats less on tokens that in none of the parts are ``min_p`` times as likely as its likeliest.
+
+    A difference of log-probabilities says nothing of tokens that both hold for nonsense, and where the base model is not at home, in
+    the middle of a style that was learnt, sums of them put mass on such tokens: halves of words, the capital in place of the
+    currency. Distilled, that is how facts wear away. Contrastive decoding has the same trouble and the same remedy, there without
+    mercy (the plausibility constraint of Li et al. 2023). What one of the parts would say is left alone: a cut among all that the
+    teacher itself holds for unlikely takes explicit wishes for the opposite with it (measured: .54 obeyed where this has .96).
+    """
+    if not min_p:
+        return logits
+    is_nonsense = torch.ones_like(logits, dtype=torch.bool)
+    for part in parts:
+        is_nonsense &= part < part.max(dim=-1, keepdim=True).values + math.log(min_p)
+    return torch.where(is_nonsense, logits - IMPLAUSIBLE, logits)
 
 
 def share_along(

@@ -610,6 +610,18 @@ class LocalPolicy(Texts):
                 self._ema[name].lerp_(parameter, EMA_RATE)
         return norm
 
+    def weaken(self, share: float) -> None:
+        """Be ``share`` times as far from the base model, in the space of weights; moments stay what they are.
+
+        Between a fine-tuned model and the one it came from lie models that have most of what was learnt and more of what was known
+        (Wortsman et al. 2022).
+        """
+        with torch.no_grad():
+            for name, parameter in self._trainable.items():
+                if "lora_B" in name:
+                    parameter.mul_(share)
+                    self._ema[name].mul_(share)
+
     def park(self) -> None:
         """Take the base model off the device, into main memory. Adapter, moments, average and gradients stay: they are small.
 

@@ -100,7 +100,9 @@ class StepPlan:
                 kl_coef=settings.kl_loss_coef,
             ),
             teacher=teacher,
-            carry=Carry(along=settings.teacher_carry, rest=settings.teacher_carry_rest),
+            carry=Carry(
+                along=settings.teacher_carry, rest=settings.teacher_carry_rest, min_p=settings.teacher_min_p
+            ),
             w_rl=settings.w_rl,
             w_opd=settings.w_opd,
             opd_support=settings.opd_support,

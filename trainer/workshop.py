@@ -38,6 +38,10 @@ from trainer.step import StepPlan, prepare, train
 #: After a rejection the learning rate is halved, down to this share of what was asked for; every published version wins
 #: back a quarter.
 _RATE_FLOOR, _RATE_CUT, _RATE_GAIN = 1 / 64, 0.5, 1.25
+#: After so many rejections in a row the live version itself stands at a bound, and whatever is learnt from there crosses it: each
+#: further attempt begins from weights that are a tenth nearer to the base model than the last one did, down to half, at a rate that
+#: can take a step and not undo it.
+_PATIENCE, _WEAKER, _WEAKEST, _WEAKENED_RATE = 4, 0.9, 0.5, 1 / 4
 #: Longest new answer to a past complaint, in tokens.
 _MAX_ANEW = 64
 
@@ -71,6 +75,7 @@ class SharedWorkshop(ABC, Generic[P]):
         self._reservoir = Reservoir(seed=settings.seed)
         self._before: Mapping[str, Any] | None = None
         self._trained: tuple[str, ...] = ()
+        self._rejected_in_a_row = 0
         if settings.resume_from_ckpt:
             folder = Path(settings.resume_from_ckpt).expanduser()
             verify_version(folder)
@@ -89,6 +94,10 @@ class SharedWorkshop(ABC, Generic[P]):
     @abstractmethod
     def _train(self, samples: Sequence[Sample], number: int) -> dict[str, float]:
         """Move the weights towards version ``number``; returns the metrics of `trainer.step.train`."""
+
+    def _weaken(self, share: float) -> bool:
+        """Bring the weights nearer to the base model's; returns whether that can be done where they are."""
+        return False
 
     def _told(self) -> Json:
         """What else belongs into a version's metrics, once its files are made."""
@@ -131,6 +140,16 @@ class SharedWorkshop(ABC, Generic[P]):
         saved = state.get("reservoir")
         self._reservoir = Reservoir.from_json(saved) if saved else Reservoir(seed=self._settings.seed)
         self._before = None
+        self._rejected_in_a_row = 0
+
+    def _step_back(self) -> float:
+        """Where nothing got past the gate for long, begin from less; returns how much of what was learnt is left, 1.0: all."""
+        times = self._rejected_in_a_row - _PATIENCE + 1
+        share = max(_WEAKEST, _WEAKER**times)
+        if times < 1 or not self._weaken(share):
+            return 1.0
+        self._set_rate(max(self._rate, self._settings.resolved_learning_rate * _WEAKENED_RATE))
+        return share
 
     def _set_rate(self, rate: float) -> None:
         asked = self._settings.resolved_learning_rate
@@ -173,6 +192,7 @@ class SharedWorkshop(ABC, Generic[P]):
         anchors = self._anchors.draw(self._settings.anchors, self._steps, turns=turns, replayed=replay)
         self._before = policy.snapshot()
         try:
+            kept = self._step_back()
             numbers = self._train([*prepared.samples, *repeated.samples, *anchors], number)
             trained_s = time.monotonic() - started
             verdict = self._gate.examine(policy, self._before)
@@ -185,6 +205,7 @@ class SharedWorkshop(ABC, Generic[P]):
                     "replayed": len(repeated.samples),
                     "anchors": len(anchors),
                     "learning_rate": self._rate,
+                    "kept": kept,
                     "train_s": trained_s,
                     "gate_s": time.monotonic() - started - trained_s,
                     "gate": verdict.measures,
@@ -210,12 +231,16 @@ class SharedWorkshop(ABC, Generic[P]):
         if verdict.rejected:
             self.undo()
             self._set_rate(self._rate * _RATE_CUT)
+        reason = _reason(turns, prepared.samples)
+        if kept < 1.0:
+            reason += f"; {self._rejected_in_a_row} versions in a row were rejected: {kept:.0%} is left of what was learnt before"
+        self._rejected_in_a_row += bool(verdict.rejected)
         return Outcome(
             refused=prepared.refused,
             parent_version=self.version,
             written=written,
             rejected=verdict.rejected,
-            reason=_reason(turns, prepared.samples),
+            reason=reason,
             metrics=metrics,
         )
 
@@ -231,6 +256,7 @@ class SharedWorkshop(ABC, Generic[P]):
         """The attempt was published as this version."""
         self.version = number
         self._steps += 1
+        self._rejected_in_a_row = 0
         self._reservoir = self._reservoir.add(self._trained)
         self._set_rate(self._rate * _RATE_GAIN)
         self._before = None
@@ -263,6 +289,10 @@ class Workshop(SharedWorkshop[LocalPolicy]):
 
     def _train(self, samples: Sequence[Sample], number: int) -> dict[str, float]:
         return train(self._policy, samples, self._plan)
+
+    def _weaken(self, share: float) -> bool:
+        self._policy.weaken(share)
+        return True
 
 
 def _reason(turns: Sequence[ScoredTurn], samples: Sequence[Any]) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from trainer.losses import (
+    IMPLAUSIBLE,
     Carry,
     carried_over,
     generalized_jsd,
@@ -692,6 +694,18 @@ def test_one_share_of_both_parts_is_the_share_of_the_whole() -> None:
     torch.testing.assert_close(log_distribution(carried_over(hinted, base, student, nearly)), whole)
     half = log_distribution(carried_over(hinted, base, student, Carry(along=0.5, rest=0.5 + 1e-12)))
     torch.testing.assert_close(half, log_distribution(carried_over(hinted, base, student, Carry.even(0.5))))
+
+
+@pytest.mark.parametrize("carry", [Carry(0.5, 1.0, 0.1), Carry(0.5, 0.5, 0.1)])
+def test_what_nobody_holds_for_plausible_is_unlearnt_and_all_else_left_alone(carry: Carry) -> None:
+    hinted, base = (4.0 * logits for logits in logits_pair(6))
+    student = base + 2.0 * logits_pair(7)[0]
+    whole = carried_over(hinted, base, student, replace(carry, min_p=0.0))
+    shares = [log_distribution(part).exp() for part in (hinted, base, student)]
+    is_said = torch.stack([p >= 0.1 * p.max(dim=-1, keepdim=True).values for p in shares]).any(dim=0)
+    assert 0.1 < is_said.double().mean() < 0.9
+    lost = whole - carried_over(hinted, base, student, carry)
+    torch.testing.assert_close(lost, torch.where(is_said, 0.0, IMPLAUSIBLE).to(lost), atol=1e-9, rtol=0.0)
 
 
 @pytest.mark.parametrize("along", [0.0, 0.5])

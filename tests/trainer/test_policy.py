@@ -203,6 +203,20 @@ def test_a_gradient_that_is_not_finite_takes_no_step(policy: LocalPolicy) -> Non
     assert take_step(policy, 1) > 0  # and nothing of it is left
 
 
+def test_weaker_is_nearer_to_the_base_model_by_that_share(policy: LocalPolicy) -> None:
+    take_step(policy, 0)
+    before = policy.snapshot()
+    policy.weaken(0.5)
+    after = policy.snapshot()
+    for name in (name for name in before if name.startswith(("weight/", "ema/"))):
+        torch.testing.assert_close(after[name], (0.5 if "lora_B" in name else 1.0) * before[name])
+    policy.weaken(0.0)
+    own, base = (
+        policy.response_logits([PROMPTS[0]], [RESPONSES[0]], w)[0] for w in (Weights.STUDENT, Weights.BASE)
+    )
+    torch.testing.assert_close(own, base)
+
+
 def test_adam_does_not_decay_and_gradients_are_clipped_to_one(policy: LocalPolicy) -> None:
     group = policy._optimizer.param_groups[0]
     assert (group["betas"], group["weight_decay"]) == ((0.9, 0.99), 0.0)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 from store.settings import read_settings
 from store.values import ScoredTurn
+from tests.trainer.test_worker import ScriptedGate
 from tests.trainer.turns import sampled_turn
 from trainer.policy import LocalPolicy
 from trainer.workshop import Workshop, answer_anew
@@ -52,6 +56,53 @@ def test_a_batch_of_thanks_is_filled_up_with_past_complaints_and_a_full_one_is_n
     shop.adopt(2)
     # Thanks without a hint have nothing to say another time.
     assert sorted(shop.draw_replay(pleased)) == [turn.turn_id for turn in past]
+
+
+def size(policy: LocalPolicy) -> float:
+    """Of what was learnt: the Frobenius norm of all lora_B."""
+    parts = [
+        value for name, value in policy.snapshot().items() if name.startswith("weight/") and "lora_B" in name
+    ]
+    return float(torch.cat([part.flatten() for part in parts]).norm())
+
+
+def test_where_nothing_passes_the_gate_for_long_each_attempt_begins_nearer_to_the_base_model(
+    tmp_path: Path,
+) -> None:
+    shop = workshop(tmp_path, learning_rate=1e-4)
+    past = [complaint(shop.policy, f"past-{i}", question) for i, question in enumerate(QUESTIONS)]
+    shop.attempt(past, [], [], 1)
+    shop.adopt(1)
+    learnt, live = size(shop.policy), shop.policy.snapshot()
+    shop._gate = ScriptedGate("facts are forgotten: 88%, base 100%")  # type: ignore[assignment]  # same method
+    kept = []
+    for number in range(2, 8):
+        outcome = shop.attempt(past, [], [-1] * 3, number)
+        assert outcome.rejected
+        kept.append(outcome.metrics["kept"])
+        now = shop.policy.snapshot()
+        assert all(torch.equal(live[name], now[name]) for name in live if name != "rng")
+    assert kept == [1.0, 1.0, 1.0, 1.0, 0.9, pytest.approx(0.81)]
+    shop._gate = ScriptedGate()  # type: ignore[assignment]  # same method
+    outcome = shop.attempt(past, [], [-1] * 3, 8)
+    assert outcome.reason.endswith(
+        "; 6 versions in a row were rejected: 73% is left of what was learnt before"
+    )
+    assert outcome.metrics["learning_rate"] == pytest.approx(1e-4 / 4)
+    shop.adopt(8)
+    assert size(shop.policy) < learnt  # a step alone would have gone on
+    outcome = shop.attempt(past, [], [-1] * 3, 9)
+    assert (outcome.metrics["kept"], "in a row" in outcome.reason) == (1.0, False)
+
+
+def test_after_a_rollback_the_rejections_before_it_count_no_more(tmp_path: Path) -> None:
+    shop = workshop(tmp_path)
+    shop._gate = ScriptedGate("facts are forgotten")  # type: ignore[assignment]  # same method
+    past = [complaint(shop.policy, "past", QUESTIONS[0])]
+    for number in range(1, 5):
+        shop.attempt(past, [], [], number)
+    shop.start_over()
+    assert shop.attempt(past, [], [], 5).metrics["kept"] == 1.0
 
 
 def test_a_method_without_hints_repeats_turns_as_they_were(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from serving.tinker.vocabulary import load_text_side
 from store.errors import AdapterError, AlignmentError, ConfigError
 from store.settings import Settings
 from trainer.batch import GREEDY_BELOW
-from trainer.losses import LOG_ZERO, NO_CARRY, Carry, carried_over, kl_k3, topk_overlap, with_tail
+from trainer.losses import LOG_ZERO, NO_CARRY, Carry, carried_over, kl_k3, topk_overlap, unlearnt, with_tail
 from trainer.protocol import Heard, Reply, Weights
 from trainer.texts import Texts
 from trainer.tinker.abilities import Abilities, Support
@@ -591,7 +591,12 @@ def carried_on_bins(hinted: Tensor, base: Tensor, student: Tensor, carry: Carry,
         return with_tail(torch.cat([values[:, :-1].double(), last[:, None]], dim=-1))
 
     h, p, s = bins(hinted), bins(base), bins(student)
-    result = torch.log_softmax(carried_over(h, p, s, carry), dim=-1)[:, :-1]
+    taught = carried_over(h, p, s, replace(carry, min_p=0.0))
+    if hinted.shape[-1] > 1:
+        # The bin of all others is no token: what is likely is so beside other tokens, and of one alone nothing can be said.
+        named = unlearnt(taught[:, :-1], [part[:, :-1] for part in (h, p, s)], carry.min_p)
+        taught = torch.cat([named, taught[:, -1:]], dim=-1)
+    result = torch.log_softmax(taught, dim=-1)[:, :-1]
     there = result.gather(-1, place.clamp(min=0)[:, None]).squeeze(-1)
     return torch.cat([result[:, :-1], torch.where(is_twice, there, result[:, -1])[:, None]], dim=-1).float()
 

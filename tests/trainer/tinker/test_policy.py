@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from trainer.losses import Carry, carried_over, log_distribution
+from trainer.losses import IMPLAUSIBLE, Carry, carried_over, log_distribution
 from trainer.tinker.policy import carried_on_bins
 
 
@@ -49,3 +50,24 @@ def test_a_single_token_and_its_rest_have_one_direction_only() -> None:
     whole = carried_on_bins(hinted, base, student, Carry.even(0.5), nowhere)
     split = carried_on_bins(hinted, base, student, Carry(along=0.5, rest=1.0), nowhere)
     torch.testing.assert_close(split, whole)
+
+
+def test_named_tokens_that_nobody_holds_for_plausible_are_unlearnt_and_the_bin_of_all_others_is_no_token() -> (
+    None
+):
+    hinted, base, student = (log_distribution(3.0 * logits(seed)) for seed in range(3))
+    carry, nowhere = Carry(along=0.5, rest=1.0, min_p=0.1), torch.full((4,), -1)
+    named = hinted[:, :6], base[:, :6], student[:, :6]
+    found = carried_on_bins(*named, carry, nowhere)
+    before = carried_on_bins(*named, replace(carry, min_p=0.0), nowhere)
+    shares = [part.exp() for part in named]
+    is_said = torch.stack([p >= 0.1 * p.max(dim=-1, keepdim=True).values for p in shares]).any(dim=0)
+    assert 0 < int((~is_said).sum()) < is_said.numel()
+    lost = before - found  # what is unlearnt goes to all others alike
+    rest = torch.log1p(-before.exp().sum(-1)) - torch.log1p(-found.exp().sum(-1))
+    expected = torch.where(is_said, 0.0, IMPLAUSIBLE)
+    torch.testing.assert_close(lost - rest[:, None], expected.to(lost), atol=1e-4, rtol=0.0)
+    # of one token alone nothing can be said
+    alone = hinted[:, :1], base[:, :1], student[:, :1]
+    single = carried_on_bins(*alone, carry, nowhere)
+    torch.testing.assert_close(single, carried_on_bins(*alone, replace(carry, min_p=0.0), nowhere))
