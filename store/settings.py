@@ -310,7 +310,7 @@ class Settings(BaseSettings):
         0.1,
         "PATINA_TEACHER_MIN_P",
         "a token that neither the teacher, with the hint and without, nor the policy holds for so many times as likely as the "
-        "likeliest is unlearnt (2 nats), where something is carried along; 0: never",
+        "likeliest is unlearnt (1 nat), where something is carried along; 0: never",
         "learning",
     )
     blame_hinted: bool = _field(
