@@ -21,6 +21,7 @@ _BARE: Mapping[str, Any] = {
     "kl_loss_coef": 0.0,
     "teacher_carry": 0.0,
     "teacher_carry_rest": 0.0,
+    "teacher_min_p": 0.0,
     "blame_hinted": True,
     "hint_gate": False,
     "steps_per_batch": 1,

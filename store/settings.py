@@ -307,10 +307,10 @@ class Settings(BaseSettings):
         "learning",
     )
     teacher_min_p: float = _field(
-        0.1,
+        0.0,
         "PATINA_TEACHER_MIN_P",
         "a token that neither the teacher, with the hint and without, nor the policy holds for so many times as likely as the "
-        "likeliest is unlearnt (1 nat), where something is carried along; 0: never",
+        "likeliest is unlearnt (1 nat), where something is carried along: facts wear less as wishes add up; 0: never, 0.1 was tried",
         "learning",
     )
     blame_hinted: bool = _field(
