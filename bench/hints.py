@@ -15,8 +15,8 @@ import argparse
 import asyncio
 import random
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,11 @@ from unittest.mock import patch
 import torch
 from rich.console import Console
 
-from evals.command import Watch
+from evals.command import run_in_turn
 from evals.methods import METHODS
 from evals.preferences import PREFERENCES, parse_preferences
 from evals.report import print_summary
-from evals.study import Place, append_run, cases, find_run, read_runs, run_at
+from evals.study import Case, Place, cases
 from models.styles import STYLES
 from scorers.base import compose
 from store.errors import PatinaError
@@ -94,20 +94,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             tabs=4,
         )
         place = Place(settings=read_settings({}), given={})
+        judges: dict[str, Callable[[Case], AbstractContextManager[object]]] = {
+            "words": nullcontext,
+            "ideal": lambda case: ideal_judge(case.seed),
+        }
         for source in given.sources:
             folder = given.output / source
             folder.mkdir(parents=True, exist_ok=True)
-            rows = []
-            with Watch(len(wanted)) as watch:
-                for case in wanted:
-                    row = find_run(read_runs(folder), case)
-                    if row is None:
-                        watch.begin(case)
-                        with ideal_judge(case.seed) if source == "ideal" else nullcontext():
-                            row = asyncio.run(run_at(place, case, watch))
-                        append_run(folder, row)
-                    watch.end(row)
-                    rows.append(row)
+            rows = asyncio.run(run_in_turn(wanted, place, folder, around=judges[source]))
             console = Console(width=160)
             console.print(f"hints: {source}")
             print_summary(rows, console)

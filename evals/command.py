@@ -10,9 +10,9 @@ import argparse
 import asyncio
 import multiprocessing
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,7 +26,18 @@ from evals.metrics import Measures
 from evals.people import Reading, scenario
 from evals.preferences import parse_preferences
 from evals.report import compare, print_summary, write_report
-from evals.study import RUNS_FILE, Case, Place, append_run, cases, find_run, parse_tried, read_runs, run_at
+from evals.study import (
+    RUNS_FILE,
+    Case,
+    Place,
+    Voice,
+    append_run,
+    cases,
+    find_run,
+    parse_tried,
+    read_runs,
+    run_at,
+)
 from evals.voice import SpokenUser
 from scorers.provider import Provider
 from store.errors import ConfigError
@@ -158,8 +169,6 @@ def _plan(settings: Settings, arguments: argparse.Namespace) -> list[Case]:
 async def _run(
     wanted: Sequence[Case], place: Place, folder: Path, arguments: argparse.Namespace
 ) -> list[Json]:
-    known = read_runs(folder)
-    rows: list[Json] = []
     async with AsyncExitStack() as stack:
         voice = None
         if arguments.user_model:
@@ -172,12 +181,31 @@ async def _run(
             await provider.start()
             stack.push_async_callback(provider.close)
             voice = SpokenUser(provider)
-        watch = stack.enter_context(Watch(len(wanted)))
+        return await run_in_turn(wanted, place, folder, voice=voice)
+
+
+async def run_in_turn(
+    wanted: Sequence[Case],
+    place: Place,
+    folder: Path,
+    *,
+    voice: Voice | None = None,
+    around: Callable[[Case], AbstractContextManager[object]] = nullcontext,
+) -> list[Json]:
+    """Run what is not in the folder yet, one after the other; rows in the order of ``wanted``.
+
+    Args:
+        around: what each run happens inside of.
+    """
+    known = read_runs(folder)
+    rows: list[Json] = []
+    with Watch(len(wanted)) as watch:
         for case in wanted:
             row = find_run(known, case)
             if row is None:
                 watch.begin(case)
-                row = await run_at(place, case, watch, voice=voice)
+                with around(case):
+                    row = await run_at(place, case, watch, voice=voice)
                 append_run(folder, row)
             watch.end(row)
             rows.append(row)
