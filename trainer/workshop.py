@@ -39,9 +39,9 @@ from trainer.step import StepPlan, prepare, train
 #: back a quarter.
 _RATE_FLOOR, _RATE_CUT, _RATE_GAIN = 1 / 64, 0.5, 1.25
 #: After so many rejections in a row the live version itself stands at a bound, and whatever is learnt from there crosses it: each
-#: further attempt begins from weights that are a tenth nearer to the base model than the last one did, down to half, at a rate that
-#: can take a step and not undo it.
-_PATIENCE, _WEAKER, _WEAKEST, _WEAKENED_RATE = 4, 0.9, 0.5, 1 / 4
+#: further attempt begins from weights that are a tenth nearer to the base model than the last one did, at a rate that can take a
+#: step and not undo it. Not below seven tenths: what a person taught is worth more than getting on (half was seen to lose all of it).
+_PATIENCE, _WEAKER, _WEAKEST, _WEAKENED_RATE = 4, 0.9, 0.7, 1 / 4
 #: Longest new answer to a past complaint, in tokens.
 _MAX_ANEW = 64
 
