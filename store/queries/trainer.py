@@ -167,14 +167,6 @@ def publish(
         AliasMoved: the live version is not the parent any more: somebody rolled back while this one was trained, and
             publishing it would undo that. Nothing is written.
     """
-    lock_aliases(connection)
-    live = aliases(connection).get(adapter.policy)
-    version = live.version if live is not None else BASE_VERSION
-    if version != adapter.parent_version:
-        raise AliasMoved(
-            f"version {adapter.version} was trained from version {adapter.parent_version}, and version {version} was made "
-            "live meanwhile: it is not published"
-        )
     moved = move(
         connection,
         turn_ids,
@@ -187,6 +179,15 @@ def publish(
     if moved != len(turn_ids):
         raise IllegalTransition(
             f"{len(turn_ids) - moved} of {len(turn_ids)} turns are not claimed by this step any more"
+        )
+    # After the turns: a worker that was late must not take another's version of the same bytes for its own, and remove it.
+    lock_aliases(connection)
+    live = aliases(connection).get(adapter.policy)
+    version = live.version if live is not None else BASE_VERSION
+    if version != adapter.parent_version:
+        raise AliasMoved(
+            f"version {adapter.version} was trained from version {adapter.parent_version}, and version {version} was made "
+            "live meanwhile: it is not published"
         )
     _insert_adapter(connection, adapter)
     _upsert_step(connection, step)

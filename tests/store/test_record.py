@@ -374,6 +374,19 @@ async def test_a_version_whose_parent_is_not_live_any_more_is_not_published(reco
     assert (await record.aliases())[POLICY].version == 2
 
 
+async def test_a_late_worker_is_told_of_its_turns_before_the_version_another_made_of_them(
+    record: Record,
+) -> None:
+    ids = await scored(record, 1)
+    await record.claim(POLICY, 1, worker="late", lease_s=10, now=5_000)
+    await record.release_expired(now=5_020)
+    await record.claim(POLICY, 1, worker="new", lease_s=60, now=5_021)
+    await record.publish(adapter(1), ids, step(1))
+    with pytest.raises(IllegalTransition, match="1 of 1 turns"):
+        await record.publish(adapter(1), ids, step(1))
+    assert [m.version for m in await record.alias_moves(POLICY)] == [1]
+
+
 async def test_pausing_is_remembered(record: Record) -> None:
     assert not await record.is_paused()
     await record.set_paused(True)
