@@ -321,20 +321,21 @@ def carried_over(
         carry: the shares. What lies along the hint is bounded by 1 / (1 - along) times its effect; what does not is taken back
             by no complaint where rest is 1, only by hints about it, anchors and the penalty.
     """
-    h, s, p = log_distribution(hinted), log_distribution(student), log_distribution(base)
+    wide, s, p = widen(hinted), log_distribution(student), log_distribution(base)
     learnt = s - p
     if carry.along == carry.rest:
-        return unlearnt(widen(hinted) + carry.rest * learnt, (h, s, p), carry.min_p)
+        return unlearnt(wide + carry.rest * learnt, (wide, s, p), carry.min_p)
+    h = log_distribution(hinted)
     weight = 0.5 * (s.exp() + h.exp())
     learnt, asked = _centred(learnt, weight), _centred(h - p, weight)
     bound = 2.0 / (1.0 - min(carry.along, 0.99))
     along = share_along(learnt, asked, weight, bound=bound) * asked
-    taught = widen(hinted) + carry.rest * (learnt - along) + carry.along * along
-    return unlearnt(taught, (h, s, p), carry.min_p)
+    taught = wide + carry.rest * (learnt - along) + carry.along * along
+    return unlearnt(taught, (wide, s, p), carry.min_p)
 
 
 def unlearnt(logits: torch.Tensor, parts: Sequence[torch.Tensor], min_p: float) -> torch.Tensor:
-    """Logits [..., V] with `IMPLAUSIBLE` nats less on tokens that in none of the parts are ``min_p`` times as likely as its likeliest.
+    """Logits [..., V] with `IMPLAUSIBLE` nats less on tokens that in none of the parts (logits) are ``min_p`` times as likely as its likeliest.
 
     A difference of log-probabilities says nothing of tokens that both hold for nonsense, and where the base model is not at home, in
     the middle of a style that was learnt, sums of them put mass on such tokens: halves of words, the capital in place of the

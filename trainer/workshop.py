@@ -144,9 +144,10 @@ class SharedWorkshop(ABC, Generic[P]):
 
     def _step_back(self) -> float:
         """Where nothing got past the gate for long, begin from less; returns how much of what was learnt is left, 1.0: all."""
-        times = self._rejected_in_a_row - _PATIENCE + 1
-        share = max(_WEAKEST, _WEAKER**times)
-        if times < 1 or not self._weaken(share):
+        if self._rejected_in_a_row < _PATIENCE:
+            return 1.0
+        share = max(_WEAKEST, _WEAKER ** (self._rejected_in_a_row - _PATIENCE + 1))
+        if not self._weaken(share):
             return 1.0
         self._set_rate(max(self._rate, self._settings.resolved_learning_rate * _WEAKENED_RATE))
         return share

@@ -183,21 +183,18 @@ def test_rollback_moves_the_alias_at_once_when_nothing_runs(
     assert json.loads(capsys.readouterr().out)["live"] == 0
 
 
+async def serving_version_one(record: Record) -> None:
+    """What a running proxy says of itself."""
+    detail = {"backend": {"live": 1}}
+    await record.heartbeat(
+        Heartbeat(process="proxy", pid=os.getpid(), state="running", detail=detail, at=time.time())
+    )
+
+
 def test_rollback_says_when_the_running_proxy_does_not_follow(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def beat(record: Record) -> None:
-        await record.heartbeat(
-            Heartbeat(
-                process="proxy",
-                pid=os.getpid(),
-                state="running",
-                detail={"backend": {"live": 1}},
-                at=time.time(),
-            )
-        )
-
-    fill(home, beat)
+    fill(home, serving_version_one)
     monkeypatch.setattr("cli.commands._SWAP_WAIT_S", 0.1)
     assert main(["rollback", "0", "--home", str(home)]) == 1
     assert "does not serve it yet" in capsys.readouterr().out
@@ -206,13 +203,7 @@ def test_rollback_says_when_the_running_proxy_does_not_follow(
 def test_rollback_does_not_wait_for_what_a_newer_version_has_replaced(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def beat(record: Record) -> None:
-        detail = {"backend": {"live": 1}}
-        await record.heartbeat(
-            Heartbeat(process="proxy", pid=os.getpid(), state="running", detail=detail, at=time.time())
-        )
-
-    fill(home, beat)
+    fill(home, serving_version_one)
     roll = Record.rollback
 
     async def and_a_version_after_it(self: Record, policy: str, version: int) -> None:
