@@ -2,8 +2,8 @@
 
 vLLM is several processes, and a dead one may leave the others behind with the port and the memory. So it runs in a process group of
 its own: when its first process ends, or we are told to end, what is left of the group ends too; a group that an earlier keeper left
-behind (we were killed) is ended before the next one is started. An engine that answers 503 to `/health` for long is ended, and the
-supervisor starts us again.
+behind (we were killed) is ended before the next one is started. A vLLM that for long answers 503 to `/health`, or listens no more, is
+ended, and the supervisor starts us again.
 
 Exit codes: 0 told to end, 1 vLLM ended, 2 it cannot be set up: its own last error is the last line on stderr.
 """
@@ -33,6 +33,8 @@ _PR_SET_PDEATHSIG = 1
 #: The supervisor gives a child 10 s to end.
 _GRACE_S = 7.0
 _LOOK_S, _LOOK_TIMEOUT_S = 1.0, 5.0
+#: Instead of a status: nobody listens; nobody answers in time.
+_REFUSED, _SILENT = -1, 0
 _TAIL = 16_384
 #: Lines of a Python traceback and of vLLM's own log say what is wrong like this.
 _BLAME = ("Error: ", "error: ", "Exception: ")
@@ -168,7 +170,9 @@ async def _watch(url: str, group: int, state: Path, house: str, dead_s: float) -
                 is_up = True
                 _remember(state, group, house, is_up=True)
             dead_since = 0.0
-        elif status == 503 and is_up:
+        elif status in (503, _REFUSED) and is_up:
+            # It listens no more: it ends by itself, but only after the last request was answered. One that asked something of an
+            # engine that then died (to wake up, to load an adapter) is never answered, and it would wait for that for ever.
             dead_since = dead_since or now
             if now - dead_since > dead_s:
                 print(
@@ -183,13 +187,16 @@ async def _watch(url: str, group: int, state: Path, house: str, dead_s: float) -
 
 
 def _health(url: str) -> int:
+    """Return the status of /health, `_REFUSED` or `_SILENT`."""
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=_LOOK_TIMEOUT_S) as response:
             return int(response.status)
     except urllib.error.HTTPError as exc:
         return exc.code
+    except urllib.error.URLError as exc:
+        return _REFUSED if isinstance(exc.reason, ConnectionRefusedError) else _SILENT
     except OSError:
-        return 0
+        return _SILENT
 
 
 def end_group(group: int) -> None:

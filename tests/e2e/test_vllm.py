@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import sqlite3
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -215,8 +216,14 @@ def test_a_killed_engine_core_and_a_trainer_killed_in_its_turn_are_survived_with
     live, restarts = backend(house)["live"], house.status()["processes"]["supervisor"]["detail"]
     complain(client)
     until(lambda: device(house)["turn"] == "trainer", "a turn of the trainer's")
+    core = engine_core(house)
+    os.kill(
+        core, signal.SIGSTOP
+    )  # so that being woken is asked of one who dies of it: vLLM never answers that
     os.kill(house.pids()["trainer"], signal.SIGKILL)
-    os.kill(engine_core(house), signal.SIGKILL)
+    until(lambda: device(house)["turn"] == "engine", "the turn of the dead trainer being over")
+    time.sleep(1.0)  # the request to wake is on its way
+    os.kill(core, signal.SIGKILL)
     # the device is nobody's, the engine is dead: both come back, and nobody has to know
     turn, text = ask(client, "What is the capital of Chile?")
     assert text

@@ -1,6 +1,7 @@
 """A stand-in for vLLM's processes, as far as their keeper goes: one that listens, one that works, and ways to go wrong.
 
-What it does is said by the variable FAKE: ``ok``, ``refuses`` (its settings), ``wrong`` (its flags); GET /die makes its health 503.
+What it does is said by the variable FAKE: ``ok``, ``refuses`` (its settings), ``wrong`` (its flags); GET /die makes its health 503, GET
+/deaf makes it listen no more and stay.
 """
 
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Event, Thread
 
 mode = os.environ.get("FAKE", "ok")
 port = int(sys.argv[sys.argv.index("--port") + 1])
@@ -29,6 +31,8 @@ class Handler(BaseHTTPRequestHandler):
         global health
         if self.path == "/die":
             health = 503
+        if self.path == "/deaf":
+            Thread(target=server.shutdown).start()
         self.send_response(health if self.path == "/health" else 200)
         self.send_header("content-length", "0")
         self.end_headers()
@@ -37,4 +41,6 @@ class Handler(BaseHTTPRequestHandler):
         print("fake:", format % args, flush=True)
 
 
-HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+with HTTPServer(("127.0.0.1", port), Handler) as server:
+    server.serve_forever()
+Event().wait()

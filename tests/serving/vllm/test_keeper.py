@@ -126,10 +126,11 @@ def test_what_a_killed_keeper_leaves_is_ended_by_the_next(keeper: Keeper) -> Non
     keeper.pids()
 
 
-def test_an_engine_that_is_dead_and_stays_is_ended(keeper: Keeper) -> None:
+@pytest.mark.parametrize("way", ["die", "deaf"])
+def test_an_engine_that_is_dead_and_stays_is_ended(keeper: Keeper, way: str) -> None:
     keeper.start("--dead-s=1")
     pids = keeper.pids()
-    with urllib.request.urlopen(f"http://127.0.0.1:{keeper.port}/die"):
+    with urllib.request.urlopen(f"http://127.0.0.1:{keeper.port}/{way}"):
         pass
     assert keeper.ends() == 1
     assert all(is_gone(pid) for pid in pids)
