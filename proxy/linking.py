@@ -12,7 +12,8 @@ What is decided, in this order:
    from its first message is a new session; only an identical body while nothing has followed is a retry of it;
 4. the reply was altered beyond recognition, but the prompt before it is known: as 2, less certain;
 5. `compaction`: the beginning was dropped or replaced by a summary, but an exchange (what was asked and what was
-   answered) near the end is one we recorded, word for word or with other words around it, or the summary is;
+   answered) near the end is one we recorded, word for word or with other words around it, or the summary is. Where a later turn had
+   kept what came after the summary and this one has not, the person went back: a branch that answers nothing;
 6. a fresh request that *quotes* recorded turns: a history written out as one prompt goes on with it, anything else works on
    the conversation and is housekeeping of its session. Housekeeping that came first is joined by the opening it quotes;
 7. else `first`. Below a threshold a new session is started rather than a guess made.
@@ -42,6 +43,8 @@ TELLING_LINES = 12
 #: An answer of another agent that is heard as a user's words: shorter ones people say as well.
 TELLING_ECHO = 24
 
+SUMMARISED = "the beginning was replaced by a recorded summary"
+
 #: How sure each way of linking is.
 CONFIDENCE: Mapping[str, float] = {
     "the history ends a recorded turn": 1.0,
@@ -52,7 +55,7 @@ CONFIDENCE: Mapping[str, float] = {
     "the prompt quotes a recorded exchange and waits for the next line": 0.9,
     "the beginning was replaced; a recorded exchange remains": 0.8,
     "the oldest part was dropped; a recorded exchange remains": 0.9,
-    "the beginning was replaced by a recorded summary": 0.8,
+    SUMMARISED: 0.8,
     "the prompt before the last answer was recorded, the answer altered": 0.8,
     "a recorded exchange with other words around it": 0.7,
     "a side turn's answer stands in its history": 0.7,
@@ -61,6 +64,7 @@ CONFIDENCE: Mapping[str, float] = {
     "quotes a recorded question": 0.6,
     "the housekeeping before it quotes it": 0.8,
     "the first message was edited": 0.6,
+    "the first message after a recorded summary was edited": 0.6,
     "nothing recorded is a prefix of it": 0.5,
 }
 
@@ -397,11 +401,24 @@ def _summarised(history: History, known: Known, quote: Quote) -> Link | None:
     parent = quote.newest
     if parent is None:
         return None
+    if quote.is_left_behind:
+        # What came after the summary is gone: the person went back, and nobody can see to which turn.
+        reason = "the first message after a recorded summary was edited"
+        return Link(
+            relation=Relation.BRANCH,
+            kind=TurnKind.MAIN,
+            session_id=parent.session_id,
+            parent_turn_id=None,
+            turn_index=parent.turn_index,
+            answered=None,
+            following=(),
+            confidence=CONFIDENCE[reason],
+            reason=reason,
+        )
     words = newest_words(history.messages)
     if known.waits_for_line:
         words = last_words(words)
     following = ({"role": "user", "content": words},) if history.is_opening else _newest(history)
-    reason = "the beginning was replaced by a recorded summary"
     return Link(
         relation=Relation.COMPACTION,
         kind=TurnKind.MAIN,
@@ -410,8 +427,8 @@ def _summarised(history: History, known: Known, quote: Quote) -> Link | None:
         turn_index=parent.turn_index + 1,
         answered=parent.turn_id,
         following=following,
-        confidence=CONFIDENCE[reason],
-        reason=reason,
+        confidence=CONFIDENCE[SUMMARISED],
+        reason=SUMMARISED,
     )
 
 

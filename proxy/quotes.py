@@ -198,6 +198,7 @@ class Quote:
         newest: newest main turn of its session.
         has_chore: its session had this very chore done since the turn.
         asks_nothing: nobody spoke before its answer: it carried on with tool results.
+        is_left_behind: its session went on since, by turns that kept what was said after it.
     """
 
     tip: Tip
@@ -208,6 +209,7 @@ class Quote:
     newest: Tip | None = None
     has_chore: bool = False
     asks_nothing: bool = False
+    is_left_behind: bool = False
 
     @property
     def is_exchange(self) -> bool:

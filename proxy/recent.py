@@ -17,7 +17,7 @@ from itertools import islice
 from proxy.canonical import History, Message, body_key, read_history, reply_mark
 from proxy.classify import is_silent, is_structured
 from proxy.drafts import Draft
-from proxy.linking import Known, Orphan, exchange_keys, exchanges_of
+from proxy.linking import SUMMARISED, Known, Orphan, exchange_keys, exchanges_of
 from proxy.quotes import (
     FOUND,
     Page,
@@ -78,6 +78,7 @@ class _Entry:
     number: int  #: which main turn of its scope
     opening: str  #: the person's words of a first turn, as far as they are compared
     orders: tuple[tuple[str, ...], ...]  #: the lines of each text that it gave to a tool
+    is_on_summary: bool  #: nothing but a summary stood before its question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +218,7 @@ class Recent:
             number=self._mains[turn.scope],
             opening=opening,
             orders=orders,
+            is_on_summary=turn.link_reason.startswith(SUMMARISED),
         )
         self._mains[turn.scope] += turn.kind is TurnKind.MAIN
         for kind, key in keys:
@@ -511,6 +513,9 @@ class Recent:
             size=size,
             place=place,
             newest=mains[0] if mains else None,
+            is_left_behind=bool(mains)
+            and mains[0].created_at > entry.tip.created_at
+            and not self._entries[mains[0].turn_id].is_on_summary,
             asks_nothing=not entry.trace.asked,
             has_chore=chore not in _REPEATED
             and any(e.chore == chore and e.tip.created_at >= since for e in chores),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from evals.traffic import Recorded, draft_of, parse_line
@@ -349,6 +349,12 @@ def talks_of(clients: Sequence[Any], prefix: str = "") -> list[Talk]:
 
 @MANY
 @given(CLIENTS, FIRST, STEPS)
+# summed up, gone on, and gone back to before what was kept
+@example(
+    [(as_sent, SYSTEMS[0])] * 4,
+    ["hi"] * 4,
+    [(0, action, QUESTIONS[0]) for action in ("say", "say", "say", "compact", "say", "edit", "say")],
+)
 def test_requests_link_to_the_turn_they_followed(clients: Any, first: list[str], steps: Any) -> None:
     play, talks = Play(), talks_of(clients)
     for number, action, text in steps:
