@@ -379,7 +379,7 @@ class Settings(BaseSettings):
         "drift",
         "PATINA_ANCHOR_CHOICE",
         "which explicit wishes are anchored most: those whose replies drifted most, or whose drift no hint explains (explicit "
-        "wishes and tool calls keep best, preferences come more slowly)",
+        "wishes keep best, preferences come more slowly)",
         "learning",
     )
     anchor_bound: float = _field(
