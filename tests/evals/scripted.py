@@ -53,6 +53,7 @@ class ScriptedPatina:
     version: int = 0
     complaints: int = 0
     probes: int = 0
+    away: int = 0
     turns: list[list[dict[str, Any]]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
 
@@ -69,6 +70,9 @@ class ScriptedPatina:
         return JSONResponse({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
 
     async def _status(self, request: Request) -> JSONResponse:
+        if self.away > 0:  # as the proxy says it: its own state, and no counts
+            self.away -= 1
+            return JSONResponse({"policy": "scripted", "record_error": "the record does not answer"})
         return JSONResponse(
             {
                 "stages": {"trained": len(self.turns), "claimed": int(self.stuck)},

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from evals.client import House, Quiet, child_pids, live_version
-from store.errors import UpstreamError, UpstreamUnreachable
+from store.errors import RecordUnavailable, UpstreamError, UpstreamUnreachable
 from tests.evals.scripted import KEY, ScriptedPatina, serving
 
 
@@ -64,6 +64,17 @@ async def test_settle_reports_a_house_that_never_gets_quiet() -> None:
             assert not await house.settle(batch_size=4, timeout_s=0.3)
             patina.stuck = False
             assert await house.settle(batch_size=4, timeout_s=30.0)
+
+
+async def test_a_record_that_is_away_for_a_moment_is_waited_for_and_one_that_stays_away_is_told() -> None:
+    patina = ScriptedPatina(away=2)
+    with serving(patina.app()) as url:
+        async with House(url, KEY) as house:
+            assert (await house.status())["stages"]
+        patina.away = 1_000
+        async with House(url, KEY, record_patience_s=0.5) as house:
+            with pytest.raises(RecordUnavailable, match="cannot be read: the record does not answer"):
+                await house.status()
 
 
 async def test_a_chat_comes_with_the_turn_it_was_recorded_as() -> None:
