@@ -15,6 +15,10 @@ PANELS = (("compliance", "unseen questions answered as wished"), ("facts", "fact
 #: Who is drawn how: ours solid, baselines dotted, others dashed.
 _DASHED = ("openclaw", "claas", "user-interactions")
 _DOTTED = ("none", "memory")
+#: One for each of eleven methods: with matplotlib's own ten, the last would look like the first.
+COLOURS = (*(f"C{i}" for i in range(10)), "black", "gold")
+#: Beyond so many curves their bands are faint.
+_FEW = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +67,8 @@ def draw_curves(methods: Mapping[str, Sequence[Json]], title: str) -> Figure:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    # Where many lie on each other, only the lines can be told apart.
+    shade = 0.13 if len(methods) <= _FEW else 0.05
     # Letters as paths and a fixed salt: the same runs give the same file, whatever fonts there are.
     with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "patina"}):
         figure, axes = pyplot.subplots(1, len(PANELS), figsize=(11.0, 4.8), dpi=110, sharex=True)
@@ -70,13 +76,13 @@ def draw_curves(methods: Mapping[str, Sequence[Json]], title: str) -> Figure:
             for axis, (name, label) in zip(axes, PANELS, strict=True):
                 for number, (method, rows) in enumerate(methods.items()):
                     found = band(rows, name)
-                    colour = f"C{number % 10}"
+                    colour = COLOURS[number % len(COLOURS)]
                     style = "--" if method.startswith(_DASHED) else ":" if method.startswith(_DOTTED) else "-"
                     axis.plot(
                         found.places, found.means, style, marker="o", markersize=3, color=colour, label=method
                     )
                     axis.fill_between(
-                        found.places, found.lows, found.highs, color=colour, alpha=0.13, linewidth=0
+                        found.places, found.lows, found.highs, color=colour, alpha=shade, linewidth=0
                     )
                 axis.set_ylim(-0.03, 1.03)
                 axis.set_xlabel("interactions")
