@@ -190,6 +190,18 @@ def build_parser() -> argparse.ArgumentParser:
         "--questions", type=int, default=48, help="probes a measurement (default: %(default)s)"
     )
     evaluate.add_argument(
+        "--opposites",
+        type=int,
+        default=24,
+        help="explicit requests for the opposite, before and after (default: %(default)s)",
+    )
+    evaluate.add_argument(
+        "--tool-requests",
+        type=int,
+        default=18,
+        help="requests that need a tool call, before and after (default: %(default)s: one is 6 %%)",
+    )
+    evaluate.add_argument(
         "--thorough",
         action="store_true",
         help="opposites and tool calls at every measurement, not only before and after",

@@ -131,6 +131,8 @@ def _plan(settings: Settings, arguments: argparse.Namespace) -> list[Case]:
         ("interactions", 1),
         ("seeds", 1),
         ("questions", 1),
+        ("opposites", 1),
+        ("tool_requests", 1),
         ("measure_every", 0),
         ("jobs", 1),
     ):
@@ -161,6 +163,8 @@ def _plan(settings: Settings, arguments: argparse.Namespace) -> list[Case]:
         voice=arguments.user_model,
         measure_every=arguments.measure_every,
         questions=arguments.questions,
+        undos=arguments.opposites,
+        tools=arguments.tool_requests,
         thorough=arguments.thorough,
         tabs=4 if mode == "fast" else 1,
     )

@@ -257,6 +257,7 @@ def arguments(*words: str) -> argparse.Namespace:
         (["--preferences", "rude"], "unknown preference"),
         (["--users", "grumpy"], "unknown user"),
         (["--seeds", "0"], "at least 1"),
+        (["--tool-requests", "0"], "--tool-requests must be at least 1"),
         (["--fast", "--base-url", "http://x"], "one of them"),
         (["--jobs", "2"], "--jobs is for --fast"),
         (["--fast", "--jobs", "0"], "at least 1"),
@@ -276,13 +277,15 @@ def test_a_running_patina_is_examined_through_its_public_api_alone(tmp_path: Pat
     with serving(patina.app()) as url:
         settings = read_settings({"api_key": KEY, "batch_size": 2})
         words = ["--base-url", url, "--methods", "combine,none,memory", "--seeds", "1", "--preferences", "concise",
-                 "--interactions", "8", "--questions", "6", "--measure-every", "4", "--output", str(tmp_path)]  # fmt: skip
+                 "--interactions", "8", "--questions", "6", "--opposites", "4", "--tool-requests", "5", "--measure-every", "4",
+                 "--output", str(tmp_path)]  # fmt: skip
         assert run_eval(settings, {}, arguments(*words)) == 0
         rows = {row["method"]: row for row in read_runs(tmp_path)}
         turns = len(patina.turns)
         assert run_eval(settings, {}, arguments(*words)) == 0
         assert len(patina.turns) == turns  # all of it was in the file
     assert list(rows) == ["none", "memory", "combine"]
+    assert {(row["questions"], row["undos"], row["tools"]) for row in rows.values()} == {(6, 4, 5)}
     assert rows["none"]["points"][-1]["compliance"] == 0.0
     assert rows["combine"]["points"][0]["compliance"] == 0.0
     assert rows["combine"]["points"][-1]["compliance"] == 1.0
