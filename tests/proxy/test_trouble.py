@@ -60,7 +60,8 @@ def test_a_record_locked_by_somebody_else_delays_no_reply_beyond_the_bound_and_l
             ids |= {ask(http, f"while it is locked, {i}") for i in range(8)}
             told = store(http)
             assert told["state"] in ("slow", "away")
-            assert (told["late"], told["waiting"], told["exposed"]) == (8, 8, 0)
+            # Whether each was in the journal within the bound is the disk's to say (`exposed`; tests/proxy/test_recorder.py).
+            assert (told["late"], told["waiting"], told["lost"]) == (8, 8, 0)
             told = until(http, lambda found: found["state"] == "away")
             assert "locked" in told["last_error"]
             locked.rollback()
@@ -138,7 +139,7 @@ def test_a_damaged_record_costs_no_reply_and_what_waited_is_written_into_one_put
             ids = {ask(http, f"question {i}") for i in range(3)}
             told = until(http, lambda found: found["state"] == "away")
             assert "damaged" in told["last_error"]
-            assert (told["waiting"], told["lost"], told["exposed"]) == (3, 0, 0)
+            assert (told["waiting"], told["lost"]) == (3, 0)
             good = Path(shutil.copy(empty_record, tmp_path / "good.db"))
             os.replace(good, record_file)
             until(http, lambda found: not found["waiting"] and found["state"] == "ok")
