@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI
 from openai.types.chat import ChatCompletion
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from store.errors import RecordUnavailable, UpstreamError, UpstreamUnreachable
 
@@ -20,8 +20,13 @@ NO_TRAINING = {"X-Patina-Train": "off"}
 #: Longest reply that is asked for, in tokens.
 MAX_REPLY_TOKENS = 160
 _POLL_S = 0.2
-#: So long a record that does not answer (a slow disk, somebody's lock) is asked again; the proxy serves meanwhile.
-RECORD_PATIENCE_S = 60.0
+#: Asks again for a minute while the record does not answer (a slow disk, somebody's lock); the proxy serves meanwhile.
+while_record_is_away = retry(
+    retry=retry_if_exception_type(RecordUnavailable),
+    wait=wait_fixed(_POLL_S),
+    stop=stop_after_delay(60.0),
+    reraise=True,
+)
 
 
 def read_status(found: object, base_url: str) -> Mapping[str, Any]:
@@ -53,19 +58,10 @@ class House:
     Args:
         base_url: ends in ``/v1``.
         key: what clients send as Bearer; empty when none is asked for.
-        record_patience_s: so long `status` asks again while the record does not answer.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        key: str,
-        *,
-        timeout_s: float = 60.0,
-        record_patience_s: float = RECORD_PATIENCE_S,
-    ) -> None:
+    def __init__(self, base_url: str, key: str, *, timeout_s: float = 60.0) -> None:
         self.base_url = base_url.rstrip("/")
-        self._record_patience_s = record_patience_s
         #: Every turn whose end we saw, oldest first.
         self.seen: list[str] = []
         # A process that died comes back within seconds; a person would press "try again" for as long.
@@ -167,6 +163,7 @@ class House:
         except (APIConnectionError, APIStatusError) as error:
             raise self._mapped(error) from error
 
+    @while_record_is_away
     async def status(self) -> Mapping[str, Any]:
         """Return `/v1/patina/status`; a record that is away for a moment is waited for.
 
@@ -174,19 +171,11 @@ class House:
             RecordUnavailable: it stayed away.
             UpstreamError: nobody there, or it is no Patina.
         """
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(RecordUnavailable),
-            wait=wait_fixed(_POLL_S),
-            stop=stop_after_delay(self._record_patience_s),
-            reraise=True,
-        ):
-            with attempt:
-                try:
-                    found = await self._client.get("/patina/status", cast_to=object)
-                except (APIConnectionError, APIStatusError) as error:
-                    raise self._mapped(error) from error
-                return read_status(found, self.base_url)
-        raise AssertionError("unreachable: tenacity returns or raises")
+        try:
+            found = await self._client.get("/patina/status", cast_to=object)
+        except (APIConnectionError, APIStatusError) as error:
+            raise self._mapped(error) from error
+        return read_status(found, self.base_url)
 
     async def settle(self, *, batch_size: int, timeout_s: float) -> bool:
         """Wait until the house has made of all feedback so far what it will for now.

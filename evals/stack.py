@@ -20,11 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
-
-from evals.client import NO_TRAINING, RECORD_PATIENCE_S, child_pids, read_status
+from evals.client import NO_TRAINING, child_pids, read_status, while_record_is_away
 from serving.ports import free_port
-from store.errors import ConfigError, RecordUnavailable
+from store.errors import ConfigError
 from store.settings import REPOSITORY, Settings, child_environment
 
 _POLL_S = 0.1
@@ -120,21 +118,14 @@ class Stack:
         if self._removes_home:
             shutil.rmtree(self.home, ignore_errors=True)
 
+    @while_record_is_away
     def status(self) -> Mapping[str, Any]:
         """Return `/v1/patina/status`; a record that is away for a moment is waited for.
 
         Raises:
             RecordUnavailable: it stayed away.
         """
-        for attempt in Retrying(
-            retry=retry_if_exception_type(RecordUnavailable),
-            wait=wait_fixed(_POLL_S),
-            stop=stop_after_delay(RECORD_PATIENCE_S),
-            reraise=True,
-        ):
-            with attempt:
-                return read_status(json.loads(self._ask("/v1/patina/status")), self.base_url)
-        raise AssertionError("unreachable: tenacity returns or raises")
+        return read_status(json.loads(self._ask("/v1/patina/status")), self.base_url)
 
     def pids(self) -> dict[str, int]:
         """Return process ids of the children by name, as the supervisor last told them."""

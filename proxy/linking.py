@@ -274,7 +274,11 @@ def _reopened(history: History, known: Known, kind: TurnKind) -> Link | None:
         return None
     if known.requests.get(history.request_key):
         return None  # these very words opened a conversation before: it is another one
-    edited, reason = known.openings[0], "the first message was edited"
+    return _edited(known.openings[0], kind, "the first message was edited")
+
+
+def _edited(edited: Tip, kind: TurnKind, reason: str) -> Link:
+    """Return a link beside ``edited``, in whose place something else was asked: that answers nothing."""
     return Link(
         relation=Relation.BRANCH,
         kind=kind,
@@ -404,17 +408,7 @@ def _summarised(history: History, known: Known, quote: Quote) -> Link | None:
     if quote.is_left_behind:
         # What came after the summary is gone: the person went back, and nobody can see to which turn.
         reason = "the first message after a recorded summary was edited"
-        return Link(
-            relation=Relation.BRANCH,
-            kind=TurnKind.MAIN,
-            session_id=parent.session_id,
-            parent_turn_id=None,
-            turn_index=parent.turn_index,
-            answered=None,
-            following=(),
-            confidence=CONFIDENCE[reason],
-            reason=reason,
-        )
+        return _edited(replace(parent, parent_turn_id=None), TurnKind.MAIN, reason)
     words = newest_words(history.messages)
     if known.waits_for_line:
         words = last_words(words)

@@ -217,9 +217,7 @@ def test_a_killed_engine_core_and_a_trainer_killed_in_its_turn_are_survived_with
     complain(client)
     until(lambda: device(house)["turn"] == "trainer", "a turn of the trainer's")
     core = engine_core(house)
-    os.kill(
-        core, signal.SIGSTOP
-    )  # so that being woken is asked of one who dies of it: vLLM never answers that
+    os.kill(core, signal.SIGSTOP)  # it will be asked to wake, and die before it answers: vLLM waits for ever
     os.kill(house.pids()["trainer"], signal.SIGKILL)
     until(lambda: device(house)["turn"] == "engine", "the turn of the dead trainer being over")
     time.sleep(1.0)  # the request to wake is on its way

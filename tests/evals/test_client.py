@@ -8,6 +8,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
+from tenacity import stop_after_delay
 
 from evals.client import House, Quiet, child_pids, live_version
 from store.errors import RecordUnavailable, UpstreamError, UpstreamUnreachable
@@ -72,9 +73,10 @@ async def test_a_record_that_is_away_for_a_moment_is_waited_for_and_one_that_sta
         async with House(url, KEY) as house:
             assert (await house.status())["stages"]
         patina.away = 1_000
-        async with House(url, KEY, record_patience_s=0.5) as house:
+        async with House(url, KEY) as house:
+            impatient = House.status.retry_with(stop=stop_after_delay(0.5))
             with pytest.raises(RecordUnavailable, match="cannot be read: the record does not answer"):
-                await house.status()
+                await impatient(house)
 
 
 async def test_a_chat_comes_with_the_turn_it_was_recorded_as() -> None:
