@@ -25,6 +25,7 @@ _BARE: Mapping[str, Any] = {
     "blame_hinted": True,
     "hint_gate": False,
     "steps_per_batch": 1,
+    "rate_by_signal": False,
 }
 
 

@@ -84,7 +84,14 @@ class Settings(BaseSettings):
     learning_rate: float | None = _field(
         None,
         "LEARNING_RATE",
-        "AdamW learning rate; default 1e-4, and 3e-3 for the built-in model",
+        "AdamW learning rate; default 1e-4, and 5e-3 for the built-in model",
+        "learning",
+    )
+    rate_by_signal: bool = _field(
+        True,
+        "PATINA_RATE_BY_SIGNAL",
+        "lower the learning rate in proportion to how little a batch asks for; Adam alone makes as long a step out of one complaint "
+        "among thanks as out of complaints only",
         "learning",
     )
     batch_size: int = _field(4, "BATCH_SIZE", "turns per step", "learning")
@@ -554,7 +561,7 @@ class Settings(BaseSettings):
     def resolved_learning_rate(self) -> float:
         if self.learning_rate is not None:
             return self.learning_rate
-        return 3e-3 if self.is_builtin else 1e-4
+        return 5e-3 if self.is_builtin else 1e-4
 
     @property
     def resolved_alpha(self) -> float:

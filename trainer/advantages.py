@@ -80,6 +80,12 @@ class Streams:
         return self.directive_weight > 0.0 or any(self.advantage_mask)
 
     @property
+    def size(self) -> float:
+        """How much of a whole step the sample asks for, in [0, 1]: all of it where a teacher speaks, else its mean |advantage|."""
+        live = [abs(value) for value, here in zip(self.advantages, self.advantage_mask, strict=True) if here]
+        return min(1.0, self.directive_weight + (sum(live) / len(live) if live else 0.0))
+
+    @property
     def is_effective(self) -> bool:
         """Whether the sample asks for a change: a nonzero advantage, or a teacher."""
         return self.directive_weight > 0.0 or any(

@@ -194,6 +194,8 @@ class SharedWorkshop(ABC, Generic[P]):
         self._before = policy.snapshot()
         try:
             kept = self._step_back()
+            rate = self._rate * (prepared.size if self._settings.rate_by_signal else 1.0)
+            policy.learning_rate = rate
             numbers = self._train([*prepared.samples, *repeated.samples, *anchors], number)
             trained_s = time.monotonic() - started
             verdict = self._gate.examine(policy, self._before)
@@ -205,7 +207,7 @@ class SharedWorkshop(ABC, Generic[P]):
                     "turns": len(prepared.samples),
                     "replayed": len(repeated.samples),
                     "anchors": len(anchors),
-                    "learning_rate": self._rate,
+                    "learning_rate": rate,
                     "kept": kept,
                     "train_s": trained_s,
                     "gate_s": time.monotonic() - started - trained_s,

@@ -401,6 +401,33 @@ def test_the_choice_is_the_best_supported_turn_that_has_text_and_its_row_is_effe
     assert directive_streams(completion_length=4).is_effective
 
 
+def test_a_teacher_asks_for_a_whole_step_and_a_verdict_for_as_much_as_it_is_news() -> None:
+    def size(verdict: int | None, *, has_hint: bool, baseline: float, method: Method = "combine") -> float:
+        return build_streams(
+            method,
+            verdict=verdict,
+            baseline=baseline,
+            has_hint=has_hint,
+            teacher_logprobs=[-1.0, -1.0] if has_hint else None,
+            trainer_logprobs=[-2.0, -1.0] if has_hint else None,
+            w_rl=0.3,
+            w_opd=1.0,
+            opd_support="topk",
+            opd_clip=1.0,
+            completion_length=2,
+            blames_hinted=False,
+        ).size
+
+    assert size(-1, has_hint=True, baseline=0.5) == 1.0
+    assert size(1, has_hint=False, baseline=0.5) == pytest.approx(0.15)
+    assert size(1, has_hint=False, baseline=-0.5) == pytest.approx(0.45)
+    assert size(-1, has_hint=False, baseline=0.0, method="rl") == 1.0
+    assert size(1, has_hint=False, baseline=-0.5, method="rl") == 1.0  # never more than a whole step
+    assert size(0, has_hint=False, baseline=0.0) == 0.0
+    some = Streams(advantages=(0.4, 9.0), advantage_mask=(True, False), directive_weight=0.0)
+    assert some.size == pytest.approx(0.4)  # what is masked asks for nothing
+
+
 @pytest.mark.parametrize(
     ("said", "expected"),
     [([1] * 4, False), ([1] * 5, True), ([1] * 26 + [-1] * 6, True), ([1] * 25 + [-1] * 7, False)],

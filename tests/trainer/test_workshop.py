@@ -12,6 +12,7 @@ from store.settings import read_settings
 from store.values import ScoredTurn
 from tests.trainer.test_worker import ScriptedGate
 from tests.trainer.turns import sampled_turn
+from trainer.checkpoint import read_state
 from trainer.policy import LocalPolicy
 from trainer.workshop import Workshop, answer_anew
 
@@ -56,6 +57,28 @@ def test_a_batch_of_thanks_is_filled_up_with_past_complaints_and_a_full_one_is_n
     shop.adopt(2)
     # Thanks without a hint have nothing to say another time.
     assert sorted(shop.draw_replay(pleased)) == [turn.turn_id for turn in past]
+
+
+def test_the_rate_of_a_step_is_in_proportion_to_what_its_batch_asks_for(tmp_path: Path) -> None:
+    shop = workshop(tmp_path, learning_rate=1e-3)
+    one = complaint(shop.policy, "one", QUESTIONS[0])
+    pleased = [thanks(shop.policy, f"thanks-{i}", QUESTIONS[0]) for i in range(3)]
+    recent = [1, -1] * 8  # a mean of 0: thanks have the advantage .3, a complaint with its hint asks for all
+    rates = []
+    for number, turns in enumerate(([one], [one, *pleased], pleased, [one]), start=1):
+        outcome = shop.attempt(turns, [], recent, number)
+        assert outcome.written is not None
+        rates.append(outcome.metrics["learning_rate"])
+        shop.undo()
+    assert rates == pytest.approx([1e-3, (1 + 3 * 0.3) / 4 * 1e-3, 0.3e-3, 1e-3])
+    state = read_state(outcome.written.path)
+    assert state["learning_rate"] == pytest.approx(1e-3)  # it is of one batch, and no rate to go on from
+
+    whole = workshop(tmp_path / "other", learning_rate=1e-3, rate_by_signal=False)
+    outcome = whole.attempt(pleased, [], recent, 1)
+    assert outcome.metrics["learning_rate"] == pytest.approx(1e-3)
+    shop.attempt(pleased, [], recent, 5)
+    assert 0 < size(shop.policy) < size(whole.policy)
 
 
 def size(policy: LocalPolicy) -> float:
