@@ -71,6 +71,7 @@ def test_the_rate_of_a_step_is_in_proportion_to_what_its_batch_asks_for(tmp_path
         rates.append(outcome.metrics["learning_rate"])
         shop.undo()
     assert rates == pytest.approx([1e-3, (1 + 3 * 0.3) / 4 * 1e-3, 0.3e-3, 1e-3])
+    assert outcome.written is not None
     state = read_state(outcome.written.path)
     assert state["learning_rate"] == pytest.approx(1e-3)  # it is of one batch, and no rate to go on from
 

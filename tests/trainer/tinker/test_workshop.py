@@ -275,7 +275,7 @@ def test_weights_that_are_no_numbers_never_pass(server: TinkerServer, opened: Op
     shop = opened(server)
     parent = shop.policy.snapshot()
     shop._gate = Gate(shop.policy, str(tiny_model), max_tokens=4)
-    shop.policy.learning_rate = 1e30  # the server makes this step, and has no numbers afterwards
+    shop._rate = 1e30  # the server makes this step, and has no numbers afterwards
     outcome = shop.attempt(complaints(shop, "a", "b"), [], [], 1)
     assert outcome.rejected == ("a weight is not a finite number",)
     assert outcome.metrics["kl_step"] is None  # the record has no NaN
