@@ -8,6 +8,7 @@ aiohttp sets its own. Everything else (TLS, other methods, streamed bodies, time
 from __future__ import annotations
 
 import asyncio
+import select
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
@@ -180,10 +181,17 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._answer: Answer | None = None
         self._is_paused = False
+        self._unread = select.poll()
 
     @property
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing lies unread on the wire, an end neither: the loop may not have come to it yet, and a question asked now
+        would take it for its answer."""
+        return self.is_open and not self._unread.poll(0)
 
     def ask(self, request: bytes) -> Answer:
         """Send a request; its answer is on its way."""
@@ -197,6 +205,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._unread.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer
@@ -293,7 +302,7 @@ class Pool:
         oldest = asyncio.get_running_loop().time() - self._idle_s
         while self._free:
             connection = self._free.pop()
-            if connection.is_open and connection.free_since > oldest:
+            if connection.is_quiet and connection.free_since > oldest:
                 return connection
             connection.close()
         return None

@@ -24,6 +24,7 @@ class Script:
         self.heads: list[bytes] = []
         self.bodies: list[bytes] = []
         self.connections = 0
+        self.writers: list[asyncio.StreamWriter] = []
         self.closed = asyncio.Event()
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -32,6 +33,7 @@ class Script:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self.writers.append(writer)
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -162,6 +164,24 @@ async def test_a_connection_that_cannot_be_trusted_is_not_used_again(answer: lis
     async with scripted(answer, [OK]) as (engine, script):
         assert await (await ask(engine)).read() == b"ok"
         await asyncio.sleep(0.1)
+        assert await (await ask(engine)).read() == b"ok"
+        assert script.connections == 2
+
+
+@pytest.mark.parametrize("unasked", [b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil", None])
+async def test_what_the_loop_has_not_come_to_yet_is_seen_before_a_connection_is_used_again(
+    unasked: bytes | None,
+) -> None:
+    async with scripted([OK], [OK]) as (engine, script):
+        assert await (await ask(engine)).read() == b"ok"
+        (writer,) = script.writers
+        if unasked is None:
+            writer.transport.abort()
+            await asyncio.sleep(
+                0
+            )  # now the server's socket is closed; this side's reader runs in the next round
+        else:
+            writer.write(unasked)  # on the wire at once
         assert await (await ask(engine)).read() == b"ok"
         assert script.connections == 2
 
