@@ -233,11 +233,12 @@ def compute_loss(
 
     Returns:
         The scalar to minimise (0, with gradient 0, where nothing is live), and metrics as floats:
-        ``loss policy_loss directive_loss kl_base_k2 kl_base_k3 kl_step ratio_mean ratio_max clip_fraction
+        ``loss policy_loss directive_loss kl_base_k2 kl_base_k3 kl_base kl_step ratio_mean ratio_max clip_fraction
         staleness_mean entropy teacher_shift topk_overlap live_samples effective_samples live_tokens``.
         Losses are as they enter the total; all others are unweighted means over the live tokens, in nats
         where they have a unit. What a batch does not measure (no base, no teacher, no advantages) is absent,
-        not 0. ``kl_step`` is KL(o‖s), for the trust region; ``teacher_shift`` is mean |q - o| over tokens the
+        not 0. ``kl_step`` is KL(o‖s), for the trust region; ``kl_base`` KL(s‖p) on tokens that o sampled: k3 alone is dozens of nats
+        where s has unlearnt what o said; ``teacher_shift`` is mean |q - o| over tokens the
         teacher reports.
 
     Raises:
@@ -413,6 +414,7 @@ def _total(
                 metrics |= {
                     "kl_base_k2": kl_k2(logprobs, base).mean(),
                     "kl_base_k3": kl_k3(logprobs, base).mean(),
+                    "kl_base": (ratio * kl_k3(logprobs, base)).mean(),
                 }
         in_policy = at.policy_mask.reshape(-1)[flat]
         if bool(in_policy.any()):

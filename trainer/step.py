@@ -412,7 +412,7 @@ def train(policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan) -> dic
         "gradient_norm": norm,
         "optimizer_steps": float(steps),
         "kl_step": after.get("kl_step", 0.0),
-        "kl_to_base": after.get("kl_base_k3", 0.0),
+        "kl_to_base": after.get("kl_base", 0.0),
         "loss_after": after.get("loss", 0.0),
         "entropy_after": after.get("entropy", 0.0),
     }

@@ -565,6 +565,31 @@ def test_the_trust_region_metric_is_the_exact_kl_in_expectation() -> None:
     assert total == pytest.approx((o.exp() * (o - s)).sum().item(), abs=1e-12)
 
 
+def test_the_distance_to_the_base_model_is_exact_over_tokens_from_before_the_step() -> None:
+    """k3 is exact over tokens of the student's own; a step that unlearns what was said makes it as large as e^(p - s)."""
+    _, batch = make_batch(lengths=(1,), vocabulary=5)
+    new = torch.tensor([-9.0, 2.0, 0.5, 0.0, -1.0], dtype=torch.float64)  # the first is unlearnt
+    s = log_distribution(new)
+    o = log_distribution(torch.tensor([0.5, 1.0, 0.0, 0.0, -1.0], dtype=torch.float64))
+    p = log_distribution(torch.tensor([1.0, 1.0, 0.0, 0.5, -1.0], dtype=torch.float64))
+    total = plain = 0.0
+    for token in range(5):
+        before = o[token].reshape(1, 1)
+        sampled = replace(
+            batch,
+            completion_ids=torch.tensor([[token]]),
+            trainer_logprobs=before,
+            sampling_logprobs=before,
+            base_logprobs=p[token].reshape(1, 1),
+        )
+        metrics = run(Objective(), sampled, new.reshape(1, 1, 5))[2]
+        total += o[token].exp().item() * metrics["kl_base"]
+        plain += o[token].exp().item() * metrics["kl_base_k3"]
+    exact = (s.exp() * (s - p)).sum().item()
+    assert total == pytest.approx(exact, abs=1e-12)
+    assert plain > 100 * exact
+
+
 def test_what_was_not_measured_is_absent() -> None:
     logits, batch = make_batch()
     bare = replace(
@@ -574,7 +599,14 @@ def test_what_was_not_measured_is_absent() -> None:
         directive_weight=torch.zeros(3, dtype=torch.float64),
     )
     metrics = run(Objective(kl_coef=0.0), bare, logits)[2]
-    assert not {"kl_base_k2", "kl_base_k3", "directive_loss", "teacher_shift", "topk_overlap"} & set(metrics)
+    assert not {
+        "kl_base_k2",
+        "kl_base_k3",
+        "kl_base",
+        "directive_loss",
+        "teacher_shift",
+        "topk_overlap",
+    } & set(metrics)
     assert all(math.isfinite(value) for value in metrics.values())
 
 

@@ -126,7 +126,7 @@ def train(
         "gradient_norm": norm,
         "optimizer_steps": float(steps),
         "kl_step": after.get("kl_step", math.nan),
-        "kl_to_base": after.get("kl_base_k3", math.nan),
+        "kl_to_base": after.get("kl_base", math.nan),
         "loss_after": after.get("loss", math.nan),
         "entropy_after": after.get("entropy", math.nan),
         # Two passes at the same weights; more than rounding means that somebody else trains them.

@@ -102,7 +102,8 @@ def test_praise_makes_a_reply_likelier_and_blame_another_less_likely_and_both_ca
     policy.begin("patina-tiny@2")
     more = train(policy, samples(replies, (1.0, -1.0)), replace(PLAN, steps_per_batch=1), carrier="ppo")
     # It begins where the checkpoint ends, not at the base model.
-    assert more["kl_base_k3"] == pytest.approx(metrics["kl_to_base"], rel=0.01)
+    gap = (before - after)[mask].double()
+    assert more["kl_base_k3"] == pytest.approx(float((gap.expm1() - gap).mean()), rel=0.05)
     policy.give_up()
 
 
