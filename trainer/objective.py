@@ -411,10 +411,11 @@ def _total(
                 "entropy": entropy.mean(),
             }
             if base is not None:
+                k3 = kl_k3(logprobs, base)
                 metrics |= {
                     "kl_base_k2": kl_k2(logprobs, base).mean(),
-                    "kl_base_k3": kl_k3(logprobs, base).mean(),
-                    "kl_base": (ratio * kl_k3(logprobs, base)).mean(),
+                    "kl_base_k3": k3.mean(),
+                    "kl_base": (ratio * k3).mean(),
                 }
         in_policy = at.policy_mask.reshape(-1)[flat]
         if bool(in_policy.any()):

@@ -132,15 +132,16 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What became of the claimed turns: each is in exactly one of the two.
-
-    Attributes:
-        size: how much of a whole step the samples ask for, their mean `Streams.size`; 0 without samples.
-    """
+    """What became of the claimed turns: each is in exactly one of the two."""
 
     samples: tuple[Sample, ...]
     refused: Mapping[str, Refusal]
-    size: float
+
+    @property
+    def size(self) -> float:
+        """How much of a whole step the samples ask for, their mean `Streams.size`; 0 without samples."""
+        sizes = [sample.streams.size for sample in self.samples if sample.streams is not None]
+        return sum(sizes) / len(sizes) if sizes else 0.0
 
 
 @dataclass(slots=True)
@@ -185,7 +186,6 @@ def prepare(
     drafts = [draft for draft in drafts if draft.turn.turn_id not in refused]
     baseline = running_baseline(recent_verdicts, kind=plan.baseline)
     samples: list[Sample] = []
-    sizes: list[float] = []
     news = 0
     for draft in drafts:
         turn_id = draft.turn.turn_id
@@ -207,7 +207,6 @@ def prepare(
         )
         if streams.is_effective:
             samples.append(draft.sample.with_streams(streams))
-            sizes.append(streams.size)
             news += not is_expected(draft.turn.verdict.value, baseline)
         elif turn_id in irrelevant:
             refused[turn_id] = Refusal(reason=DropReason.HINT_IRRELEVANT, detail=irrelevant[turn_id])
@@ -216,7 +215,7 @@ def prepare(
     if samples and not news and kind is SampleKind.FEEDBACK:
         refused |= dict.fromkeys((sample.turn_id for sample in samples), _CONTENT)
         samples = []
-    return Prepared(samples=tuple(samples), refused=refused, size=sum(sizes) / len(sizes) if samples else 0.0)
+    return Prepared(samples=tuple(samples), refused=refused)
 
 
 class _RefusedTurn(Exception):

@@ -20,8 +20,8 @@ def raw_deflate(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("encoding", "body"),
     [
-        ("gzip", gzip.compress(TEXT, mtime=0)),
-        ("X-GZIP", gzip.compress(TEXT[:100], mtime=0) + gzip.compress(TEXT[100:], mtime=0)),
+        ("gzip", gzip.compress(TEXT)),
+        ("X-GZIP", gzip.compress(TEXT[:100]) + gzip.compress(TEXT[100:])),
         ("deflate", zlib.compress(TEXT)),
         ("deflate", raw_deflate(TEXT)),
     ],

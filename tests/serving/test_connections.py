@@ -177,9 +177,7 @@ async def test_what_the_loop_has_not_come_to_yet_is_seen_before_a_connection_is_
         (writer,) = script.writers
         if unasked is None:
             writer.transport.abort()
-            await asyncio.sleep(
-                0
-            )  # now the server's socket is closed; this side's reader runs in the next round
+            await asyncio.sleep(0)  # it is closed now, and this side's reader runs in the next round
         else:
             writer.write(unasked)  # on the wire at once
         assert await (await ask(engine)).read() == b"ok"
