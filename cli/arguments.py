@@ -202,6 +202,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="requests that need a tool call, before and after (default: %(default)s: one is 6 %%)",
     )
     evaluate.add_argument(
+        "--tabs",
+        type=int,
+        default=4,
+        help="with --fast: conversations that the person has open at once, each read before any is answered (default: "
+        "%(default)s; without --fast one)",
+    )
+    evaluate.add_argument(
         "--thorough",
         action="store_true",
         help="opposites and tool calls at every measurement, not only before and after",

@@ -133,6 +133,7 @@ def _plan(settings: Settings, arguments: argparse.Namespace) -> list[Case]:
         ("questions", 1),
         ("opposites", 1),
         ("tool_requests", 1),
+        ("tabs", 1),
         ("measure_every", 0),
         ("jobs", 1),
     ):
@@ -166,7 +167,7 @@ def _plan(settings: Settings, arguments: argparse.Namespace) -> list[Case]:
         undos=arguments.opposites,
         tools=arguments.tool_requests,
         thorough=arguments.thorough,
-        tabs=4 if mode == "fast" else 1,
+        tabs=arguments.tabs if mode == "fast" else 1,
     )
 
 

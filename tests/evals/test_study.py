@@ -258,6 +258,7 @@ def arguments(*words: str) -> argparse.Namespace:
         (["--users", "grumpy"], "unknown user"),
         (["--seeds", "0"], "at least 1"),
         (["--tool-requests", "0"], "--tool-requests must be at least 1"),
+        (["--fast", "--tabs", "0"], "--tabs must be at least 1"),
         (["--fast", "--base-url", "http://x"], "one of them"),
         (["--jobs", "2"], "--jobs is for --fast"),
         (["--fast", "--jobs", "0"], "at least 1"),
@@ -296,10 +297,13 @@ def test_a_running_patina_is_examined_through_its_public_api_alone(tmp_path: Pat
 @pytest.mark.timeout(280)
 def test_the_fast_subject_learns_by_the_trainers_own_step(tiny_model: Path, tmp_path: Path) -> None:
     words = ["--fast", "--methods", "rl", "--preferences", "concise", "--seeds", "1", "--interactions", "8",
-             "--questions", "4", "--measure-every", "0", "--output", str(tmp_path)]  # fmt: skip
+             "--questions", "4", "--measure-every", "0", "--tabs", "2", "--output", str(tmp_path)]  # fmt: skip
     given = {"model_name": str(tiny_model), "threads": 1, "anchors": 0}
     assert run_eval(read_settings(given), given, arguments(*words)) == 0
     (row,) = read_runs(tmp_path)
+    assert row["tabs"] == 2
+    # each tab numbers its own conversations
+    assert {reading["conversation"] // 100_000 for reading in row["readings"]} == {0, 1}
     # A model that knows nothing babbles until it is cut off: every reply is complained about, so batches fill.
     assert row["cost"]["published"] + row["cost"]["rejected"] >= 1
     assert row["versions"][0]["turns"] >= 1
