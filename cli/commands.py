@@ -30,6 +30,9 @@ from store.values import BASE_VERSION, AdapterVersion, Heartbeat, Json, ScoredTu
 
 #: A process that has not said anything for so long is not there.
 SILENT_S = 5.0
+#: Width of tables that no terminal shows; below the second number `versions` leaves out what a person asks for least, so that the
+#: reasons can be read.
+_FILE_COLUMNS, _NARROW = 160, 120
 #: How long `rollback` waits to see the earlier version serve.
 _SWAP_WAIT_S = 60.0
 
@@ -54,7 +57,11 @@ def _command(run: Callable[[Record, Settings, argparse.Namespace], Awaitable[int
 
 
 def _console() -> Console:
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    """A terminal as wide as it is; a file or a pipe wide enough for every column."""
+    console = Console(highlight=False)
+    if console.is_terminal:
+        return console
+    return Console(highlight=False, soft_wrap=True, width=max(console.width, _FILE_COLUMNS))
 
 
 # ---------------------------------------------------------------------- status
@@ -254,22 +261,27 @@ async def _versions(record: Record, settings: Settings, arguments: argparse.Name
             )
         )
         return 0
-    table = Table("version", "live", "state", "made", "method", "turns", "loss", "KL to base", "reason")
-    table.add_row("0", "●" if live == BASE_VERSION else "", "base model", "", "", "", "", "", "")
+    console = _console()
+    is_narrow = console.width < _NARROW
+    table = Table()
+    middle = ("KL",) if is_narrow else ("method", "loss", "KL to base")
+    for name in ("version", "live", "state", "made", "turns", *middle):
+        table.add_column(name, no_wrap=True)
+    table.add_column("reason")
+    table.add_row("0", "●" if live == BASE_VERSION else "", "base model")
     for adapter in found:
         metrics = adapter.metrics
         table.add_row(
             str(adapter.version),
             "●" if adapter.version == live else "",
             adapter.state.value,
-            time.strftime("%m-%d %H:%M:%S", time.localtime(adapter.created_at)),
-            adapter.method,
+            time.strftime("%m-%d %H:%M", time.localtime(adapter.created_at)),
             str(metrics.get("turns", "")),
-            _number(metrics.get("loss")),
+            *(() if is_narrow else (adapter.method, _number(metrics.get("loss")))),
             _number(metrics.get("kl_to_base")),
-            escape(_clip(adapter.reason, 80)),
+            escape(_clip(adapter.reason, 160)),
         )
-    _console().print(table)
+    console.print(table)
     return 0
 
 

@@ -41,6 +41,9 @@ def fill(home: Path, work: Callable[[Record], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
+REASON = '1 turns: 1 complaints, 0 thanks; "shorter please"; facts are forgotten: 71%, base 100%'
+
+
 async def _fill(record: Record) -> None:
     first = make_turn("turn-one", [{"role": "user", "content": "Capital of [France]?"}], text="**Paris** 🎉")
     second = make_turn(
@@ -66,7 +69,7 @@ async def _fill(record: Record) -> None:
         content_hash="0" * 64,
         parent_version=0,
         state=AdapterState.PUBLISHED,
-        reason="1 turns: 1 complaints",
+        reason=REASON,
         method="combine",
         metrics={"turns": 1, "loss": 0.25, "kl_to_base": 0.01},
         created_at=2_000.0,
@@ -172,6 +175,22 @@ def test_versions_show_what_is_live_and_why_shows_the_turns_behind_it(
     assert main(["why", "1", "--json", "--home", str(home)]) == 0
     why = json.loads(capsys.readouterr().out)
     assert (why["turns"][0]["turn_id"], why["turns"][0]["verdict"]) == ("turn-one", -1)
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_the_reason_of_a_version_can_be_read_however_narrow_the_terminal(
+    columns: int, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("cli.commands._FILE_COLUMNS", columns)
+    assert main(["versions", "--home", str(home)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in lines if "published" in line]
+    below_base = lines[next(i for i, line in enumerate(lines) if "base model" in line) + 1 :]
+    reasons = [line.strip("│ ").split("│")[-1].strip() for line in below_base if line.startswith("│")]
+    assert " ".join(part for part in reasons if part) == REASON
+    assert max(map(len, lines)) <= columns
+    assert ("combine" in row) is (columns == 160)  # narrow: left to `why`
 
 
 def test_rollback_moves_the_alias_at_once_when_nothing_runs(
