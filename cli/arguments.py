@@ -205,7 +205,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--tabs",
         type=int,
         default=4,
-        help="with --fast: conversations that the person has open at once, each read before any is answered (default: "
+        help="with --fast: conversations that the person has open at once, all answered before any is learnt from (default: "
         "%(default)s; without --fast one)",
     )
     evaluate.add_argument(

@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli.live import ask_proxy, is_in_trouble, store_line
+from evals.console import table_console
 from store.errors import ConfigError, RecordError
 from store.lifecycle import Stage
 from store.processes import is_alive
@@ -30,9 +31,10 @@ from store.values import BASE_VERSION, AdapterVersion, Heartbeat, Json, ScoredTu
 
 #: A process that has not said anything for so long is not there.
 SILENT_S = 5.0
-#: Width of tables that no terminal shows; below the second number `versions` leaves out what a person asks for least, so that the
-#: reasons can be read.
-_FILE_COLUMNS, _NARROW = 160, 120
+#: In fewer columns `versions` leaves out what a person asks for least, so that the reasons can be read.
+_NARROW = 120
+#: Characters of a text that has room.
+LONG = 160
 #: How long `rollback` waits to see the earlier version serve.
 _SWAP_WAIT_S = 60.0
 
@@ -56,14 +58,6 @@ def _command(run: Callable[[Record, Settings, argparse.Namespace], Awaitable[int
     return lambda settings, arguments: asyncio.run(opened(settings, arguments))
 
 
-def _console() -> Console:
-    """A terminal as wide as it is; a file or a pipe wide enough for every column."""
-    console = Console(highlight=False)
-    if console.is_terminal:
-        return console
-    return Console(highlight=False, soft_wrap=True, width=max(console.width, _FILE_COLUMNS))
-
-
 # ---------------------------------------------------------------------- status
 
 
@@ -83,7 +77,7 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
         found |= {"store": store, "proxy": live["proxy"] if live else None, "record_error": problem}
         print(json.dumps(found, default=str, indent=2))
     else:
-        console = _console()
+        console = table_console(soft_wrap=True)
         if status is not None:
             _print_status(console, status)
         else:
@@ -169,7 +163,7 @@ async def _trajectories(record: Record, settings: Settings, arguments: argparse.
         rows = await record.trajectories(
             session_id=arguments.session, stage=stage, limit=arguments.limit, newest_first=True
         )
-        _console().print(_trajectory_table(list(reversed(rows))))
+        table_console(soft_wrap=True).print(_trajectory_table(list(reversed(rows))))
         return 0
     wanted = (
         row
@@ -193,9 +187,9 @@ def _trajectory_table(rows: list[Json]) -> Table:
             row["session_id"][-8:],
             str(row["turn_index"]),
             f"{row['kind']}/{row['relation']}",
-            escape(_clip(last_user_text(row["messages"]))),
-            escape(_clip(row["completion"] or json.dumps(row["tool_calls"]))),
-            escape(_clip(row["next_text"] or "")),
+            escape(clip(last_user_text(row["messages"]))),
+            escape(clip(row["completion"] or json.dumps(row["tool_calls"]))),
+            escape(clip(row["next_text"] or "")),
             verdict,
             stage,
             f"{row['adapter_version']}" + (f"→{trained}" if trained is not None else ""),
@@ -203,7 +197,8 @@ def _trajectory_table(rows: list[Json]) -> Table:
     return table
 
 
-def _clip(text: str, length: int = 48) -> str:
+def clip(text: str, length: int = 48) -> str:
+    """A text in one line of at most so many characters."""
     text = " ".join(text.split())
     return text if len(text) <= length else text[: length - 1] + "…"
 
@@ -261,7 +256,7 @@ async def _versions(record: Record, settings: Settings, arguments: argparse.Name
             )
         )
         return 0
-    console = _console()
+    console = table_console(soft_wrap=True)
     is_narrow = console.width < _NARROW
     table = Table()
     middle = ("KL",) if is_narrow else ("method", "loss", "KL to base")
@@ -279,7 +274,7 @@ async def _versions(record: Record, settings: Settings, arguments: argparse.Name
             str(metrics.get("turns", "")),
             *(() if is_narrow else (adapter.method, _number(metrics.get("loss")))),
             _number(metrics.get("kl_to_base")),
-            escape(_clip(adapter.reason, 160)),
+            escape(clip(adapter.reason, LONG)),
         )
     console.print(table)
     return 0
@@ -311,7 +306,7 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
     if arguments.json:
         print(json.dumps({**_version_json(adapter), "turns": [_turn_json(t) for t in turns]}, indent=2))
         return 0
-    console = _console()
+    console = table_console(soft_wrap=True)
     console.print(
         f"{adapter.name}: {adapter.state.value}, made by {adapter.method} from version {adapter.parent_version} "
         f"and {len(turns)} of your turns"
@@ -322,11 +317,11 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
     for turn in turns:
         table.add_row(
             turn.turn_id[-8:],
-            escape(_clip(last_user_text(turn.messages))),
-            escape(_clip(turn.completion.text)),
-            escape(_clip(turn.next_text)),
+            escape(clip(last_user_text(turn.messages))),
+            escape(clip(turn.completion.text)),
+            escape(clip(turn.next_text)),
             f"{turn.verdict.value:+d}" if turn.verdict.value else "0",
-            escape(_clip(turn.verdict.hint or "")),
+            escape(clip(turn.verdict.hint or "")),
             turn.verdict.source,
         )
     console.print(table)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.markup import escape
 
+from cli.commands import LONG, clip
 from evals.traffic import evidence_of, meaning_of
 from store.errors import RecordError
 from store.record import Record, last_user_text
@@ -53,8 +54,8 @@ def lines_of(story: Json) -> Iterator[tuple[str, str]]:
     reason = kind.partition(": ")[2]
     yield "turn", f"{story['turn_id']}, {_when(story['created_at'])}, by {story['client']}"
     yield "session", f"{story['session_id']}, number {story['turn_index']} of its branch"
-    yield "asked", _clip(last_user_text(story["messages"]))
-    yield "answered", _clip(story["completion"] or json.dumps(story["tool_calls"], ensure_ascii=False))
+    yield "asked", clip(last_user_text(story["messages"]), LONG)
+    yield "answered", clip(story["completion"] or json.dumps(story["tool_calls"], ensure_ascii=False), LONG)
     meaning = meaning_of(reason)
     yield "kind", f"{story['kind']}, because: {reason}" + (f" ({meaning})" if meaning else "")
     if story["kind"] == "side":
@@ -65,7 +66,7 @@ def lines_of(story: Json) -> Iterator[tuple[str, str]]:
     if parent is not None:
         yield (
             "parent",
-            f"{parent['turn_id']}: “{_clip(last_user_text(parent['messages']), 60)}” → “{_clip(parent['completion'], 60)}”",
+            f"{parent['turn_id']}: “{clip(last_user_text(parent['messages']), 60)}” → “{clip(parent['completion'], 60)}”",
         )
     yield from _after(story)
     fate = story["stage"] + (f" ({story['drop_reason']})" if story["drop_reason"] else "")
@@ -76,7 +77,7 @@ def lines_of(story: Json) -> Iterator[tuple[str, str]]:
 
 def _after(story: Json) -> Iterator[tuple[str, str]]:
     for state in story["next_states"]:
-        said = "asked again" if state["relation"] == "retry" else f"“{_clip(state['text'])}”"
+        said = "asked again" if state["relation"] == "retry" else f"“{clip(state['text'], LONG)}”"
         yield (
             "followed",
             f"{state['role']}, {state['relation']}, {_when(state['created_at'])}: {said} ({state['by_turn_id']})",
@@ -85,19 +86,14 @@ def _after(story: Json) -> Iterator[tuple[str, str]]:
         yield "followed", "by nothing yet"
     for given in story["feedback"]:
         score = "" if given["score"] is None else f"{given['score']:+g} "
-        yield "feedback", f"{score}{_clip(given['text'])}".strip()
+        yield "feedback", f"{score}{clip(given['text'], LONG)}".strip()
     for verdict in story["verdicts"]:
         value = (
             "abstained" if verdict["value"] is None else f"{verdict['value']:+d}" if verdict["value"] else "0"
         )
-        hint = f", hint: “{_clip(verdict['hint'])}”" if verdict["hint"] else ""
+        hint = f", hint: “{clip(verdict['hint'], LONG)}”" if verdict["hint"] else ""
         yield "verdict", f"{value} by {verdict['source']} (confidence {verdict['confidence']:.2f}){hint}"
 
 
 def _when(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-
-
-def _clip(text: str, length: int = 160) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= length else text[: length - 1] + "…"

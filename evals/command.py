@@ -20,6 +20,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from evals.console import table_console
 from evals.demo import house_key, with_v1
 from evals.methods import parse_methods
 from evals.metrics import Measures
@@ -82,7 +83,7 @@ def run_eval(settings: Settings, given: Mapping[str, Any], arguments: argparse.N
     """
     words: list[str] = arguments.action
     if words[:1] == ["compare"] and len(words) == 3:
-        return compare(Path(words[1]), Path(words[2]), _console())
+        return compare(Path(words[1]), Path(words[2]), table_console())
     if words[:1] == ["report"] and len(words) == 2:
         return _report(Path(words[1]))
     if words:
@@ -115,7 +116,7 @@ def run_eval(settings: Settings, given: Mapping[str, Any], arguments: argparse.N
             _use_threads(settings.resolved_threads)
         rows = asyncio.run(_run(wanted, place, folder, arguments))
     write_report(folder, rows)
-    print_summary(rows, _console())
+    print_summary(rows, table_console())
     print(f"report: {folder / 'report.html'}")
     return _smoke_verdict(rows) if arguments.smoke else 0
 
@@ -274,15 +275,9 @@ def _report(folder: Path) -> int:
     if not rows:
         raise ConfigError(f"there are no runs in {folder}")
     write_report(folder, rows)
-    print_summary(rows, _console())
+    print_summary(rows, table_console())
     print(f"report: {folder / 'report.html'}")
     return 0
-
-
-def _console() -> Console:
-    """A terminal as wide as it is; a file wide enough for every column."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=160)
 
 
 def _smoke_verdict(rows: Sequence[Json]) -> int:

@@ -182,7 +182,7 @@ def test_the_reason_of_a_version_can_be_read_however_narrow_the_terminal(
     columns: int, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setattr("cli.commands._FILE_COLUMNS", columns)
+    monkeypatch.setattr("evals.console.FILE_COLUMNS", columns)
     assert main(["versions", "--home", str(home)]) == 0
     lines = capsys.readouterr().out.splitlines()
     (row,) = [line for line in lines if "published" in line]
