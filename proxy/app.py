@@ -194,6 +194,7 @@ class Proxy:
             "unfinished": counters.unfinished,
             "unrecorded": counters.unrecorded,
             "not_captured": dict(counters.not_captured),
+            "requests_refused": counters.requests_refused,
             "upstream_errors": counters.upstream_errors,
             "heartbeat_errors": self._heartbeat_errors,
             "refused_fields": self._chat.refused,

@@ -97,6 +97,9 @@ _TRIES = 12
 _BLANK = b" \t\r\n"
 
 _UPSTREAM_KIND = "upstream_error"
+#: What a backend in good health says of a request that is wrong in itself: bad content, too long, of another type. Not 401 and 404:
+#: a key or a model that the backend does not take may be our own setting.
+_REFUSALS = frozenset({400, 413, 415, 422})
 #: Ids are no secrets: a generator that is seeded once will do.
 _CHANCE = random.Random(secrets.randbits(256))
 
@@ -114,6 +117,7 @@ class Counters:
     requests: int = 0
     passed_through: int = 0
     unfinished: int = 0
+    requests_refused: int = 0  #: by the backend, for what the client had sent
     upstream_errors: int = 0
     unrecorded: int = 0
     large: int = 0  #: bodies that may leave holes in the heap
@@ -436,7 +440,10 @@ class ChatRelay:
         exchange.status = reply.status
         content_type = (header(reply.headers, b"content-type") or "").lower()
         exchange.is_stream = content_type.startswith("text/event-stream")
-        if reply.status >= 400:
+        if reply.status in _REFUSALS:
+            exchange.fault = (DropReason.REQUEST_REFUSED, f"the backend answered {reply.status}")
+            self._counters.requests_refused += 1
+        elif reply.status >= 400:
             exchange.fault = (DropReason.UPSTREAM_ERROR, f"the backend answered {reply.status}")
             self._counters.upstream_errors += 1
         encoding = header(reply.headers, b"content-encoding")

@@ -40,6 +40,7 @@ class DropReason(StrEnum):
     SIDE_TURN = "side_turn"  #: housekeeping: title, summary, heartbeat
     OPTED_OUT = "opted_out"  #: the client said so
     UNFINISHED = "unfinished"  #: the client left or the backend broke the stream
+    REQUEST_REFUSED = "request_refused"  #: the backend is well and would not take the request as it was
     UPSTREAM_ERROR = "upstream_error"  #: the reply was an error
     NO_TOKENS = "no_tokens"  #: the backend reported no token ids or logprobs
     TOKEN_MISMATCH = "token_mismatch"  #: ids and logprobs of different length, or not what usage counted

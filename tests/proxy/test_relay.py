@@ -442,6 +442,29 @@ def test_errors_of_the_backend_reach_the_client_and_the_record(house: House) -> 
     assert (row["stage"], row["drop_reason"]) == ("dropped", "upstream_error")
 
 
+@pytest.mark.parametrize(
+    ("status", "reason", "counter"),
+    [
+        (400, "request_refused", "requests_refused"),
+        (422, "request_refused", "requests_refused"),
+        (404, "upstream_error", "upstream_errors"),
+        (429, "upstream_error", "upstream_errors"),
+        (500, "upstream_error", "upstream_errors"),
+    ],
+)
+def test_a_request_that_the_backend_refuses_is_not_counted_as_its_failure(
+    house: House, status: int, reason: str, counter: str
+) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        house.ask("hello", extra_body={"scripted": {"status": status, "body": '{"error": {"message": "no"}}'}})
+    assert caught.value.status_code == status
+    (row,) = house.rows(1)
+    assert (row["stage"], row["drop_reason"]) == ("dropped", reason)
+    state = house.proxy._own_state()
+    counted = {name: state[name] for name in ("requests_refused", "upstream_errors")}
+    assert counted == {"requests_refused": 0, "upstream_errors": 0, counter: 1}
+
+
 # ------------------------------------------------------- somebody else's endpoint
 
 
