@@ -39,7 +39,7 @@ from trainer.policy import LocalPolicy, Reply, Weights
 from trainer.step import train
 
 #: Nothing that holds the policy, and ten times the rate: the same end, sooner.
-_LOOSE: Mapping[str, Any] = {"anchors": 0, "replay": 0, "kl_loss_coef": 0.0, "learning_rate": 1e-2}
+_LOOSE: Mapping[str, Any] = {"anchors": 0, "replay": 0, "kl_loss_coef": 0.0, "learning_rate": 5e-2}
 #: The same where the verdict alone teaches.
 _BARE: Mapping[str, Any] = {**_LOOSE, "method": "rl", "baseline": "none"}
 #: Of those that people ask, how many the live version is asked in the end.
@@ -91,7 +91,7 @@ PLANTS: Mapping[str, Plant] = {
         )
         for unguarded in (False, True)
     },
-    "rate": Plant(about="learning rate x 100", settings={"learning_rate": 0.1}),
+    "rate": Plant(about="learning rate x 100", settings={"learning_rate": 0.5}),
     "flipped": Plant(
         about="rewards with the sign flipped: right answers are blamed, wrong ones praised; rl without anchors, rate x 10",
         settings=_BARE,
@@ -264,8 +264,8 @@ def poisoned_teacher(
 def _broken_weights() -> Iterator[None]:
     """Inside, a step leaves NaN in one weight."""
 
-    def breaking(policy: LocalPolicy, *rest: Any) -> dict[str, float]:
-        found = train(policy, *rest)
+    def breaking(policy: LocalPolicy, *rest: Any, **more: Any) -> dict[str, float]:
+        found = train(policy, *rest, **more)
         snapshot = policy.snapshot()
         name = next(name for name in snapshot if "lora_B" in name)
         snapshot[name] = torch.full_like(snapshot[name], math.nan)

@@ -25,6 +25,8 @@ _BARE: Mapping[str, Any] = {
     "blame_hinted": True,
     "hint_gate": False,
     "steps_per_batch": 1,
+    "adam_beta1": 0.9,
+    "update_clip": 0.0,
     "rate_by_signal": False,
 }
 

@@ -47,10 +47,12 @@ FLOAT32_BELOW = 200_000_000
 EMA_RATE = 0.05
 #: Largest gradient norm; what is above is scaled down to it.
 MAX_GRADIENT_NORM = 1.0
-#: AdamW's moments: a shorter second-moment memory than the usual .999, since steps are few and far between.
-BETAS = (0.9, 0.99)
+#: AdamW's second moment: a shorter memory than the usual .999, since steps are few and far between.
+BETA2 = 0.99
 #: Rows generated at a time.
 SAMPLE_ROWS = 32
+#: Padded prompt tokens generated from at a time, for the sake of the cache (8 B parameters: 150 kB a token).
+_SAMPLE_ROOM = 32_768
 #: What it costs to generate in one more group, in padded prompt tokens (built-in model, one thread: .1 s).
 _SAMPLE_TOKENS = 1_024
 #: Padded tokens of one pass that measures a spread.
@@ -67,7 +69,9 @@ class LocalPolicy(Texts):
         model: folder, or name of a model in the local Hugging Face cache. Nothing is downloaded.
         rank: of the LoRA matrices on every linear layer but the output layer; alpha is twice the rank, so that the update's
             scale does not depend on the rank.
-        learning_rate: of AdamW, without decay: LoRA is already a bound on how far weights can go.
+        learning_rate: of AdamW, without weight decay: LoRA is already a bound on how far weights can go.
+        beta1: of AdamW: how much of the direction of the last steps is kept.
+        update_clip: most that a step moves a tensor, in learning rates, as the root mean square of its entries; 0: no bound.
         seed: of the adapter's initial weights.
         teacher: another model to teach with the hint in context; empty: none is loaded.
         device: "auto" or a torch device.
@@ -88,6 +92,8 @@ class LocalPolicy(Texts):
         *,
         rank: int = 16,
         learning_rate: float = 1e-4,
+        beta1: float = 0.9,
+        update_clip: float = 0.0,
         seed: int = 0,
         teacher: str = "",
         device: str = "auto",
@@ -111,6 +117,7 @@ class LocalPolicy(Texts):
         self._pad = int(self.tokenizer.pad_token_id or 0)
         self._head_checked: set[int] = set()
         self._learning_rate = learning_rate
+        self._beta1, self._update_clip = beta1, update_clip
         self._checkpointing = self.parameters >= FLOAT32_BELOW if checkpointing is None else checkpointing
         self._base_name = str(Path(model).resolve()) if Path(model).is_dir() else model
         lora = LoraConfig(
@@ -156,7 +163,11 @@ class LocalPolicy(Texts):
         """Forget moments and average: the adapter as it is now is all there is."""
         self._ema = {name: parameter.detach().clone() for name, parameter in self._trainable.items()}
         self._optimizer = torch.optim.AdamW(
-            list(self._trainable.values()), lr=self._learning_rate, betas=BETAS, weight_decay=0.0, fused=True
+            list(self._trainable.values()),
+            lr=self._learning_rate,
+            betas=(self._beta1, BETA2),
+            weight_decay=0.0,
+            fused=True,
         )
 
     @property
@@ -516,7 +527,9 @@ class LocalPolicy(Texts):
         lengths = [len(prompts[i]) for i in order]
         replies: dict[int, Reply] = {}
         with self._as(weights), torch.no_grad():
-            for part in cheapest_parts(lengths, cost=_SAMPLE_TOKENS, max_rows=SAMPLE_ROWS):
+            for part in cheapest_parts(
+                lengths, cost=_SAMPLE_TOKENS, max_tokens=_SAMPLE_ROOM, max_rows=SAMPLE_ROWS
+            ):
                 rows = order[part]
                 self.at_boundary()
                 some = self._generate(
@@ -603,12 +616,27 @@ class LocalPolicy(Texts):
         if not math.isfinite(norm):
             self.drop_gradients()
             raise GateRejected("the gradient is not finite: no step was taken")
+        before = [p.detach().clone() for p in self._trainable.values()] if self._update_clip else []
         self._optimizer.step()
         self.drop_gradients()
         with torch.no_grad():
+            if self._update_clip:
+                self._bound_update(before)
             for name, parameter in self._trainable.items():
                 self._ema[name].lerp_(parameter, EMA_RATE)
         return norm
+
+    def _bound_update(self, before: list[Tensor]) -> None:
+        """Shorten what the last step did to each tensor to `update_clip` learning rates, root mean square.
+
+        Where a gradient grows after many small ones, the second moment lags and Adam's step is up to (1 - β₁) / sqrt(1 - β₂) rates
+        long: four at β₁ = .6 (Shazeer and Stern 2018, section 5; Wortsman et al. 2023).
+        """
+        most = self._update_clip * self._learning_rate
+        for parameter, old in zip(self._trainable.values(), before, strict=True):
+            moved = parameter - old
+            length = moved.square().mean().sqrt()
+            parameter.copy_(old + moved * (most / length.clamp(min=1e-30)).clamp(max=1.0))
 
     def weaken(self, share: float) -> None:
         """Be ``share`` times as far from the base model, in the space of weights; moments stay what they are.

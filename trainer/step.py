@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -23,13 +23,14 @@ from torch import Tensor
 from store.errors import AlignmentError
 from store.lifecycle import DropReason
 from store.settings import Settings
-from store.values import ScoredTurn
+from store.values import LogprobMode, ScoredTurn
 from trainer.advantages import (
     Candidate,
     Method,
     at_least_one,
     build_streams,
     directive_refusal,
+    directive_streams,
     is_expected,
     running_baseline,
 )
@@ -49,6 +50,10 @@ MIN_OVERLAP = 0.5
 RATIO_BOUNDS = (0.5, 2.0)
 #: `Settings.teacher` -> whose weights read the hint. STUDENT is the policy before the step: its numbers are taken once.
 _TEACHERS = {"base": Weights.BASE, "ema": Weights.EMA, "live": Weights.STUDENT}
+#: Exponent of the decay over the optimizer steps of a batch.
+_DECAY = 1.5
+#: Longest new answer to a complaint or an anchor, in tokens.
+MAX_ANEW = 64
 #: Padded tokens of one forward and backward pass.
 MICRO_TOKENS = 8_192
 
@@ -62,6 +67,8 @@ class StepPlan:
             see `trainer.losses.carried_over`. No other teacher does: an EMA remembers by itself, and another model's
             opinions are not to be magnified.
         blames_hinted: whether a complaint with a hint also gets its verdict on every token, beside the directive term.
+        settles: whether the learning rate falls over the optimizer steps of a batch.
+        answers_anew: whether complaints and anchors are answered anew before each further optimizer step.
     """
 
     method: Method
@@ -76,6 +83,8 @@ class StepPlan:
     baseline: Literal["running", "none"] = "running"
     blames_hinted: bool = True
     steps_per_batch: int = 2
+    settles: bool = False
+    answers_anew: bool = False
     max_kl_step: float = 0.02
     max_staleness: int = 8
     min_shift: float = MIN_SHIFT
@@ -113,9 +122,19 @@ class StepPlan:
             min_shift=MIN_SHIFT if settings.hint_gate else 0.0,
             min_overlap=MIN_OVERLAP if settings.hint_gate else 0.0,
             steps_per_batch=settings.steps_per_batch,
+            settles=settings.settle,
+            answers_anew=settings.answer_anew,
             max_kl_step=settings.max_kl_step,
             max_staleness=settings.max_staleness,
         )
+
+    def rates(self) -> list[float]:
+        """The learning rate of each optimizer step of a batch, as a share of the whole.
+
+        Polynomial decay: what the first, long steps break elsewhere shows in the anchors' answers to them, and the short ones mend it.
+        """
+        count = self.steps_per_batch
+        return [(1 - i / count) ** _DECAY if self.settles else 1.0 for i in range(count)]
 
     @property
     def reads_hints(self) -> bool:
@@ -383,29 +402,41 @@ def _read_teacher(
     return why
 
 
-def train(policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan) -> dict[str, float]:
+def train(
+    policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan, *, seed: int = 0
+) -> dict[str, float]:
     """Move the policy's weights by up to ``plan.steps_per_batch`` optimizer steps on these samples; returns the metrics.
 
     Stops before a step when the weights are already further than ``plan.max_kl_step`` from where they began.
 
+    Args:
+        seed: of the new answers.
+
     Raises:
         GateRejected: a gradient is not finite; the weights are those after the last good step.
     """
-    parts = [_Part(policy, part, plan) for part in micro_batches(samples, plan.micro_tokens)]
-    live = float(sum(float(part.live_samples) for part in parts))
+    given = _Batch(policy, samples, plan)
+    batch = given
     metrics: dict[str, float] = {}
     steps, norm = 0, 0.0
-    for _ in range(plan.steps_per_batch):
-        here = [part.backward(policy, plan, live) for part in parts]
-        found = _merged(here)
-        if not metrics:
-            metrics = found
-        if steps and found.get("kl_step", 0.0) > plan.max_kl_step:
-            policy.drop_gradients()
-            break
-        norm = policy.apply_gradients()
-        steps += 1
-    after = _merged([part.measure(policy, plan, live) for part in parts])
+    whole = policy.learning_rate
+    try:
+        for share in plan.rates():
+            if steps and plan.answers_anew:
+                if given.measure(policy).get("kl_step", 0.0) > plan.max_kl_step:
+                    break
+                batch = _Batch(policy, answered_anew(policy, samples, seed=seed + steps), plan)
+            found = batch.backward(policy)
+            metrics = metrics or found
+            if steps and not plan.answers_anew and found.get("kl_step", 0.0) > plan.max_kl_step:
+                policy.drop_gradients()
+                break
+            policy.learning_rate = whole * share
+            norm = policy.apply_gradients()
+            steps += 1
+    finally:
+        policy.learning_rate = whole
+    after = given.measure(policy)
     return {
         **metrics,
         "gradient_norm": norm,
@@ -415,6 +446,60 @@ def train(policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan) -> dic
         "loss_after": after.get("loss", 0.0),
         "entropy_after": after.get("entropy", 0.0),
     }
+
+
+def answered_anew(policy: LocalPolicy, samples: Sequence[Sample], *, seed: int) -> list[Sample]:
+    """The samples, those that only a teacher judges with what the policy answers to their prompts now.
+
+    A verdict is about the reply that it followed, and stays with it; and so does a reply for whose like the context has no room.
+    """
+    rows = [
+        i
+        for i, sample in enumerate(samples)
+        if sample.teacher_prompt_ids is not None
+        and sample.streams is not None
+        and sample.streams.directive_weight > 0.0
+        and not any(sample.streams.advantages)
+        and max(len(sample.prompt_ids), len(sample.teacher_prompt_ids)) + MAX_ANEW <= policy.max_context
+    ]
+    result = list(samples)
+    if not rows:
+        return result
+    replies = policy.sample([samples[i].prompt_ids for i in rows], max_tokens=MAX_ANEW, seed=seed)
+    for i, reply in zip(rows, replies, strict=True):
+        sample, streams = samples[i], samples[i].streams
+        if not reply.token_ids or streams is None:
+            continue
+        result[i] = replace(
+            sample,
+            completion_ids=reply.token_ids,
+            sampling_logprobs=None if sample.sampling_logprobs is None else reply.logprobs,
+            logprob_mode=LogprobMode.RAW,
+            temperature=1.0,
+            streams=directive_streams(
+                completion_length=len(reply.token_ids),
+                weight=streams.directive_weight,
+                alpha=streams.directive_alpha,
+            ),
+        )
+    return result
+
+
+class _Batch:
+    """The samples of an optimizer step, in parts that go through the model at once."""
+
+    def __init__(self, policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan) -> None:
+        self._plan = plan
+        self._parts = [_Part(policy, part, plan) for part in micro_batches(samples, plan.micro_tokens)]
+        self._live = float(sum(float(part.live_samples) for part in self._parts))
+
+    def backward(self, policy: LocalPolicy) -> dict[str, float]:
+        """Accumulate the gradients; returns the metrics before the step."""
+        return _merged([part.backward(policy, self._plan, self._live) for part in self._parts])
+
+    def measure(self, policy: LocalPolicy) -> dict[str, float]:
+        """The metrics at the weights as they are."""
+        return _merged([part.measure(policy, self._plan, self._live) for part in self._parts])
 
 
 def by_teacher(samples: Sequence[Sample], plan: StepPlan) -> Iterator[tuple[list[int], Weights, Carry]]:

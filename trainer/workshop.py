@@ -33,7 +33,7 @@ from trainer.policy import LocalPolicy
 from trainer.protocol import Outcome as Outcome
 from trainer.protocol import Policy
 from trainer.replay import Reservoir
-from trainer.step import StepPlan, prepare, train
+from trainer.step import MAX_ANEW, StepPlan, prepare, train
 
 #: After a rejection the learning rate is halved, down to this share of what was asked for; every published version wins
 #: back a quarter.
@@ -42,8 +42,6 @@ _RATE_FLOOR, _RATE_CUT, _RATE_GAIN = 1 / 64, 0.5, 1.25
 #: further attempt begins from weights that are a tenth nearer to the base model than the last one did, at a rate that can take a
 #: step and not undo it. Not below seven tenths: what a person taught is worth more than getting on (half was seen to lose all of it).
 _PATIENCE, _WEAKER, _WEAKEST, _WEAKENED_RATE = 4, 0.9, 0.7, 1 / 4
-#: Longest new answer to a past complaint, in tokens.
-_MAX_ANEW = 64
 
 P = TypeVar("P", bound=Policy)
 
@@ -284,6 +282,8 @@ class Workshop(SharedWorkshop[LocalPolicy]):
             settings.model_path,
             rank=settings.lora_rank,
             learning_rate=settings.resolved_learning_rate,
+            beta1=settings.adam_beta1,
+            update_clip=settings.update_clip,
             seed=settings.seed,
             teacher=settings.teacher_model_name,
             quantize=settings.quantize == "4bit",
@@ -291,7 +291,7 @@ class Workshop(SharedWorkshop[LocalPolicy]):
         super().__init__(settings, StepPlan.of(settings), policy)
 
     def _train(self, samples: Sequence[Sample], number: int) -> dict[str, float]:
-        return train(self._policy, samples, self._plan)
+        return train(self._policy, samples, self._plan, seed=self._settings.seed + 1_000 * (self._steps + 1))
 
     def _weaken(self, share: float) -> bool:
         self._policy.weaken(share)
@@ -321,7 +321,7 @@ def answer_anew(policy: Policy, turns: Sequence[ScoredTurn], *, seed: int, versi
     asked = [turn for turn in turns if turn.verdict.hint and turn.prompt_token_ids]
     if not asked:
         return []
-    replies = policy.sample([turn.prompt_token_ids for turn in asked], max_tokens=_MAX_ANEW, seed=seed)
+    replies = policy.sample([turn.prompt_token_ids for turn in asked], max_tokens=MAX_ANEW, seed=seed)
     return [
         replace(
             turn,

@@ -456,7 +456,9 @@ def test_a_request_that_the_backend_refuses_is_not_counted_as_its_failure(
     house: House, status: int, reason: str, counter: str
 ) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
-        house.ask("hello", extra_body={"scripted": {"status": status, "body": '{"error": {"message": "no"}}'}})
+        house.ask(
+            "hello", extra_body={"scripted": {"status": status, "body": '{"error": {"message": "no"}}'}}
+        )
     assert caught.value.status_code == status
     (row,) = house.rows(1)
     assert (row["stage"], row["drop_reason"]) == ("dropped", reason)

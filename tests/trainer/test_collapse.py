@@ -37,24 +37,26 @@ QUESTIONS = (
 )
 
 
-def nan_in_a_weight(policy: LocalPolicy, *rest: Any) -> dict[str, float]:
-    found = train(policy, *rest)
+def nan_in_a_weight(policy: LocalPolicy, *rest: Any, **more: Any) -> dict[str, float]:
+    found = train(policy, *rest, **more)
     weights = policy.snapshot()
     name = next(name for name in weights if "lora_B" in name)
     policy.restore({**weights, name: torch.full_like(weights[name], math.nan)})
     return found
 
 
-def hundredfold_rate(policy: LocalPolicy, *rest: Any) -> dict[str, float]:
+def hundredfold_rate(policy: LocalPolicy, *rest: Any, **more: Any) -> dict[str, float]:
     policy.learning_rate = 0.1  # whatever a rejection before has cut it to
-    return train(policy, *rest)
+    return train(policy, *rest, **more)
 
 
-def nothing_holds_it(policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan) -> dict[str, float]:
+def nothing_holds_it(
+    policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan, **more: Any
+) -> dict[str, float]:
     """Ten times the rate, no anchors, no penalty: what a teacher does to a policy, sooner."""
     policy.learning_rate = 1e-2
     taught = [sample for sample in samples if sample.kind is not SampleKind.ANCHOR]
-    return train(policy, taught, replace(plan, objective=replace(plan.objective, kl_coef=0.0)))
+    return train(policy, taught, replace(plan, objective=replace(plan.objective, kl_coef=0.0)), **more)
 
 
 @dataclass(slots=True)

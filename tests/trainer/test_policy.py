@@ -228,6 +228,36 @@ def test_adam_does_not_decay_and_gradients_are_clipped_to_one(policy: LocalPolic
     assert float(torch.stack([m.norm() for m in moments]).norm()) == pytest.approx(0.1, rel=1e-3)
 
 
+@pytest.mark.parametrize(("clip", "longest"), [(0.0, 3.2), (1.0, 1.0)])
+def test_a_gradient_that_grows_after_many_small_ones_takes_no_longer_step_than_asked(
+    tiny_model: Path, clip: float, longest: float
+) -> None:
+    policy = LocalPolicy(
+        str(tiny_model), rank=4, learning_rate=1e-4, beta1=0.6, update_clip=clip, seed=3, device="cpu"
+    )
+    assert policy._optimizer.param_groups[0]["betas"] == (0.6, 0.99)
+    generator = torch.Generator().manual_seed(0)
+
+    def step(size: float) -> float:
+        before = {name: value.detach().clone() for name, value in policy._trainable.items()}
+        for value in policy._trainable.values():
+            value.grad = size * torch.randn(value.shape, generator=generator)
+        policy.apply_gradients()
+        return max(
+            float((value.detach() - before[name]).square().mean().sqrt()) / 1e-4
+            for name, value in policy._trainable.items()
+        )
+
+    usual = [step(1e-5) for _ in range(100)][-1]
+    assert 0.3 < usual < 0.8  # noise: steps that take one another back in part
+    sudden = step(1e-2)
+    # Without a bound .4 / sqrt(.01), less what the bias of a hundred steps takes off.
+    assert sudden == pytest.approx(longest, rel=0.02)
+    policy.learning_rate = 0.0
+    step(1e-2)  # a batch that asks for nothing
+    assert all(bool(value.isfinite().all()) for value in policy._trainable.values())
+
+
 # -- coming back
 
 

@@ -1,6 +1,7 @@
 """A step on a real (tiny, random) policy: what each turn teaches, what is refused and why, and that weights move as asked."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from trainer.batch import SampleKind
 from trainer.losses import Carry
 from trainer.objective import Objective
 from trainer.policy import LocalPolicy, Weights
-from trainer.step import Prepared, StepPlan, prepare, train
+from trainer.step import MAX_ANEW, Prepared, StepPlan, answered_anew, prepare, train
 
 COMBINE = StepPlan(
     method="combine",
@@ -243,6 +244,95 @@ def test_the_trust_region_stops_the_inner_steps(policy: LocalPolicy) -> None:
     assert metrics["kl_step"] > 1e-9
 
 
+def test_the_rate_falls_over_the_steps_of_a_batch_and_is_whole_again_after_it(
+    policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+    apply = policy.apply_gradients
+
+    def noted() -> float:
+        rates.append(policy.learning_rate)
+        return apply()
+
+    monkeypatch.setattr(policy, "apply_gradients", noted)
+    samples = ready(policy, sampled_turn(policy, "t", "Hi")).samples
+    policy.learning_rate = 1e-3
+    for settles in (True, False):
+        train(policy, samples, replace(COMBINE, steps_per_batch=4, settles=settles))
+        assert policy.learning_rate == 1e-3
+    assert rates[4:] == [1e-3] * 4
+    assert rates[:4] == pytest.approx([1e-3, 0.75**1.5 * 1e-3, 0.5**1.5 * 1e-3, 0.25**1.5 * 1e-3])
+
+
+def test_what_only_a_teacher_judges_is_answered_anew_by_the_weights_as_they_are(policy: LocalPolicy) -> None:
+    complaint = sampled_turn(policy, "complaint", "Hi there", temperature=0.7)
+    thanks = sampled_turn(policy, "thanks", "Hello", verdict={"value": 1, "hint": None})
+    plan = replace(COMBINE, blames_hinted=False)
+    before = {sample.turn_id: sample for sample in ready(policy, complaint, thanks, plan=plan).samples}
+    anchor = replace(
+        before["complaint"],
+        turn_id="anchor",
+        kind=SampleKind.ANCHOR,
+        sampling_logprobs=None,
+        teacher_prompt_ids=before["complaint"].prompt_ids,
+    )
+    step_once(policy)
+    said = [before["complaint"], before["thanks"], anchor]
+    after = answered_anew(policy, said, seed=3)
+    assert [sample.turn_id for sample in after] == ["complaint", "thanks", "anchor"]
+    assert after[1] is said[1]  # a verdict is about the reply that it followed
+    for new, old in ((after[0], said[0]), (after[2], said[2])):
+        assert new.prompt_ids == old.prompt_ids
+        assert new.teacher_prompt_ids == old.teacher_prompt_ids
+        assert new.completion_ids != old.completion_ids
+        assert (new.temperature, new.logprob_mode) == (1.0, LogprobMode.RAW)
+        assert new.streams is not None
+        assert old.streams is not None
+        assert new.streams.directive_weight == old.streams.directive_weight
+        assert new.streams.directive_alpha == old.streams.directive_alpha
+    assert after[2].sampling_logprobs is None
+    own, mask = policy.response_logprobs([after[0].prompt_ids], [after[0].completion_ids])
+    assert after[0].sampling_logprobs == pytest.approx(own[0][mask[0]].tolist(), abs=1e-4)
+    again = answered_anew(policy, said, seed=3)
+    assert [sample.completion_ids for sample in again] == [sample.completion_ids for sample in after]
+
+
+def test_a_reply_for_whose_like_the_context_has_no_room_stays(
+    policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = ready(
+        policy, sampled_turn(policy, "t", "Hi"), plan=replace(COMBINE, blames_hinted=False)
+    ).samples
+    (sample,) = samples
+    assert sample.teacher_prompt_ids is not None
+    longest = max(len(sample.prompt_ids), len(sample.teacher_prompt_ids))
+    monkeypatch.setattr(policy, "max_context", longest + MAX_ANEW - 1)
+    assert answered_anew(policy, samples, seed=3) == [sample]
+    monkeypatch.setattr(policy, "max_context", longest + MAX_ANEW)
+    assert answered_anew(policy, samples, seed=3) != [sample]
+
+
+def test_answers_are_asked_for_before_each_further_step_and_not_before_the_first(
+    policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    sample = policy.sample
+
+    def noted(*args: Any, **given: Any) -> Any:
+        asked.append(given["seed"])
+        return sample(*args, **given)
+
+    plan = replace(COMBINE, blames_hinted=False, steps_per_batch=3, answers_anew=True)
+    samples = ready(policy, sampled_turn(policy, "t", "Hi"), plan=plan).samples
+    monkeypatch.setattr(policy, "sample", noted)
+    metrics = train(policy, samples, plan, seed=40)
+    assert asked == [41, 42]
+    assert metrics["optimizer_steps"] == 3
+    tight = replace(plan, max_kl_step=1e-9)  # how far it went is measured on what the batch began with
+    assert train(policy, samples, tight, seed=40)["optimizer_steps"] == 1
+    assert asked == [41, 42]
+
+
 def test_a_batch_in_parts_moves_the_weights_as_the_whole_does(policy: LocalPolicy) -> None:
     turns = [sampled_turn(policy, f"t{i}", "Hi " * (i + 1)) for i in range(4)]
     whole = replace(COMBINE, micro_tokens=1_000_000)
@@ -350,11 +440,11 @@ def test_other_implementations_objectives_are_settings() -> None:
 
 def test_the_plan_has_the_shares_that_the_teacher_carries() -> None:
     plan = StepPlan.of(read_settings({}))
-    assert (plan.carry, plan.blames_hinted) == (Carry(along=0.5, rest=1.0), False)
+    assert (plan.carry, plan.blames_hinted) == (Carry(along=0.5, rest=1.0, min_p=0.1), False)
     given = StepPlan.of(
-        read_settings({"teacher_carry": 0.25, "teacher_carry_rest": 0.75, "teacher_min_p": 0.1})
+        read_settings({"teacher_carry": 0.25, "teacher_carry_rest": 0.75, "teacher_min_p": 0.2})
     )
-    assert given.carry == Carry(along=0.25, rest=0.75, min_p=0.1)
+    assert given.carry == Carry(along=0.25, rest=0.75, min_p=0.2)
     assert StepPlan.of(read_settings({"blame_hinted": True})).blames_hinted
     with pytest.raises(ConfigError, match=r"\[0, 1\]"):
         read_settings({"teacher_carry_rest": 1.5})

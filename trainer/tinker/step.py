@@ -36,12 +36,14 @@ from store.errors import AlignmentError, GateRejected
 from trainer.advantages import Streams, token_directive_advantages
 from trainer.batch import Sample, build_batch
 from trainer.objective import Batch, compute_support_loss
-from trainer.policy import BETAS, MAX_GRADIENT_NORM
+from trainer.policy import BETA2, MAX_GRADIENT_NORM
 from trainer.protocol import Weights
 from trainer.step import StepPlan, by_teacher
 from trainer.tinker.policy import Pair, Taught, TinkerPolicy
 
 _EPS = 1e-8
+#: AdamW's first moment. The local trainer's is shorter, with a bound on updates that a server does not have.
+_BETA1 = 0.9
 _CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}
 
 
@@ -66,7 +68,8 @@ def train(
 ) -> dict[str, float]:
     """Move the policy's weights by up to ``plan.steps_per_batch`` optimizer steps on these samples; returns the metrics.
 
-    Stops before a step when the weights are already further than ``plan.max_kl_step`` from where they began.
+    Stops before a step when the weights are already further than ``plan.max_kl_step`` from where they began. Nothing is answered anew
+    between the steps.
 
     Args:
         carrier: the loss that carries narrow gradients.
@@ -91,24 +94,24 @@ def train(
             _on_tokens(s, t, said.own[i], plan) for i, (s, t) in enumerate(zip(ordered, taught, strict=True))
         ]
     batch = _batch(ordered, said, base, taught if policy.support != "token" else [None] * len(ordered))
-    adam = types.AdamParams(
-        learning_rate=policy.learning_rate,
-        beta1=BETAS[0],
-        beta2=BETAS[1],
-        eps=eps,
-        weight_decay=0.0,
-        grad_clip_norm=MAX_GRADIENT_NORM,
-    )
     metrics: dict[str, float] = {}
     steps, norm = 0, math.nan
     gap = 0.0
-    for _ in range(plan.steps_per_batch):
+    for share in plan.rates():
         found, gradient = _differentiate(batch, said, plan)
         if not metrics:
             metrics = found
         if steps and found.get("kl_step", 0.0) > plan.max_kl_step:
             break
         policy.has_moved(is_finite=True)
+        adam = types.AdamParams(
+            learning_rate=policy.learning_rate * share,
+            beta1=_BETA1,
+            beta2=BETA2,
+            eps=eps,
+            weight_decay=0.0,
+            grad_clip_norm=MAX_GRADIENT_NORM,
+        )
         backward = data.backward(training, gradient, said)
         optimizer, forward = training.optim_step(adam), data.forward(training)
         results = policy.link.wait([*backward, optimizer, *forward])
