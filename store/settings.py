@@ -314,10 +314,10 @@ class Settings(BaseSettings):
         "learning",
     )
     teacher_min_p: float = _field(
-        0.1,
+        0.0,
         "PATINA_TEACHER_MIN_P",
         "a token that neither the teacher, with the hint and without, nor the policy holds for so many times as likely as the "
-        "likeliest is unlearnt (1 nat), where something is carried along: facts wear less as wishes add up; 0: never",
+        "likeliest is unlearnt (1 nat), where something is carried along: facts wear less as wishes add up; 0: never, 0.1 was tried",
         "learning",
     )
     blame_hinted: bool = _field(
@@ -371,29 +371,29 @@ class Settings(BaseSettings):
         "learning",
     )
     steps_per_batch: int = _field(
-        6, "PATINA_STEPS_PER_BATCH", "optimizer steps per batch of turns", "learning"
+        3, "PATINA_STEPS_PER_BATCH", "optimizer steps per batch of turns", "learning"
     )
     settle: bool = _field(
-        True,
+        False,
         "PATINA_SETTLE",
         "the learning rate falls over the optimizer steps of a batch: the last ones mend what the first ones broke",
         "learning",
     )
     answer_anew: bool = _field(
-        True,
+        False,
         "PATINA_ANSWER_ANEW",
         "complaints and anchors are answered anew before each further optimizer step: judged is what the weights would say by "
         "then (not on a Tinker server)",
         "learning",
     )
     adam_beta1: float = _field(
-        0.6,
+        0.9,
         "PATINA_ADAM_BETA1",
         "how much of the last steps' direction a step keeps (AdamW; on a Tinker server .9)",
         "learning",
     )
     update_clip: float = _field(
-        1.0,
+        0.0,
         "PATINA_UPDATE_CLIP",
         "most that a step moves a tensor, in learning rates (root mean square of its entries; not on a Tinker server); 0: no bound",
         "learning",
@@ -430,7 +430,7 @@ class Settings(BaseSettings):
         "learning",
     )
     max_kl_step: float = _field(
-        0.5,
+        0.1,
         "PATINA_MAX_KL_STEP",
         "trust region: stop the inner steps beyond this KL (nat/token) to the step's start",
         "learning",
