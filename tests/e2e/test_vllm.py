@@ -137,11 +137,12 @@ def test_the_engine_sleeps_while_a_step_runs_and_a_request_is_let_through(
     assert ask(client, "What is the capital of Peru?")[1]  # whoever has the device
     until(lambda: backend(house)["live"] > live, "the next version going live")
     until(lambda: device(house)["turn"] == "engine", "the engine being woken")
+    # A heartbeat can fall between the turn's end and the last request's going on.
+    until(lambda: device(house)["held_now"] == 0, "nobody being held")
     after = device(house)
     assert after["turns"] > before["turns"]
     assert after["held_requests"] > before["held_requests"]
     assert after["held_s"] > before["held_s"]
-    assert after["held_now"] == 0
     assert "problem" not in after
     assert trainer(house)["detail"]["device_wait_s"] > 0
 
