@@ -27,7 +27,7 @@ _BARE: Mapping[str, Any] = {
     "steps_per_batch": 1,
     "rate_by_signal": False,
 }
-#: Versions of six steps that settle (docs/learning.md): twice as fast on a first wish, and not yet safe on a second.
+#: Versions of six steps that settle (docs/learning.md): half of the best reference's interactions on a first wish, not safe on a second.
 _SETTLED: Mapping[str, Any] = {
     "method": "combine",
     "steps_per_batch": 6,

@@ -38,7 +38,7 @@ def thanks(policy: LocalPolicy, turn_id: str, question: str) -> ScoredTurn:
 
 
 def test_a_batch_of_thanks_is_filled_up_with_past_complaints_and_a_full_one_is_not(tmp_path: Path) -> None:
-    shop = workshop(tmp_path, learning_rate=1e-3)  # slow enough for the past to have something left to say
+    shop = workshop(tmp_path)
     past = [complaint(shop.policy, f"past-{i}", question) for i, question in enumerate(QUESTIONS)]
     assert shop.draw_replay(past) == ()
     outcome = shop.attempt(past, [], [], 1)

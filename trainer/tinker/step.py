@@ -42,7 +42,7 @@ from trainer.step import StepPlan, by_teacher
 from trainer.tinker.policy import Pair, Taught, TinkerPolicy
 
 _EPS = 1e-8
-#: AdamW's first moment. The local trainer's is shorter, with a bound on updates that a server does not have.
+#: AdamW's first moment. `--adam-beta1` is the local trainer's alone: below this it needs a bound on updates, and a server has none.
 _BETA1 = 0.9
 _CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}
 
