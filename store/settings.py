@@ -488,13 +488,6 @@ class Settings(BaseSettings):
             raise ValueError("must lie between 0 and 1")
         return value
 
-    @field_validator("adam_beta1")
-    @classmethod
-    def _decay(cls, value: float) -> float:
-        if not 0 <= value < 1:
-            raise ValueError("must lie in [0, 1)")
-        return value
-
     @field_validator("alpha", "teacher_carry_rest")
     @classmethod
     def _share(cls, value: float | None) -> float | None:
@@ -518,7 +511,7 @@ class Settings(BaseSettings):
             raise ValueError(f"cannot be split into words: {exc}") from exc
         return value
 
-    @field_validator("teacher_carry", "teacher_min_p", "gpu_memory_share")
+    @field_validator("teacher_carry", "teacher_min_p", "adam_beta1", "gpu_memory_share")
     @classmethod
     def _below_one(cls, value: float) -> float:
         if not 0 <= value < 1:

@@ -143,6 +143,7 @@ def test_the_engine_sleeps_while_a_step_runs_and_a_request_is_let_through(
     assert after["turns"] > before["turns"]
     assert after["held_requests"] > before["held_requests"]
     assert after["held_s"] > before["held_s"]
+    assert after["held_now"] == 0
     assert "problem" not in after
     assert trainer(house)["detail"]["device_wait_s"] > 0
 
