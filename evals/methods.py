@@ -19,24 +19,18 @@ _BARE: Mapping[str, Any] = {
     "anchors": 0,
     "replay": 0,
     "kl_loss_coef": 0.0,
+    "teacher_hints": 1,
     "teacher_carry": 0.0,
     "teacher_carry_rest": 0.0,
     "teacher_min_p": 0.0,
     "blame_hinted": True,
     "hint_gate": False,
     "steps_per_batch": 1,
+    "settle": False,
+    "answer_anew": False,
+    "adam_beta1": 0.9,
+    "update_clip": 0.0,
     "rate_by_signal": False,
-}
-#: Versions of six steps that settle (docs/learning.md): half of the best reference's interactions on a first wish, not safe on a second.
-_SETTLED: Mapping[str, Any] = {
-    "method": "combine",
-    "steps_per_batch": 6,
-    "settle": True,
-    "answer_anew": True,
-    "adam_beta1": 0.6,
-    "update_clip": 1.0,
-    "max_kl_step": 0.5,
-    "teacher_min_p": 0.1,
 }
 
 
@@ -60,11 +54,6 @@ METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
         Method(name="combine", settings={"method": "combine"}, about="Patina's default: reverse KL on top-20 + 0.3 rl, anchors"),
-        Method(
-            name="settled",
-            settings=_SETTLED,
-            about="Patina: combine in six steps of a falling rate, answered anew before each",
-        ),
         Method(name="sdpo", settings={"method": "sdpo"}, about="Patina: Jensen-Shannon on top-20, anchors"),
         Method(name="opd", settings={"method": "opd"}, about="Patina: reverse KL on top-20, anchors"),
         Method(name="rl", settings={"method": "rl"}, about="Patina: verdict less its running mean, anchors"),

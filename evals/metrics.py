@@ -12,10 +12,12 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 from evals.preferences import PREFERENCES, Task, task_kind, tasks, violations
-from models.corpus import TOOL_KINDS, errand, offered
+from models.canaries import canaries
+from models.corpus import TOOL_KINDS, Errand, errand, offered
 from store.errors import ConfigError
 
 #: Replies that self-ROUGE-L compares, pairwise.
@@ -67,6 +69,17 @@ class Probe:
         return [*system, {"role": "user", "content": self.text}]
 
 
+@cache
+def _trained_errands() -> frozenset[str]:
+    return frozenset(case["messages"][0]["content"] for case in canaries()["tools"])
+
+
+def _unseen_errand(rng: random.Random, kind: str) -> Errand:
+    while (work := errand(rng, kind)).text in _trained_errands():
+        pass
+    return work
+
+
 def plan_probes(
     preferences: Sequence[str], *, questions: int, undos: int, tools: int, seed: int
 ) -> tuple[Probe, ...]:
@@ -76,7 +89,7 @@ def plan_probes(
         preferences: every one that is ever wanted in it.
         questions: plain ones; where there are fewer tasks than that, tasks are asked again with another sampling seed.
         undos: requests for the opposite, shared out among the preferences.
-        tools: requests that need a tool call.
+        tools: requests that need a tool call, none of which is also a canary (those are trained on).
 
     Raises:
         ConfigError: fewer than one question.
@@ -108,7 +121,7 @@ def plan_probes(
         )
     kinds = sorted(TOOL_KINDS)
     for index in range(tools):
-        work = errand(rng, kinds[index % len(kinds)])
+        work = _unseen_errand(rng, kinds[index % len(kinds)])
         found.append(
             Probe(
                 kind="tool",

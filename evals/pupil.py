@@ -140,7 +140,8 @@ class Pupil:
             return None
         self._number += 1
         replayed = [self._past[turn_id] for turn_id in self._workshop.draw_replay(batch)]
-        outcome = self._workshop.attempt(batch, replayed, self._verdicts[-_RECENT:], self._number)
+        remembered = [self._past[turn_id] for turn_id in self._workshop.remembered]
+        outcome = self._workshop.attempt(batch, replayed, self._verdicts[-_RECENT:], self._number, remembered)
         self._verdicts += [turn.verdict.value for turn in batch if turn.verdict.value is not None]
         if outcome.written is not None:
             if not outcome.rejected:

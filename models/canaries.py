@@ -42,24 +42,29 @@ def _telling(question: Question) -> bool:
     return len(question.answer) + question.answer.isdigit() > 1 and question.answer.lower() not in words
 
 
-def canaries(seed: int = 7, *, facts: int = 40, tools: int = 14, anchors_each: int = 9) -> dict[str, Any]:
+def _tool_cases(rng: random.Random, count: int) -> list[dict[str, Any]]:
+    kinds = sorted(TOOL_KINDS)
+    tasks = (errand(rng, kinds[index % len(kinds)]) for index in range(count))
+    return [
+        {
+            "messages": [{"role": "user", "content": task.text}],
+            "tools": list(offered(rng, [task])),
+            "expect_name": task.name,
+        }
+        for task in tasks
+    ]
+
+
+def canaries(
+    seed: int = 7, *, facts: int = 40, tools: int = 14, more_tools: int = 96, anchors_each: int = 9
+) -> dict[str, Any]:
     """`{"facts": [{prompt, accept}], "tools": [{messages, tools, expect_name}], "anchors": [{prompt, style, checks...}],
     "instructions": [text]}`, the same for the same seed."""
     rng = random.Random(seed)
     telling = [question for question in PRETRAIN if _telling(question)]
     asked = [rng.choice([one for one in telling if one.fact.topic == topic]) for topic in TOPICS]
     asked += rng.sample(telling, facts - len(asked))
-    kinds = sorted(TOOL_KINDS)
-    tool_cases = []
-    for index in range(tools):
-        task = errand(rng, kinds[index % len(kinds)])
-        tool_cases.append(
-            {
-                "messages": [{"role": "user", "content": task.text}],
-                "tools": list(offered(rng, [task])),
-                "expect_name": task.name,
-            }
-        )
+    tool_cases = _tool_cases(rng, tools) + _tool_cases(random.Random(f"more tools/{seed}"), more_tools)
     anchors = [
         {
             "prompt": f"{rng.choice(PRETRAIN).text} {rng.choice(style.instructions)}",

@@ -300,6 +300,12 @@ class Settings(BaseSettings):
         "step, as user_interactions has it: it drifts)",
         "learning",
     )
+    teacher_hints: int = _field(
+        4,
+        "PATINA_TEACHER_HINTS",
+        "hints that the teacher hears at most before a question: what was said of this very answer, and the newest about others",
+        "learning",
+    )
     teacher_carry: float = _field(
         0.5,
         "PATINA_TEACHER_CARRY",
@@ -308,16 +314,17 @@ class Settings(BaseSettings):
         "learning",
     )
     teacher_carry_rest: float = _field(
-        1.0,
+        0.5,
         "PATINA_TEACHER_CARRY_REST",
-        "the same for what the hint says nothing about, 0 to 1; with less than 1 a hint about one thing takes back the others",
+        "the same for what the hints say nothing about, 0 to 1; at 1 nothing is taken back that nobody speaks of, and what broke "
+        "grows with it",
         "learning",
     )
     teacher_min_p: float = _field(
-        0.0,
+        0.1,
         "PATINA_TEACHER_MIN_P",
         "a token that neither the teacher, with the hint and without, nor the policy holds for so many times as likely as the "
-        "likeliest is unlearnt (1 nat), where something is carried along: facts wear less as wishes add up; 0: never, 0.1 was tried",
+        "likeliest is unlearnt (1 nat), where something is carried along: facts wear less as wishes add up; 0: never",
         "learning",
     )
     blame_hinted: bool = _field(
@@ -371,29 +378,29 @@ class Settings(BaseSettings):
         "learning",
     )
     steps_per_batch: int = _field(
-        3, "PATINA_STEPS_PER_BATCH", "optimizer steps per batch of turns", "learning"
+        6, "PATINA_STEPS_PER_BATCH", "optimizer steps per batch of turns", "learning"
     )
     settle: bool = _field(
-        False,
+        True,
         "PATINA_SETTLE",
         "the learning rate falls over the optimizer steps of a batch: the last ones mend what the first ones broke",
         "learning",
     )
     answer_anew: bool = _field(
-        False,
+        True,
         "PATINA_ANSWER_ANEW",
         "complaints and anchors are answered anew before each further optimizer step: judged is what the weights would say by "
         "then (not on a Tinker server)",
         "learning",
     )
     adam_beta1: float = _field(
-        0.9,
+        0.6,
         "PATINA_ADAM_BETA1",
         "how much of the last steps' direction a step keeps (AdamW; on a Tinker server .9)",
         "learning",
     )
     update_clip: float = _field(
-        0.0,
+        1.0,
         "PATINA_UPDATE_CLIP",
         "most that a step moves a tensor, in learning rates (root mean square of its entries; not on a Tinker server); 0: no bound",
         "learning",
@@ -430,7 +437,7 @@ class Settings(BaseSettings):
         "learning",
     )
     max_kl_step: float = _field(
-        0.1,
+        0.5,
         "PATINA_MAX_KL_STEP",
         "trust region: stop the inner steps beyond this KL (nat/token) to the step's start",
         "learning",
@@ -448,7 +455,14 @@ class Settings(BaseSettings):
         return value
 
     @field_validator(
-        "batch_size", "lora_rank", "prm_m", "prm_max_tokens", "top_k", "steps_per_batch", "save_interval"
+        "batch_size",
+        "lora_rank",
+        "prm_m",
+        "prm_max_tokens",
+        "top_k",
+        "steps_per_batch",
+        "save_interval",
+        "teacher_hints",
     )
     @classmethod
     def _positive(cls, value: int) -> int:

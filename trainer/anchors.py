@@ -4,7 +4,7 @@ A preference that is only ever rewarded grows until an explicit wish for the opp
 before, .03 after 120 interactions, whatever the method). So every step also trains on prompts that say in so many words how
 to answer, and on requests that need a tool, with the base model as the teacher, without a hint: there, stay what you were.
 
-Prompts: the canaries' training anchors and half of their tool requests, and the person's own questions with an explicit
+Prompts: the canaries' training anchors and their tool requests (of those that the gate measures by, half), and the person's own questions with an explicit
 instruction behind (where the canaries list instructions).
 
 Which, by drift: of one prompt of each wish, half of the anchors are those whose base reply the policy has moved away from most, the
@@ -39,6 +39,8 @@ from store.values import ScoredTurn
 from trainer.advantages import FORWARD_KL, directive_streams
 from trainer.batch import Sample, SampleKind
 from trainer.canaries import load_canaries
+from trainer.gate import MAX_TOOLS
+from trainer.hindsight import after_hints
 from trainer.protocol import Policy, Reply, Weights
 
 Source = Literal["base", "policy"]
@@ -112,7 +114,9 @@ class Anchors:
             ids = tuple(policy.render([{"role": "user", "content": anchor.prompt}]))
             self._styles.setdefault(anchor.style, []).append(ids)
             self._messages[ids] = (_said("user", anchor.prompt),)
-        self._tools = [tuple(policy.render(case.messages, case.tools)) for case in canaries.tools[1::2]]
+        # The gate measures by the first ones; of those, half. Few requests are learnt by heart, and others break.
+        requests = (*canaries.tools[1:MAX_TOOLS:2], *canaries.tools[MAX_TOOLS:])
+        self._tools = [tuple(policy.render(case.messages, case.tools)) for case in requests]
         self._instructions = canaries.instructions
         self._base: dict[_Prompt, Reply] = {}
         self._hints: dict[str, None] = {}
@@ -344,12 +348,6 @@ def _above_zero(values: Tensor) -> float:
 
 def _said(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
-
-
-def after_hints(messages: Sequence[Mapping[str, Any]], hints: Sequence[str]) -> list[Mapping[str, Any]]:
-    """The conversation with these hints uttered and accepted just before its last message."""
-    told = [_said(role, text) for hint in hints for role, text in (("user", hint), ("assistant", "OK."))]
-    return [*messages[:-1], *told, *messages[-1:]]
 
 
 def with_wish(messages: Sequence[Mapping[str, Any]], instruction: str) -> list[dict[str, Any]]:

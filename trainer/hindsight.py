@@ -1,9 +1,12 @@
-"""The hindsight prompt: where the hint goes so that the same policy becomes its own teacher. Sans-IO, no torch.
+"""The hindsight prompt: where hints go so that the same policy becomes its own teacher. Sans-IO, no torch.
 
-The teacher sees system prompt, history and tools exactly as the student did; the hint is appended to the **last user
-message**; the student's own answer never appears (with it in context the teacher copies it: the SDPO paper's ablation
-falls from 48.3 to 44.5). The wording below is also part of the built-in model's training text (`models/`), so a change
-here asks for a re-trained built-in model.
+The teacher sees system prompt, history and tools exactly as the student did. A hint alone is appended to the **last user
+message**; several are uttered and accepted as turns of their own before it. The student's own answer never appears (with it in
+context the teacher copies it: the SDPO paper's ablation falls from 48.3 to 44.5). The wording below is also part of the
+built-in model's training text (`models/`), so a change here asks for a re-trained built-in model.
+
+Why not several in one place: four complaints in the one template, and the built-in model states .51 of the facts (one: .95); as
+turns .98, and more of it is as wished (docs/learning.md, "What the teacher hears").
 """
 
 from __future__ import annotations
@@ -11,6 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from store.values import ScoredTurn
+
+#: What the assistant says to a hint that is told as a turn of its own.
+_ACCEPTED = "OK."
 #: For a hint that is the person's own words (raw follow-up).
 REACTION_TEMPLATE = (
     "\n\n[The user's reaction to an earlier answer to this message]\n{hint}\n"
@@ -42,3 +49,32 @@ def with_hint(messages: Sequence[Mapping[str, Any]], hint: str, *, is_reaction: 
             message["content"] = (content or "") + suffix
         return result
     raise ValueError("no user message to attach the hint to")
+
+
+def after_hints(messages: Sequence[Mapping[str, Any]], hints: Sequence[str]) -> list[dict[str, Any]]:
+    """Return ``messages`` with the hints uttered and accepted, one after the other, just before the last user message.
+
+    Raises:
+        ValueError: no user message to tell them before.
+    """
+    result = [dict(message) for message in messages]
+    last = max((i for i, message in enumerate(result) if message.get("role") == "user"), default=None)
+    if last is None:
+        raise ValueError("no user message to tell the hints before")
+    told = [
+        {"role": role, "content": text}
+        for hint in hints
+        for role, text in (("user", hint), ("assistant", _ACCEPTED))
+    ]
+    return [*result[:last], *told, *result[last:]]
+
+
+def distinct_hints(turns: Sequence[ScoredTurn]) -> tuple[str, ...]:
+    """What these turns complain about, each wording once, in the order in which they were said last."""
+    found: dict[str, None] = {}
+    for turn in turns:
+        hint = turn.verdict.hint
+        if hint and hint.strip() and (turn.verdict.value or 0) <= 0:
+            found.pop(hint.strip(), None)
+            found[hint.strip()] = None
+    return tuple(found)

@@ -186,8 +186,18 @@ class Workshop(Protocol):
 
     def draw_replay(self, turns: Sequence[ScoredTurn]) -> tuple[str, ...]: ...
 
+    @property
+    def remembered(self) -> tuple[str, ...]:
+        """Ids of past turns of which the teacher hears what was said, oldest first."""
+        ...
+
     def attempt(
-        self, turns: Sequence[ScoredTurn], replay: Sequence[ScoredTurn], recent: Sequence[int], number: int
+        self,
+        turns: Sequence[ScoredTurn],
+        replay: Sequence[ScoredTurn],
+        recent: Sequence[int],
+        number: int,
+        remembered: Sequence[ScoredTurn] = (),
     ) -> Outcome: ...
 
     def adopt(self, number: int) -> None: ...

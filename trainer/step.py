@@ -66,6 +66,7 @@ class StepPlan:
         carry: how much of what was learnt so far the base model carries along when it is the teacher;
             see `trainer.losses.carried_over`. No other teacher does: an EMA remembers by itself, and another model's
             opinions are not to be magnified.
+        most_hints: a turn's own hint and the newest others that the teacher hears at most, together.
         blames_hinted: whether a complaint with a hint also gets its verdict on every token, beside the directive term.
         settles: whether the learning rate falls over the optimizer steps of a batch.
         answers_anew: whether complaints and anchors are answered anew before each further optimizer step.
@@ -75,6 +76,7 @@ class StepPlan:
     objective: Objective
     teacher: Weights
     carry: Carry = NO_CARRY
+    most_hints: int = 1
     w_rl: float = 0.3
     w_opd: float = 1.0
     opd_support: Literal["topk", "token"] = "topk"
@@ -112,6 +114,7 @@ class StepPlan:
             carry=Carry(
                 along=settings.teacher_carry, rest=settings.teacher_carry_rest, min_p=settings.teacher_min_p
             ),
+            most_hints=settings.teacher_hints,
             w_rl=settings.w_rl,
             w_opd=settings.w_opd,
             opd_support=settings.opd_support,
@@ -183,10 +186,12 @@ def prepare(
     recent_verdicts: Sequence[int],
     version: int,
     kind: SampleKind = SampleKind.FEEDBACK,
+    hints: Sequence[str] = (),
 ) -> Prepared:
     """Decide what each turn teaches.
 
     Args:
+        hints: what the person said of these and other turns, oldest first; see `StepPlan.most_hints`.
         recent_verdicts: earlier verdicts of this policy, oldest first, those of ``turns`` not among them.
         version: the version the weights of ``policy`` are.
     """
@@ -199,7 +204,7 @@ def prepare(
             refused[turn.turn_id] = exc.refusal
     if plan.reads_hints:
         _choose_hints(drafts)
-        drafts = _ask_for_prompts(policy, drafts, refused)
+        drafts = _ask_for_prompts(policy, drafts, refused, hints, plan.most_hints)
     drafts = _read_policy(policy, drafts, plan, refused)
     irrelevant = _read_teacher(policy, drafts, plan, refused) if plan.reads_hints else {}
     drafts = [draft for draft in drafts if draft.turn.turn_id not in refused]
@@ -299,7 +304,13 @@ def _follow_up(turn: ScoredTurn) -> str | None:
     return text if isinstance(text, str) and not detail.get("follow_up_is_question") else None
 
 
-def _ask_for_prompts(policy: Policy, drafts: Sequence[_Draft], refused: dict[str, Refusal]) -> list[_Draft]:
+def _ask_for_prompts(
+    policy: Policy,
+    drafts: Sequence[_Draft],
+    refused: dict[str, Refusal],
+    hints: Sequence[str],
+    most_hints: int,
+) -> list[_Draft]:
     kept = []
     for draft in drafts:
         if draft.hint is not None:
@@ -313,6 +324,7 @@ def _ask_for_prompts(policy: Policy, drafts: Sequence[_Draft], refused: dict[str
                     is_reaction=draft.is_reaction,
                     recorded_prompt_ids=sample.prompt_ids,
                     max_tokens=policy.max_context - len(sample.completion_ids),
+                    others=_others(hints, draft, most_hints - 1),
                 )
             except AlignmentError as exc:
                 refused[turn.turn_id] = Refusal(reason=DropReason.TEACHER_FAILED, detail=str(exc))
@@ -320,6 +332,14 @@ def _ask_for_prompts(policy: Policy, drafts: Sequence[_Draft], refused: dict[str
             draft.sample = sample_of(turn, kind=sample.kind, teacher_prompt_ids=ids)
         kept.append(draft)
     return kept
+
+
+def _others(hints: Sequence[str], draft: _Draft, most: int) -> list[str]:
+    """The newest hints that are neither the turn's own nor said in its very conversation."""
+    assert draft.hint is not None
+    heard = [str(m.get("content")) for m in draft.turn.messages if m.get("role") == "user"]
+    new = [hint for hint in hints if hint != draft.hint.strip() and not any(hint in text for text in heard)]
+    return new[-most:] if most > 0 else []
 
 
 def _read_policy(

@@ -1,4 +1,4 @@
-"""The teacher's prompt: the student's, with the hint at the last user message. Sans-IO; the template is a callable.
+"""The teacher's prompt: the student's, with what the person said of it. Sans-IO; the template is a callable.
 
 The student's prompt is never rendered: it is what the engine says it was given. So the teacher's, which has to be rendered, must
 be known to differ from it **by the hint and nothing else**. The proof is that the same rendering without the hint gives the
@@ -6,8 +6,8 @@ recorded ids, token for token. Clients and engines write the same message in sev
 a string, content null); the few known ways are tried. Where none gives the recorded ids the turn is dropped: a teacher with
 another context would teach the difference between contexts.
 
-A prompt that no longer fits with its hint loses whole old messages, never its end: the generation header is what makes the
-next token the first of an answer.
+A prompt that no longer fits loses the other hints first, the oldest before the newer, then whole old messages, never its end:
+the generation header is what makes the next token the first of an answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from itertools import product
 from typing import Any
 
 from store.errors import AlignmentError
-from trainer.hindsight import with_hint
+from trainer.hindsight import after_hints, with_hint
 
 #: messages, tools, further template arguments -> prompt ids, generation header included; raises AlignmentError.
 Render = Callable[..., list[int]]
@@ -35,6 +35,7 @@ def teacher_prompt(
     is_reaction: bool,
     recorded_prompt_ids: Sequence[int],
     max_tokens: int,
+    others: Sequence[str] = (),
 ) -> tuple[int, ...]:
     """Ids [P'] of the prompt with the hint in context.
 
@@ -45,6 +46,7 @@ def teacher_prompt(
         is_reaction: it is the person's own words.
         recorded_prompt_ids: [P] what the engine says the policy was given.
         max_tokens: room for the prompt: the context less the completion.
+        others: hints about other answers, oldest first; with any, this one is told after them, as they are.
 
     Raises:
         AlignmentError: "template mismatch" (no known way of writing the messages gives the recorded ids), no user
@@ -64,14 +66,36 @@ def teacher_prompt(
         except AlignmentError as error:
             refusal = f": {error}"
             continue
+        written = partial(_rendered, render, write, tools, template)
+        together = _told_together(written, messages, [*others, hint], max_tokens) if others else None
+        if together is not None:
+            return together
         try:
             hinted = with_hint(messages, hint, is_reaction=is_reaction)
         except ValueError as error:
             raise AlignmentError(str(error)) from error
-        return _fit(partial(_rendered, render, write, tools, template), hinted, max_tokens)
+        return _fit(written, hinted, max_tokens)
     raise AlignmentError(
         f"template mismatch: no rendering of the messages gives the recorded prompt{refusal}"
     )
+
+
+def _told_together(
+    render: Callable[[Messages], list[int]],
+    messages: Sequence[Mapping[str, Any]],
+    hints: Sequence[str],
+    room: int,
+) -> tuple[int, ...] | None:
+    """The prompt after as many of the newest hints as there is room for; None: there is none for two, or the template has no such
+    conversation."""
+    for start in range(len(hints) - 1):
+        try:
+            ids = render(after_hints(messages, hints[start:]))
+        except (AlignmentError, ValueError):
+            return None
+        if len(ids) <= room:
+            return tuple(ids)
+    return None
 
 
 def _rendered(

@@ -264,9 +264,11 @@ class Worker:
             values = await self._record.recent_verdict_values(policy, _RECENT + len(claimed))
             # The newest verdicts are those of the batch itself, which is judged against what came before.
             recent = list(reversed(values[len(claimed) :]))
-            replay = await self._replay(workshop, claimed)
+            replay, remembered = await self._past(workshop, claimed)
             number = await self._record.next_version(policy)
-            outcome = await self._on_thread(lambda: workshop.attempt(claimed, replay, recent, number))
+            outcome = await self._on_thread(
+                lambda: workshop.attempt(claimed, replay, recent, number, remembered)
+            )
             await self._settle(claimed, outcome, report, number)
         except AliasMoved as moved:  # nothing failed: a person undid what this step built upon
             await self._give_back([turn.turn_id for turn in claimed], report, moved)
@@ -301,11 +303,14 @@ class Worker:
             if not more or len(claimed) - min(len(idle), _BYSTANDERS) >= self._settings.batch_size:
                 return
 
-    async def _replay(self, workshop: Workshop, claimed: Sequence[ScoredTurn]) -> list[ScoredTurn]:
-        wanted = workshop.draw_replay(claimed)
-        if not wanted:
-            return []
-        return await self._record.scored_turns(wanted)
+    async def _past(
+        self, workshop: Workshop, claimed: Sequence[ScoredTurn]
+    ) -> tuple[list[ScoredTurn], list[ScoredTurn]]:
+        """Past turns to repeat, and those of which the teacher hears what was said; what was forgotten is in neither."""
+        repeated, remembered = workshop.draw_replay(claimed), workshop.remembered
+        wanted = tuple(dict.fromkeys((*repeated, *remembered)))
+        found = {turn.turn_id: turn for turn in await self._record.scored_turns(wanted)} if wanted else {}
+        return [found[i] for i in repeated if i in found], [found[i] for i in remembered if i in found]
 
     async def _settle(
         self, claimed: list[ScoredTurn], outcome: Outcome, report: StepReport, number: int

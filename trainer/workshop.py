@@ -29,6 +29,7 @@ from trainer.anchors import Anchors
 from trainer.batch import Sample, SampleKind
 from trainer.checkpoint import finite, read_state, remove_version, verify_version, write_version
 from trainer.gate import Gate
+from trainer.hindsight import distinct_hints
 from trainer.policy import LocalPolicy
 from trainer.protocol import Outcome as Outcome
 from trainer.protocol import Policy
@@ -167,26 +168,44 @@ class SharedWorkshop(ABC, Generic[P]):
             return ()
         return self._reservoir.draw(missing, self._steps, exclude={turn.turn_id for turn in turns})
 
+    @property
+    def remembered(self) -> tuple[str, ...]:
+        """Ids of past turns of which the teacher hears what was said, oldest first."""
+        return self._reservoir.newest if self._plan.reads_hints and self._plan.most_hints > 1 else ()
+
     def attempt(
-        self, turns: Sequence[ScoredTurn], replay: Sequence[ScoredTurn], recent: Sequence[int], number: int
+        self,
+        turns: Sequence[ScoredTurn],
+        replay: Sequence[ScoredTurn],
+        recent: Sequence[int],
+        number: int,
+        remembered: Sequence[ScoredTurn] = (),
     ) -> Outcome:
         """Make version ``number`` from these turns, and let the gate look at it.
 
         Args:
             recent: earlier verdicts, oldest first.
+            remembered: the past turns of `remembered`, those that are still in the record.
 
         Raises:
             AdapterError: the version cannot be written; the policy is as before.
         """
         started = time.monotonic()
         policy, plan = self._policy, self._plan
-        prepared = prepare(policy, turns, plan, recent_verdicts=recent, version=self.version)
+        hints = distinct_hints([*remembered, *turns])
+        prepared = prepare(policy, turns, plan, recent_verdicts=recent, version=self.version, hints=hints)
         if not prepared.samples:
             return Outcome(refused=prepared.refused, parent_version=self.version)
         if plan.reads_hints:
             replay = answer_anew(policy, replay, seed=self._settings.seed + self._steps, version=self.version)
         repeated = prepare(
-            policy, replay, plan, recent_verdicts=recent, version=self.version, kind=SampleKind.REPLAY
+            policy,
+            replay,
+            plan,
+            recent_verdicts=recent,
+            version=self.version,
+            kind=SampleKind.REPLAY,
+            hints=hints,
         )
         anchors = self._anchors.draw(self._settings.anchors, self._steps, turns=turns, replayed=replay)
         self._before = policy.snapshot()

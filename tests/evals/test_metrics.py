@@ -76,3 +76,11 @@ def test_an_interval_is_students_and_one_value_has_none() -> None:
     assert low == pytest.approx(0.5 - half)
     assert high == pytest.approx(0.5 + half)
     assert interval([0.5]) == (-math.inf, math.inf)
+
+
+def test_no_tool_request_that_is_measured_on_is_trained_on() -> None:
+    trained = {case["messages"][0]["content"] for case in canaries()["tools"]}
+    for seed in range(10):
+        probes = [p for p in plan_probes(["concise"], questions=1, undos=0, tools=144, seed=seed) if p.tools]
+        assert len(probes) == 144
+        assert not trained & {probe.text for probe in probes}

@@ -202,13 +202,9 @@ def test_every_method_is_settings_the_trainer_understands(name: str) -> None:
     if name in GROUPS["references"]:
         assert (plan.baseline, plan.carry, plan.min_shift, plan.steps_per_batch) == ("none", Carry(), 0.0, 1)
         assert plan.blames_hinted
-    if name == "settled":
-        assert (plan.settles, plan.answers_anew, plan.steps_per_batch, plan.carry.min_p) == (
-            True,
-            True,
-            6,
-            0.1,
-        )
+        assert (plan.most_hints, plan.settles, plan.answers_anew) == (1, False, False)
+        settings = read_settings(dict(METHODS[name].settings))
+        assert (settings.adam_beta1, settings.update_clip, settings.rate_by_signal) == (0.9, 0.0, False)
     if name == "claas":
         assert (plan.objective.support_of, plan.objective.support_mass) == ("teacher", "renormalised")
 

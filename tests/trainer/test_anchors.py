@@ -12,7 +12,7 @@ import torch
 
 from store.values import Completion, LogprobMode, ScoredTurn, Verdict
 from tests.trainer.conftest import step_once
-from trainer.anchors import Anchors, _Candidate, after_hints, with_wish
+from trainer.anchors import Anchors, _Candidate, with_wish
 from trainer.batch import SampleKind
 from trainer.canaries import load_canaries
 from trainer.objective import Objective
@@ -179,19 +179,6 @@ def test_what_the_hints_do_to_the_base_model_itself_is_excused(policy: LocalPoli
     assert all(excused[prompt] <= plain[prompt] for prompt in plain)
     assert sum(excused[p] < plain[p] for p in plain if p not in tools) > len(plain) / 2
     assert {p: plain[p] for p in tools} == {p: excused[p] for p in tools}
-
-
-def test_hints_are_uttered_before_the_last_question() -> None:
-    system, question = {"role": "system", "content": "Be kind."}, {"role": "user", "content": "Why?"}
-    told = [
-        {"role": "user", "content": "Shorter!"},
-        {"role": "assistant", "content": "OK."},
-        {"role": "user", "content": "No emoji."},
-        {"role": "assistant", "content": "OK."},
-    ]
-    past = [system, question, {"role": "assistant", "content": "So."}]
-    assert after_hints([*past, question], ["Shorter!", "No emoji."]) == [*past, *told, question]
-    assert after_hints([question], ["Shorter!", "No emoji."]) == [*told, question]
 
 
 @pytest.mark.parametrize(

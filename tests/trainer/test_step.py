@@ -440,7 +440,8 @@ def test_other_implementations_objectives_are_settings() -> None:
 
 def test_the_plan_has_the_shares_that_the_teacher_carries() -> None:
     plan = StepPlan.of(read_settings({}))
-    assert (plan.carry, plan.blames_hinted) == (Carry(along=0.5, rest=1.0), False)
+    assert (plan.carry, plan.blames_hinted) == (Carry(along=0.5, rest=0.5, min_p=0.1), False)
+    assert (plan.most_hints, plan.steps_per_batch, plan.settles, plan.answers_anew) == (4, 6, True, True)
     given = StepPlan.of(
         read_settings({"teacher_carry": 0.25, "teacher_carry_rest": 0.75, "teacher_min_p": 0.2})
     )
@@ -450,6 +451,24 @@ def test_the_plan_has_the_shares_that_the_teacher_carries() -> None:
         read_settings({"teacher_carry_rest": 1.5})
     with pytest.raises(ConfigError, match="below 1"):
         read_settings({"teacher_min_p": 1.0})
+
+
+def test_the_teacher_also_hears_the_newest_of_what_was_said_elsewhere(policy: LocalPolicy) -> None:
+    said = ["in Spanish", "no emoji", "no lists", "shorter please"]
+    turn = sampled_turn(policy, "t", "Hi")
+
+    def heard(turn: ScoredTurn, most: int) -> str:
+        plan = replace(COMBINE, most_hints=most)
+        (sample,) = prepare(policy, [turn], plan, recent_verdicts=[], version=0, hints=said).samples
+        return str(policy.tokenizer.decode(sample.teacher_prompt_ids or ()))
+
+    text = heard(turn, 3)
+    assert "in Spanish" not in text
+    assert text.index("no emoji") < text.index("no lists") < text.index("shorter please")
+    assert text.count("shorter please") == 1
+    assert not any(hint in heard(turn, 1) for hint in said[:3])
+    spoken = sampled_turn(policy, "u", "Hi, no lists today")  # it is in the conversation already
+    assert "in Spanish" in heard(spoken, 3)
 
 
 def test_without_the_gate_every_hint_teaches(policy: LocalPolicy) -> None:

@@ -32,6 +32,7 @@ def ask(
     is_reaction: bool = True,
     request: dict[str, Any] | None = None,
     max_tokens: int = 2000,
+    others: Sequence[str] = (),
 ) -> str:
     ids = teacher_prompt(
         policy.render,
@@ -41,6 +42,7 @@ def ask(
         is_reaction=is_reaction,
         recorded_prompt_ids=recorded,
         max_tokens=max_tokens,
+        others=others,
     )
     return str(policy.tokenizer.decode(ids))
 
@@ -216,3 +218,49 @@ def test_a_long_run_of_tool_calls_loses_its_oldest_calls_with_their_results(poli
     assert shorter.startswith("<|im_start|>user\nWhat is the capital of France?")
     with pytest.raises(AlignmentError, match="no room"):
         ask(policy, messages, recorded, max_tokens=40)
+
+
+def test_several_hints_are_told_as_turns_of_their_own_the_turns_own_last(policy: LocalPolicy) -> None:
+    text = ask(policy, QUESTION, policy.render(QUESTION), others=["no emoji", "in Spanish"])
+    said = "".join(
+        f"<|im_start|>user\n{hint}<|im_end|>\n<|im_start|>assistant\nOK.<|im_end|>\n"
+        for hint in ("no emoji", "in Spanish", "shorter please")
+    )
+    assert text.startswith(said + "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n")
+    assert text.endswith("<|im_start|>assistant\n")
+    assert text.count("shorter please") == 1
+
+
+def test_hints_without_room_go_the_oldest_first_and_the_turns_own_never(policy: LocalPolicy) -> None:
+    recorded = policy.render(QUESTION)
+    alone = ask(policy, QUESTION, recorded)
+    others = ["no emoji " * 10, "in Spanish"]
+    size = len(
+        policy.tokenizer.encode(ask(policy, QUESTION, recorded, others=others), add_special_tokens=False)
+    )
+    assert "no emoji" in ask(policy, QUESTION, recorded, others=others, max_tokens=size)
+    fewer = ask(policy, QUESTION, recorded, others=others, max_tokens=size - 1)
+    assert "no emoji" not in fewer
+    assert fewer.index("in Spanish") < fewer.index("shorter please")
+    room = len(policy.tokenizer.encode(alone, add_special_tokens=False))
+    bigger = ["no emoji " * 100, "in Spanish " * 100]
+    assert ask(policy, QUESTION, recorded, others=bigger, max_tokens=room) == alone
+
+
+def test_a_template_that_has_no_such_conversation_hears_the_turns_own_hint(policy: LocalPolicy) -> None:
+    def strict(messages: Sequence[dict[str, Any]], tools: Any = None, **more: Any) -> list[int]:
+        if len(messages) > 1:
+            raise AlignmentError("one message at most")
+        return list(policy.render(messages, tools, **more))
+
+    ids = teacher_prompt(
+        strict,
+        messages=QUESTION,
+        request={},
+        hint="shorter please",
+        is_reaction=True,
+        recorded_prompt_ids=policy.render(QUESTION),
+        max_tokens=2000,
+        others=["no emoji"],
+    )
+    assert policy.tokenizer.decode(ids) == ask(policy, QUESTION, policy.render(QUESTION))

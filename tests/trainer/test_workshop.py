@@ -14,6 +14,7 @@ from tests.trainer.test_worker import ScriptedGate
 from tests.trainer.turns import sampled_turn
 from trainer.checkpoint import read_state
 from trainer.policy import LocalPolicy
+from trainer.step import Prepared, prepare
 from trainer.workshop import Workshop, answer_anew
 
 QUESTIONS = ("What is the capital of France?", "What is the capital of Peru?", "What is 2 plus 3?")
@@ -142,6 +143,31 @@ def test_no_replay_is_no_replay(tmp_path: Path) -> None:
     shop.attempt([complaint(shop.policy, "a", QUESTIONS[0])], [], [], 1)
     shop.adopt(1)
     assert shop.draw_replay([thanks(shop.policy, "b", QUESTIONS[1])]) == ()
+
+
+def test_the_teacher_hears_what_was_said_in_earlier_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = workshop(tmp_path)
+    told: list[tuple[str, ...]] = []
+
+    def listen(*given: Any, hints: tuple[str, ...], **more: Any) -> Prepared:
+        told.append(hints)
+        return prepare(*given, hints=hints, **more)
+
+    monkeypatch.setattr("trainer.workshop.prepare", listen)
+    first = complaint(shop.policy, "first", QUESTIONS[0])
+    shop.attempt([first, thanks(shop.policy, "fine", QUESTIONS[1])], [], [], 1)
+    shop.adopt(1)
+    assert shop.remembered == ("first",)
+    second = sampled_turn(shop.policy, "second", QUESTIONS[1], verdict={"value": -1, "hint": "No emoji."})
+    shop.attempt([second], [first], [], 2, [first])
+    assert told == [("Too long. Shorter, please.",)] * 2 + [("Too long. Shorter, please.", "No emoji.")] * 2
+    for given in ({"method": "rl"}, {"teacher_hints": 1}):
+        other = workshop(tmp_path / next(iter(given)), **given)
+        other.attempt([first], [], [], 1)
+        other.adopt(1)
+        assert other.remembered == ()
 
 
 def test_past_complaints_are_answered_by_the_policy_of_today_and_their_verdicts_stay_behind(

@@ -82,13 +82,18 @@ class TinkerWorkshop(SharedWorkshop[TinkerPolicy]):
             raise
 
     def attempt(
-        self, turns: Sequence[ScoredTurn], replay: Sequence[ScoredTurn], recent: Sequence[int], number: int
+        self,
+        turns: Sequence[ScoredTurn],
+        replay: Sequence[ScoredTurn],
+        recent: Sequence[int],
+        number: int,
+        remembered: Sequence[ScoredTurn] = (),
     ) -> Outcome:
         """See `SharedWorkshop.attempt`; whatever goes wrong, the next attempt begins with a client of its own."""
         try:
             ready, odd = self._at_temperature_one(turns)
             again, _ = self._at_temperature_one(replay)
-            outcome = super().attempt(ready, again, recent, number)
+            outcome = super().attempt(ready, again, recent, number, remembered)
         except BaseException:
             self._policy.give_up()
             raise
