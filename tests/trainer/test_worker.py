@@ -53,14 +53,14 @@ class Bench:
         self.workshop = Workshop(settings)
         self.worker._workshop = self.workshop
 
-    async def add(self, *turn_ids: str, value: int = -1) -> list[ScoredTurn]:
+    async def add(self, *turn_ids: str, value: int = -1, hint: str | None = None) -> list[ScoredTurn]:
         turns = [
             sampled_turn(
                 self.workshop._policy,
                 turn_id,
                 f"Question {turn_id}?",
                 adapter_version=self.workshop.version,
-                verdict={"value": value, "hint": None},
+                verdict={"value": value, "hint": hint},
             )
             for turn_id in turn_ids
         ]
@@ -307,6 +307,26 @@ async def test_a_rollback_during_a_step_is_not_undone_by_what_the_step_made(benc
     assert second is not None
     assert second.parent_version == 0
     assert await bench.record.verify() == []
+
+
+async def test_the_workshop_is_given_the_past_turns_that_it_remembers(
+    record: Record, settings: Settings
+) -> None:
+    bench = Bench(record, settings.model_copy(update={"method": "combine", "hint_gate": False, "replay": 0}))
+    open_the_gate(bench.workshop)
+    attempt, given = bench.workshop.attempt, []
+
+    def watch(*args: Any) -> Outcome:
+        given.append([(turn.turn_id, turn.verdict.hint) for turn in args[4]])
+        return attempt(*args)
+
+    bench.workshop.attempt = watch  # type: ignore[method-assign]
+    for batch in (("a", "b"), ("c", "d"), ("e", "f")):
+        await bench.add(*batch, hint="Shorter, please.")
+        await bench.worker.work_once()
+    said = "Shorter, please."
+    assert given == [[], [("a", said), ("b", said)], [("a", said), ("b", said), ("c", said), ("d", said)]]
+    bench.worker._thread.shutdown()
 
 
 async def test_a_restarted_worker_goes_on_exactly_where_the_last_one_stopped(
