@@ -307,14 +307,14 @@ class Settings(BaseSettings):
         "learning",
     )
     teacher_carry: float = _field(
-        0.5,
+        0.3,
         "PATINA_TEACHER_CARRY",
         "how much of what was learnt so far of what the hint asks for the base model carries along when it teaches, 0 to "
         "below 1",
         "learning",
     )
     teacher_carry_rest: float = _field(
-        0.5,
+        0.3,
         "PATINA_TEACHER_CARRY_REST",
         "the same for what the hints say nothing about, 0 to 1; at 1 nothing is taken back that nobody speaks of, and what broke "
         "grows with it",
@@ -412,7 +412,7 @@ class Settings(BaseSettings):
         "learning",
     )
     anchors: int = _field(
-        14, "PATINA_ANCHORS", "anchor samples per step that keep explicit instructions obeyed", "learning"
+        18, "PATINA_ANCHORS", "anchor samples per step that keep explicit instructions obeyed", "learning"
     )
     anchor_choice: Literal["drift", "unexcused"] = _field(
         "drift",

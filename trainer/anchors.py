@@ -52,7 +52,7 @@ MAX_TOKENS = 64
 #: Longest prompt of an anchor, in tokens: anchors are to be cheap beside the feedback they stand against.
 MAX_PROMPT_TOKENS = 512
 #: Of the anchors, one in so many is a tool request.
-_TOOLS_EVERY = 8
+_TOOLS_EVERY = 4
 #: At most so many of the person's own questions are asked again in a step.
 _MOST_OWN = 4
 #: Nats a reply below which the policy has not moved away from it.

@@ -197,7 +197,7 @@ class SharedWorkshop(ABC, Generic[P]):
         if not prepared.samples:
             return Outcome(refused=prepared.refused, parent_version=self.version)
         if plan.reads_hints:
-            replay = answer_anew(policy, replay, seed=self._settings.seed + self._steps, version=self.version)
+            replay = ask_again(policy, replay, seed=self._settings.seed + self._steps, version=self.version)
         repeated = prepare(
             policy,
             replay,
@@ -331,7 +331,7 @@ def _reason(turns: Sequence[ScoredTurn], samples: Sequence[Any]) -> str:
     return text
 
 
-def answer_anew(policy: Policy, turns: Sequence[ScoredTurn], *, seed: int, version: int) -> list[ScoredTurn]:
+def ask_again(policy: Policy, turns: Sequence[ScoredTurn], *, seed: int, version: int) -> list[ScoredTurn]:
     """Past complaints with what the policy answers to their prompts today; a turn without a hint or an answer is left out.
 
     The hint still says what the person wants there, and the teacher who reads it can judge any answer. The verdict was about

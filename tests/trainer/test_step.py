@@ -440,7 +440,7 @@ def test_other_implementations_objectives_are_settings() -> None:
 
 def test_the_plan_has_the_shares_that_the_teacher_carries() -> None:
     plan = StepPlan.of(read_settings({}))
-    assert (plan.carry, plan.blames_hinted) == (Carry(along=0.5, rest=0.5, min_p=0.1), False)
+    assert (plan.carry, plan.blames_hinted) == (Carry(along=0.3, rest=0.3, min_p=0.1), False)
     assert (plan.most_hints, plan.steps_per_batch, plan.settles, plan.answers_anew) == (4, 6, True, True)
     given = StepPlan.of(
         read_settings({"teacher_carry": 0.25, "teacher_carry_rest": 0.75, "teacher_min_p": 0.2})

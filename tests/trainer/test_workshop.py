@@ -15,7 +15,7 @@ from tests.trainer.turns import sampled_turn
 from trainer.checkpoint import read_state
 from trainer.policy import LocalPolicy
 from trainer.step import Prepared, prepare
-from trainer.workshop import Workshop, answer_anew
+from trainer.workshop import Workshop, ask_again
 
 QUESTIONS = ("What is the capital of France?", "What is the capital of Peru?", "What is 2 plus 3?")
 
@@ -176,11 +176,11 @@ def test_past_complaints_are_answered_by_the_policy_of_today_and_their_verdicts_
     shop = workshop(tmp_path)
     old = complaint(shop.policy, "old", QUESTIONS[0])
     hintless = thanks(shop.policy, "hintless", QUESTIONS[1])
-    (anew,) = answer_anew(shop.policy, [old, hintless], seed=5, version=7)
+    (anew,) = ask_again(shop.policy, [old, hintless], seed=5, version=7)
     (reply,) = shop.policy.sample([old.prompt_token_ids], max_tokens=64, seed=5)
     assert anew.completion.token_ids == reply.token_ids
     assert anew.completion.sampling_logprobs == reply.logprobs
     assert (anew.turn_id, anew.prompt_token_ids) == (old.turn_id, old.prompt_token_ids)
     assert (anew.verdict.value, anew.verdict.hint) == (0, old.verdict.hint)
     assert (anew.adapter_version, anew.temperature) == (7, 1.0)
-    assert answer_anew(shop.policy, [hintless], seed=5, version=7) == []
+    assert ask_again(shop.policy, [hintless], seed=5, version=7) == []
