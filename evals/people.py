@@ -28,7 +28,7 @@ class Temper:
         thanks: share of satisfied moments in which they say so; else they just leave, or ask on.
         noise: share of reactions that are the wrong way round.
         wanders: share of unmet wishes at which they change the topic instead of complaining.
-        shuffled: what they say has nothing to do with the reply: the control that must not learn.
+        shuffled: what they say has nothing to do with the reply nor with what is measured: the control that must not learn.
     """
 
     patience: int = 1
@@ -73,8 +73,13 @@ TEMPERS: Mapping[str, tuple[str, Temper]] = {
     "noisy": ("every fifth reaction is the wrong way round", Temper(noise=0.2)),
     "wandering": ("often changes the topic instead of complaining", Temper(wanders=0.4, continues=0.6)),
     "patient": ("looks at the redo and complains up to three times", Temper(patience=3)),
-    "shuffled": ("control: what they say has nothing to do with the reply", Temper(shuffled=True)),
+    "shuffled": (
+        "control: what they say has nothing to do with the reply or the wish",
+        Temper(shuffled=True),
+    ),
 }
+#: Whoever gets the first has the others as well: `{"answer": "7"}` is short, has no emoji and is plain.
+_ENTAILED: Mapping[str, tuple[str, ...]] = {"json": ("concise", "no_emoji", "plain"), "formal": ("no_emoji",)}
 #: Every kind of user there is.
 USERS = (*TEMPERS, "arriving", "change_of_mind")
 
@@ -103,6 +108,15 @@ def scenario(user: str, preferences: Sequence[str]) -> Scenario:
             name=user, about=f"half way through, {wants[-1]} becomes {opposite} again", phases=phases
         )
     raise ConfigError(f"unknown user {user!r}: one of {', '.join(USERS)}")
+
+
+def beside(wants: Sequence[str]) -> tuple[str, ...]:
+    """Return the styles that have nothing to do with these wishes: neither one of them, nor the opposite of one, nor one that
+    meets it unasked. Who learns from words does what the words say, and that is no false gain."""
+    taken = {*wants, *(PREFERENCES[name].opposite for name in wants)}
+    return tuple(
+        name for name in sorted(STYLES) if name not in taken and not taken & {*_ENTAILED.get(name, ())}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +199,7 @@ class Person:
         is_content = not violated
         if temper.shuffled:
             is_content = self._rng.random() < 0.5
-            violated = (self._rng.choice(sorted(STYLES)),)
+            violated = (self._rng.choice(beside(self.scenario.ever_wanted)),)
         elif self._rng.random() < temper.noise:
             is_content = not is_content
             violated = violated or (self._rng.choice(self.wants),)

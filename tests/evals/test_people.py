@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from evals.people import USERS, Person, Reading, Temper, scenario, until_satisfied
+from evals.people import USERS, Person, Reading, Temper, beside, scenario, until_satisfied
 from evals.people import Reaction as Said
 from evals.preferences import PREFERENCES, parse_preferences, task_kind, tasks, violations
 from evals.problems import Marking, markings, problems
@@ -115,6 +115,19 @@ def test_a_shuffled_person_reacts_to_nothing() -> None:
     content = [person.react(reply).is_content for reply in [LONG, GOOD] * 200]
     assert 150 < sum(content) < 250
     assert abs(sum(content[::2]) - sum(content[1::2])) < 45
+
+
+def test_a_shuffled_person_speaks_of_nothing_that_meets_the_wish() -> None:
+    assert set(STYLES) - set(beside(["concise"])) == {"concise", "verbose", "json"}
+    assert set(STYLES) - set(beside(["no_emoji"])) == {"no_emoji", "emoji", "json", "formal"}
+    assert "formal" in beside(["spanish", "persona"])
+    short = '{"answer": "7"}'
+    assert all(STYLES[name].complies(short) for name in ("json", "concise", "no_emoji", "plain"))
+    person = Person(scenario("shuffled", ["concise"]), 0, planned=10)
+    said = {person.react(LONG).words for _ in range(400)}
+    unheard = [text for name in ("concise", "verbose", "json") for text in STYLES[name].heldout_complaints]
+    assert not any(words and text in words for words in said for text in unheard)
+    assert any(words and text in words for words in said for text in STYLES["spanish"].heldout_complaints)
 
 
 def test_wishes_arrive_one_after_another_and_minds_change() -> None:
