@@ -320,7 +320,7 @@ async def test_the_workshop_is_given_the_past_turns_that_it_remembers(
         given.append([(turn.turn_id, turn.verdict.hint) for turn in args[4]])
         return attempt(*args)
 
-    bench.workshop.attempt = watch  # type: ignore[method-assign]
+    bench.workshop.attempt = watch  # type: ignore[method-assign, assignment]
     for batch in (("a", "b"), ("c", "d"), ("e", "f")):
         await bench.add(*batch, hint="Shorter, please.")
         await bench.worker.work_once()
