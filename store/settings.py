@@ -412,7 +412,7 @@ class Settings(BaseSettings):
         "learning",
     )
     anchors: int = _field(
-        18, "PATINA_ANCHORS", "anchor samples per step that keep explicit instructions obeyed", "learning"
+        16, "PATINA_ANCHORS", "anchor samples per step that keep explicit instructions obeyed", "learning"
     )
     anchor_choice: Literal["drift", "unexcused"] = _field(
         "drift",

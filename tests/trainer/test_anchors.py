@@ -43,9 +43,9 @@ def turn(content: Any = "What is the capital of France?") -> ScoredTurn:
 def test_an_anchor_is_an_explicit_wish_taught_by_the_base_without_a_hint(
     policy: LocalPolicy, tiny_model: Path
 ) -> None:
-    samples = Anchors(policy, str(tiny_model), max_tokens=8, seed=1).draw(6, step=0)
+    samples = Anchors(policy, str(tiny_model), max_tokens=8, seed=1).draw(3, step=0)
     trained_on = {anchor.prompt for anchor in load_canaries(str(tiny_model)).split()[0]}
-    assert len(samples) == 6
+    assert len(samples) == 3
     for sample in samples:
         assert sample.kind is SampleKind.ANCHOR
         assert sample.teacher_prompt_ids == sample.prompt_ids
@@ -55,12 +55,12 @@ def test_an_anchor_is_an_explicit_wish_taught_by_the_base_without_a_hint(
         assert not any(sample.streams.advantage_mask)
         text = policy.tokenizer.decode(sample.prompt_ids)
         assert text.removeprefix("<|im_start|>user\n").split("<|im_end|>")[0] in trained_on
-    assert len({sample.prompt_ids for sample in samples}) == 6
+    assert len({sample.prompt_ids for sample in samples}) == 3
     texts = [policy.tokenizer.decode(sample.prompt_ids) for sample in samples]
     styles = {
         a.style for a in load_canaries(str(tiny_model)).anchors if any(a.prompt in text for text in texts)
     }
-    assert len(styles) == 6
+    assert len(styles) == 3
 
 
 def test_the_same_step_draws_the_same_anchors_in_a_new_process_too(
@@ -72,11 +72,11 @@ def test_the_same_step_draws_the_same_anchors_in_a_new_process_too(
     assert first.draw(0, step=3) == []
 
 
-def test_one_anchor_in_eight_is_a_tool_request(policy: LocalPolicy, tiny_model: Path) -> None:
+def test_one_anchor_in_four_is_a_tool_request(policy: LocalPolicy, tiny_model: Path) -> None:
     anchors = Anchors(policy, str(tiny_model), max_tokens=8)
     texts = [policy.tokenizer.decode(s.prompt_ids) for step in range(4) for s in anchors.draw(4, step)]
     assert len(texts) == 16
-    assert sum("You may call these functions" in text for text in texts) == 2
+    assert sum("You may call these functions" in text for text in texts) == 4
 
 
 def test_more_anchors_than_wishes_are_drawn_all_the_same(policy: LocalPolicy, tiny_model: Path) -> None:
@@ -85,7 +85,7 @@ def test_more_anchors_than_wishes_are_drawn_all_the_same(policy: LocalPolicy, ti
 
 def test_the_persons_own_question_comes_back_with_another_wish(policy: LocalPolicy, tiny_model: Path) -> None:
     canaries = load_canaries(str(tiny_model))
-    samples = Anchors(policy, str(tiny_model), max_tokens=8).draw(16, step=0, turns=[turn()])
+    samples = Anchors(policy, str(tiny_model), max_tokens=8).draw(19, step=0, turns=[turn()])
     texts = [policy.tokenizer.decode(sample.prompt_ids) for sample in samples]
     own = [text for text in texts if "What is the capital of France? " in text]
     assert len(own) == 1
@@ -203,8 +203,8 @@ def test_base_replies_are_kept_and_the_policys_are_sampled_anew(
     policy: LocalPolicy, tiny_model: Path
 ) -> None:
     kept = Anchors(policy, str(tiny_model), max_tokens=8, source="base")
-    before = kept.draw(4, step=0)
-    fresh = Anchors(policy, str(tiny_model), max_tokens=8, source="policy").draw(4, step=0)
+    before = kept.draw(8, step=0)
+    fresh = Anchors(policy, str(tiny_model), max_tokens=8, source="policy").draw(8, step=0)
     assert [s.prompt_ids for s in fresh] == [s.prompt_ids for s in before]
     for seed in range(3):
         step_once(policy, seed)
