@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from evals.pools import ASKED
-from evals.preferences import PREFERENCES, parse_preferences, violations
+from evals.preferences import complaint, parse_preferences, violations
+from evals.subjects import memory_prompt
 from store.errors import PatinaError
 from store.settings import read_settings
 from trainer.hindsight import after_hints, with_hint
@@ -29,9 +30,8 @@ from trainer.protocol import Weights
 Messages = Sequence[Mapping[str, Any]]
 
 
-def _in_system(messages: Messages, hints: Sequence[str]) -> list[dict[str, Any]]:
-    told = "What this user has asked for before: " + " ".join(hints)
-    return [{"role": "system", "content": told}, *map(dict, messages)]
+def _in_system(messages: Messages, hints: Sequence[str]) -> list[Mapping[str, Any]]:
+    return [{"role": "system", "content": memory_prompt(hints)}, *messages]
 
 
 #: Name of a place -> the conversation with the hints in it, oldest first.
@@ -46,16 +46,6 @@ PLACES: Mapping[str, Callable[[Messages, Sequence[str]], Sequence[Mapping[str, A
 }
 
 
-def complaint(wants: Sequence[str], rng: random.Random) -> str:
-    """Return a complaint about all of these wishes, or, half of the time, about one."""
-    named = list(wants)
-    rng.shuffle(named)
-    if rng.random() < 0.5:
-        named = named[:1]
-    said = (rng.choice(PREFERENCES[name].complaints) for name in named)
-    return " ".join(text if text[-1] in ".!?" else f"{text}." for text in said)
-
-
 def hear(
     policy: LocalPolicy, phases: Sequence[Sequence[str]], count: int, questions: int
 ) -> dict[str, tuple[float, float]]:
@@ -63,7 +53,7 @@ def hear(
     rng = random.Random(f"told/{phases}/{count}")
     asked = rng.sample(ASKED, questions)
     hints = [
-        [complaint(phases[i * len(phases) // count], rng) for i in range(count)] for _ in asked
+        [complaint(phases[i * len(phases) // count], rng, names_all=0.5) for i in range(count)] for _ in asked
     ]  # the same for every place
     wants = [name for phase in phases for name in phase]
     found = {}

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from evals.preferences import PREFERENCES, Task, task_kind, tasks, violations
+from evals.preferences import PREFERENCES, Task, complaint, task_kind, tasks, violations
 from models.styles import HELDOUT_THANKS, STYLES
 from store.errors import ConfigError
 
@@ -204,7 +204,9 @@ class Person:
             is_content = not is_content
             violated = violated or (self._rng.choice(self.wants),)
         if not is_content:
-            return Reaction(is_content=False, words=self._complaint(violated))
+            return Reaction(
+                is_content=False, words=complaint(violated, self._rng, names_all=temper.names_all)
+            )
         thanks = self._rng.choice(HELDOUT_THANKS) if self._rng.random() < temper.thanks else None
         return Reaction(is_content=True, words=thanks)
 
@@ -265,15 +267,6 @@ class Person:
             pool = tasks(self._kind, asked=True)
             self._tasks = self._rng.sample(pool, len(pool))
         return self._tasks.pop()
-
-    def _complaint(self, violated: Sequence[str]) -> str:
-        named = list(violated)
-        if len(named) > 1:
-            self._rng.shuffle(named)
-            if self._rng.random() >= self.scenario.temper.names_all:
-                named = named[:1]
-        said = [self._rng.choice(PREFERENCES[name].complaints) for name in named]
-        return " ".join(text if text[-1] in ".!?" else text + "." for text in said)
 
 
 def until_satisfied(readings: Sequence[Reading], run: int = 3) -> int | None:

@@ -7,6 +7,7 @@ homework must not look machine-made, and a teacher whose grading has to be speci
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -215,6 +216,17 @@ def parse_preferences(text: str) -> tuple[str, ...]:
 def violations(names: Sequence[str], task: Task, reply: str) -> tuple[str, ...]:
     """Return the preferences that the reply does not meet; an empty reply meets none."""
     return tuple(name for name in names if not (reply.strip() and PREFERENCES[name].complies(task, reply)))
+
+
+def complaint(violated: Sequence[str], rng: random.Random, *, names_all: float) -> str:
+    """Return what a person says about these unmet wishes: of several all of them, for so large a share of times, else one."""
+    named = list(violated)
+    if len(named) > 1:
+        rng.shuffle(named)
+        if rng.random() >= names_all:
+            named = named[:1]
+    said = [rng.choice(PREFERENCES[name].complaints) for name in named]
+    return " ".join(text if text[-1] in ".!?" else text + "." for text in said)
 
 
 def task_kind(names: Sequence[str]) -> str:

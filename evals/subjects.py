@@ -257,6 +257,11 @@ def _brief_gate(measures: Mapping[str, Any]) -> Json:
     return found
 
 
+def memory_prompt(entries: Sequence[str]) -> str:
+    """The system prompt that tells what was complained about before."""
+    return "What this user has asked for before: " + " ".join(entries)
+
+
 class Remembering:
     """A prompt memory: what people complained about, in their own words, in front of every request.
 
@@ -313,7 +318,7 @@ class Remembering:
             self.entries = [*older[-(MEMORY_ENTRIES - 1) :], entry]
 
     def _prompt(self) -> str:
-        return "What this user has asked for before: " + " ".join(self.entries)
+        return memory_prompt(self.entries)
 
     def _with_memory(self, messages: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
         if not self.entries:

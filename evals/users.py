@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evals.pools import ASKED
+from evals.preferences import complaint
 from models.questions import Question
 from models.styles import HELDOUT_THANKS, PREFERENCES, STYLES
 from store.errors import ConfigError
@@ -154,7 +155,9 @@ class SimulatedUser:
             reply=reply,
             is_redo=is_redo,
             violated=violated,
-            words=self._complaint(violated) if violated else self._rng.choice(HELDOUT_THANKS),
+            words=complaint(violated, self._rng, names_all=self.habits.names_all)
+            if violated
+            else self._rng.choice(HELDOUT_THANKS),
         )
         self._messages.append({"role": "assistant", "content": reply})
         text = judgement.words
@@ -182,15 +185,3 @@ class SimulatedUser:
         if not self._questions:
             self._questions = self._rng.sample(ASKED, len(ASKED))
         return self._questions.pop()
-
-    def _complaint(self, violated: Sequence[str]) -> str:
-        named = list(violated)
-        if len(named) > 1:
-            self._rng.shuffle(named)
-            if self._rng.random() >= self.habits.names_all:
-                named = named[:1]
-        return " ".join(_ended(self._rng.choice(STYLES[name].heldout_complaints)) for name in named)
-
-
-def _ended(sentence: str) -> str:
-    return sentence if sentence[-1] in ".!?" else sentence + "."

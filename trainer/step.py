@@ -23,6 +23,7 @@ from torch import Tensor
 from store.errors import AlignmentError
 from store.lifecycle import DropReason
 from store.settings import Settings
+from store.texts import content_text
 from store.values import LogprobMode, ScoredTurn
 from trainer.advantages import (
     Candidate,
@@ -337,7 +338,7 @@ def _ask_for_prompts(
 def _others(hints: Sequence[str], draft: _Draft, most: int) -> list[str]:
     """The newest hints that are neither the turn's own nor said in its very conversation."""
     assert draft.hint is not None
-    heard = [str(m.get("content")) for m in draft.turn.messages if m.get("role") == "user"]
+    heard = [content_text(m.get("content")) for m in draft.turn.messages if m.get("role") == "user"]
     new = [hint for hint in hints if hint != draft.hint.strip() and not any(hint in text for text in heard)]
     return new[-most:] if most > 0 else []
 

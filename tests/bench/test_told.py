@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bench import second, told
-from evals.preferences import PREFERENCES
+from evals.preferences import PREFERENCES, complaint
 
 
 def test_complaints_are_about_the_wishes_and_nothing_else() -> None:
@@ -16,7 +16,7 @@ def test_complaints_are_about_the_wishes_and_nothing_else() -> None:
         name: [text.rstrip(".!?") for text in PREFERENCES[name].complaints]
         for name in ("concise", "no_emoji")
     }
-    said = [told.complaint(["concise", "no_emoji"], rng) for _ in range(60)]
+    said = [complaint(["concise", "no_emoji"], rng, names_all=0.5) for _ in range(60)]
     named = [
         tuple(name for name, texts in known.items() if any(text in one for text in texts)) for one in said
     ]
