@@ -5,8 +5,8 @@ message**; several are uttered and accepted as turns of their own before it. The
 context the teacher copies it: the SDPO paper's ablation falls from 48.3 to 44.5). The wording below is also part of the
 built-in model's training text (`models/`), so a change here asks for a re-trained built-in model.
 
-Why not several in one place: four complaints in the one template, and the built-in model states .52 of the facts (one: .96); as
-turns .97, and as much of it is as wished (docs/learning.md, "What the teacher hears").
+Why not several in one place: four complaints in the one template, and the built-in model states .60 of the facts (one: .94); as
+turns .96, and more of it is as wished (docs/learning.md, "What the teacher hears").
 """
 
 from __future__ import annotations
