@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             [METHODS["combine"]],
             ["steady"],
             [parse_preferences(text) for text in given.preferences],
-            given.seeds,
+            range(given.seeds),
             interactions=given.interactions,
             mode="fast",
             measure_every=given.measure_every,

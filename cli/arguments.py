@@ -181,6 +181,12 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--interactions", type=int, default=40, help="of each run (default: %(default)s)")
     evaluate.add_argument("--seeds", type=int, default=5, help="how many (default: %(default)s)")
     evaluate.add_argument(
+        "--first-seed",
+        type=int,
+        default=0,
+        help="the first of them: others than those a choice was made on (default: %(default)s)",
+    )
+    evaluate.add_argument(
         "--measure-every",
         type=int,
         default=10,

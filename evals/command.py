@@ -131,6 +131,7 @@ def _plan(settings: Settings, arguments: argparse.Namespace) -> list[Case]:
     for name, least in (
         ("interactions", 1),
         ("seeds", 1),
+        ("first_seed", 0),
         ("questions", 1),
         ("opposites", 1),
         ("tool_requests", 1),
@@ -158,7 +159,7 @@ def _plan(settings: Settings, arguments: argparse.Namespace) -> list[Case]:
         sorted(methods, key=lambda method: mode == "url" and method.kind == "learn"),
         users,
         wants,
-        arguments.seeds,
+        range(arguments.first_seed, arguments.first_seed + arguments.seeds),
         parse_tried(arguments.set),
         interactions=arguments.interactions,
         mode=mode,

@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -219,7 +219,7 @@ def cases(
     methods: Sequence[Method],
     users: Sequence[str],
     wants: Sequence[tuple[str, ...]],
-    seeds: int,
+    seeds: Iterable[int],
     tried: Mapping[str, Sequence[str]] | None = None,
     **rest: Any,
 ) -> list[Case]:
@@ -232,7 +232,7 @@ def cases(
     combinations = [dict(zip(tried, values, strict=True)) for values in itertools.product(*tried.values())]
     return [
         Case(method=method.name, user=user, preferences=preferences, seed=seed, overrides=overrides, **rest)
-        for seed in range(seeds)
+        for seed in seeds
         for user in users
         for preferences in wants
         for method in methods

@@ -15,7 +15,7 @@ Spanish and plain Spanish, but not "in English, please" in Spanish. What tells t
 hearing the newest hints as earlier turns: where that takes it away from its reply too, the policy is excused, token by token.
 Those that are chosen so are taught by the forward KL (where the policy is certain of the wrong word, the Jensen-Shannon divergence
 has next to no gradient left) and weigh more the further they are beyond a bound. Explicit wishes are kept best by it, and
-preferences are learnt more slowly (docs/learning.md).
+preferences are learnt more slowly (docs/learning-history.md).
 
 Who speaks: with `source="policy"` the policy answers anew at every step, so that the correction sits where it goes wrong, and
 weighs more the shorter the wrong reply; with ``"base"`` the base model's own answer is learnt again and again. Measured (built-in

@@ -175,10 +175,10 @@ def test_runs_in_the_file_are_not_run_again_and_a_torn_line_is(tmp_path: Path) -
 
 def test_every_combination_is_run_a_round_of_all_methods_for_each_seed() -> None:
     found = cases(
-        parse_methods("combine,baselines"), ["steady"], [("concise",)], 2, interactions=4, mode="fast"
+        parse_methods("combine,baselines"), ["steady"], [("concise",)], (7, 8), interactions=4, mode="fast"
     )
     assert [(case.method, case.seed) for case in found] == [
-        (name, seed) for seed in (0, 1) for name in ("combine", "none", "memory")
+        (name, seed) for seed in (7, 8) for name in ("combine", "none", "memory")
     ]
     with pytest.raises(ConfigError, match="unknown method"):
         parse_methods("grpo")
@@ -186,7 +186,9 @@ def test_every_combination_is_run_a_round_of_all_methods_for_each_seed() -> None
 
 def test_settings_are_tried_in_all_combinations_with_what_learns() -> None:
     tried = parse_tried(["anchors=0,4", "top-k=20"])
-    found = cases(parse_methods("rl,none"), ["steady"], [("concise",)], 1, tried, interactions=4, mode="fast")
+    found = cases(
+        parse_methods("rl,none"), ["steady"], [("concise",)], (0,), tried, interactions=4, mode="fast"
+    )
     assert [(case.method, dict(case.overrides)) for case in found] == [
         ("rl", {"anchors": "0", "top_k": "20"}),
         ("rl", {"anchors": "4", "top_k": "20"}),
@@ -262,6 +264,7 @@ def arguments(*words: str) -> argparse.Namespace:
         (["--seeds", "0"], "at least 1"),
         (["--tool-requests", "0"], "--tool-requests must be at least 1"),
         (["--fast", "--tabs", "0"], "--tabs must be at least 1"),
+        (["--first-seed", "-1"], "--first-seed must be at least 0"),
         (["--fast", "--base-url", "http://x"], "one of them"),
         (["--jobs", "2"], "--jobs is for --fast"),
         (["--fast", "--jobs", "0"], "at least 1"),
@@ -300,11 +303,12 @@ def test_a_running_patina_is_examined_through_its_public_api_alone(tmp_path: Pat
 @pytest.mark.timeout(280)
 def test_the_fast_subject_learns_by_the_trainers_own_step(tiny_model: Path, tmp_path: Path) -> None:
     words = ["--fast", "--methods", "rl", "--preferences", "concise", "--seeds", "1", "--interactions", "8",
-             "--questions", "4", "--measure-every", "0", "--tabs", "2", "--output", str(tmp_path)]  # fmt: skip
+             "--questions", "4", "--measure-every", "0", "--tabs", "2", "--first-seed", "5",
+             "--output", str(tmp_path)]  # fmt: skip
     given = {"model_name": str(tiny_model), "threads": 1, "anchors": 0}
     assert run_eval(read_settings(given), given, arguments(*words)) == 0
     (row,) = read_runs(tmp_path)
-    assert row["tabs"] == 2
+    assert (row["tabs"], row["seed"]) == (2, 5)
     # each tab numbers its own conversations
     assert {reading["conversation"] // 100_000 for reading in row["readings"]} == {0, 1}
     # A model that knows nothing babbles until it is cut off: every reply is complained about, so batches fill.
