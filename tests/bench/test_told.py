@@ -29,6 +29,10 @@ def test_what_the_base_model_hears_depends_on_where_it_stands(capsys: pytest.Cap
     assert len(lines) == 2 * len(told.PLACES)
     (line,) = [one for one in lines if one.startswith("spanish, 2 hints, turns before the question")]
     assert float(line.split("as wished ")[1][:4]) >= 0.5
+    assert told.main(["--wishes", "corrections", "--counts", "2", "--questions", "8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [one for one in lines if one.startswith("corrections, 2 hints, turns before the question")]
+    assert float(line.split("facts ")[1]) >= 0.7
     assert told.main(["--wishes", "warmth"]) == 2
     assert "unknown preference" in capsys.readouterr().err
 
