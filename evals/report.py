@@ -121,7 +121,7 @@ class Cell:
     def text(self, digits: int) -> str:
         if not self.count:
             return "–"
-        told = f"{self.mean:.{digits}f}"
+        told = f"{self.mean:z.{digits}f}"
         if math.isfinite(self.low):
             told += f" ± {self.high - self.mean:.{digits}f}"
         return told + (f" ({self.count} of {self.count + self.missing})" if self.missing else "")
@@ -328,7 +328,7 @@ def headline(methods: Mapping[str, Sequence[Json]]) -> str:
         facts = mean([row["points"][-1]["facts"] - row["points"][0]["facts"] for row in rows])
         told.append(
             f"Best of those that learn: {best}, from {before:.0%} to {learning[best]:.0%} of unseen questions, "
-            f"facts {100 * facts:+.0f} points."
+            f"facts {100 * facts:+z.0f} points."
         )
     for name, rows in methods.items():
         if METHODS[rows[0]["method"]].kind == "none":
@@ -437,7 +437,7 @@ def compare(left: Path, right: Path, console: Console) -> int:
                 continue
             gaps = [y - x for x, y in both]
             low, high = interval(gaps)
-            told = f"{mean(gaps):+.{column.digits}f}"
+            told = f"{mean(gaps):+z.{column.digits}f}"
             if math.isfinite(low):
                 told += f" ± {high - mean(gaps):.{column.digits}f}"
                 told = f"[bold]{told}[/]" if low > 0 or high < 0 else told

@@ -117,21 +117,30 @@ async def test_several_choices_a_seed_and_a_stop(engine: Engine) -> None:
 
 async def test_a_client_that_leaves_frees_its_place(engine: Engine, able: Capabilities) -> None:
     assert able  # asked for: only then the engine is known to count what runs
-    endless = body_of(max_tokens=1500, min_tokens=1500, ignore_eos=True)
-    talking = asyncio.create_task(stream(engine, endless))
+    # Eight at once: a tiny model says 1500 tokens between two looks at a busy engine.
+    endless = body_of(max_tokens=1500, min_tokens=1500, ignore_eos=True, temperature=1.0, n=8)
 
-    async def until(is_running: bool) -> None:
-        for _ in range(400):
-            if bool((await engine.activity())["running"]) is is_running:
-                return
-            await asyncio.sleep(0.05)
-        raise AssertionError("it never begins" if is_running else "it goes on talking to nobody")
+    async def is_seen_running(talking: asyncio.Task[Said]) -> bool:
+        while not talking.done():
+            if (await engine.activity())["running"]:
+                return not talking.done()
+            await asyncio.sleep(0.02)
+        assert talking.result().status == 200
+        return False
 
-    await until(True)
-    assert not talking.done()
+    for _ in range(5):
+        talking = asyncio.create_task(stream(engine, endless))
+        if await is_seen_running(talking):
+            break
+    else:
+        raise AssertionError("five times it was over before it was seen to run")
     talking.cancel()
     await asyncio.gather(talking, return_exceptions=True)
-    await until(False)
+    for _ in range(400):
+        if not (await engine.activity())["running"]:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("it goes on talking to nobody")
 
 
 # ---- tools and schemas

@@ -19,7 +19,7 @@ from evals.command import SMOKE_CONTROL, run_eval, run_side_by_side
 from evals.methods import GROUPS, METHODS, parse_methods
 from evals.metrics import Answer, Measures, Numbers, Probe
 from evals.people import Reading, scenario
-from evals.report import COLUMNS, cell, compare, write_report
+from evals.report import COLUMNS, Cell, cell, compare, write_report
 from evals.study import (
     Case,
     Place,
@@ -230,6 +230,11 @@ def test_the_page_needs_no_network_and_shows_what_happened(tmp_path: Path) -> No
     assert "| combine | 2 | 0.00 ± 0.00 | 1.00 ± 0.00 |" in (tmp_path / "report.md").read_text(
         encoding="utf-8"
     )
+
+
+def test_a_change_that_rounds_to_nothing_has_no_sign() -> None:
+    told = Cell(mean=-0.004, low=-0.01, high=0.002, count=2, missing=0)
+    assert (told.text(2), told.text(3)) == ("0.00 ± 0.01", "-0.004 ± 0.006")
 
 
 def test_a_number_some_runs_lack_says_how_many_have_it() -> None:
