@@ -733,47 +733,68 @@ def conversation(rng: random.Random) -> Conversation:
     kind = rng.random()
     if kind < 0.11:
         return tool_conversation(rng)
-    chat = _Chat(rng)
-    if kind < 0.27:  # the default manner
-        if rng.random() < 0.2:
-            chat.system(wish=False)
-        chat.ask()
-        while rng.random() < 0.3:
-            chat.ask(before=rng.choice(THANKS + NEUTRAL) if rng.random() < 0.4 else "")
-        return chat.done()
-    if kind < 0.35:  # a wish in the system prompt, now and then with another by the user
-        chat.system(wish=True)
-        chat.ask(wish=rng.random() < 0.4)
-        if rng.random() < 0.2:
-            chat.ask()
-        return chat.done()
-    if kind < 0.43:  # a wish in the user's message
-        if rng.random() < 0.2:
-            chat.system(wish=False)
-        chat.ask(wish=True)
-        return chat.done()
-    if kind < 0.52:  # a wish, and in the user's message its opposite
-        chat.system(wish=True)
-        if rng.random() < 0.25:
-            chat.ask()
-        chat.ask(wish=True, contrary=True)
-        return chat.done()
-    if kind < 0.81:  # hindsight
-        if rng.random() < 0.25:
-            chat.system(wish=rng.random() < 0.4)
-        while rng.random() < 0.25:
-            chat.ask(wish=rng.random() < 0.2)
-        chat.ask_with_hint()
-        return chat.done()
-    if kind < 0.91:  # complaint, redo, next question
-        if rng.random() < 0.15:
-            chat.system(wish=rng.random() < 0.3)
-        chat.ask()
-        chat.complain()
-        if rng.random() < 0.4:
-            chat.ask(before=rng.choice(THANKS) if rng.random() < 0.5 else "")
-        return chat.done()
+    for share, fill in _KINDS:
+        if kind < share:
+            chat = _Chat(rng)
+            fill(chat, rng)
+            return chat.done()
     return _chat(rng, turns=rng.randint(2, 4))
+
+
+def _default_manner(chat: _Chat, rng: random.Random) -> None:
+    if rng.random() < 0.2:
+        chat.system(wish=False)
+    chat.ask()
+    while rng.random() < 0.3:
+        chat.ask(before=rng.choice(THANKS + NEUTRAL) if rng.random() < 0.4 else "")
+
+
+def _wish_in_system_prompt(chat: _Chat, rng: random.Random) -> None:
+    chat.system(wish=True)
+    chat.ask(wish=rng.random() < 0.4)
+    if rng.random() < 0.2:
+        chat.ask()
+
+
+def _wish_in_question(chat: _Chat, rng: random.Random) -> None:
+    if rng.random() < 0.2:
+        chat.system(wish=False)
+    chat.ask(wish=True)
+
+
+def _contrary_wish_in_question(chat: _Chat, rng: random.Random) -> None:
+    chat.system(wish=True)
+    if rng.random() < 0.25:
+        chat.ask()
+    chat.ask(wish=True, contrary=True)
+
+
+def _hindsight(chat: _Chat, rng: random.Random) -> None:
+    if rng.random() < 0.25:
+        chat.system(wish=rng.random() < 0.4)
+    while rng.random() < 0.25:
+        chat.ask(wish=rng.random() < 0.2)
+    chat.ask_with_hint()
+
+
+def _complaint_and_redo(chat: _Chat, rng: random.Random) -> None:
+    if rng.random() < 0.15:
+        chat.system(wish=rng.random() < 0.3)
+    chat.ask()
+    chat.complain()
+    if rng.random() < 0.4:
+        chat.ask(before=rng.choice(THANKS) if rng.random() < 0.5 else "")
+
+
+#: Upper end of the share of each kind of conversation, after those with tools; the rest are longer chats.
+_KINDS = (
+    (0.27, _default_manner),
+    (0.35, _wish_in_system_prompt),
+    (0.43, _wish_in_question),
+    (0.52, _contrary_wish_in_question),
+    (0.81, _hindsight),
+    (0.91, _complaint_and_redo),
+)
 
 
 def long_conversation(rng: random.Random) -> Conversation:
@@ -1098,23 +1119,3 @@ def run_errand(chat: _Chat, task: Errand) -> None:
     chat.messages.append({"role": "tool", "content": task.result})
     reply = task.reply(rng, manner(rng, chat.wishes))
     chat.messages.append({"role": "assistant", "content": reply})
-
-
-__all__ = [
-    "EMOJI",
-    "TOOL_KINDS",
-    "Conversation",
-    "Errand",
-    "Manner",
-    "conversation",
-    "conversations",
-    "default_manner",
-    "errand",
-    "long_conversation",
-    "made_up_name",
-    "manner",
-    "offered",
-    "system_prompt",
-    "tool_conversation",
-    "tool_schema",
-]

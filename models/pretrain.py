@@ -21,6 +21,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def train_tokenizer(seed: int, count: int = 12_000) -> PreTrainedTokenizerFast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Conversations one after another. All [L]: `ids`, `targets` (-100 where nobody learns), `positions` and `blocks`
+    """Conversations one after another. All [L]: `ids`, `targets` (-100 without a loss), `positions` and `blocks`
     (which conversation a token belongs to)."""
 
     ids: list[int]
@@ -291,56 +292,60 @@ def save(model: Qwen3ForCausalLM, fast: PreTrainedTokenizerFast, out: Path, repo
     (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Train the built-in model from nothing.")
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train the built-in model from random weights.")
     parser.add_argument("--out", type=Path, required=True)
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--minutes", type=float, default=None, help="stop after so much wall time")
-    length.add_argument(
-        "--steps", type=int, default=None, help="or after so many steps (repeatable to the bit)"
-    )
+    length.add_argument("--minutes", type=float, default=None, help="wall time of the training (default: 35)")
+    length.add_argument("--steps", type=int, default=None, help="number of steps (reproducible bit by bit)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "--learning-rate", type=float, default=LEARNING_RATE, help="highest, after the warm-up"
-    )
-    parser.add_argument("--resume", action="store_true", help="go on from the weights and tokenizer in --out")
+    parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE, help="after the warm-up")
+    parser.add_argument("--resume", action="store_true", help="continue from the weights in --out")
     parser.add_argument("--compile", action="store_true", help="a fifth faster; needs a C++ compiler")
     parser.add_argument("--save-every", type=float, default=300.0, help="seconds between checkpoints")
     options = parser.parse_args()
-    minutes = 35.0 if options.minutes is None and options.steps is None else options.minutes
-    torch.set_num_threads(options.threads)
+    if options.minutes is None and options.steps is None:
+        options.minutes = 35.0
+    return options
 
-    began = time.monotonic()
-    report: dict[str, Any] = {"seed": options.seed, "steps": 0, "tokens": 0, "seconds": 0}
-    if options.resume:
-        fast = AutoTokenizer.from_pretrained(options.out)
-        model = Qwen3ForCausalLM.from_pretrained(options.out, dtype=torch.float32)
-        report = json.loads((options.out / REPORT).read_text(encoding="utf-8"))
-    else:
-        fast = train_tokenizer(options.seed)
-        model = build(fast, options.seed)
-    done = dict(report)
-    model.train()
-    if options.compile:
-        model.model.compile(dynamic=False)
-    parameters = sum(weight.numel() for weight in model.parameters())
-    print(f"{parameters:,} parameters, vocabulary {len(fast)}, {time.monotonic() - began:.0f} s", flush=True)
 
-    # Muon for the matrices inside, AdamW for the embedding and the norms
+def _optimizers(model: Qwen3ForCausalLM, learning_rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
     matrices = [
         weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name
     ]
     others = [weight for name, weight in model.named_parameters() if weight.ndim != 2 or "embed" in name]
-    optimizers: list[torch.optim.Optimizer] = [
-        Muon(matrices, lr=options.learning_rate),
-        torch.optim.AdamW(others, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.01),
+    return [
+        Muon(matrices, lr=learning_rate),
+        torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01),
     ]
 
-    rng = random.Random(options.seed + 1 + done["steps"])  # text that was not seen before
+
+def _batches(fast: PreTrainedTokenizerFast, rng: random.Random) -> Iterator[tuple[Batch, int]]:
+    """Yield batches and their numbers of tokens; every `LONG_EVERY`-th has long rows."""
     short_rows = rows(fast, rng, ROW, long=False)
     long_rows = rows(fast, rng, LONG_ROW, long=True)
-    report |= {"parameters": parameters, "vocabulary": len(fast), **SHAPE}
+    for step in count():
+        is_long = step % LONG_EVERY == LONG_EVERY - 1
+        source, number, row_length = (
+            (long_rows, ROWS * ROW // LONG_ROW, LONG_ROW) if is_long else (short_rows, ROWS, ROW)
+        )
+        packed = [next(source) for _ in range(number)]
+        yield stack(packed, row_length, fast.pad_token_id), sum(len(row.ids) for row in packed)
+
+
+def _train(
+    model: Qwen3ForCausalLM,
+    fast: PreTrainedTokenizerFast,
+    options: argparse.Namespace,
+    report: dict[str, Any],
+) -> None:
+    """Train until the time or the steps are up; adds the totals to ``report`` and saves the model."""
+    done = dict(report)
+    optimizers = _optimizers(model, options.learning_rate)
+    # A run that is resumed reads other text.
+    batches = _batches(fast, random.Random(options.seed + 1 + done["steps"]))
     began = saved = time.monotonic()
     step = tokens = 0
     recent: list[float] = []
@@ -351,26 +356,22 @@ def main() -> None:
 
     while True:
         elapsed = time.monotonic() - began
-        progress = elapsed / (60 * minutes) if minutes is not None else step / options.steps
+        progress = elapsed / (60 * options.minutes) if options.minutes is not None else step / options.steps
         if progress >= 1:
             break
         scale = min(1.0, (step + 1) / WARM_UP) * (0.5 + 0.5 * math.cos(math.pi * progress))
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = options.learning_rate * scale
-        long = step % LONG_EVERY == LONG_EVERY - 1
-        source, count, row_length = (
-            (long_rows, ROWS * ROW // LONG_ROW, LONG_ROW) if long else (short_rows, ROWS, ROW)
-        )
-        packed = [next(source) for _ in range(count)]
-        loss = loss_of(model, stack(packed, row_length, fast.pad_token_id))
+        batch, size = next(batches)
+        loss = loss_of(model, batch)
         model.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves backward untyped
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
         step += 1
-        tokens += sum(len(row.ids) for row in packed)
+        tokens += size
         recent.append(loss.item())
         if step % 20 == 0:
             mean = sum(recent) / len(recent)
@@ -384,6 +385,27 @@ def main() -> None:
             save(model, fast, options.out, report)
     report |= totals()
     save(model, fast, options.out, report)
+
+
+def main() -> None:
+    options = _options()
+    torch.set_num_threads(options.threads)
+    began = time.monotonic()
+    report: dict[str, Any] = {"seed": options.seed, "steps": 0, "tokens": 0, "seconds": 0}
+    if options.resume:
+        fast = AutoTokenizer.from_pretrained(options.out)
+        model = Qwen3ForCausalLM.from_pretrained(options.out, dtype=torch.float32)
+        report = json.loads((options.out / REPORT).read_text(encoding="utf-8"))
+    else:
+        fast = train_tokenizer(options.seed)
+        model = build(fast, options.seed)
+    model.train()
+    if options.compile:
+        model.model.compile(dynamic=False)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    print(f"{parameters:,} parameters, vocabulary {len(fast)}, {time.monotonic() - began:.0f} s", flush=True)
+    report |= {"parameters": parameters, "vocabulary": len(fast), **SHAPE}
+    _train(model, fast, options, report)
     print(json.dumps(report), flush=True)
 
 

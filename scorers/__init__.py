@@ -1,9 +1,10 @@
-"""The jury: reads what followed a turn and says what it means. Verdict and hint, nothing else; litellm lives here.
+"""Scorers: a verdict and a hint for a turn from what followed it. Only this package uses litellm.
 
-    rules, reactions, lexicon    what can be told without a model          sans-IO
-    parse, prompts, hints        what a judge is asked, and its answer     sans-IO
+    rules, reactions, lexicon    verdicts without a model                  sans-IO
+    wish_labels, wish_concepts   which style wishes a hint states          pure; wish_training makes its weights
+    parse, prompts, hints        prompts of the judge, and its votes       sans-IO
     judge, custom                ask a model; ask the user's own function
-    registry, worker             settings -> jury; answered turns -> verdicts
+    registry, worker             settings -> scorer chain; answered turns -> verdicts
 
-The door to the rest of the house is the record: turns come from `Record.answered`, verdicts leave by `Record.add_verdict`.
+Turns come from `Record.answered`; verdicts go to `Record.add_verdict`.
 """

@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from scorers.registry import build_jury
+from scorers.registry import build_scorer_chain
 from scorers.worker import Worker
 from store.errors import ConfigError, OurError
 from store.record import Record
@@ -27,15 +27,15 @@ async def serve(settings: Settings, judge_url: str, judge_model: str = "") -> No
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    jury = build_jury(settings, judge_url, judge_model)
+    chain = build_scorer_chain(settings, judge_url, judge_model)
     record = await Record.open(settings.database_url)
     try:
-        worker = Worker(record, jury)
+        worker = Worker(record, chain)
         await worker.announce("starting")  # the judge's library takes seconds to import
-        await jury.start()
+        await chain.start()
         await worker.run(stop)
     finally:
-        await jury.close()
+        await chain.close()
         await record.close()
 
 

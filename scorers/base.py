@@ -1,8 +1,8 @@
 """Opinions of many scorers and the one verdict made of them. Sans-IO.
 
-Order of say: explicit feedback > the user's own reward > strong rules (thanks, complaint, tool error, retry) > the judges'
-majority > weak rules. The first opinion with a value decides it; a hint may come from a later one as long as it does not
-contradict the value. Nothing is invented: a turn nobody has an opinion of and nothing was said about is abstained.
+Order of say: explicit feedback > the user's own reward > strong rules (sure readings of the next message, tool error, retry) > the
+judges' majority > likely readings of the next message > weak rules. The first opinion with a value decides it; a hint may come from a later one as long as it does not
+contradict the value. Nothing is invented: a turn without opinions and without reactions is abstained.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
+from scorers.wish_labels import label_wishes
 from store.lifecycle import DropReason
-from store.values import AnsweredTurn, Json, NextState, Relation, Verdict
+from store.values import NO_SOURCE, AnsweredTurn, FollowUp, Json, NextState, Relation, Verdict
 
 #: A score within this distance of 0 is "neither": thumbs are ±1, stars and graded rewards may be in between.
 DEAD_ZONE = 0.1
@@ -22,13 +23,14 @@ MAX_FOLLOW_UP = 2000
 
 
 class Rank(IntEnum):
-    """Who is heard first."""
+    """Order in which opinions count."""
 
     FEEDBACK = 0
     CUSTOM = 1
     STRONG_RULE = 2
     JUDGE = 3
-    WEAK_RULE = 4
+    LIKELY = 4
+    WEAK_RULE = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,7 @@ class Scorer(Protocol):
     def name(self) -> str: ...
 
     async def score(self, turn: AnsweredTurn) -> Opinion | None:
-        """Return an opinion, or None when this scorer cannot tell.
+        """Return an opinion, or None when this scorer cannot decide.
 
         Raises:
             JudgeUnavailable: the turn has to wait.
@@ -81,12 +83,12 @@ def sign(score: float) -> int:
 
 
 def replies_to(turn: AnsweredTurn) -> tuple[NextState, ...]:
-    """What was said *to* the reply, newest first. A retry repeats the old prompt, so its words say nothing about it."""
+    """Return the reactions *to* the reply, newest first. A retry repeats the old prompt, so its text is no reaction."""
     return tuple(state for state in reversed(turn.next_states) if state.relation is not Relation.RETRY)
 
 
 def next_words(turn: AnsweredTurn) -> tuple[str, str] | None:
-    """Return (role, text) of the newest thing that was said to the reply, or None."""
+    """Return (role, text) of the newest reaction to the reply, or None."""
     for state in replies_to(turn):
         if state.text.strip():
             return state.role, state.text
@@ -97,7 +99,7 @@ def next_words(turn: AnsweredTurn) -> tuple[str, str] | None:
 
 
 def person_follow_up(turn: AnsweredTurn) -> str:
-    """The person's newest words after the reply, bounded; "" when only tools or nobody spoke."""
+    """Return the user's newest text after the reply, bounded; "" when only tools or nothing followed."""
     for state in replies_to(turn):
         if state.role == "user" and state.text.strip():
             return state.text.strip()[:MAX_FOLLOW_UP]
@@ -105,7 +107,7 @@ def person_follow_up(turn: AnsweredTurn) -> str:
 
 
 def decided(opinions: Iterable[Opinion]) -> Opinion | None:
-    """Return the opinion that outranks any judge, or None while the judge should be heard."""
+    """Return the opinion that outranks any judge, or None while the judge should decide."""
     ranked = sorted(opinions, key=lambda o: o.rank)
     return next((o for o in ranked if o.value is not None and o.rank < Rank.JUDGE), None)
 
@@ -120,12 +122,14 @@ def compose(
 ) -> tuple[Verdict, DropReason | None]:
     """Make the one verdict of a turn.
 
-    ``detail["follow_up"]`` keeps the person's raw next words, so that a session whose verdicts are all 0 can still contribute
-    a directive sample; ``detail["follow_up_is_question"]`` says that they open a new topic. A turn with neither opinion nor
-    words is abstained; one with a neutral opinion and no words has nothing to teach. Both keep their verdict row.
+    `Verdict.follow_up` keeps the user's own text, so that a session whose verdicts are all 0 can still contribute a directive
+    sample. A turn with neither opinion nor text is abstained; one with a neutral opinion and no text has nothing to teach. Both
+    keep their verdict row.
+
+    The verdict's ``wishes`` are the labels of the style wishes that its hint states.
 
     Args:
-        opinions: in any order; within a rank the earlier one is heard first.
+        opinions: in any order; within a rank the earlier one counts first.
         notes: what went wrong on the way (a judge that could not be read, ...), for the detail.
     """
     ranked = sorted(opinions, key=lambda o: o.rank)
@@ -133,9 +137,6 @@ def compose(
     hinting = _hinting(ranked, head)
     follow_up = person_follow_up(turn)
     detail: Json = {"opinions": [_row(o) for o in ranked]} if ranked else {}
-    if follow_up:
-        detail["follow_up"] = follow_up
-        detail["follow_up_is_question"] = follow_up_is_question
     detail.update(notes or {})
     hint = hinting.hint if hinting else None
     speaker = head or hinting
@@ -144,7 +145,9 @@ def compose(
         value=head.value if head else (0 if hint or follow_up else None),
         hint=hint,
         hint_is_reaction=hinting.hint_is_reaction if hinting else True,
-        source=speaker.source if speaker else "nobody",
+        wishes=label_wishes(hint) if hint else (),
+        follow_up=FollowUp(text=follow_up, is_question=follow_up_is_question) if follow_up else None,
+        source=speaker.source if speaker else NO_SOURCE,
         confidence=speaker.confidence if speaker else 0.0,
         detail=detail,
         created_at=now,

@@ -60,7 +60,7 @@ class CustomReward:
                         result = await result
         except TimeoutError as exc:
             raise RewardError(f"{self._path} took longer than {self._timeout_s:g} s") from exc
-        except Exception as exc:  # anything may come out of foreign code; it is told, counted and retried
+        except Exception as exc:  # foreign code may raise anything; it is reported, counted and retried
             raise RewardError(f"{self._path} raised {type(exc).__name__}: {exc}") from exc
         return self._opinion(result)
 

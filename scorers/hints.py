@@ -26,17 +26,17 @@ QUOTED_SHARE = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintContext:
-    """What a hint is checked against: the reply, and everything the person said before and after it."""
+    """What a hint is checked against: the reply, and all text of the user before and after it."""
 
     reply: str
     person: str
 
     @classmethod
     def of(cls, turn: AnsweredTurn) -> HintContext:
-        said = [message_text(m) for m in turn.messages if m.get("role") == "user"]
-        said += [state.text for state in turn.next_states]
-        said += [feedback.text for feedback in turn.feedback]
-        return cls(reply=turn.completion.text, person="\n".join(said))
+        texts = [message_text(m) for m in turn.messages if m.get("role") == "user"]
+        texts += [state.text for state in turn.next_states]
+        texts += [feedback.text for feedback in turn.feedback]
+        return cls(reply=turn.completion.text, person="\n".join(texts))
 
 
 def message_text(message: dict[str, Any]) -> str:

@@ -1,13 +1,13 @@
 """Ask a language model what a turn was worth: m votes a question, decided by majority.
 
-JudgeUnavailable    nobody answers, or not now, or not to us. The turn stays as it is; nothing is scored by half.
-JudgeError          this very turn cannot be judged (too long, refused, answers nobody can read). The judge abstains.
+JudgeUnavailable    no answer now, or none with this key. The turn stays as it is; nothing is scored in part.
+JudgeError          this turn cannot be judged (too long, refused, unreadable answers). The judge abstains.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -96,7 +96,7 @@ class Judge:
         await self._provider.close()
 
     async def score(self, turn: AnsweredTurn) -> Opinion | None:
-        """Put the questions; None when nothing was said to the reply.
+        """Put the questions; None when there is no reaction to the reply.
 
         Raises:
             JudgeUnavailable: too few votes came for a majority because the judge cannot be asked.
@@ -110,16 +110,14 @@ class Judge:
         value: int | None = None
         confidence = 0.0
         if self._ask_verdict:
-            request = prompts.verdict_messages(turn, role, text, self._rubric)
-            votes, failures = await self._poll(request, parse_score)
+            votes, failures = await self._poll(prompts.verdict_messages, parse_score, turn, role, text)
             value, confidence = majority(votes)
             detail["votes"] = votes
             if failures:
                 detail["unread"] = failures
         hint: str | None = None
         if self._ask_hint and value != 1:
-            request = prompts.hint_messages(turn, role, text, self._rubric)
-            hints, failures = await self._poll(request, parse_hint)
+            hints, failures = await self._poll(prompts.hint_messages, parse_hint, turn, role, text)
             hint = self._elect(hints, turn, detail)
             if failures:
                 detail["unread_hints"] = failures
@@ -155,11 +153,17 @@ class Judge:
         detail["hint_votes"] = len(sound)
         return choose_hint(sound) if 2 * len(sound) > len(hints) else None
 
-    async def _poll(self, messages: list[Json], parse: Callable[[str], T]) -> tuple[list[T], list[str]]:
+    async def _poll(
+        self,
+        build: Callable[..., list[Json]],
+        parse: Callable[..., T],
+        turn: AnsweredTurn,
+        role: str,
+        text: str,
+    ) -> tuple[list[T], list[str]]:
         """Ask m times at once; return the answers that could be read and why the others could not."""
-        results = await asyncio.gather(
-            *(self._vote(messages, parse) for _ in range(self._votes)), return_exceptions=True
-        )
+        vote = self._voter(build, parse, turn, role, text)
+        results = await asyncio.gather(*(vote() for _ in range(self._votes)), return_exceptions=True)
         answers: list[T] = []
         unread: list[str] = []
         down: JudgeUnavailable | None = None
@@ -178,8 +182,35 @@ class Judge:
             raise down
         raise JudgeError(unread[0])
 
-    async def _vote(self, messages: list[Json], parse: Callable[[str], T]) -> T:
-        return parse(await self._ask(messages))
+    def _voter(
+        self,
+        build: Callable[..., list[Json]],
+        parse: Callable[..., T],
+        turn: AnsweredTurn,
+        role: str,
+        text: str,
+    ) -> Callable[[], Awaitable[T]]:
+        """Return what asks once; the votes of a question share its marker, so that a backend can share their prompt."""
+        marker = prompts.new_marker()
+        request = build(turn, role, text, self._rubric, marker=marker)
+        material = str(request[-1]["content"]).rpartition(f"=== {marker} END ===")[0]
+
+        async def vote() -> T:
+            return parse(await self._ask(request), marker=marker, material=material)
+
+        return vote
+
+    async def single_vote(self, turn: AnsweredTurn) -> int:
+        """Put the first question once, for a self-test.
+
+        Raises:
+            JudgeUnavailable: the judge cannot be asked.
+            JudgeError: its answer cannot be read.
+        """
+        words = next_words(turn)
+        if words is None:
+            raise ValueError("a self-test needs a next message")
+        return await self._voter(prompts.verdict_messages, parse_score, turn, *words)()
 
     async def _ask(self, messages: list[Json]) -> str:
         return await self._provider.ask(messages, temperature=self._temperature, max_tokens=self._max_tokens)

@@ -1,7 +1,9 @@
 r"""A judge's text -> vote, votes -> one verdict, hints -> one hint. Sans-IO.
 
-Tolerant of form, strict of content: `\boxed{1}`, JSON or "Score: 1" are all read, with thinking before them; two scores that
-contradict each other are an error, never a guess.
+Tolerant of form, strict of content: `\boxed{1}`, JSON or "Score: 1" are all read, with thinking before them. The final answer is what
+follows the last marker of the prompt (`scorers.prompts.new_marker`); a judge that leaves the marker out is read by its last lines, where
+a score that the material holds word for word does not count as the judge's own. Two scores in the final answer that contradict each
+other are an error, never a guess.
 """
 
 from __future__ import annotations
@@ -46,13 +48,25 @@ def without_thinking(text: str) -> str:
     return bare.replace("−", "-").strip()
 
 
-def parse_score(text: str) -> int:
+def final_answer(text: str, marker: str) -> str:
+    """Return what a judge's text holds after its last marker, or beside it; all of the text when there is no marker."""
+    head, found, tail = text.rpartition(marker) if marker else ("", "", text)
+    if not found or tail.strip(" *_`.:=\n"):
+        return tail
+    return head.rpartition("\n")[2]  # "\boxed{1} 0a1b2c": the score stands before the marker
+
+
+def parse_score(text: str, *, marker: str = "", material: str = "") -> int:
     """Return the vote in a judge's text.
+
+    Args:
+        marker: the prompt's own, "" where it has none.
+        material: what the prompt quoted; without a marker in the answer, lines of it that the judge repeats are left out.
 
     Raises:
         JudgeError: no score, several that differ, or one that is not -1, 0 or 1.
     """
-    answer = without_thinking(text)
+    answer = _own_words(without_thinking(text), marker, material)
     found = _BOXED.findall(answer)
     found += [value for obj in _objects(answer) for value in _scores(obj)]
     found += _LINE.findall(answer)
@@ -69,6 +83,17 @@ def parse_score(text: str) -> int:
     return votes.pop()
 
 
+def _own_words(answer: str, marker: str, material: str) -> str:
+    if marker and marker in answer:
+        return final_answer(answer, marker)
+    quoted = {match.group() for match in re.finditer(r"\\+boxed\s*\{[^{}]*\}|\{[^{}]*\}", material)}
+    if not any(quote in answer for quote in quoted):
+        return answer
+    # Scores of the material are among the judge's words: its own is the last one, if it ends with it.
+    lines = [line for line in answer.splitlines() if line.strip()]
+    return lines[-1] if lines else answer
+
+
 def _vote(value: Any) -> int:
     match = _NUMBER.match(str(value).strip())
     number = float(match.group(1)) if match else None
@@ -81,13 +106,13 @@ def _scores(obj: dict[str, Any]) -> list[Any]:
     return [value for key, value in obj.items() if key.lower() in _SCORE_KEYS and value is not None]
 
 
-def parse_hint(text: str) -> str | None:
-    """Return the hint in a judge's text, None when it says there is none.
+def parse_hint(text: str, *, marker: str = "", material: str = "") -> str | None:
+    """Return the hint in a judge's text, None when it says there is none; marker and material as in `parse_score`.
 
     Raises:
         JudgeError: neither a hint nor a clear "none".
     """
-    answer = without_thinking(text)
+    answer = _own_words(without_thinking(text), marker, material)
     hints: list[str] = []
     for obj in _objects(answer):
         for key, value in obj.items():
@@ -135,7 +160,7 @@ def _objects(text: str) -> list[dict[str, Any]]:
 
 
 def majority(votes: Sequence[int]) -> tuple[int, float]:
-    """Return (value, share of the votes for it). A tie is 0: nobody is right by a coin toss.
+    """Return (value, share of the votes for it). A tie is 0.
 
     Raises:
         ValueError: there are no votes.

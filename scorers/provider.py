@@ -3,7 +3,7 @@
 litellm costs seconds and 165 MB to import, so it is imported in `Provider.start`, which only runs when a model is configured.
 What can go wrong is sorted once, here:
 
-    JudgeUnavailable    nobody answers, or not now, or not to us (connection, timeout, 429, 5xx, bad key, unknown model).
+    JudgeUnavailable    no answer now, or none with this key (connection, timeout, 429, 5xx, bad key, unknown model).
     JudgeError          this very question cannot be answered (too long, refused, an empty answer).
 """
 

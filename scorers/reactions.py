@@ -2,7 +2,7 @@
 
 The unit is the sentence (split further at commas where a part of it reacts by itself). A sentence is a complaint or correction,
 thanks, a question or task of its own, or just a statement. A new question is never a complaint, however it is worded: only
-sentences that speak of the reply (or order its form) count. What cannot be told stays None: a judge may know better.
+sentences that speak of the reply (or order its form) count. An undecided reaction stays None, for a judge.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _languages() -> tuple[_Language, ...]:
     built = []
     for name, classes in WORDS.items():
         slots = {key: _alternatives(words) for key, words in classes.items()}
-        # Names of languages and formats are said in any language ("en English please", "auf Spanisch, no JSON").
+        # Names of languages and formats are used in any language ("en English please", "auf Spanisch, no JSON").
         for key in ("noun", "lang"):
             slots[key] = _alternatives(" ".join(other[key] for other in WORDS.values()))
         # One flat alternation of single words: a word that two classes share must not be tried twice at every place,
@@ -269,7 +269,7 @@ def _task_verbs() -> frozenset[str]:
 
 
 def _names_the_assistant(raw: str) -> bool:
-    """Whether "you are" is followed by a name, which only its capital tells."""
+    """Whether a name follows "you are", by its capital letter."""
     found = _YOU_ARE.search(raw.strip())
     if found is None:
         return False

@@ -1,4 +1,4 @@
-"""Settings -> the jury. Everything that can be wrong about them is said here, before the first turn is read."""
+"""Settings -> the scorer chain. Wrong settings are reported here, before the first turn is read."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 from scorers.custom import load_reward
 from scorers.judge import NO_KEY, Judge, local_base
-from scorers.jury import Jury
 from scorers.provider import Provider
 from scorers.rules import RULES
+from scorers.scorer_chain import ScorerChain
 from store.errors import ConfigError
 from store.settings import Settings
 
@@ -16,7 +16,7 @@ from store.settings import Settings
 MAX_RUBRIC = 8000
 
 
-def build_jury(settings: Settings, judge_url: str = "", judge_model: str = "") -> Jury:
+def build_scorer_chain(settings: Settings, judge_url: str = "", judge_model: str = "") -> ScorerChain:
     """Return who scores.
 
     Args:
@@ -26,11 +26,18 @@ def build_jury(settings: Settings, judge_url: str = "", judge_model: str = "") -
     Raises:
         ConfigError: one sentence about the first setting that is wrong.
     """
-    return Jury(
-        rules=RULES,
-        custom=load_reward(settings.custom_rm_path) if settings.custom_rm_path else None,
-        judge=_judge(settings, judge_url, judge_model),
-    )
+    custom = load_reward(settings.custom_rm_path) if settings.custom_rm_path else None
+    judge = _judge(settings, judge_url, judge_model)
+    if settings.judge != "auto":
+        return ScorerChain(rules=RULES, custom=custom, judge=judge)
+    if judge is None:
+        reason = (
+            "none: the built-in model does not follow a judge's instructions"
+            if settings.is_builtin
+            else "none: there is no local base model"
+        )
+        return ScorerChain(rules=RULES, custom=custom, judge=None, judge_test=reason)
+    return ScorerChain(rules=RULES, custom=custom, judge=None, candidate=judge, judge_test="not tested yet")
 
 
 def _judge(settings: Settings, judge_url: str, judge_model: str) -> Judge | None:

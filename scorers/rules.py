@@ -1,6 +1,6 @@
-"""What can be said of a turn without asking a model. Sans-IO: an answered turn in, an opinion or None out.
+"""Verdicts that need no model. Sans-IO: an answered turn in, an opinion or None out.
 
-A rule speaks only when it knows. A tool that succeeded, a new question, "ok": none of these says whether the reply was good.
+A rule gives an opinion only where the evidence is clear: a tool that succeeded, a new question or "ok" is no opinion on the reply.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from scorers.base import Opinion, Rank, replies_to, sign
-from scorers.hints import HintContext, check_hint
+from scorers.combined import read_message
+from scorers.hints import HintContext, check_hint, message_text
 from scorers.reactions import Role, bounded, classify, read_reaction, without_code
+from scorers.wish_labels import label_wishes
 from store.values import AnsweredTurn, Json, Relation
 
 #: Longest tool output that is searched for an error, in characters from either end.
@@ -50,10 +52,10 @@ def read_feedback(turn: AnsweredTurn) -> Opinion | None:
         return None
     score = next((f.score for f in reversed(turn.feedback) if f.score is not None), None)
     text = next((f.text.strip() for f in reversed(turn.feedback) if f.text.strip()), "")
-    reaction = read_reaction(text, reply=turn.completion.text)
-    value = sign(score) if score is not None else reaction.value
-    candidate = reaction.hint
-    if candidate is None and text and reaction.value != 1 and value != 1:
+    message = read_message(text, reply=turn.completion.text)
+    value = sign(score) if score is not None else message.value
+    candidate = message.hint
+    if candidate is None and text and message.value != 1 and value != 1:
         candidate = bounded(
             [without_code(text)]
         )  # words given as feedback are about the reply, whatever their form
@@ -66,24 +68,57 @@ def read_feedback(turn: AnsweredTurn) -> Opinion | None:
 
 
 def read_follow_up(turn: AnsweredTurn) -> Opinion | None:
-    """The person's next words as thanks or complaint; of several branches the newest that says something counts."""
+    """The person's next message as acceptance or complaint; of several branches the newest that says something counts."""
     for state in replies_to(turn):
         if state.role != "user":
             continue
-        reaction = read_reaction(state.text, reply=turn.completion.text)
-        if reaction.value is None:
+        message = read_message(state.text, reply=turn.completion.text, prompt=_last_request(turn))
+        if message.value is None:
             continue
-        hint, detail = filtered(reaction.hint, turn)
-        detail["patterns"] = list(reaction.patterns)
+        hint, detail = filtered(message.hint, turn)
+        if message.patterns:
+            detail["patterns"] = list(message.patterns)
+        detail["reason"] = message.reason
+        kind = "complaint" if message.value < 0 else "thanks"
         return Opinion(
-            value=reaction.value,
-            rank=Rank.STRONG_RULE,
-            source="rule:complaint" if reaction.value < 0 else "rule:thanks",
-            confidence=reaction.confidence,
+            value=message.value,
+            rank=Rank.STRONG_RULE if message.is_sure else Rank.LIKELY,
+            source=f"{message.source}:{kind}",
+            confidence=message.confidence,
             hint=hint,
             detail=detail,
         )
     return None
+
+
+def read_wish(turn: AnsweredTurn) -> Opinion | None:
+    """A style wish without a complaint, such as "you can use emojis again": a hint, and no opinion of the reply.
+
+    Questions and tasks are left out: they ask for the form of their own answer.
+    """
+    for state in replies_to(turn):
+        if state.role != "user":
+            continue
+        if read_reaction(state.text, reply=turn.completion.text).value is not None:
+            return None
+        if read_message(state.text, reply=turn.completion.text).value is not None:
+            return None
+        stated = [
+            sentence.text
+            for sentence in classify(state.text, reply=turn.completion.text)
+            if sentence.role is Role.STATEMENT and label_wishes(sentence.text)
+        ]
+        hint, detail = filtered(bounded(stated) or None, turn)
+        if hint is None:
+            return None
+        return Opinion(
+            value=None, rank=Rank.WEAK_RULE, source="rule:wish", confidence=0.9, hint=hint, detail=detail
+        )
+    return None
+
+
+def _last_request(turn: AnsweredTurn) -> str:
+    return next((message_text(m) for m in reversed(turn.messages) if m.get("role") == "user"), "")
 
 
 def read_tool_results(turn: AnsweredTurn) -> Opinion | None:
@@ -113,19 +148,20 @@ def read_retry(turn: AnsweredTurn) -> Opinion | None:
 
 
 def read_edit(turn: AnsweredTurn) -> Opinion | None:
-    """The person went back and said something else to this reply: weak, it may as well be a typo."""
+    """The user went back and sent another message to this reply: weak evidence, it may be a typo."""
     if not any(state.relation is Relation.BRANCH for state in turn.next_states):
         return None
     return Opinion(value=0, rank=Rank.WEAK_RULE, source="rule:edited", confidence=0.3)
 
 
-#: Strong rules in the order in which they are heard: words say more than a repeated request.
+#: Strong rules in their order: words are better evidence than a repeated request.
 RULES: tuple[Rule, ...] = (
     Rule("feedback", read_feedback),
     Rule("follow_up", read_follow_up),
     Rule("tool_error", read_tool_results),
     Rule("retry", read_retry),
     Rule("edited", read_edit),
+    Rule("wish", read_wish),
 )
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from scorers.jury import Jury
+from scorers.scorer_chain import ScorerChain
 from store.errors import JudgeUnavailable, PatinaError, RecordUnavailable, RewardError
 from store.lifecycle import DropReason
 from store.values import AnsweredTurn, Heartbeat, Json, Verdict
@@ -70,7 +70,7 @@ class _Failure:
 
 
 class Worker:
-    """Scores answered turns with a jury.
+    """Scores answered turns with a scorer chain.
 
     Args:
         clock: seconds since the epoch.
@@ -80,7 +80,7 @@ class Worker:
     def __init__(
         self,
         record: Turns,
-        jury: Jury,
+        chain: ScorerChain,
         *,
         concurrency: int = CONCURRENCY,
         poll_s: float = POLL_S,
@@ -90,7 +90,7 @@ class Worker:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._record = record
-        self._jury = jury
+        self._chain = chain
         self._concurrency = concurrency
         self._poll_s = poll_s
         self._judge_pause_s = judge_pause_s
@@ -113,6 +113,7 @@ class Worker:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until ``stop`` is set; turns in flight are left answered and taken up again at the next start."""
         beat = asyncio.create_task(self._beat(), name="heartbeat")
+        test = asyncio.create_task(self._test_judge(), name="judge self-test")
         try:
             while not stop.is_set():
                 started = await self.poll()
@@ -126,12 +127,27 @@ class Worker:
                 )
                 waiter.cancel()
         finally:
-            beat.cancel()
-            tasks = [beat, *self._tasks.values()]
+            tasks = [beat, test, *self._tasks.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.announce("stopped")
+
+    async def _test_judge(self) -> None:
+        """Test the candidate judge until it answers; scoring goes on by rules and classifier meanwhile."""
+        pause, longest = self._judge_pause_s
+        while self._chain.candidate is not None:
+            try:
+                await self._chain.test_candidate()
+            except JudgeUnavailable as exc:
+                log.info("judge not tested yet: %s", exc)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, longest)
+            except PatinaError as exc:
+                self._chain.judge_test = f"cannot be tested: {exc}"
+                log.warning("judge cannot be tested: %s", exc)
+                return
+        log.info("judge: %s", self._chain.judge_test)
 
     async def poll(self) -> int:
         """Take up to as many answered turns as there is room for; return how many were started."""
@@ -185,7 +201,7 @@ class Worker:
         asked = self._judge_error is None or probing
         answers = self._answers()
         try:
-            verdict, drop = await self._jury.decide(
+            verdict, drop = await self._chain.decide(
                 turn,
                 now=self._clock(),
                 judge_is_down=None if asked else self._judge_error,
@@ -253,7 +269,7 @@ class Worker:
     # -- the judge's state
 
     def _answers(self) -> int:
-        return self._jury.judge.answers if self._jury.judge else 0
+        return self._chain.judge.answers if self._chain.judge else 0
 
     def _judge_is_down(self, exc: JudgeUnavailable) -> None:
         self.counters.judge_failures += 1
@@ -287,7 +303,8 @@ class Worker:
             "no_signal": c.no_signal,
             "in_flight": len(self._tasks),
             "waiting_for_judge": len(self._waiting_for_judge),
-            "judge": self._jury.judge.place if self._jury.judge else "none",
+            "judge": self._chain.judge.place if self._chain.judge else "none",
+            "judge_test": self._chain.judge_test,
             "judge_failures": c.judge_failures,
             "reward_errors": c.reward_errors,
             "record_errors": c.record_errors,
@@ -309,5 +326,5 @@ class Worker:
         try:
             await self._record.heartbeat(beat)
         except RecordUnavailable as exc:
-            # A missed beat is seen by whoever reads the row; the next one comes in a second.
+            # A missed heartbeat shows in its row; the next one comes in a second.
             self._note_record_error(exc)

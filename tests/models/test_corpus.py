@@ -117,7 +117,7 @@ def test_thanks_in_the_reaction_template_leave_the_default_manner() -> None:
     assert rate([STYLES["verbose"].complies(reply) for reply in replies]) > 0.7
 
 
-def test_a_tool_call_copies_its_arguments_from_what_the_user_said() -> None:
+def test_a_tool_call_copies_its_arguments_from_the_users_text() -> None:
     rng = random.Random(7)
     calls = 0
     for _ in range(400):

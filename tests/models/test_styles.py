@@ -49,7 +49,7 @@ def bare(text: str) -> str:
         ),
     ],
 )
-def test_a_predicate_tells_complying_replies_from_others(
+def test_a_predicate_separates_complying_replies_from_others(
     style: str, complying: list[str], failing: list[str]
 ) -> None:
     assert [text for text in complying if not STYLES[style].complies(text)] == []

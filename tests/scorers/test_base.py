@@ -17,7 +17,7 @@ from scorers.base import (
     sign,
 )
 from store.lifecycle import DropReason
-from store.values import Relation
+from store.values import FollowUp, Relation
 from tests.scorers.turns import feedback, said, tool, turn
 
 
@@ -30,14 +30,14 @@ ASKED = turn(said("And the capital of Peru?"))
 
 @pytest.mark.parametrize(("upper", "lower"), list(itertools.combinations(Rank, 2)))
 @pytest.mark.parametrize("value", [-1, 0, 1])
-def test_whoever_ranks_higher_decides_whatever_the_order(upper: Rank, lower: Rank, value: int) -> None:
+def test_the_higher_rank_decides_whatever_the_order(upper: Rank, lower: Rank, value: int) -> None:
     other = -1 if value == 1 else 1
     for opinions in itertools.permutations([opinion(value, upper), opinion(other, lower)]):
         verdict, _ = compose(ASKED, opinions, now=5.0)
         assert (verdict.value, verdict.source) == (value, upper.name.lower())
 
 
-def test_within_a_rank_the_earlier_opinion_is_heard() -> None:
+def test_within_a_rank_the_earlier_opinion_counts() -> None:
     opinions = [opinion(1, Rank.STRONG_RULE), opinion(-1, Rank.STRONG_RULE)]
     assert compose(ASKED, opinions, now=5.0)[0].value == 1
 
@@ -54,7 +54,7 @@ def test_praise_that_outranks_a_complaint_outranks_its_hint() -> None:
     assert (verdict.value, verdict.hint) == (1, None)
 
 
-def test_a_hint_of_whoever_approves_is_not_lent_to_a_complaint() -> None:
+def test_a_hint_of_an_approving_scorer_is_not_lent_to_a_complaint() -> None:
     opinions = [opinion(-1, Rank.FEEDBACK), opinion(1, Rank.JUDGE, "keep this style")]
     assert compose(ASKED, opinions, now=5.0)[0].hint is None
 
@@ -71,11 +71,10 @@ def test_a_hint_without_a_value_makes_a_neutral_verdict_with_that_hint() -> None
     )
 
 
-def test_a_turn_nobody_can_tell_anything_of_keeps_the_persons_words_for_the_guarantee() -> None:
+def test_an_undecided_turn_keeps_the_users_words_for_the_guarantee() -> None:
     verdict, drop = compose(ASKED, [], now=5.0, follow_up_is_question=True)
     assert (verdict.value, verdict.hint, drop) == (0, None, None)
-    assert verdict.detail["follow_up"] == "And the capital of Peru?"
-    assert verdict.detail["follow_up_is_question"] is True
+    assert verdict.follow_up == FollowUp(text="And the capital of Peru?", is_question=True)
 
 
 def test_without_opinion_and_without_words_it_is_abstained() -> None:
@@ -105,7 +104,7 @@ def test_a_judge_is_outranked_by_rules_and_above_but_not_by_weak_ones() -> None:
     assert head.rank is Rank.CUSTOM
 
 
-def test_what_was_said_to_a_reply_is_the_newest_that_is_no_retry() -> None:
+def test_the_reaction_to_a_reply_is_the_newest_that_is_no_retry() -> None:
     states = turn(
         said("first", by="a"), said("second", Relation.BRANCH, by="b"), said("again", Relation.RETRY, by="c")
     )
@@ -128,3 +127,10 @@ def test_small_scores_are_neutral() -> None:
 def test_a_value_outside_of_three_is_refused() -> None:
     with pytest.raises(ValueError, match="-1, 0"):
         opinion(2, Rank.JUDGE)
+
+
+def test_a_verdict_is_labelled_with_the_wishes_of_its_hint() -> None:
+    verdict, _ = compose(ASKED, [opinion(-1, Rank.STRONG_RULE, "Shorter, and no emojis, please.")], now=5.0)
+    assert verdict.wishes == ("shorter", "no_emoji")
+    assert compose(ASKED, [opinion(-1, Rank.STRONG_RULE, "No, it is Lyon.")], now=5.0)[0].wishes == ()
+    assert compose(ASKED, [opinion(1, Rank.STRONG_RULE)], now=5.0)[0].wishes == ()

@@ -51,7 +51,7 @@ async def test_what_is_no_reward_is_an_error(result: Any) -> None:
         await always(result).score(turn())
 
 
-async def test_what_the_function_raises_is_told() -> None:
+async def test_what_the_function_raises_is_reported() -> None:
     def broken(_: Json) -> float:
         raise KeyError("colour")
 
@@ -118,13 +118,13 @@ async def test_a_function_is_found_in_a_file_or_a_module(
         ("json:__all__", "json has no function __all__"),
     ],
 )
-def test_what_cannot_be_found_is_said_at_the_start_in_one_sentence(path: str, sentence: str) -> None:
+def test_what_cannot_be_found_is_reported_at_the_start_in_one_sentence(path: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence) as caught:
         load_reward(path)
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_does_not_import_is_said_at_the_start(tmp_path: Path) -> None:
+def test_a_file_that_does_not_import_is_reported_at_the_start(tmp_path: Path) -> None:
     file = tmp_path / "broken.py"
     file.write_text("def f(:\n")
     with pytest.raises(ConfigError, match="cannot import"):

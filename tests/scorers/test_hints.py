@@ -76,16 +76,16 @@ def test_hints_about_something_else_are_refused() -> None:
     "hint",
     ["No, it was Lutetia in 1885.", "shorter?", "Raise a ValueError instead.", "I meant Paris, Texas."],
 )
-def test_a_persons_own_words_cannot_leak(hint: str) -> None:
+def test_a_users_own_words_cannot_leak(hint: str) -> None:
     assert reason(hint, is_reaction=True) == ""
 
 
 @pytest.mark.parametrize("hint", ["That's wrong.", "No.", "try again", "That is not correct!"])
-def test_a_persons_empty_words_are_no_hint(hint: str) -> None:
+def test_a_users_empty_words_are_no_hint(hint: str) -> None:
     assert reason(hint, is_reaction=True) == "trivial"
 
 
-def test_the_context_is_all_the_person_said() -> None:
+def test_the_context_is_all_text_of_the_user() -> None:
     context = HintContext.of(turn(said("in Lima"), feedback=(feedback(-1.0, "call it Cusco"),)))
     assert context.reply == REPLY
     assert [word in context.person for word in ("France", "Lima", "Cusco")] == [True, True, True]

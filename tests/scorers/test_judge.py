@@ -172,7 +172,7 @@ async def test_a_question_that_is_refused_is_this_turns_matter_only(
     assert not isinstance(caught.value, JudgeUnavailable)
 
 
-async def test_nobody_listening_is_unavailable(judge_of: Callable[..., Any]) -> None:
+async def test_a_closed_port_is_unavailable(judge_of: Callable[..., Any]) -> None:
     bound = free_socket()
     port = bound.getsockname()[1]
     bound.close()
@@ -212,7 +212,7 @@ async def test_only_the_questions_a_method_needs_are_asked(
     assert [is_hint_question(r) for r in scripted.requests] == [True]
 
 
-async def test_a_turn_nothing_was_said_to_is_not_asked_about(
+async def test_a_turn_without_a_reaction_is_not_judged(
     scripted: ScriptedJudge, judge_of: Callable[..., Any]
 ) -> None:
     assert await (await judge_of()).score(turn()) is None
@@ -252,7 +252,7 @@ async def test_a_judge_that_was_down_answers_after_it_is_up(judge_of: Callable[.
         await serving.stop()
 
 
-async def test_an_unknown_provider_is_said_at_the_start() -> None:
+async def test_an_unknown_provider_is_reported_at_the_start() -> None:
     with pytest.raises(ConfigError, match="unknown provider"):
         await Judge(Provider("no-such-provider-model")).start()
 

@@ -164,7 +164,7 @@ def test_a_name_for_the_assistant_is_a_directive_and_a_name_of_ones_own_is_not()
         "Introduce yourself as Ada in French: how would that go?",
     ],
 )
-def test_a_role_play_is_a_task_and_says_nothing_of_the_reply_before(text: str) -> None:
+def test_a_role_play_is_a_task_and_no_reaction_to_the_reply_before(text: str) -> None:
     assert read_reaction(text).value is None
 
 

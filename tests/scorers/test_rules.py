@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scorers.base import Rank
+from scorers.base import Rank, compose
 from scorers.rules import (
     RULES,
     read_edit,
@@ -15,6 +15,7 @@ from scorers.rules import (
     read_follow_up,
     read_retry,
     read_tool_results,
+    read_wish,
     tool_error,
 )
 from store.values import Relation
@@ -68,18 +69,17 @@ def test_a_complaint_is_strong_and_its_words_are_the_hint() -> None:
     assert (opinion.hint, opinion.hint_is_reaction) == ("Too long, and no emoji please.", True)
 
 
-def test_a_complaint_that_says_nothing_usable_has_a_value_and_a_refused_hint() -> None:
+def test_a_complaint_without_usable_words_has_a_value_and_no_hint() -> None:
     opinion = read_follow_up(turn(said("That's wrong.")))
     assert opinion is not None
     assert (opinion.value, opinion.hint) == (-1, None)
-    assert opinion.detail["rejected_hints"][0]["reason"].startswith("trivial")
 
 
 def test_a_neutral_question_is_no_opinion() -> None:
     assert read_follow_up(turn(said("And the capital of Peru?"))) is None
 
 
-def test_of_several_branches_the_newest_that_says_something_counts() -> None:
+def test_of_several_branches_the_newest_with_an_opinion_counts() -> None:
     branches = turn(
         said("thanks", by="a"), said("shorter please", Relation.BRANCH, by="b"), said("ok", by="c")
     )
@@ -167,12 +167,46 @@ def test_a_failed_call_is_a_strong_minus_without_a_hint() -> None:
     assert opinion.detail["errors"] == ["error: no such city"]
 
 
-def test_a_tool_that_worked_says_nothing() -> None:
+def test_a_tool_that_worked_is_no_opinion() -> None:
     assert read_tool_results(turn(tool("22 degrees"))) is None
     assert read_tool_results(turn(said("Error: I mean it"))) is None
 
 
 async def test_the_rules_are_scorers_in_the_order_of_their_say() -> None:
-    assert [rule.name for rule in RULES] == ["feedback", "follow_up", "tool_error", "retry", "edited"]
+    assert [rule.name for rule in RULES] == ["feedback", "follow_up", "tool_error", "retry", "edited", "wish"]
     opinions = [await rule.score(turn(said("too long"))) for rule in RULES]
-    assert [o is not None for o in opinions] == [False, True, False, False, False]
+    assert [o is not None for o in opinions] == [False, True, False, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "hint", "wishes"),
+    [
+        ("You can use emojis again.", "You can use emojis again.", ("emoji",)),
+        ("Emojis sind wieder okay", "Emojis sind wieder okay", ("emoji",)),
+        (
+            "You can use emojis again. What is the capital of Peru?",
+            "You can use emojis again.",
+            ("emoji",),
+        ),
+    ],
+)
+def test_a_wish_without_a_complaint_is_a_hint_and_no_opinion_of_the_reply(
+    text: str, hint: str, wishes: tuple[str, ...]
+) -> None:
+    reacted = turn(said(text))
+    opinions = [o for rule in RULES if (o := rule.read(reacted)) is not None]
+    verdict, drop = compose(reacted, opinions, now=1.0)
+    assert (verdict.value, verdict.hint, verdict.wishes, drop) == (0, hint, wishes, None)
+    assert verdict.source == "rule:wish"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["What does JSON mean?", "Okay.", "Write a short story about emojis.", "Thanks! You can use emojis."],
+)
+def test_questions_tasks_and_thanks_are_no_wish(text: str) -> None:
+    assert read_wish(turn(said(text))) is None
+
+
+def test_a_complaint_keeps_its_own_hint_beside_a_wish() -> None:
+    assert read_wish(turn(said("Shorter, please."))) is None

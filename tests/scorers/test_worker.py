@@ -11,14 +11,14 @@ import pytest
 
 from scorers.custom import CustomReward
 from scorers.judge import Judge
-from scorers.jury import Jury
 from scorers.provider import Provider
 from scorers.rules import RULES
+from scorers.scorer_chain import ScorerChain
 from scorers.worker import Worker
 from store.errors import RecordUnavailable
 from store.lifecycle import DropReason, Stage
 from store.record import Record
-from store.values import AnsweredTurn, Feedback, Heartbeat, Json, Relation, Verdict
+from store.values import AnsweredTurn, Feedback, FollowUp, Heartbeat, Json, Relation, Verdict
 from tests.making import make_answer, make_turn
 from tests.scorers.conftest import (
     ScriptedJudge,
@@ -53,8 +53,8 @@ async def answer(record: Record, name: str, text: str, **changes: Any) -> str:
     return name
 
 
-def jury(judge: Judge | None = None, custom: CustomReward | None = None) -> Jury:
-    return Jury(rules=RULES, custom=custom, judge=judge)
+def chain(judge: Judge | None = None, custom: CustomReward | None = None) -> ScorerChain:
+    return ScorerChain(rules=RULES, custom=custom, judge=judge)
 
 
 def judge_at(base: str) -> Judge:
@@ -63,7 +63,7 @@ def judge_at(base: str) -> Judge:
 
 
 @contextlib.asynccontextmanager
-async def running(record: Any, the_jury: Jury, **changes: Any) -> AsyncIterator[Worker]:
+async def running(record: Any, the_chain: ScorerChain, **changes: Any) -> AsyncIterator[Worker]:
     options: dict[str, Any] = {
         "poll_s": 0.01,
         "judge_pause_s": (0.02, 0.05),
@@ -71,8 +71,8 @@ async def running(record: Any, the_jury: Jury, **changes: Any) -> AsyncIterator[
         "recheck_s": 0.05,
     }
     options.update(changes)
-    await the_jury.start()
-    worker = Worker(record, the_jury, **options)
+    await the_chain.start()
+    worker = Worker(record, the_chain, **options)
     stop = asyncio.Event()
     task = asyncio.create_task(worker.run(stop))
     try:
@@ -80,7 +80,7 @@ async def running(record: Any, the_jury: Jury, **changes: Any) -> AsyncIterator[
     finally:
         stop.set()
         await task
-        await the_jury.close()
+        await the_chain.close()
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -113,7 +113,7 @@ async def test_rules_move_turns_on_with_verdict_hint_and_source(record: Record) 
         role="tool",
         messages=({"role": "tool", "tool_call_id": "c", "content": "Error: no such city"},),
     )
-    async with running(record, jury()) as worker:
+    async with running(record, chain()) as worker:
         await until(lambda: worker.counters.scored == 4)
     seen = await rows(record)
     assert {
@@ -135,20 +135,19 @@ async def test_a_neutral_follow_up_is_scored_zero_and_keeps_its_words(
     await answer(record, "a", "And the capital of Peru?")
     written: list[Verdict] = []
     keeping = Keeping(record, written)
-    async with running(keeping, jury()) as worker:
+    async with running(keeping, chain()) as worker:
         await until(lambda: worker.counters.scored == 1)
     (verdict,) = written
     assert (verdict.value, verdict.hint, verdict.source) == (0, None, "nobody")
-    assert verdict.detail["follow_up"] == "And the capital of Peru?"
-    assert verdict.detail["follow_up_is_question"] is True
+    assert verdict.follow_up == FollowUp(text="And the capital of Peru?", is_question=True)
     assert await stage(record, "a") is Stage.SCORED
 
 
-async def test_what_nobody_can_tell_anything_of_is_dropped_as_abstained_with_its_row(record: Record) -> None:
+async def test_an_undecided_turn_is_dropped_as_abstained_with_its_row(record: Record) -> None:
     await answer(
         record, "a", "22 degrees", role="tool", messages=({"role": "tool", "content": "22 degrees"},)
     )
-    async with running(record, jury()) as worker:
+    async with running(record, chain()) as worker:
         await until(lambda: worker.counters.abstained == 1)
     fate = (await record.fates(["a"]))["a"]
     assert (fate.stage, fate.drop_reason) == (Stage.DROPPED, DropReason.ABSTAINED)
@@ -157,7 +156,7 @@ async def test_what_nobody_can_tell_anything_of_is_dropped_as_abstained_with_its
 
 async def test_explicit_feedback_outweighs_what_was_guessed(record: Record) -> None:
     await answer(record, "a", "Thanks!")
-    async with running(record, jury()) as worker:
+    async with running(record, chain()) as worker:
         await until(lambda: worker.counters.scored == 1)
         await record.add_feedback(
             Feedback(
@@ -178,7 +177,7 @@ async def test_the_judge_decides_what_the_rules_cannot(record: Record, scripted:
     scripted.script = by_question("\\boxed{-1}", '{"hint": "Keep answers to one sentence."}')
     await answer(record, "unclear", UNCLEAR)
     await answer(record, "clear", "Thanks!")
-    async with running(record, jury(judge_at(scripted.base))) as worker:
+    async with running(record, chain(judge_at(scripted.base))) as worker:
         await until(lambda: worker.counters.scored == 2)
     seen = await rows(record)
     assert (seen["unclear"]["verdict"], seen["unclear"]["hint"]) == (-1, "Keep answers to one sentence.")
@@ -187,23 +186,23 @@ async def test_the_judge_decides_what_the_rules_cannot(record: Record, scripted:
     assert len(scripted.requests) == 2  # both questions, for one turn
 
 
-async def test_a_judge_that_sees_a_complaint_but_no_hint_leaves_the_persons_words_as_hint(
+async def test_a_judge_that_sees_a_complaint_but_no_hint_leaves_the_users_words_as_hint(
     record: Record, scripted: ScriptedJudge
 ) -> None:
     scripted.script = by_question("\\boxed{-1}")
     await answer(record, "a", UNCLEAR)
-    async with running(record, jury(judge_at(scripted.base))) as worker:
+    async with running(record, chain(judge_at(scripted.base))) as worker:
         await until(lambda: worker.counters.scored == 1)
     assert (await rows(record))["a"]["hint"] == UNCLEAR
 
 
-async def test_a_judge_nobody_can_read_abstains_and_the_words_are_kept(
+async def test_a_judge_with_unreadable_answers_abstains_and_the_words_are_kept(
     record: Record, scripted: ScriptedJudge
 ) -> None:
     scripted.script = lambda _, __: "Well, who knows."
     await answer(record, "a", UNCLEAR)
     written: list[Verdict] = []
-    async with running(Keeping(record, written), jury(judge_at(scripted.base))) as worker:
+    async with running(Keeping(record, written), chain(judge_at(scripted.base))) as worker:
         await until(lambda: worker.counters.scored == 1)
         assert worker.state() == "running"
         assert worker.counters.judge_failures == 1
@@ -219,7 +218,7 @@ async def test_while_the_judge_is_down_turns_wait_rules_go_on_and_nothing_is_mis
     base = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
     scripted = ScriptedJudge(by_question("\\boxed{-1}"))
     names = [await answer(record, f"unclear{i}", UNCLEAR) for i in range(3)]
-    async with running(record, jury(judge_at(base))) as worker:
+    async with running(record, chain(judge_at(base))) as worker:
         await until(lambda: worker.detail()["waiting_for_judge"] == 3)
         assert worker.state().startswith(f"judge unreachable: openai/patina-tiny at {base}")
         await answer(record, "clear", "shorter please")
@@ -260,7 +259,7 @@ async def test_a_judge_that_fails_and_recovers_is_asked_again_by_one_turn_first(
     )
     for i in range(4):
         await answer(record, f"a{i}", UNCLEAR)
-    async with running(record, jury(judge_at(scripted.base))) as worker:
+    async with running(record, chain(judge_at(scripted.base))) as worker:
         await until(lambda: worker.detail()["waiting_for_judge"] == 4)
         first = len(scripted.requests)
         assert first == 4
@@ -270,10 +269,10 @@ async def test_a_judge_that_fails_and_recovers_is_asked_again_by_one_turn_first(
     assert worker.counters.unexpected_errors == 0
 
 
-async def test_a_key_that_is_refused_is_said_in_the_state(record: Record, scripted: ScriptedJudge) -> None:
+async def test_a_key_that_is_refused_shows_in_the_state(record: Record, scripted: ScriptedJudge) -> None:
     scripted.script = lambda _, __: failure(401, "bad key")
     await answer(record, "a", UNCLEAR)
-    async with running(record, jury(judge_at(scripted.base))) as worker:
+    async with running(record, chain(judge_at(scripted.base))) as worker:
         await until(lambda: worker.state() != "running")
         assert "refused the key (HTTP 401)" in worker.state()
     assert await stage(record, "a") is Stage.ANSWERED
@@ -291,7 +290,7 @@ async def test_the_users_reward_outranks_the_rules_and_is_outranked_by_feedback(
     await record.add_feedback(
         Feedback(feedback_id="f", turn_id="fed", score=-1.0, text="", idempotency_key="k", created_at=2_000.0)
     )
-    async with running(record, jury(custom=CustomReward(reward, "mine:f"))) as worker:
+    async with running(record, chain(custom=CustomReward(reward, "mine:f"))) as worker:
         await until(lambda: worker.counters.scored == 2)
     seen = await rows(record)
     assert (seen["a"]["verdict"], seen["a"]["verdict_source"]) == (1, "custom:mine:f")
@@ -309,16 +308,16 @@ async def test_a_reward_that_fails_is_asked_three_times_and_then_the_others_deci
 
     await answer(record, "a", "too long")
     written: list[Verdict] = []
-    async with running(Keeping(record, written), jury(custom=CustomReward(broken, "mine:f"))) as worker:
+    async with running(Keeping(record, written), chain(custom=CustomReward(broken, "mine:f"))) as worker:
         await until(lambda: worker.counters.scored == 1)
     assert calls == worker.counters.reward_errors == 3
     assert written[0].source == "rule:complaint"
     assert written[0].detail["custom_error"] == "mine:f raised RuntimeError: no idea"
 
 
-async def test_the_heartbeat_tells_what_happened(record: Record) -> None:
+async def test_the_heartbeat_reports_what_happened(record: Record) -> None:
     await answer(record, "a", "too long")
-    async with running(record, jury()) as worker:
+    async with running(record, chain()) as worker:
         await until(lambda: worker.counters.scored == 1)
         await until(lambda: beats(record))
     (beat,) = (await record.status()).heartbeats
@@ -336,7 +335,7 @@ async def test_hundreds_of_turns_are_all_scored_once(record: Record) -> None:
     for i in range(120):
         await answer(record, f"t{i}", "shorter please" if i % 2 else "Thanks!")
     written: list[Verdict] = []
-    async with running(Keeping(record, written), jury()) as worker:
+    async with running(Keeping(record, written), chain()) as worker:
         await until(lambda: worker.counters.scored == 120)
     assert sorted(v.turn_id for v in written) == sorted(f"t{i}" for i in range(120))
 
@@ -344,7 +343,7 @@ async def test_hundreds_of_turns_are_all_scored_once(record: Record) -> None:
 async def test_a_record_that_is_busy_loses_nothing(record: Record) -> None:
     await answer(record, "a", "too long")
     busy = Keeping(record, [], fail=3)
-    async with running(busy, jury()) as worker:
+    async with running(busy, chain()) as worker:
         await until(lambda: worker.counters.scored == 1)
     assert worker.counters.record_errors >= 3
     assert [v.turn_id for v in busy.written] == ["a"]
@@ -362,7 +361,7 @@ async def test_one_poisonous_turn_does_not_stop_the_others(
 
     await answer(record, "bad", "too long")
     await answer(record, "good", "too long")
-    async with running(record, Jury(rules=(Poisoned(), *RULES), custom=None, judge=None)) as worker:
+    async with running(record, ScorerChain(rules=(Poisoned(), *RULES), custom=None, judge=None)) as worker:
         await until(lambda: worker.counters.scored == 1 and worker.counters.unexpected_errors >= 2)
     assert await stage(record, "bad") is Stage.ANSWERED
     assert worker.counters.last_error == "a bug of ours"
@@ -372,7 +371,7 @@ async def test_one_poisonous_turn_does_not_stop_the_others(
 async def test_stopping_leaves_turns_in_flight_as_they_were(record: Record, scripted: ScriptedJudge) -> None:
     scripted.delay_s = 3.0
     await answer(record, "a", UNCLEAR)
-    async with running(record, jury(judge_at(scripted.base))) as worker:
+    async with running(record, chain(judge_at(scripted.base))) as worker:
         await until(lambda: scripted.requests)
     scripted.delay_s = 0.0
     assert await stage(record, "a") is Stage.ANSWERED

@@ -1,26 +1,35 @@
-"""One turn before all scorers: who is asked, in which order, and what happens when one cannot answer."""
+"""All scorers of a turn: their order, and what happens when one is not available."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scorers.base import Opinion, Rank, Scorer, compose, decided, next_words, person_follow_up
+from scorers.base import Opinion, Rank, Scorer, decided, next_words, person_follow_up
 from scorers.judge import Judge
 from scorers.reactions import Role, bounded, classify
-from scorers.rules import filtered, opens_new_topic
+from scorers.reader import compose_turn
+from scorers.rules import filtered
+from scorers.self_test import self_test
 from store.errors import JudgeError, JudgeUnavailable
 from store.lifecycle import DropReason
 from store.values import AnsweredTurn, Json, Verdict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Jury:
-    """The scorers that these settings ask for."""
+@dataclass(slots=True, kw_only=True)
+class ScorerChain:
+    """The scorers of these settings.
+
+    Attributes:
+        candidate: a judge that must pass the self-test before it becomes `judge` (``--judge auto``).
+        judge_test: result of that test, for the heartbeat.
+    """
 
     rules: Sequence[Scorer]
     custom: Scorer | None
     judge: Judge | None
+    candidate: Judge | None = None
+    judge_test: str = "not needed"
 
     async def start(self) -> None:
         """Raises: ConfigError when the judge cannot be set up."""
@@ -28,8 +37,33 @@ class Jury:
             await self.judge.start()
 
     async def close(self) -> None:
-        if self.judge is not None:
-            await self.judge.close()
+        for judge in (self.judge, self.candidate):
+            if judge is not None:
+                await judge.close()
+
+    async def test_candidate(self) -> None:
+        """Test the candidate and adopt it if it passes; without one nothing happens.
+
+        Raises:
+            ConfigError: the candidate cannot be set up.
+            JudgeUnavailable: it does not answer now; call again later.
+        """
+        if self.candidate is None:
+            return
+        candidate = self.candidate
+        self.judge_test = f"testing {candidate.place}"
+        await candidate.start()
+        try:
+            result = await self_test(candidate)
+        except JudgeUnavailable as exc:
+            self.judge_test = f"not tested yet: {exc}"
+            raise
+        self.judge_test = f"{candidate.place} {result.sentence}"
+        self.candidate = None
+        if result.passed:
+            self.judge = candidate
+        else:
+            await candidate.close()
 
     async def decide(
         self,
@@ -73,13 +107,7 @@ class Jury:
                 notes["judge_error"] = str(exc)
         follow_up = person_follow_up(turn)
         opinions = [self._with_own_words(o, turn, follow_up) for o in opinions]
-        return compose(
-            turn,
-            opinions,
-            now=now,
-            notes=notes,
-            follow_up_is_question=bool(follow_up) and opens_new_topic(follow_up),
-        )
+        return compose_turn(turn, opinions, now=now, notes=notes)
 
     def _needs_judge(self, turn: AnsweredTurn, opinions: Sequence[Opinion]) -> bool:
         """Undecided turns need it; decided ones only where a complaint came without a usable hint."""
@@ -95,8 +123,8 @@ class Jury:
         """A judge that sees a complaint but offers no hint: the person's own words are one."""
         if opinion.rank is not Rank.JUDGE or opinion.value != -1 or opinion.hint or not follow_up:
             return opinion
-        said = [s.text for s in classify(follow_up) if s.role in (Role.COMPLAINT, Role.STATEMENT)]
-        hint, detail = filtered(bounded(said) or None, turn)
+        parts = [s.text for s in classify(follow_up) if s.role in (Role.COMPLAINT, Role.STATEMENT)]
+        hint, detail = filtered(bounded(parts) or None, turn)
         return Opinion(
             value=opinion.value,
             rank=opinion.rank,

@@ -1,0 +1,73 @@
+"""`python -m models.reader.measure`: how precise each word pattern is, written to `scorers/precision.json`.
+
+Measured on generated messages that no weight was trained on and on the first hand-written set. A pattern's case is a message that the
+patterns read as -1 or +1 and that it matched; it is right where the label has the same sign.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from models.reader.generate import PRAISE, generate
+from models.reader.train import SEED
+from scorers.combined import PRECISION_TABLE
+from scorers.reactions import read_reaction
+
+SAMPLES = 40_000
+HAND_WRITTEN = Path(__file__).parents[2] / "tests" / "scorers" / "unseen-first.jsonl"
+
+#: (text, reply, label -1, 0 or 1)
+Case = tuple[str, str, int]
+
+
+def generated_cases(count: int = SAMPLES) -> Iterable[Case]:
+    """Messages of a seed of their own."""
+    for sample in generate(count, SEED + 2):
+        label = 0 if sample.label == 0 else 1 if sample.label == PRAISE else -1
+        yield sample.text, "Would you like more?" if sample.reply_asks else "Here it is.", label
+
+
+def hand_written_cases(path: Path = HAND_WRITTEN) -> Iterable[Case]:
+    """Rows of a labelled file."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        yield row["text"], row["reply"], row["verdict"]
+
+
+def measure(cases: Iterable[Case]) -> dict[str, dict[str, int]]:
+    """Return cases and right ones by "-1 pattern" or "+1 pattern"."""
+    count: Counter[str] = Counter()
+    right: Counter[str] = Counter()
+    for text, reply, label in cases:
+        reaction = read_reaction(text, reply=reply)
+        if reaction.value is None:
+            continue
+        for pattern in dict.fromkeys(reaction.patterns):
+            name = f"{reaction.value:+d} {pattern}"
+            count[name] += 1
+            right[name] += reaction.value == label
+    return {name: {"cases": count[name], "right": right[name]} for name in sorted(count)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=PRECISION_TABLE)
+    arguments = parser.parse_args()
+    found = measure([*generated_cases(), *hand_written_cases()])
+    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in found.items())
+    note = "Measured by `python -m models.reader.measure`; a pattern that is not listed never decides alone."
+    arguments.output.write_text(
+        f'{{"note": {json.dumps(note)},\n "patterns": {{\n{rows}\n }}}}\n', encoding="utf-8"
+    )
+    for name, row in found.items():
+        print(f"{name:30} {row['right'] / row['cases']:.3f} of {row['cases']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""What a message says about the reply before it, by a small network over hashed n-grams. Pure numpy.
+
+The model is an embedding bag and one hidden layer, with weights quantised to 8 bits (`classifier.npz`). A bucket of the hash table belongs
+to one feature of the training data, which its 8-bit fingerprint tells: other features are unknown and count for nothing, so that a
+message of unknown words stays undecided. The recipe is `models.reader.train`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scorers.features import features
+
+WEIGHTS = Path(__file__).parent / "classifier.npz"
+
+#: Outputs of the model, in order.
+CLASSES = ("neither", "praise", "wish", "fault", "blame")
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Probabilities of one message, which sum to 1.
+
+    Attributes:
+        praise: thanks, praise or acceptance.
+        wish: how the reply should have been, or what is right instead.
+        fault: what does not work or is missing.
+        blame: rejection without anything to act on: "wrong", sarcasm.
+        known: share of the message's features that the training data had, in [0, 1].
+    """
+
+    neither: float
+    praise: float
+    wish: float
+    fault: float
+    blame: float
+    known: float
+
+    @property
+    def complaint(self) -> float:
+        """Probability of a complaint, correction or wish about the reply."""
+        return self.wish + self.fault + self.blame
+
+
+class Classifier:
+    """The network.
+
+    Args:
+        fingerprints: [H] uint8; 0 marks a bucket without an owner.
+        table: [H, D] int8 embeddings; ``scale`` [D] float32 turns them into floats.
+        hidden: [D, U] weights, ``hidden_bias`` [U]; out: [U, 5] weights, ``out_bias`` [5].
+    """
+
+    def __init__(
+        self,
+        *,
+        fingerprints: npt.NDArray[np.uint8],
+        table: npt.NDArray[np.int8],
+        scale: Floats,
+        hidden: Floats,
+        hidden_bias: Floats,
+        out: Floats,
+        out_bias: Floats,
+    ) -> None:
+        self._fingerprints = fingerprints
+        self._table = table
+        self._scale = scale
+        self._hidden = hidden
+        self._hidden_bias = hidden_bias
+        self._out = out
+        self._out_bias = out_bias
+
+    @classmethod
+    def load(cls, path: Path = WEIGHTS) -> Classifier:
+        """Read a weights file. Raises: OSError, ValueError."""
+        with np.load(path) as arrays:
+            kept: dict[str, Any] = {
+                name: arrays[name] for name in ("fingerprints", "table", "scale", "hidden_bias", "out_bias")
+            }
+            for name in ("hidden", "out", "hidden_bias", "out_bias", "scale"):
+                kept[name] = arrays[name].astype(np.float32)
+        return cls(**kept)
+
+    def read(self, text: str, *, reply: str = "") -> Reading:
+        """Return the probabilities of ``text``, a message that followed ``reply``."""
+        hashes = np.array(features(text, reply=reply), dtype=np.uint32)
+        buckets, prints = slots(hashes, len(self._fingerprints))
+        owned = buckets[self._fingerprints[buckets] == prints]
+        known = len(owned) / max(1, len(hashes))
+        total = self._table[owned].sum(axis=0, dtype=np.int32).astype(np.float32) * self._scale
+        bag = total / np.float32(max(1, len(owned)) ** 0.5)
+        inner = np.maximum(bag @ self._hidden + self._hidden_bias, 0)
+        logits = inner @ self._out + self._out_bias
+        weights = np.exp(logits - logits.max())
+        shares = [float(share) for share in weights / weights.sum()]
+        return Reading(**dict(zip(CLASSES, shares, strict=True)), known=known)
+
+
+def slots(hashes: npt.NDArray[np.uint32], size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Return (bucket, fingerprint in 1..255) of each hash; ``size`` is a power of 2."""
+    buckets = (hashes & np.uint32(size - 1)).astype(np.int64)
+    prints = ((hashes >> np.uint32(20)) % np.uint32(255) + np.uint32(1)).astype(np.uint8)
+    return buckets, prints
+
+
+@cache
+def default_classifier() -> Classifier:
+    """Return the classifier of this repository, read from its file at the first call."""
+    return Classifier.load()

@@ -1,0 +1,296 @@
+"""The word patterns and the classifier, read together: what a message says about the reply before it.
+
+A pattern decides alone only where its measured precision is high (`PRECISE`, `scorers/precision.json`); every other pattern needs the
+classifier to agree, and a classifier that is sure of the opposite overrules even a precise one (sarcasm praises in words). The
+classifier decides alone where it is sure enough. What is left is undecided: a judge may know better.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from scorers.classifier import Classifier, Reading, default_classifier
+from scorers.features import tokens_of
+from scorers.hints import content_words
+from scorers.reactions import (
+    Reaction,
+    Role,
+    bounded,
+    classify,
+    fold,
+    read_reaction,
+    split_sentences,
+    starts_task,
+    without_code,
+)
+
+PRECISION_TABLE = Path(__file__).parent / "precision.json"
+
+#: Least precision, and least number of measured cases, with which a pattern decides alone.
+PRECISE, ENOUGH_CASES = 0.97, 12
+#: Least probability with which the classifier decides alone, chosen on the development sets (docs/scoring.md).
+SURE_COMPLAINT, SURE_PRAISE = 0.8, 0.85
+#: ... and before a judge is asked. What is decided with less yields to a judge that disagrees.
+CERTAIN = 0.95
+#: Least probability with which it confirms a complaint, and praise, that a pattern found but cannot decide alone: sarcasm praises.
+AGREES, AGREES_PRAISE = 0.5, 0.75
+#: ... with which it overrules a pattern that could.
+OVERRULES = 0.9
+#: Texts with more characters are documents as often as reactions: a sentence at either end has to react by itself.
+_LONG = 300
+#: A part of a complaint is praise or a question of its own from this probability on.
+_ASIDE = 0.6
+#: Words (characters where a script has no spaces) that a hint may share with the reply in one run.
+_QUOTED_WORDS, _QUOTED_CHARACTERS = 6, 18
+
+_CONTRAST = re.compile(
+    r"""\s*(?:[,;.!]|\s[-–—])?\s+(?=(?:but|though|although|however|except|yet|only|just|aber|allerdings|nur|pero|aunque|s[oó]lo\sque
+    |mais|par\scontre|sauf|ma|per[oò]|mas|por[eé]m|maar|alleen|ale|tylko|men|fast|dock|ama|fakat|но|только|однако|але|тільки|لكن|بس|ولكن|लेकिन|मगर|lekin
+    |next\stime|in\sfuture|from\snow\son|n[aä]chstes\smal|la\spr[oó]xima|la\sprochaine)\b)|\s*[,，、。]?\s*(?=但是|不过|只是|下次|でも|けど|ただ|次は|근데|하지만|그런데|다만)
+    |\s+[-–—]+\s+|(?<=[。！？])""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_LEADING = re.compile(
+    r"""^(?:[\s,;:.!?–—-]|(?:but|though|although|however|yet|and|aber|allerdings|und|pero|aunque|y|mais|et|ma|però|e|mas|porém|maar|en|ale|i|men|och
+    |ama|ve|но|а|и|але|та)\b(?=\s)|但是|不过|でも|けど|근데|하지만|그런데)+""",
+    re.IGNORECASE | re.VERBOSE,
+)
+
+#: "You can use emojis again" allows something for the future; it does not say that the reply was bad.
+_PERMITS = re.compile(
+    r"""\b(?:can|may|feel\sfree|fine|okay?|allowed|welcome|darfst|kannst|puedes|puede|peux|pouvez|puoi|pode|mag|możesz|får|можешь|можна|можете)\b""",
+    re.IGNORECASE,
+)
+_AGAIN = re.compile(
+    r"""\b(?:again|feel\sfree|wieder|de\snuevo|otra\svez|volver\sa|à\snouveau|de\snouveau|di\snuovo|tornare\sa|de\snovo|weer|znowu|znów|igen|tekrar|снова|опять|знову)\b""",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What a message says about the reply before it.
+
+    Attributes:
+        value: -1 complaint, correction or wish; +1 praise or acceptance; None: undecided.
+        confidence: in [0, 1].
+        hint: the person's words that state a wish or correction, None where there are none.
+        source: "rule" or "classifier", what decided; "" when undecided.
+        is_sure: no judge needs to be asked: a precise pattern or a certain classifier decided.
+        patterns: names of the word patterns that matched.
+        reading: the classifier's probabilities.
+        reason: one sentence for a person.
+    """
+
+    value: int | None
+    confidence: float
+    hint: str | None
+    source: str
+    is_sure: bool
+    patterns: tuple[str, ...]
+    reading: Reading
+    reason: str
+
+
+@cache
+def _precise_patterns() -> frozenset[str]:
+    """Names ("-1 pattern") of the patterns that decide alone."""
+    table = json.loads(PRECISION_TABLE.read_text(encoding="utf-8"))
+    return frozenset(
+        name
+        for name, row in table["patterns"].items()
+        if row["right"] >= PRECISE * row["cases"] and row["cases"] >= ENOUGH_CASES
+    )
+
+
+def is_precise(pattern: str, value: int) -> bool:
+    """Whether a word pattern may decide alone for ``value``."""
+    return f"{value:+d} {pattern}" in _precise_patterns()
+
+
+def read_message(
+    text: str, *, reply: str = "", prompt: str = "", classifier: Classifier | None = None
+) -> Message:
+    """Read ``text``, a person's message that followed ``reply``.
+
+    Args:
+        prompt: what the reply answers; a message that repeats it word for word is undecided.
+        classifier: default: the one of this repository.
+    """
+    network = classifier or default_classifier()
+    reading = network.read(text, reply=reply)
+    reaction = read_reaction(text, reply=reply)
+    value, confidence, source, reason = _decide(reaction, reading)
+    if value != -1 and (wish := _opening_wish(text, reply, network)) is not None:
+        value, confidence, source = -1, wish, "classifier"
+        reason = f"classifier: complaint {wish:.2f} in a sentence of its own"
+    if source == "classifier" and len(text) > _LONG and not _has_sentence(text, reply, value, network):
+        value, confidence, source = None, 0.0, ""
+        reason = "a long text without a sentence that reacts by itself"
+    if source == "classifier" and value == -1 and _PERMITS.search(text) and _AGAIN.search(text):
+        value, confidence, source = None, 0.0, ""
+        reason = "it allows something for the future and does not say that the reply was bad"
+    if value is not None and prompt and fold(prompt) == fold(text):
+        value, confidence, source = None, 0.0, ""
+        reason = "it repeats the request word for word"
+    hint = None
+    if value == -1:
+        hint = _hint(text, reply, reaction, reading, network)
+    return Message(
+        value=value,
+        confidence=round(confidence, 3),
+        hint=hint,
+        source=source,
+        is_sure=value is not None
+        and (
+            max(reading.complaint, reading.praise) >= CERTAIN
+            or (source == "rule" and any(is_precise(name, value) for name in reaction.patterns))
+        ),
+        patterns=reaction.patterns,
+        reading=reading,
+        reason=reason,
+    )
+
+
+def _decide(reaction: Reaction, reading: Reading) -> tuple[int | None, float, str, str]:
+    likely = f"classifier: complaint {reading.complaint:.2f}, praise {reading.praise:.2f}"
+    names = ", ".join(reaction.patterns)
+    if reaction.value in (-1, 1):
+        agreed = reading.complaint if reaction.value == -1 else reading.praise
+        opposed = reading.praise if reaction.value == -1 else reading.complaint
+        precise = any(is_precise(name, reaction.value) for name in reaction.patterns)
+        if agreed >= (AGREES if reaction.value == -1 else AGREES_PRAISE):
+            return (
+                reaction.value,
+                max(agreed, reaction.confidence),
+                "rule",
+                f"pattern {names}, confirmed by the {likely}",
+            )
+        if precise and opposed < OVERRULES and reading.neither < OVERRULES:
+            return (
+                reaction.value,
+                reaction.confidence,
+                "rule",
+                f"pattern {names}, precise enough to decide alone",
+            )
+    if reading.complaint >= SURE_COMPLAINT:
+        return -1, reading.complaint, "classifier", likely
+    if reading.praise >= SURE_PRAISE:
+        return 1, reading.praise, "classifier", likely
+    if reaction.value is not None:
+        return (
+            None,
+            0.0,
+            "",
+            f"pattern {names} is not precise enough to decide alone and the {likely} does not confirm it",
+        )
+    return None, 0.0, "", f"undecided: {likely}"
+
+
+def _has_sentence(text: str, reply: str, value: int | None, network: Classifier) -> bool:
+    """Whether one of the first two sentences or the last one says by itself what the whole text was read as."""
+    sentences = split_sentences(without_code(text))
+    for sentence in [*sentences[:2], *sentences[-1:]]:
+        reading = network.read(sentence, reply=reply)
+        if (reading.complaint if value == -1 else reading.praise) >= SURE_COMPLAINT and len(
+            sentence
+        ) <= _LONG:
+            return True
+    return False
+
+
+def _opening_wish(text: str, reply: str, network: Classifier) -> float | None:
+    """Return the probability of a wish in a sentence of its own that no question or task precedes, if a pattern agrees."""
+    sentences = split_sentences(without_code(text[:1000]))
+    if not 2 <= len(sentences) <= 6:
+        return None
+    for sentence in sentences:
+        if _is_own_matter(sentence) and read_reaction(sentence).value is None:
+            return None
+        reading = network.read(sentence, reply=reply)
+        stated = reading.wish + reading.fault
+        if (
+            stated >= SURE_COMPLAINT
+            and stated > reading.blame
+            and read_reaction(sentence, reply=reply).value == -1
+        ):
+            return stated
+    return None
+
+
+def _hint(text: str, reply: str, reaction: Reaction, reading: Reading, network: Classifier) -> str | None:
+    """The words that state a wish, a correction or a fault: without praise, questions of their own and quotes of the reply."""
+    kept: list[str] = []
+    dropped = False
+    parts = _parts(text)
+    # As a whole it is sarcasm or a bare rejection: only a part that is a wish by itself can teach.
+    needs_wish = len(parts) > 1 and reading.blame >= SURE_COMPLAINT
+    asks = False
+    for part, opens in parts:
+        bare = _LEADING.sub("", part).strip() if opens or len(parts) > 1 else part
+        if not bare:
+            continue
+        own = network.read(bare) if len(parts) > 1 else reading
+        is_rule_complaint = len(parts) > 1 and read_reaction(bare).value == -1
+        states = own.wish + own.fault
+        if (own.praise >= _ASIDE and not is_rule_complaint) or (needs_wish and own.wish < SURE_COMPLAINT):
+            dropped = True
+        elif asks and not (own.complaint >= SURE_COMPLAINT and own.fault + own.blame > own.wish):
+            dropped = True  # "What is X? Keep it short." is about the next reply
+        elif own.neither >= _ASIDE and not is_rule_complaint and _is_own_matter(bare):
+            dropped, asks = True, asks or bool(kept)
+        elif own.blame > states and own.blame >= AGREES and not _has_matter(bare, reaction):
+            dropped = True
+        elif _quotes(bare, reply):
+            dropped = True  # the reply itself is no hint
+        else:
+            kept.append(bare)
+    if not kept or not content_words(" ".join(kept)):
+        return None  # "wrong": nothing that a teacher could use
+    if not dropped and without_code(text) == text.strip():
+        return bounded([text.strip()])
+    return bounded([" ".join(kept)])
+
+
+def _parts(text: str) -> list[tuple[str, bool]]:
+    """Sentences, cut again where a contrast begins; with each, whether it opens with one."""
+    found: list[tuple[str, bool]] = []
+    for sentence in split_sentences(without_code(text[:4000]))[:40]:
+        pieces = [piece for piece in _CONTRAST.split(sentence) if piece and piece.strip()]
+        # "just shorter" has nothing before its "just"
+        merged: list[str] = []
+        for piece in pieces:
+            if merged and (len(tokens_of(merged[-1])) < 1 or len(tokens_of(piece)) < 2):
+                merged[-1] += " " + piece
+            else:
+                merged.append(piece)
+        found += [(piece.strip(), index > 0) for index, piece in enumerate(merged)]
+    return found
+
+
+def _is_own_matter(part: str) -> bool:
+    """Whether a part that says nothing of the reply is a question, a task or thanks rather than an explanation."""
+    roles = {sentence.role for sentence in classify(part)}
+    return bool(roles & {Role.QUESTION, Role.THANKS}) or starts_task(part) or "?" in part or "？" in part
+
+
+def _has_matter(part: str, reaction: Reaction) -> bool:
+    """Whether a rejection names something: "the date is wrong" does, "wrong" and sarcasm do not."""
+    return reaction.value == -1 and reaction.hint is not None and len(fold(part).split()) >= 7
+
+
+def _quotes(part: str, reply: str) -> bool:
+    """Whether a part repeats the reply at length, so that it must not become a hint."""
+    words, own = fold(reply).split(), fold(part).split()
+    runs = {tuple(words[i : i + _QUOTED_WORDS]) for i in range(len(words) - _QUOTED_WORDS + 1)}
+    if any(tuple(own[i : i + _QUOTED_WORDS]) in runs for i in range(len(own) - _QUOTED_WORDS + 1)):
+        return True
+    tight = "".join(own)
+    return any(
+        not tight.isascii() and tight[i : i + _QUOTED_CHARACTERS] in "".join(words)
+        for i in range(len(tight) - _QUOTED_CHARACTERS + 1)
+    )

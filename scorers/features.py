@@ -1,0 +1,178 @@
+"""Text and context of a reaction -> hashed features, for training and inference alike. Sans-IO.
+
+Features are word 1- to 3-grams (with anchors at both ends, one-word gaps and negation), character 2- to 5-grams of each word and a
+few facts about shape and context. Case, accents, apostrophes and repeated letters are folded. Scripts without spaces
+contribute character 1- to 3-grams as their words.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+import zlib
+from collections.abc import Iterator
+from itertools import pairwise
+
+#: Features of one message at most; reactions are short, pasted documents are not read to the end.
+MAX_TOKENS = 80
+#: Characters read from the head and, of longer messages, from the tail.
+_HEAD, _TAIL = 600, 300
+#: Up to so many tokens, every one of them is crossed with "the reply ended in a question".
+_SHORT = 6
+
+_FENCE = re.compile(r"```.*?(?:```|$)|~~~.*?(?:~~~|$)", re.DOTALL)
+_URL = re.compile(r"https?://\S+|www\.\S+")
+_REPEAT = re.compile(r"(.)\1{2,}")
+_TOKEN = re.compile(r"[^\W\d_]+|\d+|[?!.,;:\n]+|[^\w\s]", re.UNICODE)
+_UNSPACED = re.compile(r"[぀-ヿ㐀-鿿ｦ-ﾟ]")
+_HANGUL = re.compile(r"[가-힣]")
+_NEGATOR_WORDS = """not no never dont doesnt didnt isnt wasnt arent werent cant cannot couldnt wont wouldnt shouldnt havent hasnt nothing
+    none without neither nicht kein keine keinen nie ohne nichts pas jamais sans aucun non ne rien nunca sin ningun nada tampoco
+    nao sem nem mai senza nessun niente niet geen nooit zonder nie bez zaden inte ingen inga aldrig utan degil hayir yok asla
+    ikke не нет без ни ні немає لا ليس لم غير بدون ما नहीं मत नही ना बिना nahi mat"""
+_NEGATORS = frozenset(_NEGATOR_WORDS.split())
+
+
+def normalise(text: str) -> str:
+    """Fold a message: head and tail only, no code blocks, lower case, no accents, no repeated letters."""
+    bare = _URL.sub(" ⟨url⟩ ", _FENCE.sub(" ⟨code⟩ ", text)).strip()
+    if len(bare) > _HEAD + _TAIL:
+        bare = f"{bare[:_HEAD]} ⟨cut⟩ {bare[-_TAIL:]}"
+    folded = bare.casefold().replace("’", "'").replace("`", "'").replace("´", "'").replace("ı", "i")
+    if not folded.isascii():
+        decomposed = unicodedata.normalize("NFKD", folded)
+        kept = "".join(c for c in decomposed if not 0x300 <= ord(c) <= 0x36F)
+        folded = unicodedata.normalize("NFC", kept).replace("ё", "е")
+    folded = re.sub(r"(?<=\w)'(?=\w)", "", folded)
+    return _REPEAT.sub(r"\1", folded)
+
+
+def tokens_of(text: str) -> list[str]:
+    """Words, numbers as ``0``, runs of punctuation as their first two marks, other symbols one by one."""
+    found: list[str] = []
+    for match in _TOKEN.finditer(normalise(text)):
+        token = match.group()
+        if token[0].isdigit():
+            found.append("0" * min(len(token), 2))
+        elif token[0] in "?!.,;:\n":
+            found.append(token[:2] if token[0] != "\n" else "\n")
+        elif _UNSPACED.search(token):
+            found.extend(token)
+        else:
+            found.append(token)
+        if len(found) > MAX_TOKENS:
+            break
+    return found[:MAX_TOKENS]
+
+
+def _names(text: str, reply_asks: bool) -> Iterator[str]:
+    tokens = tokens_of(text)
+    words = [t for t in tokens if t[0].isalnum() or t[0] not in "?!.,;:\n"]
+    count = len(words)
+    size = min(count, 4) if count < 5 else 5 + min((count - 5) // 4, 6)
+    ends = text.rstrip(" )\"'”»")[-1:] in ("?", "？", "؟")
+    asks = int(reply_asks)
+    yield from _shape(text, size, ends, asks)
+    yield from _ngrams(tokens, words)
+    yield from _positions(words, size, ends, asks)
+    yield from _negated(tokens)
+    yield from _opening(tokens)
+    for word in dict.fromkeys(words):
+        yield from _pieces(word)
+
+
+def _shape(text: str, size: int, ends: bool, asks: int) -> Iterator[str]:
+    question = "?" in text or "？" in text or "؟" in text
+    yield f"size {size}"
+    yield f"q {int(question)}{int(ends)} {min(size, 6)}"
+    yield f"reply asks {asks}"
+    yield f"reply asks {asks} {size} {int(question)}"
+    if "!" in text or "！" in text:
+        yield "bang"
+    if len(text) > 4 and text.isupper():
+        yield "caps"
+    if text[:1].isupper():
+        yield "capital"
+    if re.search(r"[\"“”«»„]|(?<!\w)'\w", text):
+        yield "quotes"
+    if "\n" in text.strip():
+        yield f"lines {min(text.strip().count(chr(10)), 5)}"
+    if ":" in text:
+        yield "colon"
+
+
+def _ngrams(tokens: list[str], words: list[str]) -> Iterator[str]:
+    padded = ["^", *tokens, "$"]
+    for token in tokens:
+        yield f"1 {token}"
+    for a, b in pairwise(padded):
+        yield f"2 {a} {b}"
+    for a, b, c in zip(padded, padded[1:], padded[2:], strict=False):
+        yield f"3 {a} {b} {c}"
+        if b[0].isalpha() and a != "^" and c != "$":
+            yield f"g {a} {c}"
+    for a, b in pairwise(words):
+        yield f"w {a} {b}"
+
+
+def _positions(words: list[str], size: int, ends: bool, asks: int) -> Iterator[str]:
+    if words:
+        yield f"first {words[0]} {asks}"
+        yield f"last {words[-1]} {int(ends)}"
+        yield f"first {words[0]} {min(size, 6)}"
+    if len(words) > 1:
+        yield f"first {words[0]} {words[1]} {asks}"
+    if len(words) <= _SHORT:
+        yield f"all {' '.join(words)} {asks}"
+        for word in words:
+            yield f"short {word} {asks}"
+
+
+def _negated(tokens: list[str]) -> Iterator[str]:
+    left = 0
+    for token in tokens:
+        if not token[0].isalnum():
+            left = 0 if token[0] in "?!.,;:\n" else left
+        elif token in _NEGATORS:
+            left = 4
+        elif left:
+            left -= 1
+            yield f"not {token}"
+
+
+def _opening(tokens: list[str]) -> Iterator[str]:
+    """The first sentence of several: a reaction that a question follows is not a question that a wish follows."""
+    end = next((i for i, t in enumerate(tokens) if t[0] in ".!?\n" and i), len(tokens))
+    if end >= len(tokens) - 1:
+        return
+    opening = ["^", *tokens[: end + 1]]
+    for a, b in pairwise(opening):
+        yield f"o {b}"
+        yield f"o {a} {b}"
+
+
+def _pieces(word: str) -> Iterator[str]:
+    if len(word) == 1 or not word[0].isalpha():
+        return
+    marked = f"<{word[:24]}>"
+    shortest, longest = (2, 3) if _HANGUL.search(word) else (3, 5)
+    for length in range(shortest, longest + 1):
+        for start in range(len(marked) - length + 1):
+            yield "c " + marked[start : start + length]
+
+
+def features(text: str, *, reply: str = "") -> list[int]:
+    """Return the 32-bit hashes of what is known of a message, duplicates removed, in order of first occurrence.
+
+    Args:
+        reply: the reply that the message follows; only whether it ends in a question is used.
+    """
+    return list(
+        dict.fromkeys(zlib.crc32(name.encode()) for name in _names(text[:20_000], ends_in_question(reply)))
+    )
+
+
+def ends_in_question(reply: str) -> bool:
+    """Whether a reply hands the floor back with a question, so that the next message may be its answer."""
+    tail = reply.rstrip().rstrip("*_)\"'”» 😊🙂😀").rstrip()[-1:]
+    return tail in ("?", "？", "؟")

@@ -1,0 +1,217 @@
+"""Train the wish classifier: ``python -m scorers.wish_training`` writes ``scorers/data/wish_weights.bin``, in about a minute of one core.
+
+Texts are made of ``scorers/data/wish_phrases.txt``: phrases in 17 languages, alone and in pairs (two wishes; a wish and a sentence that
+states none), some in lower case, without accents or with a typo. Logistic regression by Adagrad in one fixed order, without threads:
+the same program gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import sys
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scorers.wish_labels import (
+    OTHER_LANGUAGE,
+    OUTPUTS,
+    THIS_LANGUAGE,
+    WEIGHT_STEP,
+    Weights,
+    features_of,
+    fold,
+)
+
+FOLDER = Path(__file__).parent / "data"
+SEED = 17
+#: Texts a line of the file gives at most, by whether it states a wish.
+PER_LINE = {True: 260, False: 900}
+#: English has most forms, so each of its lines gives so many times as many.
+ENGLISH_SHARE = 6
+MIN_COUNT = 3
+MAX_FEATURES = 24_000
+EPOCHS = 8
+BATCH = 256
+RATE = 0.25
+DECAY = 2e-6
+#: A missed label costs one, a wrong one so much: a wrong label teaches the wrong thing.
+WRONG_COST = 2.0
+
+_CHOICE = re.compile(r"\{([^{}]*)\}")
+_ASKING = re.compile(
+    r"(?:can|could|would|please|kannst|könntest|puedes|podrías|peux|pourrais|puoi|potresti|pode|kun|kan|możesz|можешь)\b",
+    re.IGNORECASE,
+)
+#: The same text, asked about the other language.
+_SWAPPED = str.maketrans({THIS_LANGUAGE: OTHER_LANGUAGE, OTHER_LANGUAGE: THIS_LANGUAGE})
+_GROUPS = (
+    {"shorter", "longer"},
+    {"no_emoji", "emoji"},
+    {"plain_text", "markdown"},
+    {"formal", "casual"},
+    {"json", "prose"},
+    {"no_lists", "lists"},
+    {"want_language", "unwant_language"},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Phrases:
+    """One line of the file."""
+
+    language: str
+    labels: frozenset[str]
+    patterns: tuple[str, ...]
+
+
+def read_phrases(text: str) -> list[Phrases]:
+    """Parse the phrase file.
+
+    Raises:
+        ValueError: a line that is not "language labels: phrases", or a label that is none.
+    """
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = re.fullmatch(r"(\w\w) ([\w+]+): (.+)", line)
+        if match is None:
+            raise ValueError(f"line {number} is not 'language labels: phrases'")
+        labels = frozenset(match[2].split("+")) - {"none"}
+        if labels - set(OUTPUTS):
+            raise ValueError(f"line {number}: no label {sorted(labels - set(OUTPUTS))}")
+        found.append(Phrases(match[1], labels, tuple(match[3].split(" | "))))
+    return found
+
+
+def written(pattern: str, rng: random.Random) -> str:
+    """Return one reading of a pattern."""
+    text = _CHOICE.sub(lambda m: rng.choice(m[1].split("/")), pattern)
+    text = text.replace("<L>", THIS_LANGUAGE).replace("<O>", OTHER_LANGUAGE).replace("EMO", "🙂")
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def roughened(text: str, rng: random.Random) -> str:
+    """Return the text as people type: in lower case, without accents, with a typo; mostly as it is."""
+    if _ASKING.match(text) and rng.random() < 0.5:
+        text += "?"
+    if rng.random() < 0.15:
+        text = "".join(c for c in unicodedata.normalize("NFD", text) if not "\u0300" <= c <= "\u036f")
+        text = unicodedata.normalize("NFC", text)
+    if rng.random() < 0.15:
+        places = [i for i in range(1, len(text) - 1) if text[i - 1 : i + 2].isalpha() and text[i].isascii()]
+        if places:
+            i = rng.choice(places)
+            text = rng.choice(
+                (
+                    text[:i] + text[i + 1 :],
+                    text[:i] + text[i] + text[i:],
+                    text[:i] + text[i + 1] + text[i] + text[i + 2 :],
+                )
+            )
+    return text
+
+
+def texts(lines: list[Phrases], rng: random.Random) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield (text, labels), languages masked; a text may come twice."""
+    alone: dict[str, list[tuple[str, frozenset[str]]]] = {}
+    for line in lines:
+        count = PER_LINE[bool(line.labels)] * (ENGLISH_SHARE if line.language == "en" else 1)
+        made = [(written(rng.choice(line.patterns), rng), line.labels) for _ in range(count)]
+        alone.setdefault(line.language, []).extend(made)
+    for made in alone.values():
+        for text, labels in made:
+            yield roughened(text, rng), labels
+            if "want_language" in labels and OTHER_LANGUAGE in text:
+                yield text.translate(_SWAPPED), labels - {"want_language"}
+        wishes = [pair for pair in made if pair[1]]
+        others = [pair for pair in made if not pair[1] and THIS_LANGUAGE not in pair[0]]
+        for text, labels in wishes:
+            if rng.random() < 0.25:
+                first, second = rng.sample(((text, labels), rng.choice(others)), 2)
+                yield roughened(f"{first[0]}{rng.choice(('. ', ', ', '! ', '; '))}{second[0]}", rng), labels
+            if rng.random() < 0.35:
+                other, more = rng.choice(wishes)
+                if not any(labels & group and more & group for group in _GROUPS):
+                    middle = rng.choice((". ", ", ", " ", "! ", ", and "))
+                    yield roughened(f"{text}{middle}{other}", rng), labels | more
+
+
+def train(lines: list[Phrases], *, seed: int = SEED, epochs: int = EPOCHS) -> Weights:
+    """Return the weights learnt from these phrases."""
+    rng = random.Random(seed)
+    examples = list(texts(lines, rng))
+    rng.shuffle(examples)
+    features = [features_of(fold(text)) for text, _ in examples]
+    counts = Counter(key for row in features for key in row)
+    common = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_FEATURES]
+    keys = np.array(sorted(key for key, count in common if count >= MIN_COUNT), np.uint32)
+    place = {int(key): index for index, key in enumerate(keys)}
+    rows = [np.array([place[key] for key in row if key in place], np.int64) for row in features]
+    targets = np.array([[name in labels for name in OUTPUTS] for _, labels in examples], np.float64)
+    values = np.zeros((len(keys), len(OUTPUTS)))
+    bias = np.full(len(OUTPUTS), -3.0)
+    seen = np.full_like(values, 1e-8)
+    seen_bias = np.full_like(bias, 1e-8)
+    order = np.random.default_rng(seed)
+    for epoch in range(epochs):
+        rate = RATE * (1 - epoch / epochs)
+        shuffled = order.permutation(len(rows))
+        for start in range(0, len(rows), BATCH):
+            chosen = [int(i) for i in shuffled[start : start + BATCH]]
+            slope = _slope([rows[i] for i in chosen], targets[chosen], values, bias)
+            flat = np.concatenate([rows[i] for i in chosen])
+            lengths = [len(rows[i]) for i in chosen]
+            used, inverse = np.unique(flat, return_inverse=True)
+            spread = np.repeat(slope, lengths, axis=0)
+            gradient = np.stack(
+                [np.bincount(inverse, spread[:, k], len(used)) for k in range(len(OUTPUTS))], axis=1
+            )
+            gradient = gradient / len(chosen) + DECAY * values[used]
+            seen[used] += gradient**2
+            values[used] -= rate * gradient / np.sqrt(seen[used])
+            step = slope.mean(axis=0)
+            seen_bias += step**2
+            bias -= rate * step / np.sqrt(seen_bias)
+    return Weights(
+        keys,
+        np.clip(np.rint(values / WEIGHT_STEP), -127, 127).astype(np.int8),
+        np.rint(bias / WEIGHT_STEP).astype(np.int16),
+    )
+
+
+def _slope(
+    rows: list[NDArray[np.int64]],
+    targets: NDArray[np.float64],
+    values: NDArray[np.float64],
+    bias: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return the loss's derivative [batch, outputs] with respect to the logits."""
+    logits = np.stack([values[row].sum(axis=0) for row in rows]) + bias
+    error = 1 / (1 + np.exp(-logits)) - targets
+    slope: NDArray[np.float64] = np.where(targets > 0, error, WRONG_COST * error)
+    return slope
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m scorers.wish_training", description=__doc__)
+    parser.add_argument("--phrases", type=Path, default=FOLDER / "wish_phrases.txt")
+    parser.add_argument("--out", type=Path, default=FOLDER / "wish_weights.bin")
+    options = parser.parse_args(argv)
+    weights = train(read_phrases(options.phrases.read_text(encoding="utf-8")))
+    data = weights.to_bytes()
+    options.out.write_bytes(data)
+    print(f"{len(weights.keys)} features, {len(data)} bytes: {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

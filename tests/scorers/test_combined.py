@@ -1,0 +1,138 @@
+"""Patterns and classifier together: measured on hand-written reactions, then case by case."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.questions import HELDOUT, ONLINE
+from scorers.combined import is_precise, read_message
+
+HERE = Path(__file__).parent
+REPLY = "The capital of France is **Paris**! 😊 It lies on the river Seine and I hope this helps you a lot."
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (HERE / name).read_text(encoding="utf-8").splitlines()]
+
+
+def confusion(name: str) -> Counter[tuple[int, int]]:
+    """(label, value) of every row; undecided is 0."""
+    return Counter(
+        (row["verdict"], read_message(row["text"], reply=row["reply"], prompt=row["prompt"]).value or 0)
+        for row in rows(name)
+    )
+
+
+@pytest.mark.parametrize("name", ["unseen-first.jsonl", "unseen-last.jsonl"])
+def test_a_decided_reaction_is_nearly_always_right(name: str) -> None:
+    counts = confusion(name)
+    for value, least_recall in ((-1, 0.75), (1, 0.75)):
+        read = sum(n for (_, found), n in counts.items() if found == value)
+        labelled = sum(n for (label, _), n in counts.items() if label == value)
+        assert counts[value, value] >= 0.95 * read, (value, counts)
+        assert counts[value, value] >= least_recall * labelled, (value, counts)
+
+
+@pytest.mark.parametrize("name", ["unseen-first.jsonl", "unseen-last.jsonl"])
+def test_most_wishes_and_corrections_give_a_hint_with_the_users_words(name: str) -> None:
+    wishes = [row for row in rows(name) if row["wish"]]
+    useful = 0
+    for row in wishes:
+        hint = read_message(row["text"], reply=row["reply"]).hint
+        useful += hint is not None and row.get("hint", "") in hint
+    assert useful >= 0.75 * len(wishes)
+
+
+def test_the_sets_are_large_and_share_no_text() -> None:
+    first, last = rows("unseen-first.jsonl"), rows("unseen-last.jsonl")
+    assert len(first) >= 300
+    assert len(last) >= 200
+    texts = [Counter(row["text"].casefold().strip("!. ") for row in part) for part in (first, last)]
+    shared = set(texts[0]) & set(texts[1])
+    assert len(shared) <= 6, shared  # "ok" and the like
+
+
+def test_no_question_of_the_built_in_topics_is_a_reaction() -> None:
+    asked = [question.text for question in (*ONLINE, *HELDOUT)]
+    wrong = [text for text in asked if read_message(text, reply=REPLY).value is not None]
+    assert len(wrong) <= 0.005 * len(asked), wrong
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "great, now it deletes my files",
+        "oh wonderful, another error",
+        "thanks for nothing",
+        "Brilliant. It deleted everything.",
+    ],
+)
+def test_sarcasm_is_a_complaint_without_a_hint(text: str) -> None:
+    message = read_message(text, reply=REPLY)
+    assert (message.value, message.hint) == (-1, None)
+
+
+@pytest.mark.parametrize("text", ["wrong", "No.", "That's wrong.", "useless answer"])
+def test_a_bare_rejection_has_no_hint(text: str) -> None:
+    message = read_message(text, reply=REPLY)
+    assert (message.value, message.hint) == (-1, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "reply"),
+    [
+        ("no, I have never been to Spain", "Have you ever been to Spain?"),
+        ("No, thanks", "Would you like another one?"),
+        ("thanks in advance", REPLY),
+        ("what does wrong mean", REPLY),
+        ("Good morning", REPLY),
+    ],
+)
+def test_answers_and_small_talk_are_no_reaction(text: str, reply: str) -> None:
+    assert read_message(text, reply=reply).value is None
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("Perfect, thanks. But please no emoji next time.", "please no emoji next time."),
+        ("Too long. What is the capital of Peru?", "Too long."),
+        ("Thanks, but shorter please", "shorter please"),
+        ("Shorter please, and no emoji.", "Shorter please, and no emoji."),
+    ],
+)
+def test_the_hint_is_the_part_that_states_a_wish(text: str, hint: str) -> None:
+    message = read_message(text, reply=REPLY)
+    assert (message.value, message.hint) == (-1, hint)
+
+
+def test_a_hint_never_holds_the_reply() -> None:
+    quoted = "It lies on the river Seine and I hope this helps you a lot."
+    message = read_message(f'No emoji please. You wrote: "{quoted}"', reply=REPLY)
+    assert message.value == -1
+    assert quoted not in (message.hint or "")
+
+
+def test_a_request_repeated_word_for_word_is_undecided() -> None:
+    assert read_message("Shorter please.", reply=REPLY, prompt="shorter please").value is None
+
+
+def test_a_pattern_that_was_not_measured_never_decides_alone() -> None:
+    assert not is_precise("no-such-pattern", -1)
+
+
+def test_every_decision_has_its_reason() -> None:
+    for text in ("thanks!", "too long", "hello", "great, now it deletes my files"):
+        assert (
+            "classifier" in read_message(text, reply=REPLY).reason or "precise" in read_message(text).reason
+        )
+
+
+@pytest.mark.parametrize("text", ["Emojis sind wieder okay", "You can use emojis again."])
+def test_a_permission_is_no_complaint(text: str) -> None:
+    assert read_message(text, reply=REPLY).value is None
