@@ -1,1 +1,1 @@
-"""The workshop: verdicts -> advantages -> samples -> step -> adapter version -> gate -> publish. torch lives here."""
+"""The trainer: verdicts -> advantages -> samples -> step -> adapter version -> gate -> publish. torch lives here."""

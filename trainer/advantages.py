@@ -40,8 +40,6 @@ LOGPROB_SLACK = 1e-3
 #: Divergence of the opd method on a token support: reverse KL, the exact expectation of its sampled-token
 #: form.
 REVERSE_KL = 1.0
-#: Divergence whose gradient does not vanish where the student is certain of the wrong token.
-FORWARD_KL = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +96,7 @@ def running_baseline(
 ) -> float:
     """What verdict to expect of this policy by now, in (-1, 1); a verdict minus it is the advantage.
 
-    The mean of the last ``window`` verdicts that said something, drawn towards 0 by ``BASELINE_PRIOR``
+    The mean of the last ``window`` verdicts other than 0, drawn towards 0 by ``BASELINE_PRIOR``
     neutral ones. Neutral verdicts and abstentions are left out, as their turns are left out of the term
     itself.
 
@@ -108,8 +106,8 @@ def running_baseline(
     """
     if kind == "none":
         return 0.0
-    said = [verdict for verdict in recent if verdict][-window:]
-    return sum(said) / (len(said) + BASELINE_PRIOR)
+    nonzero = [verdict for verdict in recent if verdict][-window:]
+    return sum(nonzero) / (len(nonzero) + BASELINE_PRIOR)
 
 
 def is_expected(verdict: int | None, baseline: float) -> bool:
@@ -136,7 +134,7 @@ def build_streams(
     completion_length: int,
     alpha: float = 0.5,
     opd_centred: bool = False,
-    blames_hinted: bool = True,
+    blames: bool = True,
 ) -> Streams:
     """The streams of one sample under a method.
 
@@ -170,25 +168,17 @@ def build_streams(
         alpha: divergence of sdpo and combine.
         opd_centred: subtract a reply's mean from its directive advantages. Off, see the rules of the room; here for
             comparison with user_interactions.
-        blames_hinted: whether combine puts a complaint on every token also where a hint says what was wrong. Without, the
-            hint alone speaks there: -1 on all tokens takes back what earlier complaints taught about them.
+        blames: whether combine puts a complaint on every token. Without, a hint alone says what was wrong: -1 on all tokens takes
+            back what earlier complaints taught about them.
 
     Raises:
         AlignmentError: a hinted sample without usable teacher or trainer log-probabilities.
         ValueError: an unknown method or support, a verdict outside {-1, 0, +1}, an empty completion.
     """
-    if method not in ("rl", "opd", "combine", "sdpo"):
-        raise ValueError(f"unknown method {method!r}")
-    if opd_support not in ("topk", "token"):
-        raise ValueError(f"unknown opd support {opd_support!r}")
-    if verdict not in (-1, 0, 1, None):
-        raise ValueError(f"a verdict is -1, 0, +1 or None, not {verdict!r}")
-    if completion_length < 1:
-        raise ValueError("an empty completion teaches nothing")
-
+    _check_streams(method, opd_support, verdict, completion_length)
     w_verdict = {"rl": 1.0, "combine": w_rl}.get(method, 0.0) if verdict else 0.0
     w_hint = {"opd": 1.0, "combine": w_opd, "sdpo": 1.0}.get(method, 0.0) if has_hint else 0.0
-    if w_hint and verdict == -1 and not blames_hinted:
+    if method == "combine" and w_opd > 0.0 and verdict == -1 and not blames:
         w_verdict = 0.0
     on_tokens = method in ("opd", "combine") and opd_support == "token"
 
@@ -207,6 +197,18 @@ def build_streams(
         directive_weight=0.0 if on_tokens else w_hint,
         directive_alpha=REVERSE_KL if method == "opd" else alpha,
     )
+
+
+def _check_streams(method: str, opd_support: str, verdict: int | None, completion_length: int) -> None:
+    """Raises: ValueError, see `build_streams`."""
+    if method not in ("rl", "opd", "combine", "sdpo"):
+        raise ValueError(f"unknown method {method!r}")
+    if opd_support not in ("topk", "token"):
+        raise ValueError(f"unknown opd support {opd_support!r}")
+    if verdict not in (-1, 0, 1, None):
+        raise ValueError(f"a verdict is -1, 0, +1 or None, not {verdict!r}")
+    if completion_length < 1:
+        raise ValueError("an empty completion teaches nothing")
 
 
 def directive_streams(*, completion_length: int, weight: float = 1.0, alpha: float = 0.5) -> Streams:
@@ -231,7 +233,7 @@ def token_directive_advantages(
 ) -> tuple[float, ...]:
     """What the hint changes about each sampled token: ``clip(q - o, ±C)``, [C]; ``centred``: less their mean.
 
-    Positive where the policy, told the hint, would have been more likely to say it. Only differences enter,
+    Positive where the policy, with the hint in context, would have been more likely to say it. Only differences enter,
     never a value on its own, so that an unchanged token gets exactly 0.
     """
     values = [max(-clip, min(clip, q - o)) for q, o in zip(teacher_logprobs, trainer_logprobs, strict=True)]

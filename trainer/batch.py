@@ -2,7 +2,7 @@
 
 Rules of the room:
 - Every stream of a sample has one number for each completion token. A different length is an error; nothing is cut or filled.
-- Padding log-probabilities are NaN: whoever reads one notices.
+- Padding log-probabilities are NaN, so that reading one shows.
 - **One temperature for what is compared.** Student, teacher, base and the weights before the step are all read at the
   temperature the completion was sampled at. What the engine reported may be of another one: engines that report *raw*
   log-probabilities leave the temperature out. Those are compared with the trainer's own log-probabilities at temperature 1, and

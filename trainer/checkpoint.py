@@ -102,7 +102,7 @@ def write_version(
             _write(unfinished / name, body)
         for folder in (unfinished / "patina", unfinished):
             _flush_folder(folder)
-        unfinished.rename(target)  # refuses a folder that somebody filled in the meantime
+        unfinished.rename(target)  # refuses a folder that another process filled meanwhile
         _flush_folder(adapters)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)  # what stays behind, `sweep` finds

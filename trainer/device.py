@@ -1,4 +1,4 @@
-"""Who has the device: the trainer's half of `--colocate sleep` (`serving.vllm.turns` is the engine's, and describes the rows).
+"""Who has the device: the trainer's half of `--colocate sleep` (`serving.vllm.gpu_sharing` is the engine's, and describes the rows).
 
 The trainer takes the device for an attempt at a version, and at every boundary (between micro-batches, between optimizer steps) it may be
 asked to let requests through: it frees what it does not need, names a new turn, and goes on when that is granted.
@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 from uuid import uuid4
 
-from serving.vllm.turns import ENGINE_ROW, LEASE_S, POLL_S, TRAINER_ROW
+from serving.vllm.gpu_sharing import ENGINE_ROW, LEASE_S, POLL_S, TRAINER_ROW
 from store.errors import RecordError
 from store.record import Record
 from store.settings import Settings
@@ -39,11 +39,11 @@ class Device(Protocol):
     leave: Callable[[], None]
 
     def turn(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Have the device inside. Raises: RecordError when nobody can be asked for it."""
+        """Hold the device inside the block. Raises: RecordError when the record cannot be reached."""
         ...
 
     def boundary(self) -> None:
-        """Let requests through if somebody waits too long. On the weights' thread, where nothing is under way."""
+        """Let requests through if one waits too long. Called on the trainer's thread, between passes."""
         ...
 
     async def beat(self) -> None:
@@ -56,7 +56,7 @@ class Device(Protocol):
 
 
 class OwnDevice:
-    """A device that nobody else needs, or that holds both."""
+    """A device without another user, or large enough for both."""
 
     def __init__(self) -> None:
         self.enter: Callable[[], None] = _nothing
@@ -97,7 +97,7 @@ class DeviceByTurns:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Have the device inside. Raises: RecordError when nobody can be asked for it."""
+        """Hold the device inside the block. Raises: RecordError when the record cannot be reached."""
         self._loop = asyncio.get_running_loop()
         watching: asyncio.Task[None] | None = None
         try:
@@ -169,7 +169,7 @@ class DeviceByTurns:
         try:
             beat = await self._record.beat_of(ENGINE_ROW)
         except RecordError:
-            return True  # not told otherwise; the lease bounds it
+            return True  # no word from the server; the lease bounds it
         if beat is None:
             return True
         return beat.detail.get("granted") == self._turn and not beat.detail.get("yield")
@@ -208,7 +208,7 @@ def _nothing() -> None:
 
 
 def make_device(settings: Settings, record: Record) -> Device:
-    """Return how this house shares its device."""
+    """Return how the trainer and the serving engine share the device."""
     if settings.backend == "vllm" and settings.colocate == "sleep":
         return DeviceByTurns(record)
     return OwnDevice()

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from serving.dialect.toolcalls import ToolCall, ToolCallParser
+from serving.openai_server.toolcalls import ToolCall, ToolCallParser
 from store.errors import ConfigError
 from trainer.canaries import AnchorPrompt, Canaries, load_canaries
 from trainer.protocol import Policy, Reply, Weights
@@ -37,6 +37,8 @@ T = TypeVar("T")
 MAX_TOKENS = 96
 #: At most so many prompts of each kind; the same ones for base and candidate.
 MAX_FACTS, MAX_TOOLS, MAX_ANCHORS = 24, 8, 28
+#: At least so many of each kind, however slow the model is.
+FEWEST = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +225,7 @@ class Gate:
 
     Args:
         model: whose canaries to use; see `trainer.canaries`.
+        share: of the prompts of each kind that are asked, for models that are slow here; at least `FEWEST`.
     """
 
     def __init__(
@@ -232,9 +235,10 @@ class Gate:
         *,
         thresholds: Thresholds | None = None,
         max_tokens: int = MAX_TOKENS,
+        share: float = 1.0,
     ) -> None:
         self._thresholds = thresholds or Thresholds()
-        self._probe = Probe(policy, load_canaries(model), max_tokens=max_tokens)
+        self._probe = Probe(policy, load_canaries(model), max_tokens=max_tokens, share=share)
         self._base: Measures | None = None
 
     @property
@@ -268,22 +272,27 @@ class Gate:
 class Probe:
     """Asks a policy the canaries' questions, greedily, and reads the replies."""
 
-    def __init__(self, policy: Policy, canaries: Canaries, *, max_tokens: int = MAX_TOKENS) -> None:
+    def __init__(
+        self, policy: Policy, canaries: Canaries, *, max_tokens: int = MAX_TOKENS, share: float = 1.0
+    ) -> None:
         self._policy = policy
         self._max_tokens = max_tokens
         room = policy.max_context - max_tokens
+        facts, tools, anchors = (
+            max(FEWEST, math.ceil(share * most)) for most in (MAX_FACTS, MAX_TOOLS, MAX_ANCHORS)
+        )
 
         def fitting(cases: Iterable[T], render: Callable[[T], list[int]]) -> tuple[list[T], list[list[int]]]:
             pairs = [(case, ids) for case in cases if len(ids := render(case)) <= room]
             return [case for case, _ in pairs], [ids for _, ids in pairs]
 
-        self._facts, self._fact_ids = fitting(canaries.facts[:MAX_FACTS], lambda c: _ask(policy, c.prompt))
+        self._facts, self._fact_ids = fitting(canaries.facts[:facts], lambda c: _ask(policy, c.prompt))
         self._tools, self._tool_ids = fitting(
-            canaries.tools[:MAX_TOOLS], lambda c: policy.render(c.messages, c.tools)
+            canaries.tools[: min(tools, MAX_TOOLS)], lambda c: policy.render(c.messages, c.tools)
         )
         self._reference: list[tuple[int, ...]] | None = None
         self._anchors, self._anchor_ids = fitting(
-            _spread(canaries.split()[1], MAX_ANCHORS), lambda c: _ask(policy, c.prompt)
+            _spread(canaries.split()[1], anchors), lambda c: _ask(policy, c.prompt)
         )
         if not self._facts or not self._anchors:
             raise ConfigError(
@@ -310,11 +319,11 @@ class Probe:
             self._calls(reply, case.expect_name) for reply, case in zip(tools, self._tools, strict=True)
         ]
         if self._reference is None:
-            said = anchors if weights is Weights.BASE else self._greedy(self._anchor_ids, Weights.BASE)
-            self._reference = [reply.token_ids for reply in said]
-        entropy, _ = policy.spread(self._anchor_ids, self._reference, weights, kl=False)
+            replies = anchors if weights is Weights.BASE else self._greedy(self._anchor_ids, Weights.BASE)
+            self._reference = [reply.token_ids for reply in replies]
+        entropy, _ = policy.entropy_and_kl(self._anchor_ids, self._reference, weights, kl=False)
         own = [reply.token_ids for reply in anchors]
-        _, kl = policy.spread(self._anchor_ids, own, weights, kl=weights is not Weights.BASE)
+        _, kl = policy.entropy_and_kl(self._anchor_ids, own, weights, kl=weights is not Weights.BASE)
         by_style: dict[str, list[float]] = {}
         for anchor, value in zip(self._anchors, kl, strict=True):
             by_style.setdefault(anchor.style, []).append(value)

@@ -6,7 +6,7 @@ context the teacher copies it: the SDPO paper's ablation falls from 48.3 to 44.5
 built-in model's training text (`models/`), so a change here asks for a re-trained built-in model.
 
 Why not several in one place: four complaints in the one template, and the built-in model states .60 of the facts (one: .94); as
-turns .96, and more of it is as wished (docs/learning.md, "What the teacher hears").
+turns .96, and more of it is as wished (research/2026-11-23-hint-placement.md).
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from store.values import ScoredTurn
-
-#: What the assistant says to a hint that is told as a turn of its own.
+#: The assistant's reply to a hint that stands in a message pair of its own.
 _ACCEPTED = "OK."
 #: For a hint that is the person's own words (raw follow-up).
 REACTION_TEMPLATE = (
@@ -61,20 +59,9 @@ def after_hints(messages: Sequence[Mapping[str, Any]], hints: Sequence[str]) -> 
     last = max((i for i, message in enumerate(result) if message.get("role") == "user"), default=None)
     if last is None:
         raise ValueError("no user message to tell the hints before")
-    told = [
+    pair = [
         {"role": role, "content": text}
         for hint in hints
         for role, text in (("user", hint), ("assistant", _ACCEPTED))
     ]
-    return [*result[:last], *told, *result[last:]]
-
-
-def distinct_hints(turns: Sequence[ScoredTurn]) -> tuple[str, ...]:
-    """What these turns complain about, each wording once, in the order in which they were said last."""
-    found: dict[str, None] = {}
-    for turn in turns:
-        hint = turn.verdict.hint
-        if hint and hint.strip() and (turn.verdict.value or 0) <= 0:
-            found.pop(hint.strip(), None)
-            found[hint.strip()] = None
-    return tuple(found)
+    return [*result[:last], *pair, *result[last:]]

@@ -147,18 +147,6 @@ def _truncated_ratio(new: torch.Tensor, old: torch.Tensor, cap: float) -> torch.
     return gap.exp().clamp(max=cap)
 
 
-def sequence_ratio(
-    trainer_logprobs: torch.Tensor, sampling_logprobs: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
-    """Geometric mean over a sequence of the ratio of trainer to sampler, [B]; 1 where nothing is live.
-
-    A turn far outside [1/2, 2] was sampled by another policy than the trainer believes. No gradient.
-    """
-    gap = torch.where(mask, (trainer_logprobs - sampling_logprobs).detach(), 0.0)
-    mean: torch.Tensor = gap.sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)
-    return mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-
-
 def ppo_surrogate(
     logprobs: torch.Tensor,
     trainer_logprobs: torch.Tensor,
@@ -272,41 +260,42 @@ def _kl(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Carry:
-    """How much of what was learnt so far a base model carries along when it teaches.
+class Residual:
+    """Share of the learnt change that a base-model teacher keeps.
 
     Attributes:
-        along: share of what was learnt of the very thing that the hint asks for, in [0, 1).
-        rest: share of all else, in [0, 1].
-        min_p: in [0, 1): tokens that nobody here holds for so many times as likely as the likeliest lose `IMPLAUSIBLE` nats; 0: none.
+        on_hint: share of the learnt change that is kept on what the hint asks for, in [0, 1).
+        off_hint: share kept on all else, in [0, 1].
+        min_p: in [0, 1): tokens below this share of the likeliest token's probability in every distribution lose
+            `IMPLAUSIBLE` nats; 0: none.
     """
 
-    along: float = 0.0
-    rest: float = 0.0
+    on_hint: float = 0.0
+    off_hint: float = 0.0
     min_p: float = 0.0
 
     @classmethod
-    def even(cls, share: float) -> Carry:
+    def even(cls, share: float) -> Residual:
         """The same share of everything."""
-        return cls(along=share, rest=share)
+        return cls(on_hint=share, off_hint=share)
 
     def __bool__(self) -> bool:
-        return bool(self.along or self.rest)
+        return bool(self.on_hint or self.off_hint)
 
 
 #: Nats that a token loses which neither the base model, with the hint or without, nor the policy holds for plausible.
 IMPLAUSIBLE = 1.0
 #: A teacher that knows the hint and nothing else.
-NO_CARRY = Carry()
+NO_RESIDUAL = Residual()
 
 
-def carried_over(
-    hinted: torch.Tensor, base: torch.Tensor, student: torch.Tensor, carry: Carry
+def with_residual(
+    hinted: torch.Tensor, base: torch.Tensor, student: torch.Tensor, residual: Residual
 ) -> torch.Tensor:
     """Logits of a teacher that knows the hint and remembers part of what was learnt, [..., V].
 
     With ``l = S - P`` (learnt) and ``d = hinted - P`` (what the hint asks for) in log-probabilities, the learnt part that lies
-    along the hint is ``c d`` (see :func:`share_along`): ``hinted + rest (l - c d) + along c d``. With one share λ of both,
+    along the hint is ``c d`` (see :func:`share_along`): ``hinted + off_hint (l - c d) + on_hint c d``. With one share λ of both,
     which needs no direction, it is ``hinted + λ l``.
 
     A base model with a hint in context knows nothing of earlier hints, and distilling it takes back what they taught: two wishes
@@ -318,20 +307,20 @@ def carried_over(
     Args:
         hinted: [..., V] logits of the base model with the hint in context.
         base: [..., V] its logits without; student: the policy's before the update, without.
-        carry: the shares. What lies along the hint is bounded by 1 / (1 - along) times its effect; what does not is taken back
-            by no complaint where rest is 1, only by hints about it, anchors and the penalty.
+        residual: the shares. What lies along the hint is bounded by 1 / (1 - on_hint) times its effect; what does not is taken back
+            by no complaint where off_hint is 1, only by hints about it, anchors and the penalty.
     """
     wide, s, p = widen(hinted), log_distribution(student), log_distribution(base)
     learnt = s - p
-    if carry.along == carry.rest:
-        return unlearnt(wide + carry.rest * learnt, (wide, s, p), carry.min_p)
+    if residual.on_hint == residual.off_hint:
+        return unlearnt(wide + residual.off_hint * learnt, (wide, s, p), residual.min_p)
     h = log_distribution(hinted)
     weight = 0.5 * (s.exp() + h.exp())
     learnt, asked = _centred(learnt, weight), _centred(h - p, weight)
-    bound = 2.0 / (1.0 - min(carry.along, 0.99))
+    bound = 2.0 / (1.0 - min(residual.on_hint, 0.99))
     along = share_along(learnt, asked, weight, bound=bound) * asked
-    taught = wide + carry.rest * (learnt - along) + carry.along * along
-    return unlearnt(taught, (wide, s, p), carry.min_p)
+    taught = wide + residual.off_hint * (learnt - along) + residual.on_hint * along
+    return unlearnt(taught, (wide, s, p), residual.min_p)
 
 
 def unlearnt(logits: torch.Tensor, parts: Sequence[torch.Tensor], min_p: float) -> torch.Tensor:
@@ -357,7 +346,7 @@ def share_along(
 ) -> torch.Tensor:
     """How many times what a hint asks for has been learnt already: ``c = <l, d> / <d, d>``, [..., 1], within ±bound.
 
-    Where the hint asks for next to nothing c means nothing, and times d it would put thousands of nats on tokens that nobody says:
+    Where the hint asks for next to nothing c means nothing, and times d it would put thousands of nats on tokens of negligible probability:
     hence the bound. It lies beyond where learning along the hint comes to rest, so that what is past it is still pulled back.
 
     Args:

@@ -110,6 +110,8 @@ class Batch:
         directive_alpha: B numbers, or None for the objective's.
         teacher_logits: [B, C, V] raw logits of the teacher (or its log-probabilities at temperature 1), any
             float dtype. They get the sample's temperature here, like the student's.
+        teacher_at: instead of `teacher_logits` where [B, C, V] is too much to hold: gives the raw logits [N, V] of flat positions
+            [N] (row times C plus column). Asked once for each live position with a teacher.
         support_ids: [B, C, K] token ids where the teacher reports only some tokens, instead of
             `teacher_logits`.
         support_logprobs: [B, C, K] the teacher's log-probabilities of these, **at the sample's temperature**;
@@ -128,6 +130,7 @@ class Batch:
     directive_weight: torch.Tensor
     directive_alpha: tuple[float, ...] | None = None
     teacher_logits: torch.Tensor | None = None
+    teacher_at: Callable[[torch.Tensor], torch.Tensor] | None = None
     support_ids: torch.Tensor | None = None
     support_logprobs: torch.Tensor | None = None
     sample_weight: torch.Tensor
@@ -165,8 +168,10 @@ class Batch:
             and self.support_ids.shape != self.support_logprobs.shape
         ):
             raise ValueError("support_ids and support_logprobs differ in shape")
-        if self.teacher_logits is not None and self.support_ids is not None:
-            raise ValueError("a batch has one kind of teacher: whole logits or a token support")
+        if sum(one is not None for one in (self.teacher_logits, self.teacher_at, self.support_ids)) > 1:
+            raise ValueError(
+                "a batch has one kind of teacher: logits, whole or by position, or a token support"
+            )
 
     def to(self, device: torch.device | str) -> Self:
         """The same batch on another device."""
@@ -196,13 +201,14 @@ def _fits(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Positions:
-    """The live positions of a piece of the flattened batch: N of them, all [N] unless told."""
+    """The live positions of a piece of the flattened batch: N of them, all [N] unless noted."""
 
     within: torch.Tensor  #: index into the piece
     flat: torch.Tensor  #: index into the flattened batch
     ids: torch.Tensor
     temperature: torch.Tensor
     divergence: torch.Tensor  #: index into the list of alphas; -1 = no teacher
+    piece: int = 0  #: number of the piece
 
 
 _Read = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -234,11 +240,14 @@ def compute_loss(
     Returns:
         The scalar to minimise (0, with gradient 0, where nothing is live), and metrics as floats:
         ``loss policy_loss directive_loss kl_base_k2 kl_base_k3 kl_base kl_step ratio_mean ratio_max clip_fraction
-        staleness_mean entropy teacher_shift topk_overlap live_samples effective_samples live_tokens``.
+        staleness_mean entropy teacher_shift topk_overlap live_samples effective_samples live_tokens policy_tokens
+        directive_tokens reported_tokens``.
         Losses are as they enter the total; all others are unweighted means over the live tokens, in nats
-        where they have a unit. What a batch does not measure (no base, no teacher, no advantages) is absent,
+        where they have a unit: ``clip_fraction`` over ``policy_tokens`` (with an advantage), ``topk_overlap`` over
+        ``directive_tokens`` (with a teacher), ``teacher_shift`` over ``reported_tokens`` (of those, where the teacher
+        reports the token). What a batch does not measure (no base, no teacher, no advantages) is absent,
         not 0. ``kl_step`` is KL(o‖s), for the trust region; ``kl_base`` KL(s‖p) on tokens that o sampled: k3 alone is dozens of nats
-        where s has unlearnt what o said; ``teacher_shift`` is mean |q - o| over tokens the
+        where s has unlearnt a token of o; ``teacher_shift`` is mean |q - o| over tokens the
         teacher reports.
 
     Raises:
@@ -322,9 +331,9 @@ def compute_support_loss(
         divergence = divergence.index_put(
             (here,), known_support_divergence(student, teacher, alpha=alpha, mass=objective.support_mass)
         )
-        is_said = batch.support_ids.flatten(0, 1)[place] == ids[here]
-        said = torch.where(is_said, teacher, 0.0).sum(dim=-1)
-        teacher_logprobs[here] = torch.where(is_said.any(dim=-1), said, math.nan)
+        is_completion = batch.support_ids.flatten(0, 1)[place] == ids[here]
+        of_completion = torch.where(is_completion, teacher, 0.0).sum(dim=-1)
+        teacher_logprobs[here] = torch.where(is_completion.any(dim=-1), of_completion, math.nan)
     unknown = torch.full_like(teacher_logprobs, math.nan)
     read = (own, divergence, -own.detach(), teacher_logprobs, unknown)
     return _total(objective, batch, at, alphas, read, live_samples)
@@ -366,7 +375,7 @@ def _total(
     read: _Read,
     live_samples: float | None,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """The loss and the metrics, once what the student says is known."""
+    """Return the loss and the metrics from the student's values."""
     logprobs, divergence, entropy, teacher_logprobs, overlap = read
     before, base, advantages, live, flat = at.before, at.base, at.advantages, at.mask, at.flat
     sequences = float(at.rows.sum()) if live_samples is None else float(live_samples)
@@ -401,53 +410,86 @@ def _total(
                 at.directive_rows | ((batch.advantages != 0) & at.policy_mask).any(dim=-1)
             ).sum(),
         }
+        ratio = (logprobs - before).exp()
         if flat.numel():
-            ratio = (logprobs - before).exp()
-            metrics |= {
-                "kl_step": kl_k3(before, logprobs).mean(),
-                "ratio_mean": ratio.mean(),
-                "ratio_max": ratio.max(),
-                "staleness_mean": stale.mean(),
-                "entropy": entropy.mean(),
-            }
-            if base is not None:
-                k3 = kl_k3(logprobs, base)
-                metrics |= {
-                    "kl_base_k2": kl_k2(logprobs, base).mean(),
-                    "kl_base_k3": k3.mean(),
-                    "kl_base": (ratio * k3).mean(),
-                }
+            metrics |= _token_metrics(at, logprobs, ratio, stale, entropy)
         in_policy = at.policy_mask.reshape(-1)[flat]
         if bool(in_policy.any()):
-            clipped = torch.where(
-                advantages > 0,
-                ratio > objective.clip_high,
-                # The dual clip bounds the loss of A < 0 far above the region; between the two there is a
-                # gradient.
-                (ratio < objective.clip_low)
-                | (ratio > (math.inf if objective.dual_clip is None else objective.dual_clip)),
-            )
             metrics |= {
                 "policy_loss": policy_loss,
-                "clip_fraction": clipped[in_policy & (advantages != 0)].to(at.dtype).sum() / in_policy.sum(),
+                "policy_tokens": in_policy.sum(),
+                "clip_fraction": _clip_fraction(objective, ratio, advantages, in_policy),
             }
         if alphas:
-            taught = directive_mask.reshape(-1)[flat]
-            shift = (teacher_logprobs - before)[taught].abs()
-            known = ~shift.isnan()
             metrics["directive_loss"] = directive_loss
-            if not bool(overlap[taught].isnan().any()):
-                metrics["topk_overlap"] = overlap[taught].mean()
-            if bool(known.any()):
-                metrics["teacher_shift"] = shift[known].mean()
+            metrics |= _directive_metrics(
+                directive_mask.reshape(-1)[flat], teacher_logprobs - before, overlap
+            )
         values = torch.stack([value.detach().double() for value in metrics.values()]).tolist()
     return loss, dict(zip(metrics, values, strict=True))
+
+
+def _token_metrics(
+    at: _Live, logprobs: torch.Tensor, ratio: torch.Tensor, stale: torch.Tensor, entropy: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Means over the live tokens; all arguments [N]."""
+    metrics = {
+        "kl_step": kl_k3(at.before, logprobs).mean(),
+        "ratio_mean": ratio.mean(),
+        "ratio_max": ratio.max(),
+        "staleness_mean": stale.mean(),
+        "entropy": entropy.mean(),
+    }
+    if at.base is not None:
+        k3 = kl_k3(logprobs, at.base)
+        metrics |= {
+            "kl_base_k2": kl_k2(logprobs, at.base).mean(),
+            "kl_base_k3": k3.mean(),
+            "kl_base": (ratio * k3).mean(),
+        }
+    return metrics
+
+
+def _clip_fraction(
+    objective: Objective, ratio: torch.Tensor, advantages: torch.Tensor, in_policy: torch.Tensor
+) -> torch.Tensor:
+    """Share of the tokens with an advantage whose gradient the clip removes; all arguments [N]."""
+    # The dual clip bounds the loss of A < 0 far above the region; between the two there is a gradient.
+    highest = math.inf if objective.dual_clip is None else objective.dual_clip
+    clipped = torch.where(
+        advantages > 0,
+        ratio > objective.clip_high,
+        (ratio < objective.clip_low) | (ratio > highest),
+    )
+    return clipped[in_policy & (advantages != 0)].to(ratio.dtype).sum() / in_policy.sum()
+
+
+def _directive_metrics(
+    taught: torch.Tensor, difference: torch.Tensor, overlap: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Metrics of the tokens with a teacher.
+
+    Args:
+        taught: [N] bool, the tokens with a teacher.
+        difference: [N] q - o; NaN where the teacher does not report the token.
+        overlap: [N] share of the student's top k in the teacher's; NaN where it was not measured.
+    """
+    shift = difference[taught].abs()
+    known = ~shift.isnan()
+    metrics = {"directive_tokens": taught.sum()}
+    if not bool(overlap[taught].isnan().any()):
+        metrics["topk_overlap"] = overlap[taught].mean()
+    if bool(known.any()):
+        metrics["teacher_shift"] = shift[known].mean()
+        metrics["reported_tokens"] = known.sum()
+    return metrics
 
 
 def _require_complete(objective: Objective, batch: Batch, at: _Live) -> None:
     if at.base is None and objective.kl_coef:
         raise ValueError("a KL penalty needs the base model's log-probabilities")
-    if batch.teacher_logits is None and batch.support_ids is None and bool(at.directive_rows.any()):
+    has_teacher = batch.teacher_logits is not None or batch.teacher_at is not None
+    if not has_teacher and batch.support_ids is None and bool(at.directive_rows.any()):
         raise ValueError("a sample with a directive weight has no teacher: it has to be dropped")
     streams = {
         "trainer_logprobs": at.before,
@@ -509,6 +551,7 @@ def _read(
             ids=positions.ids[low:high],
             temperature=positions.temperature[low:high],
             divergence=positions.divergence[low:high],
+            piece=number,
         )
         parts.append(
             cast(
@@ -529,14 +572,16 @@ def _reader(
     head: Callable[[torch.Tensor], torch.Tensor] | None,
 ) -> Callable[[torch.Tensor, _Positions], _Read]:
     teacher_logits = None if batch.teacher_logits is None else batch.teacher_logits.detach().flatten(0, 1)
+    # What a teacher by position gave for the support of (piece, divergence): the second pass over a piece does not ask it again.
+    known: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
     support_ids = None if batch.support_ids is None else batch.support_ids.flatten(0, 1)
     support_logprobs = None if batch.support_logprobs is None else batch.support_logprobs.flatten(0, 1)
 
     def read_piece(logits: torch.Tensor, at: _Positions) -> _Read:
         """Log-probabilities s, divergence from the teacher, entropy, q of the token, top-K overlap; all [N].
 
-        Positions without a teacher have divergence 0 (they are masked) and NaN for what a teacher would have
-        said. What needs a gradient comes first: the second pass over a checkpointed piece ends there, and
+        Positions without a teacher have divergence 0 (they are masked) and NaN for the teacher's
+        value. What needs a gradient comes first: the second pass over a checkpointed piece ends there, and
         nothing is measured twice.
         """
         here_logits = logits[at.within]
@@ -550,9 +595,18 @@ def _reader(
         for code, alpha in enumerate(alphas):
             here = (at.divergence == code).nonzero().squeeze(-1)
             some, ids = student[here], at.ids[here].unsqueeze(-1)
-            if teacher_logits is not None:
-                # they may be in main memory: on the device they would be the largest thing there
-                raw = teacher_logits[at.flat[here].to(teacher_logits.device)]
+            if (found := known.get((at.piece, code))) is not None:
+                values = support_divergence(some, *found, alpha=alpha, mass=objective.support_mass)
+                divergence = divergence.index_put((here,), values)
+                continue
+            if teacher_logits is not None or batch.teacher_at is not None:
+                if teacher_logits is None:
+                    assert batch.teacher_at is not None
+                    with torch.no_grad():
+                        raw = batch.teacher_at(at.flat[here])
+                else:
+                    # they may be in main memory: on the device they would be the largest thing there
+                    raw = teacher_logits[at.flat[here].to(teacher_logits.device)]
                 teacher = log_distribution(raw.to(some.device, some.dtype), at.temperature[here])
                 # A token this teacher rules out is a disagreement, not an unused slot of a support.
                 teacher = teacher.clamp(min=LOG_ZERO)
@@ -563,12 +617,11 @@ def _reader(
                     support = (
                         mine if objective.support_of == "student" else likeliest(teacher, objective.top_k)
                     )
+                    on_support = teacher.gather(-1, support)
+                    if teacher_logits is None:
+                        known[at.piece, code] = support, on_support
                     values = support_divergence(
-                        some,
-                        support,
-                        teacher.gather(-1, support),
-                        alpha=alpha,
-                        mass=objective.support_mass,
+                        some, support, on_support, alpha=alpha, mass=objective.support_mass
                     )
                 teacher_logprobs[here] = teacher.gather(-1, ids).squeeze(-1)
                 compare.append((here, mine, partial(likeliest, teacher, mine.shape[-1])))
@@ -580,9 +633,9 @@ def _reader(
                 mine = likeliest(some, indices.shape[-1])
                 values = support_divergence(some, indices, reported, alpha=alpha, mass=objective.support_mass)
                 used = indices.masked_fill(torch.isneginf(reported), -1)
-                is_said = used == ids
-                said = torch.where(is_said, reported, 0.0).sum(dim=-1)
-                teacher_logprobs[here] = torch.where(is_said.any(dim=-1), said, math.nan)
+                is_completion = used == ids
+                of_completion = torch.where(is_completion, reported, 0.0).sum(dim=-1)
+                teacher_logprobs[here] = torch.where(is_completion.any(dim=-1), of_completion, math.nan)
                 compare.append((here, mine, used.detach))
             divergence = divergence.index_put((here,), values)
 

@@ -17,6 +17,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ from typing import Any, cast
 import safetensors.torch
 import torch
 from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
@@ -33,10 +36,16 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from store.errors import AdapterError, AlignmentError, ConfigError, GateRejected
+from store.learning import DEFAULTS
 from trainer.batch import GREEDY_BELOW, cheapest_parts
 from trainer.checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS, TRAINER_STATE
-from trainer.losses import Carry, carried_over, likeliest, topk_overlap
-from trainer.protocol import Heard as Heard
+from trainer.cost import DECODE_ROWS, Speed
+from trainer.decoding import Decoder, MergedDecoder, NetworkDecoder, largest_difference, supports
+from trainer.losses import Residual, likeliest, topk_overlap, with_residual
+from trainer.memory_plan import MOST_TOKENS, MemoryPlan, Sizes, free_bytes, plan_memory
+from trainer.out_of_memory import in_halves
+from trainer.protocol import LEAST_SHIFT, Change
+from trainer.protocol import HintScore as HintScore
 from trainer.protocol import Reply as Reply
 from trainer.protocol import Weights as Weights
 from trainer.texts import Texts, check_folder, end_ids, first_line, load_tokenizer
@@ -55,10 +64,18 @@ SAMPLE_ROWS = 32
 _SAMPLE_ROOM = 32_768
 #: What it costs to generate in one more group, in padded prompt tokens (built-in model, one thread: .1 s).
 _SAMPLE_TOKENS = 1_024
+#: When at most this share of the rows goes on, the others are taken out of the batch.
+_KEPT_SHARE = 0.75
 #: Padded tokens of one pass that measures a spread.
 _SPREAD_TOKENS = 8_192
 #: Up to this many tokens in the vocabulary, whole logits are made; beyond it those of so many positions at a time.
 WHOLE_VOCABULARY, POSITIONS = 8_192, 256
+#: Numbers in the logits that are made at a time, at most (64 MiB in float32; a few such tensors live at once).
+_LOGITS = 1 << 24
+#: Hidden states of the merged decoder may differ by this from the model's own, relative to their size.
+_MERGED_TOLERANCE = 1e-4
+#: An output layer in half precision is also held in float32 where that takes no more than this share of the free memory.
+_WIDE_HEAD_SHARE = 0.2
 _ADAPTER = "default"
 
 
@@ -75,8 +92,9 @@ class LocalPolicy(Texts):
         seed: of the adapter's initial weights.
         teacher: another model to teach with the hint in context; empty: none is loaded.
         device: "auto" or a torch device.
-        checkpointing: recompute layers in the backward pass; None: for models of `FLOAT32_BELOW` parameters and more.
+        checkpointing: recompute layers in the backward pass; None: where memory asks for it (`trainer.memory_plan`).
         quantize: hold the base model in 4 bits (NF4); only on an NVIDIA GPU.
+        memory_bytes: free memory to plan with; None: what the device says.
 
     Attributes:
         at_boundary: called where nothing is under way on the device: before each micro-batch and each optimizer step. It may take
@@ -92,13 +110,14 @@ class LocalPolicy(Texts):
         *,
         rank: int = 16,
         learning_rate: float = 1e-4,
-        beta1: float = 0.9,
-        update_clip: float = 0.0,
+        beta1: float = DEFAULTS.adam_beta1,
+        update_clip: float = DEFAULTS.update_clip,
         seed: int = 0,
         teacher: str = "",
         device: str = "auto",
         checkpointing: bool | None = None,
         quantize: bool = False,
+        memory_bytes: int | None = None,
     ) -> None:
         self.at_boundary: Callable[[], None] = _go_on
         self._parked: dict[nn.Parameter, Tensor] = {}
@@ -116,9 +135,18 @@ class LocalPolicy(Texts):
         )
         self._pad = int(self.tokenizer.pad_token_id or 0)
         self._head_checked: set[int] = set()
+        self._wide_heads: dict[Tensor, Tensor | None] = {}
         self._learning_rate = learning_rate
         self._beta1, self._update_clip = beta1, update_clip
-        self._checkpointing = self.parameters >= FLOAT32_BELOW if checkpointing is None else checkpointing
+        #: Of the model itself; `max_context` is what can be trained on here.
+        self.model_context = self.max_context
+        self.memory = self._plan_memory(network, rank, memory_bytes)
+        self.max_context = min(self.max_context, self.memory.longest)
+        self._checkpointing = self.memory.checkpointing if checkpointing is None else checkpointing
+        #: Padded tokens of a pass beyond which layers are recomputed.
+        self._recompute_beyond = 0 if self._checkpointing else self.memory.whole_tokens
+        if checkpointing is False:
+            self._recompute_beyond = sys.maxsize
         self._base_name = str(Path(model).resolve()) if Path(model).is_dir() else model
         lora = LoraConfig(
             r=rank,
@@ -130,6 +158,11 @@ class LocalPolicy(Texts):
         )
         self._wrap(network, lora, seed)
         self._check_head(network)
+        self._merges = False
+        if self.parameters < FLOAT32_BELOW and supports(network):
+            self._merges = True
+            decoder = self._decoder(network, Weights.STUDENT)
+            self._merges = largest_difference(network, decoder) <= _MERGED_TOLERANCE
         self._teacher: Any = None
         if teacher:
             self._teacher, _ = _load_network(teacher, self.device, quantize=quantize)
@@ -137,6 +170,61 @@ class LocalPolicy(Texts):
             self._check_head(self._teacher)
 
     # -- set-up
+
+    def _plan_memory(self, network: Any, rank: int, memory_bytes: int | None) -> MemoryPlan:
+        config = network.config.get_text_config()
+        free = free_bytes(self.device) if memory_bytes is None else memory_bytes
+        if free is None:
+            return MemoryPlan(
+                checkpointing=self.parameters >= FLOAT32_BELOW,
+                whole_tokens=self.max_context,
+                micro_tokens=MOST_TOKENS,
+                longest=self.max_context,
+            )
+        hidden = int(config.hidden_size)
+        head = int(getattr(config, "head_dim", None) or hidden // config.num_attention_heads)
+        linear = [module for module in network.get_decoder().modules() if isinstance(module, nn.Linear)]
+        sizes = Sizes(
+            layers=int(config.num_hidden_layers),
+            hidden=hidden,
+            intermediate=int(getattr(config, "intermediate_size", None) or 4 * hidden),
+            heads=head
+            * (config.num_attention_heads + 2 * (getattr(config, "num_key_value_heads", None) or 1)),
+            item_bytes=network.dtype.itemsize,
+            lora_parameters=sum(rank * (one.in_features + one.out_features) for one in linear),
+        )
+        return plan_memory(sizes, free)
+
+    @torch.no_grad()
+    def measure_speed(self) -> Speed:
+        """How fast this model is here; takes a few hundred tokens' time. On a CPU in processor time: an estimate is of a core of one's own."""
+        count = min(128, self.max_context - 1)
+        ids = torch.arange(count, device=self.device)[None] % self.vocabulary_size
+        decoder = self._network.get_decoder()
+
+        def now() -> float:
+            if self.device.type == "cpu":  # whatever else this machine does just now
+                return time.process_time() / torch.get_num_threads()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+            return time.perf_counter()
+
+        def seconds(work: Callable[[], Any]) -> float:
+            work()
+            began = now()
+            work()
+            return now() - began
+
+        read = seconds(lambda: decoder(input_ids=ids, use_cache=False)) / count
+        hidden = decoder(input_ids=ids[:, :16], use_cache=False).last_hidden_state
+        logits = seconds(lambda: self.logits(hidden)) / 16
+        sampler = self._decoder(self._network, Weights.STUDENT)
+        rows = ids[:, :2].expand(DECODE_ROWS, 2)
+        sampler.begin(rows, torch.ones_like(rows), 4)
+        decode = seconds(lambda: self._head(self._network, sampler.step(rows[:, 0])))
+        return Speed(
+            read_s=read, logits_s=logits, decode_s=decode, learn_factor=4.0 if self._checkpointing else 3.0
+        )
 
     def _wrap(self, network: Any, config: LoraConfig, seed: int) -> None:
         """Put a fresh adapter of that form on the bare network, with fresh moments and average."""
@@ -149,7 +237,7 @@ class LocalPolicy(Texts):
             self._peft: Any = get_peft_model(network, config)
         self._peft.eval()
         self._layers: list[nn.Module] = []
-        if self._checkpointing:
+        if self._recompute_beyond < sys.maxsize:
             network.activation_checkpointing_enable({"use_reentrant": False})
             self._layers = [
                 module for module in network.modules() if isinstance(module, GradientCheckpointingLayer)
@@ -251,7 +339,11 @@ class LocalPolicy(Texts):
         grad = torch.is_grad_enabled() and weights is Weights.STUDENT
         if grad:  # the micro-batch before has been through its backward pass
             self.at_boundary()
-        with self._as(weights), torch.set_grad_enabled(grad), self._recompute(grad):
+        with (
+            self._as(weights),
+            torch.set_grad_enabled(grad),
+            self._recompute(grad and ids.numel() > self._recompute_beyond),
+        ):
             # The last response token predicts nothing that is asked for; what is padding is behind, so no mask is needed.
             output = self._of(weights).get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
             hidden = output[torch.arange(len(ids), device=self.device)[:, None], index]
@@ -270,132 +362,171 @@ class LocalPolicy(Texts):
         weights: Weights = Weights.STUDENT,
         *,
         temperature: float | Sequence[float] = 1.0,
-        chunk: int = POSITIONS,
+        chunk: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the response tokens, without a gradient and without ever holding [B, C, V].
 
         Args:
             temperature: one, or one for each row.
-            chunk: positions whose logits exist at a time.
+            chunk: positions whose logits exist at a time; None: `positions`.
 
         Returns:
             logprobs [B, C] float32, NaN in padding; mask [B, C] bool.
         """
-        self.at_boundary()
-        hidden, mask = self.response_hidden(prompts, responses, weights)
+        heats = [temperature] * len(prompts) if isinstance(temperature, int | float) else list(temperature)
+
+        def read(some: Sequence[tuple[Sequence[int], Sequence[int], float]]) -> list[Tensor]:
+            asked, answers = [row[0] for row in some], [row[1] for row in some]
+            self.at_boundary()
+            hidden, mask = self.response_hidden(asked, answers, weights)
+            return list(
+                self.logprobs_of(
+                    hidden, mask, answers, weights, temperature=[row[2] for row in some], chunk=chunk
+                )
+            )
+
+        if not prompts:
+            raise AlignmentError("there is nothing to read")
+        rows = in_halves(list(zip(prompts, responses, heats, strict=True)), read)
+        columns = max(map(len, responses))
+        logprobs = torch.full((len(rows), columns), math.nan, device=self.device)
+        for number, row in enumerate(rows):
+            logprobs[number, : len(row)] = row
+        lengths = torch.tensor([len(response) for response in responses], device=self.device)
+        return logprobs, torch.arange(columns, device=self.device) < lengths[:, None]
+
+    @torch.no_grad()
+    def logprobs_of(
+        self,
+        hidden: Tensor,
+        mask: Tensor,
+        responses: Sequence[Sequence[int]],
+        weights: Weights = Weights.STUDENT,
+        *,
+        temperature: float | Sequence[float] = 1.0,
+        chunk: int | None = None,
+    ) -> Tensor:
+        """:meth:`response_logprobs` [B, C] from the hidden states [B, C, D] and the mask of :meth:`response_hidden`."""
         targets = _padded(responses, mask.shape[1], 0).to(self.device)
         heat = torch.tensor(
-            [temperature] * len(prompts) if isinstance(temperature, int | float) else list(temperature),
+            [temperature] * len(responses) if isinstance(temperature, int | float) else list(temperature),
             device=self.device,
         )[:, None].expand(mask.shape)
-        flat_hidden, flat_ids, flat_heat = hidden[mask], targets[mask], heat[mask]
+        flat_hidden, flat_ids, flat_heat = hidden.detach()[mask], targets[mask], heat[mask]
         pieces = []
-        for start in range(0, len(flat_ids), chunk):
-            piece = slice(start, start + chunk)
+        size = chunk or self.positions
+        for start in range(0, len(flat_ids), size):
+            piece = slice(start, start + size)
             logits = self.logits(flat_hidden[piece], weights) / flat_heat[piece, None]
             taken = logits.gather(-1, flat_ids[piece, None]).squeeze(-1)
             pieces.append(taken - torch.logsumexp(logits, dim=-1))
         logprobs = torch.full(mask.shape, math.nan, device=self.device)
         logprobs[mask] = torch.cat(pieces)
-        return logprobs, mask
+        return logprobs
 
     @torch.no_grad()
-    def hinted_logits(
+    def taught(
         self,
-        prompts: Sequence[Sequence[int]],
-        hinted: Sequence[Sequence[int]],
-        responses: Sequence[Sequence[int]],
-        *,
+        hinted: Tensor,
+        plain: Tensor | None,
+        student: Tensor | None,
         teacher: Weights,
-        carry: Carry,
+        residual: Residual,
     ) -> Tensor:
-        """What the teacher who read the hints says, [B, C, V]; in main memory where the vocabulary is large.
+        """Logits [..., V] of a teacher who read a hint.
 
         Args:
-            prompts, hinted: without and with the hint.
-            carry: how much of what was learnt so far the base model carries along; see `trainer.losses.carried_over`. No other
+            hinted: its hidden states [..., D] behind the hint.
+            plain: those of the base model without the hint; student: the student's logits [..., V] without the hint. Both are read
+                only where something is carried along.
+            residual: how much of what was learnt so far is added to the base model; see `trainer.losses.with_residual`. No other
                 teacher does.
         """
-        place = torch.device("cpu") if self.is_wide else self.device
-        pieces = [
-            logits.to(place)
-            for logits, _ in self._heard(prompts, hinted, responses, teacher, carry, with_student=False)
-        ]
-        return torch.cat(pieces, dim=1)
+        logits = self.logits(hinted, teacher)
+        if not self.keeps_residual(teacher, residual):
+            return logits
+        assert plain is not None
+        assert student is not None
+        return with_residual(logits, self.logits(plain, Weights.BASE), student, residual)
+
+    @staticmethod
+    def keeps_residual(teacher: Weights, residual: Residual) -> bool:
+        """Whether this teacher carries anything along."""
+        return bool(residual) and teacher is Weights.BASE
 
     @torch.no_grad()
-    def hear(
+    def score_with_hint(
         self,
         prompts: Sequence[Sequence[int]],
         hinted: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
         *,
         teacher: Weights,
-        carry: Carry,
+        residual: Residual,
         temperature: Sequence[float],
         top_k: int,
-    ) -> list[Heard]:
-        """What a teacher who read the hints says of each response, in one pass; see `hinted_logits`.
+    ) -> list[HintScore]:
+        """What a teacher who read the hints says of each response, in one pass; see `taught`.
 
         Args:
             temperature: [B], of the log-probabilities.
             top_k: size of the token sets whose overlap is measured.
         """
+        rows = list(zip(prompts, hinted, responses, temperature, strict=True))
+        return in_halves(rows, lambda some: self._score_with_hint(some, teacher, residual, top_k))
+
+    def _score_with_hint(
+        self,
+        rows: Sequence[tuple[Sequence[int], Sequence[int], Sequence[int], float]],
+        teacher: Weights,
+        residual: Residual,
+        top_k: int,
+    ) -> list[HintScore]:
+        prompts, hinted, responses = [r[0] for r in rows], [r[1] for r in rows], [r[2] for r in rows]
         targets = _padded(responses, max(map(len, responses)), 0).to(self.device)
-        heat = torch.tensor(list(temperature), device=self.device)[:, None, None]
-        said, overlap, start = [], [], 0
-        for logits, student in self._heard(prompts, hinted, responses, teacher, carry, with_student=True):
-            assert student is not None  # asked for
-            end = start + logits.shape[1]
-            theirs = torch.log_softmax(logits / heat, dim=-1)
-            said.append(theirs.gather(-1, targets[:, start:end, None]).squeeze(-1))
+        heat = torch.tensor([row[3] for row in rows], device=self.device)[:, None, None]
+        logprobs, overlap = [], []
+        self.at_boundary()
+        theirs, _ = self.response_hidden(hinted, responses, teacher)
+        own, _ = self.response_hidden(prompts, responses)
+        plain = None
+        if self.keeps_residual(teacher, residual):
+            plain, _ = self.response_hidden(prompts, responses, Weights.BASE)
+        for at in self._pieces(*theirs.shape[:2]):
+            student = self.logits(own[:, at])
+            logits = self.taught(
+                theirs[:, at], None if plain is None else plain[:, at], student, teacher, residual
+            )
+            distribution = torch.log_softmax(logits / heat, dim=-1)
+            logprobs.append(distribution.gather(-1, targets[:, at, None]).squeeze(-1))
             overlap.append(topk_overlap(likeliest(student, top_k), likeliest(logits, top_k)).float())
-            start = end
-        whole, shared = torch.cat(said, dim=1), torch.cat(overlap, dim=1)
+        whole, shared = torch.cat(logprobs, dim=1), torch.cat(overlap, dim=1)
         return [
-            Heard(
+            HintScore(
                 logprobs=tuple(whole[row, : len(response)].tolist()),
                 overlap=float(shared[row, : len(response)].mean()),
             )
             for row, response in enumerate(responses)
         ]
 
-    def _heard(
-        self,
-        prompts: Sequence[Sequence[int]],
-        hinted: Sequence[Sequence[int]],
-        responses: Sequence[Sequence[int]],
-        teacher: Weights,
-        carry: Carry,
-        *,
-        with_student: bool,
-    ) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Logits [B, c, V] of the hinted teacher and of the student, some positions at a time; no gradient."""
-        self.at_boundary()
-        carries = bool(carry) and teacher is Weights.BASE
-        theirs, _ = self.response_hidden(hinted, responses, teacher)
-        plain = self.response_hidden(prompts, responses, Weights.BASE)[0] if carries else None
-        own = self.response_hidden(prompts, responses)[0] if carries or with_student else None
-        for at in self._pieces(*theirs.shape[:2]):
-            student = None if own is None else self.logits(own[:, at])
-            logits = self.logits(theirs[:, at], teacher)
-            if plain is not None and student is not None:
-                logits = carried_over(logits, self.logits(plain[:, at], Weights.BASE), student, carry)
-            yield logits, student
-
     @property
     def is_wide(self) -> bool:
         """Whether the vocabulary is so large that logits are made a few positions at a time."""
         return self.vocabulary_size > WHOLE_VOCABULARY
 
+    @property
+    def positions(self) -> int:
+        """Positions whose logits are made at a time."""
+        return min(POSITIONS, max(16, _LOGITS // self.vocabulary_size))
+
     def _pieces(self, rows: int, columns: int) -> Iterator[slice]:
         """Columns whose logits are held at a time."""
-        step = max(1, POSITIONS // rows) if self.is_wide else columns
+        step = max(1, self.positions // rows) if self.is_wide else columns
         for start in range(0, columns, step):
             yield slice(start, start + step)
 
     @torch.no_grad()
-    def spread(
+    def entropy_and_kl(
         self,
         prompts: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
@@ -423,6 +554,52 @@ class LocalPolicy(Texts):
                 entropies.append(float(torch.cat(entropy, dim=1)[row][live].mean()))
                 divergences.append(float(torch.cat(divergence, dim=1)[row][live].mean()) if kl else 0.0)
         return entropies, divergences
+
+    @property
+    def sees_distributions(self) -> bool:
+        """Whether `changes` sees more than the response's own tokens."""
+        return True
+
+    @torch.no_grad()
+    def changes(
+        self,
+        before: Sequence[Sequence[int]],
+        after: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        *,
+        before_weights: Weights = Weights.BASE,
+        after_weights: Weights = Weights.BASE,
+    ) -> list[Change]:
+        """How the distributions along each response differ between two prompts, or two sets of weights."""
+        found: list[Change] = []
+        longest = max(
+            len(p) + len(r) for prompts in (before, after) for p, r in zip(prompts, responses, strict=True)
+        )
+        rows = max(1, _SPREAD_TOKENS // longest)
+        for start in range(0, len(responses), rows):
+            self.at_boundary()
+            part = responses[start : start + rows]
+            first, mask = self.response_hidden(before[start : start + rows], part, before_weights)
+            second, _ = self.response_hidden(after[start : start + rows], part, after_weights)
+            peaks = torch.zeros(mask.shape[0], device=self.device)
+            shifts: list[dict[tuple[int, int], float]] = [{} for _ in part]
+            for at in self._pieces(*mask.shape):
+                p = torch.log_softmax(self.logits(first[:, at], before_weights), dim=-1)
+                q = torch.log_softmax(self.logits(second[:, at], after_weights), dim=-1)
+                live = mask[:, at]
+                middle = torch.logaddexp(p, q) - math.log(2)
+                p_sure, q_sure = p.exp(), q.exp()
+                divergence = 0.5 * (p_sure * (p - middle) + q_sure * (q - middle)).sum(dim=-1)
+                peaks = torch.maximum(peaks, torch.where(live, divergence, 0.0).max(dim=-1).values)
+                moved = torch.where(live[..., None], q_sure - p_sure, 0.0)
+                places = (moved.abs() >= LEAST_SHIFT).nonzero()
+                values = moved[tuple(places.T)].tolist()
+                for (row, column, token), value in zip(places.tolist(), values, strict=True):
+                    shifts[row][at.start + column, token] = value
+            found += [
+                Change(peak=peak, shifts=shift) for peak, shift in zip(peaks.tolist(), shifts, strict=True)
+            ]
+        return found
 
     def _pack(
         self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
@@ -459,7 +636,12 @@ class LocalPolicy(Texts):
     def _head(self, network: Any, hidden: Tensor) -> Tensor:
         layer = network.get_output_embeddings()
         if type(layer) is nn.Linear and layer.weight.dtype != torch.float32:
-            logits = wide_linear(hidden, layer.weight, layer.bias)
+            kept = self._widened(layer.weight)
+            if kept is None:
+                logits = wide_linear(hidden, layer.weight, layer.bias)
+            else:
+                bias = None if layer.bias is None else layer.bias.float()
+                logits = nn.functional.linear(hidden.float(), kept, bias)
         else:
             logits = layer(hidden).float()
         config = network.config.get_text_config()
@@ -470,6 +652,16 @@ class LocalPolicy(Texts):
         if cap := getattr(config, "final_logit_softcapping", None):  # Gemma
             logits = torch.tanh(logits / cap) * cap
         return logits
+
+    def _widened(self, weight: Tensor) -> Tensor | None:
+        """A frozen output layer in float32, on a CPU with room for it: widening it at every sampled token takes most of the time."""
+        if weight.device.type != "cpu":
+            return None
+        if weight not in self._wide_heads:
+            free = free_bytes(weight.device)
+            fits = free is not None and 4 * weight.numel() < _WIDE_HEAD_SHARE * free
+            self._wide_heads[weight] = weight.detach().float() if fits else None
+        return self._wide_heads[weight]
 
     @contextmanager
     def _as(self, weights: Weights) -> Iterator[None]:
@@ -520,32 +712,55 @@ class LocalPolicy(Texts):
     ) -> list[Reply]:
         """Completions, up to `SAMPLE_ROWS` prompts at a time. Temperature 0 is greedy. No top-k, no top-p, no penalties.
 
-        The same arguments give the same replies; another grouping of the prompts may not.
+        The same arguments give the same replies. A reply does not depend on what it is sampled beside, but for float rounding.
         """
         generator = torch.Generator(self.device).manual_seed(seed)
+        # One number in [0, 1) for each token that may be sampled: what a row gets does not depend on which others have ended.
+        draws = torch.rand(len(prompts), max_tokens, generator=generator, device=self.device)
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
         lengths = [len(prompts[i]) for i in order]
         replies: dict[int, Reply] = {}
         with self._as(weights), torch.no_grad():
+            network = self._of(weights)
+            decoder = self._decoder(network, weights)
             for part in cheapest_parts(
                 lengths, cost=_SAMPLE_TOKENS, max_tokens=_SAMPLE_ROOM, max_rows=SAMPLE_ROWS
             ):
                 rows = order[part]
                 self.at_boundary()
-                some = self._generate(
-                    self._of(weights), [prompts[i] for i in rows], max_tokens, temperature, generator
+                some = in_halves(
+                    rows,
+                    lambda numbers: self._generate(
+                        network, decoder, [prompts[i] for i in numbers], draws[list(numbers)], temperature
+                    ),
                 )
                 replies.update(zip(rows, some, strict=True))
         return [replies[i] for i in range(len(prompts))]
 
+    def _decoder(self, network: Any, weights: Weights) -> Decoder:
+        """How to sample from the network as it is now."""
+        if weights is Weights.TEACHER or not self._merges:
+            return NetworkDecoder(network)
+
+        def merged(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+            if not isinstance(layer, LoraLayer):
+                return layer.weight, layer.bias  # type: ignore[return-value]  # a linear layer
+            base: Any = layer.get_base_layer()
+            if weights is Weights.BASE:
+                return base.weight, base.bias
+            return base.weight + cast(Any, layer).get_delta_weight(_ADAPTER), base.bias
+
+        return MergedDecoder(network, merged)
+
     def _generate(
         self,
         network: Any,
+        decoder: Decoder,
         prompts: Sequence[Sequence[int]],
-        max_tokens: int,
+        draws: Tensor,
         temperature: float,
-        generator: torch.Generator,
     ) -> list[Reply]:
+        """Replies to some prompts; ``draws`` [B, C] are the random numbers."""
         length = max(map(len, prompts))
         # Here padding is in front, so that all rows' newest token is in the last column; mask and positions say so.
         ids = torch.full((len(prompts), length), self._pad, device=self.device)
@@ -553,47 +768,35 @@ class LocalPolicy(Texts):
         for row, prompt in enumerate(prompts):
             ids[row, length - len(prompt) :] = torch.tensor(prompt, device=self.device)
             seen[row, length - len(prompt) :] = 1
-        position = (seen.cumsum(dim=1) - 1).clamp(min=0)
         ends = torch.tensor(sorted(self.end_ids), device=self.device)
-        finished = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
-        cache: Any = None
         live = list(range(len(prompts)))  # row of the batch -> prompt
+        running = [True] * len(prompts)  # by row of the batch
         tokens: list[list[int]] = [[] for _ in prompts]
         logprobs: list[list[float]] = [[] for _ in prompts]
-        for _ in range(min(max_tokens, self.max_context - length)):
-            output = network.get_decoder()(
-                input_ids=ids,
-                attention_mask=seen,
-                position_ids=position,
-                past_key_values=cache,
-                use_cache=True,
-            )
-            cache = output.past_key_values
-            distribution = torch.log_softmax(self._head(network, output.last_hidden_state[:, -1]), dim=-1)
+        count = min(draws.shape[1], self.max_context - length)
+        hidden = decoder.begin(ids, seen, length + count) if count > 0 else None
+        for column in range(count):
+            assert hidden is not None
+            distribution = torch.log_softmax(self._head(network, hidden), dim=-1)
             if temperature < GREEDY_BELOW:
                 token = distribution.argmax(dim=-1)
             else:
-                heated = torch.softmax(distribution / temperature, dim=-1)
-                token = torch.multinomial(heated, 1, generator=generator).squeeze(-1)
+                token = _drawn(distribution, temperature, draws[live, column])
             taken = distribution.gather(-1, token[:, None]).squeeze(-1)
-            for row, one, value, done in zip(
-                live, token.tolist(), taken.tolist(), finished.tolist(), strict=True
-            ):
-                if not done:
+            ended = torch.isin(token, ends).tolist()
+            for row, one, value, goes_on in zip(live, token.tolist(), taken.tolist(), running, strict=True):
+                if goes_on:
                     tokens[row].append(one)
                     logprobs[row].append(value)
-            finished = finished | torch.isin(token, ends)
-            if bool(finished.all()):
+            running = [goes_on and not end for goes_on, end in zip(running, ended, strict=True)]
+            if column + 1 == count or not any(running):
                 break
-            ids = token[:, None]
-            seen = torch.cat([seen, seen.new_ones(len(live), 1)], dim=1)
-            position = position[:, -1:] + 1
-            keep = (~finished).nonzero().squeeze(-1)
-            if 2 * len(keep) <= len(live) and hasattr(cache, "batch_select_indices"):
-                # Most rows have ended: go on with the others alone.
-                cache.batch_select_indices(keep)
-                ids, seen, position, finished = ids[keep], seen[keep], position[keep], finished[keep]
-                live = [live[i] for i in keep.tolist()]
+            kept = [i for i, goes_on in enumerate(running) if goes_on]
+            rows = torch.tensor(kept, device=self.device)
+            if len(kept) <= _KEPT_SHARE * len(live) and decoder.keep(rows):
+                # Many rows have ended: go on with the others alone.
+                token, live, running = token[rows], [live[i] for i in kept], [True] * len(kept)
+            hidden = decoder.step(token)
         return [
             Reply(
                 token_ids=tuple(row),
@@ -604,6 +807,26 @@ class LocalPolicy(Texts):
         ]
 
     # -- the step
+
+    def accumulate(self, loss: Tensor) -> None:
+        """Add the gradient of a loss to those that are there: all of it, or nothing where memory gives out on the way."""
+        parameters = list(self._trainable.values())
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+    def position(self) -> dict[str, Tensor]:
+        """Copies of the weights and their moving average in main memory, for `move_between`."""
+        state = {f"weight/{name}": _copied(parameter) for name, parameter in self._trainable.items()}
+        return state | {f"ema/{name}": _copied(value) for name, value in self._ema.items()}
+
+    @torch.no_grad()
+    def move_between(self, start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: float) -> None:
+        """Be at so large a share of the way between two positions; moments stay what they are."""
+        for name, parameter in self._trainable.items():
+            parameter.copy_(torch.lerp(start[f"weight/{name}"], end[f"weight/{name}"], share))
+            self._ema[name].copy_(torch.lerp(start[f"ema/{name}"], end[f"ema/{name}"], share))
 
     def apply_gradients(self) -> float:
         """One AdamW step with the accumulated gradients (clipped), then the moving average. Gives the norm before clipping.
@@ -689,12 +912,11 @@ class LocalPolicy(Texts):
     # -- state
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Copies of all that a step changes: weights, moving average, moments, torch's random state."""
-        state = {f"weight/{name}": p.detach().clone() for name, p in self._trainable.items()}
-        state |= {f"ema/{name}": value.clone() for name, value in self._ema.items()}
+        """Copies in main memory of all that a step changes: weights, moving average, moments, torch's random state."""
+        state = self.position()
         for name, parameter in self._trainable.items():
             for key, value in self._optimizer.state.get(parameter, {}).items():
-                state[f"adam.{key}/{name}"] = value.detach().clone()
+                state[f"adam.{key}/{name}"] = _copied(value)
         state["rng"] = torch.get_rng_state()
         return state
 
@@ -860,6 +1082,18 @@ def _form(config: LoraConfig) -> dict[str, Any]:
         for key, value in config.to_dict().items()
         if key not in skip and value not in (None, {}, [], "", False)
     }
+
+
+def _drawn(distribution: Tensor, temperature: float, draws: Tensor) -> Tensor:
+    """One token of each row by the inverse of its cumulative distribution; [B, V] log-probabilities, [B] in [0, 1) -> [B]."""
+    summed = torch.softmax(distribution / temperature, dim=-1).cumsum(dim=-1)
+    # The sum may miss 1 by rounding; times the sum a draw stays below it, so that no token of probability 0 is behind the last.
+    token = torch.searchsorted(summed, (draws * summed[:, -1])[:, None], right=True).squeeze(-1)
+    return token.clamp(max=distribution.shape[-1] - 1)
+
+
+def _copied(value: Tensor) -> Tensor:
+    return value.detach().to("cpu", copy=True)
 
 
 def _padded(rows: Sequence[Sequence[int]], length: int, value: int) -> Tensor:

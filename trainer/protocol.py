@@ -1,7 +1,7 @@
 """What the rooms of the trainer need of a policy, wherever its weights are: in this process, or on a training server.
 
 Who decides what a turn teaches (`trainer.step.prepare`), keeps the policy where it was (`trainer.anchors`) or judges a version
-(`trainer.gate`) knows nothing beyond `Policy`. Who hands out the work (`trainer.worker`) knows nothing beyond `Workshop`.
+(`trainer.gate`) knows nothing beyond `Policy`. Who hands out the work (`trainer.worker`) knows nothing beyond `VersionTrainer`.
 
 Shapes: P prompt tokens, C completion tokens, B batch.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 from store.lifecycle import DropReason
 from store.values import AdapterVersion, Json, ScoredTurn
 from trainer.checkpoint import WrittenVersion
-from trainer.losses import Carry
+from trainer.losses import Residual
 
 
 class Weights(StrEnum):
@@ -48,17 +48,34 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """What a teacher who read the hint says of one response.
+class HintScore:
+    """A teacher's log-probabilities of one response, with the hint in its context.
 
     Attributes:
         logprobs: [C] of the response's tokens; not finite where the teacher failed.
-        overlap: share of the student's likeliest tokens that are among the teacher's, mean over the response; None: nobody
-            can tell.
+        overlap: share of the student's likeliest tokens that are among the teacher's, mean over the response; None: not
+            measured.
     """
 
     logprobs: tuple[float, ...]
     overlap: float | None
+
+
+#: Smallest change of a token's probability that `Change.shifts` lists.
+LEAST_SHIFT = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """How the next-token distributions along one response differ between two contexts or two sets of weights.
+
+    Attributes:
+        peak: largest Jensen-Shannon divergence of a position, nats.
+        shifts: probability after less before, by (position, token), where it is at least `LEAST_SHIFT` in size.
+    """
+
+    peak: float
+    shifts: Mapping[tuple[int, int], float]
 
 
 class Policy(Protocol):
@@ -72,6 +89,9 @@ class Policy(Protocol):
 
     @property
     def vocabulary_size(self) -> int: ...
+
+    @property
+    def sees_distributions(self) -> bool: ...
 
     def render(
         self,
@@ -101,19 +121,29 @@ class Policy(Protocol):
         temperature: float | Sequence[float] = 1.0,
     ) -> tuple[Tensor, Tensor]: ...
 
-    def hear(
+    def score_with_hint(
         self,
         prompts: Sequence[Sequence[int]],
         hinted: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
         *,
         teacher: Weights,
-        carry: Carry,
+        residual: Residual,
         temperature: Sequence[float],
         top_k: int,
-    ) -> list[Heard]: ...
+    ) -> list[HintScore]: ...
 
-    def spread(
+    def changes(
+        self,
+        before: Sequence[Sequence[int]],
+        after: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        *,
+        before_weights: Weights = Weights.BASE,
+        after_weights: Weights = Weights.BASE,
+    ) -> list[Change]: ...
+
+    def entropy_and_kl(
         self,
         prompts: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
@@ -144,6 +174,14 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """What the owner changed in one wording of the playbook: other words for it, "": it is left out, None: its wish is withdrawn."""
+
+    turn_id: str
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """Why a turn does not train."""
 
@@ -169,8 +207,8 @@ class Outcome:
     metrics: Json = field(default_factory=dict)
 
 
-class Workshop(Protocol):
-    """The policy between steps, as the worker knows it; `trainer.workshop` says what each does."""
+class VersionTrainer(Protocol):
+    """The policy between steps, as the worker knows it; `trainer.version_trainer` says what each does."""
 
     @property
     def version(self) -> int: ...
@@ -188,7 +226,11 @@ class Workshop(Protocol):
 
     @property
     def remembered(self) -> tuple[str, ...]:
-        """Ids of past turns of which the teacher hears what was said, oldest first."""
+        """Ids of the past turns whose words the playbook is made of."""
+        ...
+
+    def is_due(self, edits: Sequence[Edit] = ()) -> bool:
+        """Whether a version is to be made although no turn asks for one: a withdrawn wish is to be unlearnt."""
         ...
 
     def attempt(
@@ -198,15 +240,16 @@ class Workshop(Protocol):
         recent: Sequence[int],
         number: int,
         remembered: Sequence[ScoredTurn] = (),
+        edits: Sequence[Edit] = (),
     ) -> Outcome: ...
 
-    def adopt(self, number: int) -> None: ...
+    def commit(self, number: int) -> None: ...
 
-    def undo(self) -> None: ...
+    def revert(self) -> None: ...
 
-    def become(self, adapter: AdapterVersion) -> None: ...
+    def load(self, adapter: AdapterVersion) -> None: ...
 
-    def start_over(self) -> None: ...
+    def reset(self) -> None: ...
 
     def remove(self, folder: Path) -> None:
         """Remove a version's files for good, wherever they are. Raises: AdapterError."""

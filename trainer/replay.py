@@ -1,7 +1,7 @@
 """Which past feedback is repeated beside the new: half of it from a uniform sample of at most 256 turns, half from the newest.
 Sans-IO.
 
-The uniform sample keeps old wishes alive that nobody repeats; the newest are there for a person who changes their mind.
+The uniform sample keeps old wishes alive that are not repeated; the newest are there for a person who changes their mind.
 
 Only turn ids are kept. The record has the turns; a copy of a person's words in every version folder would outlive their wish
 to have them forgotten.

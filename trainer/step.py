@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import partial
+from typing import Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -36,25 +37,38 @@ from trainer.advantages import (
     running_baseline,
 )
 from trainer.batch import Sample, SampleKind, build_batch, micro_batches, sample_of
-from trainer.losses import NO_CARRY, Carry
-from trainer.objective import Objective, compute_loss
-from trainer.policy import POSITIONS, LocalPolicy
-from trainer.protocol import Policy, Refusal, Weights
+from trainer.hint_selection import HintSelection
+from trainer.losses import NO_RESIDUAL, Residual, kl_k3
+from trainer.objective import Batch, Objective, compute_loss
+from trainer.out_of_memory import DoesNotFit, attempt
+from trainer.policy import LocalPolicy
+from trainer.protocol import HintScore, Policy, Refusal, Weights
+from trainer.step_size import share_within
 from trainer.teacher import teacher_prompt
 
-_CONTENT = Refusal(reason=DropReason.NO_SIGNAL, detail="a batch of thanks, as most that was said of late")
+R = TypeVar("R")
+
+_CONTENT = Refusal(reason=DropReason.NO_SIGNAL, detail="a batch of thanks, like most recent verdicts")
 #: A hint that moves the teacher by less than this (mean nats a token) has nothing to say about this completion.
 MIN_SHIFT = 0.02
 #: A hint that leaves the teacher fewer of the student's likely tokens than this speaks of something else.
 MIN_OVERLAP = 0.5
 #: Sequence-level bounds of exp(mean(o - b)): beyond them the sampler was another policy than ours.
 RATIO_BOUNDS = (0.5, 2.0)
-#: `Settings.teacher` -> whose weights read the hint. STUDENT is the policy before the step: its numbers are taken once.
+#: `Settings.teacher` -> whose weights read the hint. STUDENT is the policy in training: its numbers are taken at the start of the
+#: batch, and with `StepPlan.resample` once more before each further optimizer step.
 _TEACHERS = {"base": Weights.BASE, "ema": Weights.EMA, "live": Weights.STUDENT}
+#: Where combine reads hints, a complaint of a person is left to its hint: -1 on every token of a reply whose only fault is one word, or
+#: its emoji, takes back what earlier complaints taught about all of them. A reward function and a failed tool call judge the reply.
+BLAMING_SOURCES = ("custom:", "rule:tool_error")
 #: Exponent of the decay over the optimizer steps of a batch.
 _DECAY = 1.5
-#: Longest new answer to a complaint or an anchor, in tokens.
-MAX_ANEW = 64
+#: A new answer to a complaint or an anchor may have so many tokens, or as many as the longest recorded reply of the batch has, but no
+#: more than `MOST_RESAMPLE_TOKENS` (`StepPlan.resample_tokens`: what there is time for).
+MAX_RESAMPLE_TOKENS, MOST_RESAMPLE_TOKENS = 64, 512
+#: How far a version of a model may move whose learning rate is not tuned, nats a token (the built-in model's usual versions move
+#: .003 to .3 and end at `Settings.max_kl_step`).
+KL_TARGET = 0.1
 #: Padded tokens of one forward and backward pass.
 MICRO_TOKENS = 8_192
 
@@ -64,72 +78,83 @@ class StepPlan:
     """What of the settings a step reads.
 
     Attributes:
-        carry: how much of what was learnt so far the base model carries along when it is the teacher;
-            see `trainer.losses.carried_over`. No other teacher does: an EMA remembers by itself, and another model's
+        residual: how much of what was learnt so far is added to the base model when it is the teacher;
+            see `trainer.losses.with_residual`. No other teacher does: an EMA remembers by itself, and another model's
             opinions are not to be magnified.
-        most_hints: a turn's own hint and the newest others that the teacher hears at most, together.
-        blames_hinted: whether a complaint with a hint also gets its verdict on every token, beside the directive term.
-        settles: whether the learning rate falls over the optimizer steps of a batch.
-        answers_anew: whether complaints and anchors are answered anew before each further optimizer step.
+        most_hints: a turn's own hint and the newest others in the teacher's prompt, at most.
+        blames: whether combine puts every complaint on all tokens of the reply; see `BLAMING_SOURCES`.
+        lr_decay: whether the learning rate falls over the optimizer steps of a batch.
+        resample: whether complaints and anchors are resampled before each further optimizer step.
+        resample_tokens: longest new answer; see `resample_tokens`.
+        kl_target: most that a version may move: KL(weights before ‖ after) along the batch's completions, nats a token. What the
+            optimizer steps did beyond it is scaled down; see `trainer.step_size`.
     """
 
     method: Method
     objective: Objective
     teacher: Weights
-    carry: Carry = NO_CARRY
-    most_hints: int = 1
-    w_rl: float = 0.3
-    w_opd: float = 1.0
-    opd_support: Literal["topk", "token"] = "topk"
-    opd_clip: float = 1.0
-    opd_centred: bool = False
-    baseline: Literal["running", "none"] = "running"
-    blames_hinted: bool = True
-    steps_per_batch: int = 2
-    settles: bool = False
-    answers_anew: bool = False
-    max_kl_step: float = 0.02
-    max_staleness: int = 8
-    min_shift: float = MIN_SHIFT
-    min_overlap: float = MIN_OVERLAP
+    residual: Residual
+    most_hints: int
+    w_rl: float
+    w_opd: float
+    opd_support: Literal["topk", "token"]
+    opd_clip: float
+    opd_centred: bool
+    baseline: Literal["running", "none"]
+    blames: bool
+    gates_hints: bool
+    min_shift: float
+    min_overlap: float
+    steps_per_batch: int
+    lr_decay: bool
+    resample: bool
+    max_kl_step: float
+    kl_target: float
+    max_staleness: int
+    resample_tokens: int = MOST_RESAMPLE_TOKENS
     micro_tokens: int = MICRO_TOKENS
 
     @classmethod
     def of(cls, settings: Settings) -> StepPlan:
         """Return the plan these settings ask for."""
-        teacher = Weights.TEACHER if settings.teacher_model_name else _TEACHERS[settings.teacher]
+        learning = settings.learning
+        teacher = Weights.TEACHER if settings.teacher_model_name else _TEACHERS[learning.teacher]
         clipped = settings.loss_fn == "ppo"
         return cls(
             method=settings.method,
             objective=Objective(
                 alpha=settings.resolved_alpha,
-                top_k=settings.top_k,
-                support_of=settings.support_of,
-                support_mass=settings.support_mass,
+                top_k=learning.top_k,
+                support_of=learning.support_of,
+                support_mass=learning.support_mass,
                 clip_low=0.8 if clipped else 0.0,
                 clip_high=1.28 if clipped else math.inf,
                 dual_clip=3.0 if clipped else None,
                 kl_coef=settings.kl_loss_coef,
             ),
             teacher=teacher,
-            carry=Carry(
-                along=settings.teacher_carry, rest=settings.teacher_carry_rest, min_p=settings.teacher_min_p
+            residual=Residual(
+                on_hint=learning.teacher_residual,
+                off_hint=learning.teacher_residual_offhint,
+                min_p=learning.teacher_min_p,
             ),
-            most_hints=settings.teacher_hints,
+            most_hints=learning.teacher_hints,
             w_rl=settings.w_rl,
             w_opd=settings.w_opd,
-            opd_support=settings.opd_support,
-            opd_clip=settings.opd_clip,
-            opd_centred=settings.opd_centred,
-            baseline=settings.baseline,
-            blames_hinted=settings.blame_hinted,
-            min_shift=MIN_SHIFT if settings.hint_gate else 0.0,
-            min_overlap=MIN_OVERLAP if settings.hint_gate else 0.0,
-            steps_per_batch=settings.steps_per_batch,
-            settles=settings.settle,
-            answers_anew=settings.answer_anew,
-            max_kl_step=settings.max_kl_step,
-            max_staleness=settings.max_staleness,
+            opd_support=learning.opd_support,
+            opd_clip=learning.opd_clip,
+            opd_centred=learning.opd_centred,
+            baseline=learning.baseline,
+            blames=learning.blame_complaints,
+            gates_hints=learning.hint_gate,
+            min_shift=MIN_SHIFT if learning.hint_gate else 0.0,
+            min_overlap=MIN_OVERLAP if learning.hint_gate else 0.0,
+            steps_per_batch=learning.steps_per_batch,
+            lr_decay=learning.lr_decay,
+            resample=learning.resample,
+            max_kl_step=learning.max_kl_step,
+            kl_target=min(learning.max_kl_step, math.inf if settings.is_builtin else KL_TARGET) or math.inf,
+            max_staleness=learning.max_staleness,
         )
 
     def rates(self) -> list[float]:
@@ -138,11 +163,16 @@ class StepPlan:
         Polynomial decay: what the first, long steps break elsewhere shows in the anchors' answers to them, and the short ones mend it.
         """
         count = self.steps_per_batch
-        return [(1 - i / count) ** _DECAY if self.settles else 1.0 for i in range(count)]
+        return [(1 - i / count) ** _DECAY if self.lr_decay else 1.0 for i in range(count)]
 
     @property
     def reads_hints(self) -> bool:
         return self.method != "rl"
+
+    @property
+    def selects_hints(self) -> bool:
+        """Whether hints have to do something, and a playbook is kept."""
+        return self.reads_hints and self.gates_hints
 
     @property
     def reads_verdicts(self) -> bool:
@@ -175,6 +205,7 @@ class _Draft:
     sample: Sample
     hint: str | None = None
     is_reaction: bool = True
+    verdict: int | None = None
     teacher_logprobs: list[float] | None = None
     trainer_logprobs: list[float] = field(default_factory=list)
 
@@ -187,12 +218,12 @@ def prepare(
     recent_verdicts: Sequence[int],
     version: int,
     kind: SampleKind = SampleKind.FEEDBACK,
-    hints: Sequence[str] = (),
+    selection: HintSelection | None = None,
 ) -> Prepared:
     """Decide what each turn teaches.
 
     Args:
-        hints: what the person said of these and other turns, oldest first; see `StepPlan.most_hints`.
+        selection: decides which hints teach and the other hints in the teacher's prompt; None: each hint is used alone.
         recent_verdicts: earlier verdicts of this policy, oldest first, those of ``turns`` not among them.
         version: the version the weights of ``policy`` are.
     """
@@ -203,11 +234,14 @@ def prepare(
             drafts.append(_draft(policy, turn, plan, version=version, kind=kind))
         except _RefusedTurn as exc:
             refused[turn.turn_id] = exc.refusal
+    unused: dict[str, str] = {}
     if plan.reads_hints:
         _choose_hints(drafts)
-        drafts = _ask_for_prompts(policy, drafts, refused, hints, plan.most_hints)
+        if selection is not None and kind is SampleKind.FEEDBACK:
+            unused = _select_hints(drafts, selection)
+        drafts = _ask_for_prompts(policy, drafts, refused, selection, plan.most_hints)
     drafts = _read_policy(policy, drafts, plan, refused)
-    irrelevant = _read_teacher(policy, drafts, plan, refused) if plan.reads_hints else {}
+    unused |= _read_teacher(policy, drafts, plan, refused) if plan.reads_hints else {}
     drafts = [draft for draft in drafts if draft.turn.turn_id not in refused]
     baseline = running_baseline(recent_verdicts, kind=plan.baseline)
     samples: list[Sample] = []
@@ -216,7 +250,7 @@ def prepare(
         turn_id = draft.turn.turn_id
         streams = build_streams(
             plan.method,
-            verdict=draft.turn.verdict.value,
+            verdict=draft.verdict,
             baseline=baseline,
             has_hint=draft.teacher_logprobs is not None,
             teacher_logprobs=draft.teacher_logprobs,
@@ -228,13 +262,15 @@ def prepare(
             opd_centred=plan.opd_centred,
             completion_length=len(draft.sample.completion_ids),
             alpha=plan.objective.alpha,
-            blames_hinted=plan.blames_hinted,
+            blames=plan.blames or draft.turn.verdict.source.startswith(BLAMING_SOURCES),
         )
         if streams.is_effective:
             samples.append(draft.sample.with_streams(streams))
             news += not is_expected(draft.turn.verdict.value, baseline)
-        elif turn_id in irrelevant:
-            refused[turn_id] = Refusal(reason=DropReason.HINT_IRRELEVANT, detail=irrelevant[turn_id])
+        elif draft.verdict != draft.turn.verdict.value:
+            refused[turn_id] = Refusal(reason=DropReason.NO_SIGNAL, detail=unused[turn_id])
+        elif turn_id in unused:
+            refused[turn_id] = Refusal(reason=DropReason.HINT_IRRELEVANT, detail=unused[turn_id])
         else:
             refused[turn_id] = Refusal(reason=DropReason.NO_SIGNAL)
     if samples and not news and kind is SampleKind.FEEDBACK:
@@ -266,11 +302,11 @@ def _draft(policy: Policy, turn: ScoredTurn, plan: StepPlan, *, version: int, ki
         raise _RefusedTurn(
             DropReason.TOKEN_MISMATCH, f"token id {highest} is not in the trainer's vocabulary"
         )
-    return _Draft(turn=turn, sample=sample)
+    return _Draft(turn=turn, sample=sample, verdict=turn.verdict.value)
 
 
 def _choose_hints(drafts: Sequence[_Draft]) -> None:
-    """A turn that pleased needs no hint. A session that said nothing else teaches through its best-supported follow-up."""
+    """A turn that pleased needs no hint. A session without other verdicts teaches through its best-supported follow-up."""
     for draft in drafts:
         verdict = draft.turn.verdict
         if verdict.hint and (verdict.value or 0) <= 0:
@@ -298,34 +334,58 @@ def _choose_hints(drafts: Sequence[_Draft]) -> None:
                 draft.hint, draft.is_reaction = chosen.hint, chosen.is_reaction
 
 
+def _select_hints(drafts: Sequence[_Draft], selection: HintSelection) -> dict[str, str]:
+    """Take away the hints that do nothing, and thanks for replies that break a wish; returns why, by turn id."""
+    why: dict[str, str] = {}
+    for draft in drafts:
+        if draft.hint is None:
+            continue
+        choice = selection.choose(draft.turn, draft.hint, is_reaction=draft.is_reaction)
+        draft.hint = choice.hint
+        if choice.hint is None:
+            why[draft.turn.turn_id] = choice.refusal
+    for draft in drafts:
+        if draft.verdict == 1 and (refusal := selection.broken_wish(draft.turn)):
+            draft.verdict = None
+            why[draft.turn.turn_id] = refusal
+    return why
+
+
 def _follow_up(turn: ScoredTurn) -> str | None:
-    """The words that followed a turn nobody had an opinion on; None when they were a new question, which hints at nothing."""
-    detail = turn.verdict.detail
-    text = detail.get("follow_up")
-    return text if isinstance(text, str) and not detail.get("follow_up_is_question") else None
+    """Return the user's text after the reply; None when it opens a new topic, which is no hint."""
+    found = turn.verdict.follow_up
+    return found.text if found is not None and not found.is_question else None
 
 
 def _ask_for_prompts(
     policy: Policy,
     drafts: Sequence[_Draft],
     refused: dict[str, Refusal],
-    hints: Sequence[str],
+    selection: HintSelection | None,
     most_hints: int,
 ) -> list[_Draft]:
     kept = []
     for draft in drafts:
         if draft.hint is not None:
             turn, sample = draft.turn, draft.sample
+            *others, hint = [*_others(selection, draft, most_hints - bool(draft.hint)), draft.hint]
+            if not hint and others:
+                *others, hint = others
             try:
-                ids = teacher_prompt(
-                    policy.render,
-                    messages=turn.messages,
-                    request=turn.request,
-                    hint=draft.hint,
-                    is_reaction=draft.is_reaction,
-                    recorded_prompt_ids=sample.prompt_ids,
-                    max_tokens=policy.max_context - len(sample.completion_ids),
-                    others=_others(hints, draft, most_hints - 1),
+                # Where the hint withdrew the only wish, the base model as it is is the teacher.
+                ids = (
+                    sample.prompt_ids
+                    if not hint
+                    else teacher_prompt(
+                        policy.render,
+                        messages=turn.messages,
+                        request=turn.request,
+                        hint=hint,
+                        is_reaction=draft.is_reaction,
+                        recorded_prompt_ids=sample.prompt_ids,
+                        max_tokens=policy.max_context - len(sample.completion_ids),
+                        others=others,
+                    )
                 )
             except AlignmentError as exc:
                 refused[turn.turn_id] = Refusal(reason=DropReason.TEACHER_FAILED, detail=str(exc))
@@ -335,22 +395,22 @@ def _ask_for_prompts(
     return kept
 
 
-def _others(hints: Sequence[str], draft: _Draft, most: int) -> list[str]:
-    """The newest hints that are neither the turn's own nor said in its very conversation."""
-    assert draft.hint is not None
-    heard = [content_text(m.get("content")) for m in draft.turn.messages if m.get("role") == "user"]
-    new = [hint for hint in hints if hint != draft.hint.strip() and not any(hint in text for text in heard)]
-    return new[-most:] if most > 0 else []
+def _others(selection: HintSelection | None, draft: _Draft, most: int) -> list[str]:
+    """Return the other hints for the teacher's prompt: wishes of the playbook that neither are the turn's own hint nor stand in its conversation."""
+    if selection is None or draft.hint is None:
+        return []
+    texts = [content_text(m.get("content")) for m in draft.turn.messages if m.get("role") == "user"]
+    return selection.others(draft.hint, texts, most)
 
 
 def _read_policy(
     policy: Policy, drafts: Sequence[_Draft], plan: StepPlan, refused: dict[str, Refusal]
 ) -> list[_Draft]:
-    """Fill in o, and drop what another policy than ours seems to have said."""
+    """Fill in o, and drop completions that another policy seems to have sampled."""
     by_id = {draft.sample.turn_id: draft for draft in drafts}
     kept: list[_Draft] = []
-    for part in micro_batches([draft.sample for draft in drafts], plan.micro_tokens):
-        own, reported, _ = _own_logprobs(policy, part)
+    parts = micro_batches([draft.sample for draft in drafts], plan.micro_tokens)
+    for part, (own, reported, _) in _each_that_fits(parts, lambda some: _own_logprobs(policy, some), refused):
         for row, sample in enumerate(part):
             draft, count = by_id[sample.turn_id], len(sample.completion_ids)
             draft.trainer_logprobs = own[row, :count].tolist()
@@ -365,6 +425,26 @@ def _read_policy(
                 kept.append(draft)
     order = {draft.sample.turn_id: i for i, draft in enumerate(drafts)}
     return sorted(kept, key=lambda draft: order[draft.sample.turn_id])
+
+
+def _each_that_fits(
+    parts: Iterable[Sequence[Sample]], read: Callable[[Sequence[Sample]], R], refused: dict[str, Refusal]
+) -> Iterator[tuple[Sequence[Sample], R]]:
+    """Read each part; a sample that alone takes more memory than there is is refused, and its part read without it."""
+    for whole in parts:
+        part = list(whole)
+        while part:
+            try:
+                found = read(part)
+            except DoesNotFit as error:
+                sample = part.pop(error.index)
+                refused[sample.turn_id] = Refusal(
+                    reason=DropReason.OUT_OF_MEMORY,
+                    detail=f"{sample.tokens} tokens alone do not fit the memory",
+                )
+                continue
+            yield part, found
+            break
 
 
 def _own_logprobs(policy: Policy, part: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
@@ -392,28 +472,33 @@ def _read_teacher(
     by_id = {draft.sample.turn_id: draft for draft in drafts if draft.sample.teacher_prompt_ids}
     top_k = plan.objective.top_k or 20
     why: dict[str, str] = {}
-    for part in micro_batches([draft.sample for draft in by_id.values()], plan.micro_tokens):
-        heard = policy.hear(
+
+    def score_with_hint(part: Sequence[Sample]) -> list[HintScore]:
+        return policy.score_with_hint(
             [sample.prompt_ids for sample in part],
             [sample.teacher_prompt_ids or () for sample in part],
             [sample.completion_ids for sample in part],
             teacher=plan.teacher,
-            carry=plan.carry,
+            residual=plan.residual,
             temperature=[sample.loss_temperature for sample in part],
             top_k=top_k,
         )
-        for sample, teacher in zip(part, heard, strict=True):
-            said = torch.tensor(teacher.logprobs)
-            if not bool(torch.isfinite(said).all()):
+
+    parts = micro_batches([draft.sample for draft in by_id.values()], plan.micro_tokens)
+    for part, scores in _each_that_fits(parts, score_with_hint, refused):
+        for sample, teacher in zip(part, scores, strict=True):
+            values = torch.tensor(teacher.logprobs)
+            if not bool(torch.isfinite(values).all()):
                 refused[sample.turn_id] = Refusal(
                     reason=DropReason.TEACHER_FAILED, detail="the teacher's log-probabilities are not finite"
                 )
                 continue
             draft = by_id[sample.turn_id]
             refusal = directive_refusal(
-                mean_shift=float((said - torch.tensor(draft.trainer_logprobs)).abs().mean()),
+                mean_shift=float((values - torch.tensor(draft.trainer_logprobs)).abs().mean()),
                 overlap=teacher.overlap,
-                min_shift=plan.min_shift,
+                # What is repeated is there to keep what it taught, also where nothing is left to learn.
+                min_shift=plan.min_shift if sample.kind is SampleKind.FEEDBACK else 0.0,
                 min_overlap=plan.min_overlap,
             )
             if refusal is None:
@@ -424,32 +509,43 @@ def _read_teacher(
 
 
 def train(
-    policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan, *, seed: int = 0
+    policy: LocalPolicy,
+    samples: Sequence[Sample],
+    plan: StepPlan,
+    *,
+    seed: int = 0,
+    leave_out: Callable[[str], None] = lambda turn_id: None,
 ) -> dict[str, float]:
     """Move the policy's weights by up to ``plan.steps_per_batch`` optimizer steps on these samples; returns the metrics.
 
-    Stops before a step when the weights are already further than ``plan.max_kl_step`` from where they began.
+    Stops before a step when the weights are already further than ``plan.max_kl_step`` from where they began. What the steps did is
+    scaled down to ``plan.kl_target`` (metric ``step_scale``). Where memory is not enough a part is split; a sample that does not fit
+    alone is left out, and the step begins again without it.
 
     Args:
         seed: of the new answers.
+        leave_out: called with the `Sample.turn_id` of each sample that did not fit.
 
     Raises:
         GateRejected: a gradient is not finite; the weights are those after the last good step.
+        DoesNotFit: no sample fits; the weights are as before.
     """
-    given = _Batch(policy, samples, plan)
+    given = _Batch(samples, plan)
     batch = given
     metrics: dict[str, float] = {}
     steps, norm = 0, 0.0
     whole = policy.learning_rate
+    start = policy.position()
     try:
         for share in plan.rates():
-            if steps and plan.answers_anew:
-                if given.measure(policy).get("kl_step", 0.0) > plan.max_kl_step:
+            if steps and plan.resample:
+                if given.kl_step(policy) > plan.max_kl_step:
                     break
-                batch = _Batch(policy, answered_anew(policy, samples, seed=seed + steps), plan)
-            found = batch.backward(policy)
+                renewed = resampled(policy, given.samples, seed=seed + steps, most=plan.resample_tokens)
+                batch = _Batch(renewed, plan, old_logprobs=given.old_logprobs)
+            found = _fitting_backward(policy, batch, given, leave_out)
             metrics = metrics or found
-            if steps and not plan.answers_anew and found.get("kl_step", 0.0) > plan.max_kl_step:
+            if steps and not plan.resample and found.get("kl_step", 0.0) > plan.max_kl_step:
                 policy.drop_gradients()
                 break
             policy.learning_rate = whole * share
@@ -457,11 +553,22 @@ def train(
             steps += 1
     finally:
         policy.learning_rate = whole
+    end = policy.position()
+
+    def divergence_at(scale: float) -> float:
+        policy.move_between(start, end, scale)
+        return given.kl_step(policy)
+
+    scale = 1.0
+    if given.kl_step(policy) > plan.kl_target:
+        scale, _ = share_within(plan.kl_target, given.kl_step(policy), divergence_at)
+        policy.move_between(start, end, scale)
     after = given.measure(policy)
     return {
         **metrics,
         "gradient_norm": norm,
         "optimizer_steps": float(steps),
+        "step_scale": scale,
         "kl_step": after.get("kl_step", 0.0),
         "kl_to_base": after.get("kl_base", 0.0),
         "loss_after": after.get("loss", 0.0),
@@ -469,11 +576,39 @@ def train(
     }
 
 
-def answered_anew(policy: LocalPolicy, samples: Sequence[Sample], *, seed: int) -> list[Sample]:
+def _fitting_backward(
+    policy: LocalPolicy, batch: _Batch, given: _Batch, leave_out: Callable[[str], None]
+) -> dict[str, float]:
+    """Accumulate the gradients of what fits the memory."""
+    while True:
+        try:
+            return batch.backward(policy)
+        except DoesNotFit as error:
+            policy.drop_gradients()  # of the samples before, whose means counted this one
+            turn_id = batch.samples[error.index].turn_id
+            leave_out(turn_id)
+            batch.remove(turn_id)
+            if given is not batch:
+                given.remove(turn_id)
+            if not batch.samples:
+                raise
+
+
+def resample_tokens(lengths: Iterable[int], most: int = MOST_RESAMPLE_TOKENS) -> int:
+    """How long a new answer may be where recorded replies have these lengths, in tokens."""
+    return min(most, max(MAX_RESAMPLE_TOKENS, max(lengths, default=0)))
+
+
+def resampled(
+    policy: LocalPolicy, samples: Sequence[Sample], *, seed: int, most: int = MOST_RESAMPLE_TOKENS
+) -> list[Sample]:
     """The samples, those that only a teacher judges with what the policy answers to their prompts now.
 
     A verdict is about the reply that it followed, and stays with it; and so does a reply for whose like the context has no room.
     """
+    longest = resample_tokens(
+        (len(sample.completion_ids) for sample in samples if sample.kind is not SampleKind.ANCHOR), most
+    )
     rows = [
         i
         for i, sample in enumerate(samples)
@@ -481,12 +616,12 @@ def answered_anew(policy: LocalPolicy, samples: Sequence[Sample], *, seed: int) 
         and sample.streams is not None
         and sample.streams.directive_weight > 0.0
         and not any(sample.streams.advantages)
-        and max(len(sample.prompt_ids), len(sample.teacher_prompt_ids)) + MAX_ANEW <= policy.max_context
+        and max(len(sample.prompt_ids), len(sample.teacher_prompt_ids)) + longest <= policy.max_context
     ]
     result = list(samples)
     if not rows:
         return result
-    replies = policy.sample([samples[i].prompt_ids for i in rows], max_tokens=MAX_ANEW, seed=seed)
+    replies = policy.sample([samples[i].prompt_ids for i in rows], max_tokens=longest, seed=seed)
     for i, reply in zip(rows, replies, strict=True):
         sample, streams = samples[i], samples[i].streams
         if not reply.token_ids or streams is None:
@@ -506,25 +641,83 @@ def answered_anew(policy: LocalPolicy, samples: Sequence[Sample], *, seed: int) 
     return result
 
 
-class _Batch:
-    """The samples of an optimizer step, in parts that go through the model at once."""
+#: Log-probabilities of a sample's completion before the first optimizer step: o and o' (see `_own_logprobs`), each [C]. By the
+#: identity of the sample: a resampled one is another object, and has none.
+_OldLogprobs = Mapping[int, tuple[Tensor, Tensor]]
 
-    def __init__(self, policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan) -> None:
+
+class _Batch:
+    """The samples of an optimizer step, in parts that go through the model at once.
+
+    Args:
+        old_logprobs: of samples of this batch that were in an earlier one; those of all others are computed with the weights
+            as they are. Without the old ones the ratio s/o would be 1 before each step, and would never be clipped.
+    """
+
+    def __init__(
+        self, samples: Sequence[Sample], plan: StepPlan, *, old_logprobs: _OldLogprobs | None = None
+    ) -> None:
         self._plan = plan
-        self._parts = [_Part(policy, part, plan) for part in micro_batches(samples, plan.micro_tokens)]
-        self._live = float(sum(float(part.live_samples) for part in self._parts))
+        self._parts = [_Part(part, old_logprobs or {}) for part in micro_batches(samples, plan.micro_tokens)]
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The samples, in the order of the parts."""
+        return [sample for part in self._parts for sample in part.samples]
+
+    @property
+    def old_logprobs(self) -> _OldLogprobs:
+        """Those of this batch's samples; empty before the first backward pass."""
+        return {id(sample): pair for part in self._parts for sample, pair in part.old_logprobs}
+
+    def remove(self, turn_id: str) -> None:
+        """Be a batch without this sample."""
+        for part in list(self._parts):
+            if any(sample.turn_id == turn_id for sample in part.samples):
+                others = part.without(turn_id)
+                place = self._parts.index(part)
+                self._parts[place : place + 1] = [others] if others.samples else []
 
     def backward(self, policy: LocalPolicy) -> dict[str, float]:
-        """Accumulate the gradients; returns the metrics before the step."""
-        return _merged([part.backward(policy, self._plan, self._live) for part in self._parts])
+        """Accumulate the gradients; returns the metrics before the step.
+
+        The first call also reads teacher, base model and the weights before the step.
+
+        Raises:
+            DoesNotFit: a sample alone is too much for the memory; the gradients are those of the samples before it.
+        """
+        live = float(sum(part.live_samples for part in self._parts))
+        return _merged(self._each(lambda part: part.backward(policy, self._plan, live)))
 
     def measure(self, policy: LocalPolicy) -> dict[str, float]:
         """The metrics at the weights as they are."""
-        return _merged([part.measure(policy, self._plan, self._live) for part in self._parts])
+        live = float(sum(part.live_samples for part in self._parts))
+        return _merged(self._each(lambda part: part.measure(policy, self._plan, live)))
+
+    def kl_step(self, policy: LocalPolicy) -> float:
+        """KL(weights before the step ‖ weights as they are) along the completions, nats a token."""
+        gaps = torch.cat(self._each(lambda part: part.gaps(policy)))
+        return float(kl_k3(torch.zeros_like(gaps), gaps).mean()) if len(gaps) else 0.0
+
+    def _each(self, work: Callable[[_Part], R]) -> list[R]:
+        """The work on each part; one that does not fit the memory is split for good."""
+        results: list[R] = []
+        while len(results) < len(self._parts):
+            at = len(results)
+            part = self._parts[at]
+            result, fits = attempt(partial(work, part))
+            if fits:
+                results.append(cast(R, result))
+            elif len(part.samples) == 1:
+                index = sum(len(one.samples) for one in self._parts[:at])
+                raise DoesNotFit(index, f"{part.samples[0].tokens} tokens alone do not fit the memory")
+            else:
+                self._parts[at : at + 1] = part.halves()
+        return results
 
 
-def by_teacher(samples: Sequence[Sample], plan: StepPlan) -> Iterator[tuple[list[int], Weights, Carry]]:
-    """Yield the rows that have a teacher with whose weights it is and how much of what was learnt it carries along.
+def by_teacher(samples: Sequence[Sample], plan: StepPlan) -> Iterator[tuple[list[int], Weights, Residual]]:
+    """Yield the rows that have a teacher with whose weights it is and its residual weight.
 
     An anchor's teacher is the base model without a hint.
     """
@@ -535,82 +728,236 @@ def by_teacher(samples: Sequence[Sample], plan: StepPlan) -> Iterator[tuple[list
             if sample.teacher_prompt_ids is not None and (sample.kind is SampleKind.ANCHOR) is is_anchor
         ]
         if rows:
-            yield rows, Weights.BASE if is_anchor else plan.teacher, NO_CARRY if is_anchor else plan.carry
+            yield (
+                rows,
+                Weights.BASE if is_anchor else plan.teacher,
+                NO_RESIDUAL if is_anchor else plan.residual,
+            )
 
 
 class _Part:
-    """A part of the batch that goes through the model at once; what does not change over the inner steps is kept."""
+    """A part of the batch that goes through the model at once.
 
-    def __init__(self, policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan) -> None:
+    What does not change over the inner steps is read once, at the first backward pass, from the hidden states of as few forward
+    passes as there are different ones: of the student (the very pass that carries the gradient), of the base model, and of the
+    teacher behind its hints.
+    """
+
+    def __init__(self, samples: Sequence[Sample], earlier: _OldLogprobs) -> None:
+        self.samples = tuple(samples)
+        self._earlier = earlier
         self._prompts = [sample.prompt_ids for sample in samples]
         self._responses = [sample.completion_ids for sample in samples]
-        temperatures = [sample.loss_temperature for sample in samples]
-        own, reported, mask = _own_logprobs(policy, samples)
-        base, _ = policy.response_logprobs(
-            self._prompts, self._responses, Weights.BASE, temperature=temperatures
-        )
-        self._batch = build_batch(
-            samples,
-            trainer_logprobs=own,
-            reported_logprobs=reported,
-            base_logprobs=base,
-            teacher_logits=self._teacher_logits(policy, samples, plan, mask),
-        )
-        self.live_samples = self._batch.live().sum()
+        self._batch: Batch | None = None
+        self.live_samples = sum(_is_live(sample) for sample in samples)
+        #: o and o' of each sample, see `_OldLogprobs`; with the samples, so that their identities stay valid.
+        self.old_logprobs: list[tuple[Sample, tuple[Tensor, Tensor]]] = []
+
+    def halves(self) -> list[_Part]:
+        """Two parts of this one's samples; what was read is read again, except the weights before the step."""
+        middle = (len(self.samples) + 1) // 2
+        return [self._part_of(self.samples[:middle]), self._part_of(self.samples[middle:])]
+
+    def without(self, turn_id: str) -> _Part:
+        """A part of the other samples."""
+        return self._part_of([sample for sample in self.samples if sample.turn_id != turn_id])
+
+    def _part_of(self, samples: Sequence[Sample]) -> _Part:
+        known = {id(sample): pair for sample, pair in self.old_logprobs}
+        return _Part(samples, {**self._earlier, **known})
+
+    def backward(self, policy: LocalPolicy, plan: StepPlan, live: float) -> dict[str, float]:
+        """Add to the gradients, all or nothing, and return the metrics."""
+        hidden, mask = policy.response_hidden(self._prompts, self._responses)
+        if self._batch is None:
+            self._batch = self._read(policy, plan, hidden.detach(), mask)
+        loss, metrics = self._loss(policy, plan, live, self._batch, hidden)
+        policy.accumulate(loss)
+        return metrics
 
     @torch.no_grad()
-    def _teacher_logits(
-        self, policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan, mask: Tensor
-    ) -> Tensor | None:
-        """[B, C, V], NaN for rows without a teacher."""
-        result: Tensor | None = None
-        for rows, teacher, carry in by_teacher(samples, plan):
-            some = [samples[i] for i in rows]
-            logits = policy.hinted_logits(
-                [sample.prompt_ids for sample in some],
+    def measure(self, policy: LocalPolicy, plan: StepPlan, live: float) -> dict[str, float]:
+        hidden, mask = policy.response_hidden(self._prompts, self._responses)
+        if self._batch is None:
+            self._batch = self._read(policy, plan, hidden, mask)
+        _, metrics = self._loss(policy, plan, live, self._batch, hidden)
+        return metrics
+
+    @torch.no_grad()
+    def gaps(self, policy: LocalPolicy) -> Tensor:
+        """Log-probabilities of the live tokens now, less those before the step, [N]; empty before the first backward pass."""
+        if self._batch is None:
+            return torch.zeros(0, device=policy.device)
+        now, _ = policy.response_logprobs(
+            self._prompts, self._responses, temperature=[s.loss_temperature for s in self.samples]
+        )
+        live = self._batch.mask & self._batch.live()[:, None]
+        return (now - self._batch.trainer_logprobs)[live]
+
+    @torch.no_grad()
+    def _read(self, policy: LocalPolicy, plan: StepPlan, own: Tensor, mask: Tensor) -> Batch:
+        """The batch, with what teacher, base model and the weights before the step say; own: the student's hidden states."""
+        samples, responses = self.samples, self._responses
+        at_loss = [sample.loss_temperature for sample in samples]
+        base, _ = policy.response_hidden(self._prompts, responses, Weights.BASE)
+        trainer_logprobs = policy.logprobs_of(own, mask, responses, temperature=at_loss)
+        reported_logprobs = trainer_logprobs
+        if any(
+            s.kind is not SampleKind.ANCHOR and s.reported_temperature != s.loss_temperature for s in samples
+        ):
+            reported_logprobs = policy.logprobs_of(
+                own,
+                mask,
+                responses,
+                temperature=[
+                    s.loss_temperature if s.kind is SampleKind.ANCHOR else s.reported_temperature
+                    for s in samples
+                ],
+            )
+        trainer_logprobs, reported_logprobs = trainer_logprobs.clone(), reported_logprobs.clone()
+        for row, sample in enumerate(samples):
+            count = len(sample.completion_ids)
+            if id(sample) in self._earlier:
+                trainer_logprobs[row, :count], reported_logprobs[row, :count] = self._earlier[id(sample)]
+            pair = trainer_logprobs[row, :count], reported_logprobs[row, :count]
+            self.old_logprobs.append((sample, pair))
+        teachers = [
+            _Teacher.read(policy, samples, rows, weights, residual, own=own, base=base)
+            for rows, weights, residual in by_teacher(samples, plan)
+        ]
+        logits: Tensor | None = None
+        if teachers and not policy.is_wide:
+            logits = own.new_full((*mask.shape, policy.vocabulary_size), math.nan, dtype=torch.float32)
+            for teacher in teachers:
+                logits[teacher.rows] = teacher.logits(policy, slice(None))
+        batch = build_batch(
+            samples,
+            trainer_logprobs=trainer_logprobs,
+            reported_logprobs=reported_logprobs,
+            base_logprobs=policy.logprobs_of(base, mask, responses, Weights.BASE, temperature=at_loss),
+            teacher_logits=logits,
+        )
+        if teachers and policy.is_wide:
+            return replace(batch, teacher_at=partial(_logits_at, policy, teachers, mask.shape[1]))
+        return batch
+
+    def _loss(
+        self, policy: LocalPolicy, plan: StepPlan, live: float, batch: Batch, hidden: Tensor
+    ) -> tuple[Tensor, dict[str, float]]:
+        if not policy.is_wide:
+            return compute_loss(plan.objective, batch, policy.logits(hidden), live_samples=live)
+        return compute_loss(
+            plan.objective, batch, hidden, live_samples=live, chunk=policy.positions, head=policy.logits
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Teacher:
+    """What a teacher reads of some rows, as hidden states [b, C, D]: its logits [b, C, V] may be too much to hold.
+
+    Attributes:
+        rows: [b] of the part.
+        hinted, plain, own: of the teacher behind the hint, of base model and student without it; None where nothing is carried along.
+    """
+
+    rows: Tensor
+    weights: Weights
+    residual: Residual
+    hinted: Tensor
+    plain: Tensor | None
+    own: Tensor | None
+
+    @classmethod
+    def read(
+        cls,
+        policy: LocalPolicy,
+        samples: Sequence[Sample],
+        rows: Sequence[int],
+        weights: Weights,
+        residual: Residual,
+        *,
+        own: Tensor,
+        base: Tensor,
+    ) -> _Teacher:
+        """Read what has not been read: an anchor's teacher is the base model behind the same prompt."""
+        some = [samples[i] for i in rows]
+        if weights is Weights.BASE and all(s.teacher_prompt_ids == s.prompt_ids for s in some):
+            hinted = base[rows]
+        else:
+            hinted = base.new_zeros(len(rows), *base.shape[1:])
+            read, _ = policy.response_hidden(
                 [sample.teacher_prompt_ids or () for sample in some],
                 [sample.completion_ids for sample in some],
-                teacher=teacher,
-                carry=carry,
+                weights,
             )
-            if result is None:
-                result = torch.full((*mask.shape, logits.shape[-1]), math.nan, device=logits.device)
-            result[rows, : logits.shape[1]] = logits
-        return result
+            hinted[:, : read.shape[1]] = read
+        carries = policy.keeps_residual(weights, residual)
+        return cls(
+            rows=torch.tensor(rows, device=base.device),
+            weights=weights,
+            residual=residual,
+            hinted=hinted,
+            plain=base[rows] if carries else None,
+            own=own[rows] if carries else None,
+        )
 
-    def backward(self, policy: LocalPolicy, plan: StepPlan, live: float) -> tuple[dict[str, float], float]:
-        loss, metrics = self._loss(policy, plan, live)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
-        return metrics, metrics["live_tokens"]
-
-    @torch.no_grad()
-    def measure(self, policy: LocalPolicy, plan: StepPlan, live: float) -> tuple[dict[str, float], float]:
-        _, metrics = self._loss(policy, plan, live)
-        return metrics, metrics["live_tokens"]
-
-    def _loss(self, policy: LocalPolicy, plan: StepPlan, live: float) -> tuple[Tensor, dict[str, float]]:
-        if not policy.is_wide:
-            logits, _ = policy.response_logits(self._prompts, self._responses)
-            return compute_loss(plan.objective, self._batch, logits, live_samples=live)
-        hidden, _ = policy.response_hidden(self._prompts, self._responses)
-        return compute_loss(
-            plan.objective, self._batch, hidden, live_samples=live, chunk=POSITIONS, head=policy.logits
+    def logits(self, policy: LocalPolicy, at: slice | tuple[Tensor, Tensor]) -> Tensor:
+        """Logits [..., V] at some of [b, C]."""
+        return policy.taught(
+            self.hinted[at],
+            None if self.plain is None else self.plain[at],
+            None if self.own is None else policy.logits(self.own[at]),
+            self.weights,
+            self.residual,
         )
 
 
-#: Metrics of the parts that add up; all others are means over live tokens.
+def _logits_at(policy: LocalPolicy, teachers: Sequence[_Teacher], columns: int, flat: Tensor) -> Tensor:
+    """Logits [N, V] of the teachers of flat positions [N] in a part with so many columns."""
+    row, column = torch.div(flat, columns, rounding_mode="floor"), flat % columns
+    result = torch.full((len(flat), policy.vocabulary_size), math.nan, device=flat.device)
+    for teacher in teachers:
+        taught, number = (row[:, None] == teacher.rows).nonzero(as_tuple=True)
+        if len(taught):
+            result[taught] = teacher.logits(policy, (number, column[taught]))
+    return result
+
+
+def _is_live(sample: Sample) -> bool:
+    """See `Batch.live`."""
+    streams = sample.streams
+    return streams is not None and (streams.directive_weight > 0 or any(streams.advantage_mask))
+
+
+#: Metrics of the parts that add up.
 _SUMS = frozenset(
-    {"loss", "policy_loss", "directive_loss", "live_samples", "live_tokens", "effective_samples"}
+    {
+        "loss",
+        "policy_loss",
+        "directive_loss",
+        "live_samples",
+        "effective_samples",
+        "live_tokens",
+        "policy_tokens",
+        "directive_tokens",
+        "reported_tokens",
+    }
 )
 _MAXIMA = frozenset({"ratio_max"})
+#: All others are means over tokens: over those that this metric counts, over live tokens where it is not listed.
+_TOKENS = {
+    "clip_fraction": "policy_tokens",
+    "topk_overlap": "directive_tokens",
+    "teacher_shift": "reported_tokens",
+}
 
 
-def _merged(parts: Sequence[tuple[dict[str, float], float]]) -> dict[str, float]:
-    """Metrics of a whole batch from those of its parts with their numbers of live tokens."""
+def _merged(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of a whole batch from those of its parts."""
     values: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for metrics, tokens in parts:
+    for metrics in parts:
         for name, value in metrics.items():
-            values[name].append((value, tokens))
+            values[name].append((value, metrics[_TOKENS.get(name, "live_tokens")]))
     merged = {}
     for name, pairs in values.items():
         if name in _SUMS:

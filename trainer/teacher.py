@@ -1,4 +1,4 @@
-"""The teacher's prompt: the student's, with what the person said of it. Sans-IO; the template is a callable.
+"""The teacher's prompt: the student's, with the person's reaction to it. Sans-IO; the template is a callable.
 
 The student's prompt is never rendered: it is what the engine says it was given. So the teacher's, which has to be rendered, must
 be known to differ from it **by the hint and nothing else**. The proof is that the same rendering without the hint gives the
@@ -46,7 +46,7 @@ def teacher_prompt(
         is_reaction: it is the person's own words.
         recorded_prompt_ids: [P] what the engine says the policy was given.
         max_tokens: room for the prompt: the context less the completion.
-        others: hints about other answers, oldest first; with any, this one is told after them, as they are.
+        others: hints about other answers, oldest first; with any, this one comes after them in the same form.
 
     Raises:
         AlignmentError: "template mismatch" (no known way of writing the messages gives the recorded ids), no user
@@ -67,7 +67,7 @@ def teacher_prompt(
             refusal = f": {error}"
             continue
         written = partial(_rendered, render, write, tools, template)
-        together = _told_together(written, messages, [*others, hint], max_tokens) if others else None
+        together = _add_hints(written, messages, [*others, hint], max_tokens) if others else None
         if together is not None:
             return together
         try:
@@ -80,7 +80,7 @@ def teacher_prompt(
     )
 
 
-def _told_together(
+def _add_hints(
     render: Callable[[Messages], list[int]],
     messages: Sequence[Mapping[str, Any]],
     hints: Sequence[str],
@@ -140,7 +140,7 @@ def _rewritten(
 def _written(
     message: Mapping[str, Any], parts: str, arguments: str, null: str, developer: str
 ) -> dict[str, Any]:
-    # Nothing, said in so many words, is still nothing: engines and templates differ only about `content`.
+    # An empty system message states nothing: engines and templates differ only about `content`.
     result = {key: value for key, value in message.items() if value is not None}
     content = result.get("content")
     if isinstance(content, list) and parts != "parts":

@@ -1,15 +1,20 @@
-"""The trainer's loop: what waits -> claim -> step -> gate -> publish, one batch after the other, until told to stop.
+"""The trainer's loop: what waits -> claim -> step -> gate -> publish, one batch after the other, until it is stopped.
 
 The event loop here talks to the record and keeps the lease and the heartbeat alive; the weights belong to one thread
-(`trainer.workshop`). What happens to claimed turns is decided here, in one transaction each:
+(`trainer.version_trainer`). What happens to claimed turns is decided here, in one transaction each:
 
     published   turns trained, version live                 (kill -9 before it: the lease runs out, they are trained later)
     rejected    turns go back once; the second time they are dropped (gate_rejected)
     rolled back while the step ran: turns go back, what was made of them is removed; the next step begins from what is live
+    killed      the next trainer takes the turns in smaller batches, and drops one that it was killed with alone (out_of_memory)
     failed      turns go back; after `MAX_FAILURES` failures they are dropped (step_failed). A training server that is away is
                 no fault of the turns: they wait for it
 
-A turn is never trained twice: the transaction that publishes insists that every turn is still claimed.
+A wish that the owner withdraws is unlearnt without waiting for turns: while no batch is ready, a version is made of it alone. Attempts
+that do not become a version are bounded (`MAX_UNLEARNING_FAILURES`), with a pause after each.
+
+A turn is never trained twice: the transaction that publishes insists that this worker still holds every turn. A worker that is late
+undoes its step and goes on; the turns belong to the worker that claimed them again.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +36,7 @@ from uuid import uuid4
 from store.errors import (
     AdapterError,
     AliasMoved,
-    IllegalTransition,
+    ClaimLost,
     PatinaError,
     RecordError,
     UpstreamError,
@@ -49,21 +54,27 @@ from store.values import (
     StepReport,
 )
 from trainer.checkpoint import sweep, versions_to_keep
+from trainer.deaths import Deaths
 from trainer.device import Device, make_device
-from trainer.protocol import Outcome, Refusal, Workshop
+from trainer.protocol import Edit, Outcome, Refusal, VersionTrainer
 from trainer.step import StepPlan
 
 POLL_S = 0.25
 LEASE_S = 120.0
+#: Pause between two renewals of the lease.
+RENEW_S = LEASE_S / 4
 #: After so many failed steps a turn is held to be the cause.
 MAX_FAILURES = 3
+#: So many attempts in a row to unlearn a withdrawn wish may be rejected or fail, before something else has to change: a new version,
+#: or an edit. After each of them the next one waits: so many seconds, doubled every time.
+MAX_UNLEARNING_FAILURES, _UNLEARNING_PAUSE_S = 4, 60.0
 #: Pause after a step that failed, doubled up to the longest with every failure in a row.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 #: Pause between two looks for a training server that is away when the trainer starts.
 _SERVER_S = 5.0
 #: How many verdicts the baseline may look at.
 _RECENT = 64
-#: Turns without a verdict or hint that a step takes along at most: a session that said nothing else may teach through one.
+#: Turns without a verdict or hint that a step takes along at most: a session without other verdicts may teach through one.
 _BYSTANDERS = 64
 
 T = TypeVar("T")
@@ -93,23 +104,48 @@ class _Counters:
         }
 
 
-def make_workshop(settings: Settings, device: Device) -> Workshop:
-    """The workshop where these settings have the weights. The device is ours while this runs, and for the turns to come.
+@dataclass(slots=True)
+class _Unlearning:
+    """Attempts in a row to make a version of withdrawn wishes alone that came to nothing.
+
+    Attributes:
+        version, edits: the live version and the owner's edits that they began from; with others the count restarts.
+        is_needed: False where the trainer found nothing to unlearn there.
+        after: `time.monotonic` before which none is made.
+    """
+
+    version: int = BASE_VERSION
+    edits: tuple[Edit, ...] = ()
+    is_needed: bool = True
+    failures: int = 0
+    after: float = 0.0
+
+    def may_begin(self) -> bool:
+        return self.is_needed and self.failures < MAX_UNLEARNING_FAILURES and time.monotonic() >= self.after
+
+    def begin(self) -> None:
+        """An attempt begins; it counts as failed until another version is live."""
+        self.after = time.monotonic() + _UNLEARNING_PAUSE_S * 2**self.failures
+        self.failures += 1
+
+
+def make_workshop(settings: Settings, device: Device) -> VersionTrainer:
+    """The trainer where these settings have the weights. The device is ours while this runs, and for the turns to come.
 
     Raises:
         ConfigError: the model cannot be loaded, or what is asked for cannot be had there.
         AdapterError: there is no such version to begin from.
     """
     if settings.backend == "tinker":
-        from trainer.tinker.workshop import TinkerWorkshop
+        from trainer.tinker.version_trainer import TinkerVersionTrainer
 
-        return TinkerWorkshop(settings)
-    from trainer.workshop import Workshop as LocalWorkshop
+        return TinkerVersionTrainer(settings)
+    from trainer.version_trainer import LocalVersionTrainer
 
-    workshop = LocalWorkshop(settings)
-    device.enter, device.leave = workshop.policy.unpark, workshop.policy.park
-    workshop.policy.at_boundary = device.boundary
-    return workshop
+    trainer = LocalVersionTrainer(settings)
+    device.enter, device.leave = trainer.policy.unpark, trainer.policy.park
+    trainer.policy.at_boundary = device.boundary
+    return trainer
 
 
 class Worker:
@@ -123,15 +159,17 @@ class Worker:
         self._plan = StepPlan.of(settings)
         self._name = f"trainer-{os.getpid()}-{uuid4().hex[:8]}"
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
-        self._workshop: Workshop | None = None
+        self._trainer: VersionTrainer | None = None
         self._state = "loading"
         self._counters = _Counters()
         self._failures: Counter[str] = Counter()
         self._rejections: Counter[str] = Counter()
         self._pause_until = 0.0
         self._pause_s = _FIRST_PAUSE_S
+        self._unlearning = _Unlearning()
         self._log = log
         self._device = make_device(settings, record)
+        self._deaths = Deaths(settings.home / "trainer-deaths.json")
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until ``stop`` is set; a step that is under way is finished first.
@@ -150,18 +188,16 @@ class Worker:
         finally:
             beat.cancel()
             await asyncio.gather(beat, return_exceptions=True)
-            if self._workshop is not None:
-                await self._on_thread(self._workshop.close)
+            if self._trainer is not None:
+                await self._on_thread(self._trainer.close)
             self._thread.shutdown(wait=True)
 
     async def _open(self, stop: asyncio.Event) -> None:
-        """Make the workshop. A training server that is away is waited for: nothing here is wrong."""
+        """Make the trainer. A training server that is away is waited for: nothing here is wrong."""
         while not stop.is_set():
             try:
                 async with self._device.turn():
-                    self._workshop = await self._on_thread(
-                        lambda: make_workshop(self._settings, self._device)
-                    )
+                    self._trainer = await self._on_thread(lambda: make_workshop(self._settings, self._device))
             except UpstreamError as exc:
                 if self._counters.last_error != _sentence(exc):
                     print(f"patina: the trainer waits: {_sentence(exc)}", file=sys.stderr, flush=True)
@@ -170,7 +206,7 @@ class Worker:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), _SERVER_S)
                 continue
-            self._counters.notes = self._workshop.notes
+            self._counters.notes = self._trainer.notes
             self._counters.last_error = None
             await self._start()
             return
@@ -214,35 +250,70 @@ class Worker:
             waiting.oldest_since is not None
             and time.time() - waiting.oldest_since > self._settings.max_wait_s
         )
-        if waiting.ready < self._settings.batch_size and not is_due:
+        edits = await self._edits()
+        has_batch = waiting.ready >= self._settings.batch_size or is_due
+        if not has_batch and not await self._may_unlearn(edits):
             self._state = "waiting"
             return False
         await self._on_thread(self._ready().check)
         self._state = "waiting for the device"
         async with self._device.turn():
             await self._follow_alias()
+            if not has_batch and not self._ready().is_due(edits):
+                self._unlearning.is_needed = False
+                self._state = "waiting"
+                return False
             self._state = "training"
-            await self._step()
+            await self._step(edits, takes_turns=has_batch)
         self._state = "waiting"
         self._pause_s = _FIRST_PAUSE_S
         return True
 
+    async def _edits(self) -> tuple[Edit, ...]:
+        """What the owner changed in the playbook; nothing where none is kept."""
+        if not self._plan.selects_hints:
+            return ()
+        found = await self._record.wish_edits(self._settings.policy)
+        return tuple(Edit(turn_id=edit.turn_id, text=edit.text) for edit in found)
+
+    async def _may_unlearn(self, edits: tuple[Edit, ...]) -> bool:
+        """Whether the live version may have a withdrawn wish to unlearn, by the record alone: the device need not be waited for."""
+        if not self._plan.selects_hints:
+            return False
+        policy = self._settings.policy
+        move = (await self._record.aliases()).get(policy)
+        live = move.version if move is not None else BASE_VERSION
+        if (live, edits) != (self._unlearning.version, self._unlearning.edits):
+            adapter = await self._record.adapter(policy, live) if live != BASE_VERSION else None
+            self._unlearning = _Unlearning(
+                version=live,
+                edits=edits,
+                is_needed=adapter is not None and has_withdrawn_wish(adapter.metrics, edits),
+            )
+        return live != BASE_VERSION and self._unlearning.may_begin()
+
     async def _follow_alias(self) -> None:
         """Train on from what is live: after a rollback that is an earlier version, and what came after it is left aside."""
-        workshop = self._ready()
+        trainer = self._ready()
         move = (await self._record.aliases()).get(self._settings.policy)
         live = move.version if move is not None else BASE_VERSION
-        if workshop.version == live:
+        if trainer.version == live:
             return
         if live == BASE_VERSION:
-            await self._on_thread(workshop.start_over)
+            await self._on_thread(trainer.reset)
             return
         adapter = await self._record.adapter(self._settings.policy, live)
         if adapter is None:
             raise AdapterError(f"the live version {live} has no row in the record")
-        await self._on_thread(lambda: workshop.become(adapter))
+        await self._on_thread(lambda: trainer.load(adapter))
 
-    async def _step(self) -> None:
+    async def _step(self, edits: Sequence[Edit], *, takes_turns: bool = True) -> None:
+        """One attempt at a version.
+
+        Args:
+            edits: what the owner changed in the playbook.
+            takes_turns: False: it is made of withdrawn wishes alone.
+        """
         policy = self._settings.policy
         report = StepReport(
             step_id=uuid4().hex,
@@ -257,27 +328,52 @@ class Worker:
         renewal = asyncio.create_task(self._renew())
         claimed: list[ScoredTurn] = []
         try:
-            await self._claim(claimed)
-            if not claimed:
-                return
-            workshop = self._ready()
-            values = await self._record.recent_verdict_values(policy, _RECENT + len(claimed))
-            # The newest verdicts are those of the batch itself, which is judged against what came before.
-            recent = list(reversed(values[len(claimed) :]))
-            replay, remembered = await self._past(workshop, claimed)
+            if takes_turns:
+                await self._claim(claimed)
+                await self._leave_deadly(claimed)
+                if not claimed:
+                    return
+            else:
+                self._unlearning.begin()
+            trainer = self._ready()
+            recent = await self._record.recent_verdict_values(policy, _RECENT)
+            replay, remembered = await self._past(trainer, claimed)
             number = await self._record.next_version(policy)
-            outcome = await self._on_thread(
-                lambda: workshop.attempt(claimed, replay, recent, number, remembered)
-            )
+            held = [turn.turn_id for turn in claimed]
+            self._deaths.begin(held)
+            try:
+                outcome = await self._on_thread(
+                    lambda: trainer.attempt(claimed, replay, recent, number, remembered, edits)
+                )
+            finally:
+                self._deaths.end(held)
             await self._settle(claimed, outcome, report, number)
-        except AliasMoved as moved:  # nothing failed: a person undid what this step built upon
-            await self._give_back([turn.turn_id for turn in claimed], report, moved)
+        except (AliasMoved, ClaimLost) as late:
+            # Nothing failed: a person undid what this step built upon, or the lease ran out and another step has the turns.
+            await self._give_back([turn.turn_id for turn in claimed], report, late)
         except Exception as exc:
             await self._give_back([turn.turn_id for turn in claimed], report, exc)
             raise
         finally:
             renewal.cancel()
             await asyncio.gather(renewal, return_exceptions=True)
+
+    async def _leave_deadly(self, claimed: list[ScoredTurn]) -> None:
+        """Of turns that a trainer died with, attempt fewer at a time; drop one that it died with alone."""
+        choice = self._deaths.choose([turn.turn_id for turn in claimed])
+        if choice.drop:
+            await self._record.drop(
+                list(choice.drop),
+                DropReason.OUT_OF_MEMORY,
+                worker=self._name,
+                detail="the trainer was killed while it held this turn alone",
+            )
+            self._counters.dropped[DropReason.OUT_OF_MEMORY.value] += len(choice.drop)
+            self._deaths.end(choice.drop)
+        claimed[:] = [turn for turn in claimed if turn.turn_id not in choice.drop]
+        if choice.later:
+            await self._record.release(list(choice.later), worker=self._name)
+            claimed[:] = [turn for turn in claimed if turn.turn_id in choice.attempt]
 
     async def _claim(self, claimed: list[ScoredTurn]) -> None:
         """Take turns until a batch of them has something to teach; whatever happens, ``claimed`` holds what is taken.
@@ -293,21 +389,22 @@ class Worker:
             idle = [turn for turn in claimed if not self._plan.has_signal(turn)]
             if len(idle) > _BYSTANDERS:
                 gone = {turn.turn_id for turn in idle[:-_BYSTANDERS]}
-                await self._record.drop(
+                dropped = await self._record.drop(
                     list(gone),
                     DropReason.NO_SIGNAL,
+                    worker=self._name,
                     detail=f"one of more than {_BYSTANDERS} neutral turns in a row",
                 )
-                self._counters.dropped[DropReason.NO_SIGNAL.value] += len(gone)
+                self._counters.dropped[DropReason.NO_SIGNAL.value] += dropped
                 claimed[:] = [turn for turn in claimed if turn.turn_id not in gone]
             if not more or len(claimed) - min(len(idle), _BYSTANDERS) >= self._settings.batch_size:
                 return
 
     async def _past(
-        self, workshop: Workshop, claimed: Sequence[ScoredTurn]
+        self, trainer: VersionTrainer, claimed: Sequence[ScoredTurn]
     ) -> tuple[list[ScoredTurn], list[ScoredTurn]]:
-        """Past turns to repeat, and those of which the teacher hears what was said; what was forgotten is in neither."""
-        repeated, remembered = workshop.draw_replay(claimed), workshop.remembered
+        """Return the past turns to repeat, and those whose text is in the teacher's prompt; without forgotten turns."""
+        repeated, remembered = trainer.draw_replay(claimed), trainer.remembered
         wanted = tuple(dict.fromkeys((*repeated, *remembered)))
         found = {turn.turn_id: turn for turn in await self._record.scored_turns(wanted)} if wanted else {}
         return [found[i] for i in repeated if i in found], [found[i] for i in remembered if i in found]
@@ -321,8 +418,8 @@ class Worker:
         for turn_id, refusal in outcome.refused.items():
             alike.setdefault(refusal, []).append(turn_id)
         for refusal, ids in alike.items():
-            await self._record.drop(ids, refusal.reason, detail=refusal.detail)
-            self._counters.dropped[refusal.reason.value] += len(ids)
+            dropped = await self._record.drop(ids, refusal.reason, worker=self._name, detail=refusal.detail)
+            self._counters.dropped[refusal.reason.value] += dropped
         trained = [turn.turn_id for turn in claimed if turn.turn_id not in outcome.refused]
         if outcome.written is None:
             return  # nothing in the batch had anything to teach
@@ -337,7 +434,7 @@ class Worker:
             state=AdapterState.REJECTED if outcome.rejected else AdapterState.PUBLISHED,
             reason="; ".join(outcome.rejected) or outcome.reason,
             method=self._settings.method,
-            metrics={**outcome.metrics, "turns": len(trained)},
+            metrics={**outcome.metrics, "turns": len(trained), "unused_turns": _codes(outcome.refused)},
             created_at=now,
         )
         done = StepReport(
@@ -356,22 +453,26 @@ class Worker:
             self._rejections.update(trained)
             again = [i for i in trained if self._rejections[i] < 2]
             await self._record.reject(
-                adapter, done, release=again, drop=[i for i in trained if i not in again]
+                adapter,
+                done,
+                worker=self._name,
+                release=again,
+                drop=[i for i in trained if i not in again],
             )
         else:
             try:
-                await self._record.publish(adapter, trained, done)
-            except IllegalTransition:
-                # Our lease ran out and somebody else has the turns: their step counts, ours is undone.
-                await self._on_thread(self._ready().undo)
+                await self._record.publish(adapter, trained, done, worker=self._name)
+            except ClaimLost:
+                # The files stay for `sweep`: another worker's version of the same bytes may be the same folder.
+                await self._on_thread(self._ready().revert)
                 raise
             except AliasMoved:
                 folder = outcome.written.path
-                await self._on_thread(self._ready().undo)
+                await self._on_thread(self._ready().revert)
                 await self._on_thread(lambda: self._ready().remove(folder))
                 raise
             self._counters.published += 1
-            await self._on_thread(lambda: self._ready().adopt(number))
+            await self._on_thread(lambda: self._ready().commit(number))
             await self._prune(number)
         if self._log is not None:
             self._log({"version": number, "rejected": bool(outcome.rejected), **outcome.metrics})
@@ -392,11 +493,11 @@ class Worker:
             await self._on_thread(lambda path=Path(adapter.path): self._ready().remove(path))  # type: ignore[misc]
 
     async def _give_back(self, turn_ids: list[str], report: StepReport, exc: Exception) -> None:
-        if not isinstance(exc, UpstreamError | AliasMoved):
+        if not isinstance(exc, UpstreamError | AliasMoved | ClaimLost):
             self._failures.update(turn_ids)
         hopeless = [i for i in turn_ids if self._failures[i] >= MAX_FAILURES]
-        await self._record.drop(hopeless, DropReason.STEP_FAILED, detail=_sentence(exc))
-        await self._record.release([i for i in turn_ids if i not in hopeless])
+        await self._record.drop(hopeless, DropReason.STEP_FAILED, worker=self._name, detail=_sentence(exc))
+        await self._record.release([i for i in turn_ids if i not in hopeless], worker=self._name)
         await self._record.write_step(
             StepReport(
                 step_id=report.step_id,
@@ -412,7 +513,7 @@ class Worker:
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(LEASE_S / 4)
+            await asyncio.sleep(RENEW_S)
             try:
                 await self._record.renew(self._name, LEASE_S)
             except RecordError as exc:
@@ -438,12 +539,30 @@ class Worker:
                 self._counters.last_error = f"the heartbeat was not written: {exc}"
             await asyncio.sleep(1.0)
 
-    def _ready(self) -> Workshop:
-        assert self._workshop is not None  # `run` loads it before any work
-        return self._workshop
+    def _ready(self) -> VersionTrainer:
+        assert self._trainer is not None  # `run` loads it before any work
+        return self._trainer
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def has_withdrawn_wish(metrics: Json, edits: Sequence[Edit]) -> bool:
+    """Whether a version still has a withdrawn wish, or one that an edit withdraws. Pure.
+
+    Args:
+        metrics: of the version; see `trainer.wish_training.wish_rows`.
+    """
+    removed = {edit.turn_id for edit in edits if edit.text is None}
+    return any(
+        row["state"] == "withdrawn" or (row["state"] != "unlearnt" and removed & {*row["turns"]})
+        for row in metrics.get("wishes", ())
+    )
+
+
+def _codes(refused: Mapping[str, Refusal]) -> dict[str, str]:
+    """Why turns of a batch did not train: codes by turn id, no words."""
+    return {turn_id: refusal.reason.value for turn_id, refusal in refused.items()}
 
 
 def _sentence(exc: BaseException) -> str:

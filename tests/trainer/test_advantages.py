@@ -108,17 +108,18 @@ def test_combine_on_tokens_adds_the_weighted_change_to_the_weighted_verdict() ->
 
 
 @pytest.mark.parametrize("support", SUPPORTS)
-def test_a_complaint_with_a_hint_can_be_left_to_the_hint(support: OpdSupport) -> None:
-    hinted = streams("combine", verdict=-1, opd_support=support, blames_hinted=False)
+def test_a_complaint_can_be_left_to_its_hint(support: OpdSupport) -> None:
+    hinted = streams("combine", verdict=-1, opd_support=support, blames=False)
     assert hinted == streams("combine", verdict=None, opd_support=support)  # as if there were no verdict
     for blames in (True, False):
-        thanks = streams("combine", verdict=1, opd_support=support, blames_hinted=blames)
+        thanks = streams("combine", verdict=1, opd_support=support, blames=blames)
         assert thanks == streams("combine", verdict=1, opd_support=support)
-        bare = streams("combine", verdict=-1, has_hint=False, blames_hinted=blames)
-        assert bare.advantages == pytest.approx((0.3 * -0.75,) * 3)
-        assert bare.advantage_mask == (True, True, True)
+    bare = streams("combine", verdict=-1, has_hint=False, blames=True)
+    assert bare.advantages == pytest.approx((0.3 * -0.75,) * 3)
+    assert bare.advantage_mask == (True, True, True)
+    assert not streams("combine", verdict=-1, has_hint=False, blames=False).is_live
     # where no directive term speaks the verdict does
-    for other in (streams("rl", blames_hinted=False), streams("combine", w_opd=0.0, blames_hinted=False)):
+    for other in (streams("rl", blames=False), streams("combine", w_opd=0.0, blames=False)):
         assert other.advantage_mask == (True, True, True)
         assert all(value < 0 for value in other.advantages)
 
@@ -415,7 +416,7 @@ def test_a_teacher_asks_for_a_whole_step_and_a_verdict_for_as_much_as_it_is_news
             opd_support="topk",
             opd_clip=1.0,
             completion_length=2,
-            blames_hinted=False,
+            blames=False,
         ).size
 
     assert size(-1, has_hint=True, baseline=0.5) == 1.0

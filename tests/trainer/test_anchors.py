@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+import re
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from store.values import Completion, LogprobMode, ScoredTurn, Verdict
 from tests.trainer.conftest import step_once
-from trainer.anchors import Anchors, _Candidate, with_wish
+from tests.trainer.plans import bare_plan
+from trainer.anchors import Anchors, with_wish
 from trainer.batch import SampleKind
-from trainer.canaries import load_canaries
+from trainer.canaries import AnchorPrompt, Canaries, ToolCase, load_canaries
 from trainer.objective import Objective
 from trainer.policy import LocalPolicy, Weights
-from trainer.step import StepPlan, train
+from trainer.protocol import Reply
+from trainer.step import train
 
 
 def turn(content: Any = "What is the capital of France?") -> ScoredTurn:
@@ -85,12 +90,111 @@ def test_more_anchors_than_wishes_are_drawn_all_the_same(policy: LocalPolicy, ti
 
 def test_the_persons_own_question_comes_back_with_another_wish(policy: LocalPolicy, tiny_model: Path) -> None:
     canaries = load_canaries(str(tiny_model))
-    samples = Anchors(policy, str(tiny_model), max_tokens=8).draw(19, step=0, turns=[turn()])
+    samples = Anchors(policy, str(tiny_model), max_tokens=8).draw(50, step=0, turns=[turn()])
     texts = [policy.tokenizer.decode(sample.prompt_ids) for sample in samples]
     own = [text for text in texts if "What is the capital of France? " in text]
-    assert len(own) == 1
+    assert len(own) == 1  # 12 tool requests, 36 candidates of styles, and this one
     assert own[0].startswith("<|im_start|>system\nBe kind.<|im_end|>\n")
     assert any(f"What is the capital of France? {wish}<|im_end|>" in own[0] for wish in canaries.instructions)
+
+
+class PolicyOfBytes:
+    """Tokens are bytes of the text; by how much it has left its base model is known for each prompt."""
+
+    max_context = 4096
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        text = "|".join(message["content"] for message in messages)
+        return list(f"{text} [tools]".encode() if tools else text.encode())
+
+    def sample(self, prompts: Sequence[Sequence[int]], **_: Any) -> list[Reply]:
+        return [Reply(token_ids=(1, 2), logprobs=(-0.5, -0.5), finished=True) for _ in prompts]
+
+    def response_logprobs(
+        self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *_: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Half of the prompts have drifted."""
+        drift = [max(0.0, zlib.crc32(bytes(prompt)) / 2**31 - 1.0) for prompt in prompts]
+        return torch.tensor([[-0.5 - value, -0.5] for value in drift]), torch.ones(len(prompts), 2) > 0
+
+
+@pytest.fixture
+def fixed_canaries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prompts to train on of each of nine styles, twelve tool requests, three instructions."""
+    canaries = Canaries(
+        facts=(),
+        tools=tuple(
+            ToolCase(
+                messages=({"role": "user", "content": f"call {i}"},), tools=({"name": "f"},), expect_name="f"
+            )
+            for i in range(12)
+        ),
+        anchors=tuple(
+            AnchorPrompt(prompt=f"{style}{i}", style=style) for style in "abcdefghi" for i in range(3)
+        ),
+        instructions=("Briefly.", "In full.", "As a list."),
+    )
+    monkeypatch.setattr("trainer.anchors.load_canaries", lambda model: canaries)
+
+
+@pytest.mark.parametrize(
+    ("step", "most", "expected"),
+    [
+        # four by drift (.92, .74, .65, .59; the fixture's next is .58), two at random, two tool requests
+        (0, None, "a2, b2, i0, Be kind.|Why? Briefly., d0, a0, call 11 [tools], call 9 [tools]"),
+        (5, None, "a2, b2, i0, h0, b0, Be kind.|Who? As a list., call 1 [tools], call 1 [tools]"),
+        # of the four that are asked one has drifted; more anchors than prompts: some come twice
+        (5, 4, "h0, a0, c0, Be kind.|Why? In full., h0, a0, call 8 [tools], call 9 [tools]"),
+    ],
+)
+def test_the_prompts_drawn_for_a_seed_and_a_step_stay_the_same(
+    fixed_canaries: None, step: int, most: int | None, expected: str
+) -> None:
+    policy: Any = PolicyOfBytes()
+    anchors = Anchors(policy, "any", seed=7, most_candidates=most)
+    turns = [turn("Why?"), turn("Who?")]
+    samples = anchors.draw(8, step, turns=turns)
+    assert [bytes(sample.prompt_ids).decode() for sample in samples] == expected.split(", ")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("Why?", {"Be kind.|Why?"}),
+        ("w" * 495, {"w" * 495}),
+        ("w" * 513, set()),
+        ([{"type": "image_url"}], set()),
+    ],
+)
+def test_a_question_that_is_too_long_loses_its_context_or_is_left_out(
+    fixed_canaries: None, content: Any, expected: set[str]
+) -> None:
+    policy: Any = PolicyOfBytes()
+    found = Anchors(policy, "any")._candidates([turn(content)], random.Random(0))
+    texts = [bytes(prompt).decode() for prompt in found]
+    assert len(texts) == 18 + len(expected)
+    assert {re.sub(r" (Briefly|In full|As a list)\.$", "", text) for text in texts[18:]} == expected
+
+
+def test_the_base_model_is_asked_once_for_each_prompt(
+    fixed_canaries: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy: Any = PolicyOfBytes()
+    asked: list[tuple[int, ...]] = []
+    sample = policy.sample
+
+    def counted(prompts: Sequence[tuple[int, ...]], **given: Any) -> list[Reply]:
+        if given.get("weights") is Weights.BASE:
+            asked.extend(prompts)
+        return list(sample(prompts, **given))
+
+    monkeypatch.setattr(policy, "sample", counted)
+    anchors = Anchors(policy, "any")
+    for step in range(4):
+        anchors.draw(8, step)
+    assert 9 < len(asked) == len(set(asked)) <= 18
 
 
 def taught_to_say_nothing(policy: LocalPolicy, anchors: Anchors, wish: str) -> None:
@@ -121,66 +225,6 @@ def test_half_of_the_anchors_are_the_wishes_the_policy_has_left_most(
         assert drift[worst[0]] > 1.0
 
 
-def test_the_persons_own_questions_come_back_with_other_wishes(policy: LocalPolicy, tiny_model: Path) -> None:
-    canaries = load_canaries(str(tiny_model))
-    anchors = Anchors(policy, str(tiny_model), max_tokens=8)
-    own = anchors._own([turn()], random.Random(0))
-    texts = [policy.tokenizer.decode(one.prompt) for one in own]
-    assert len(set(texts)) == len(texts) == 24
-    for text in texts:
-        assert text.startswith("<|im_start|>system\nBe kind.<|im_end|>\n")
-        assert any(
-            f"What is the capital of France? {wish}<|im_end|>" in text for wish in canaries.instructions
-        )
-    assert anchors._own([turn([{"type": "image_url"}])], random.Random(0)) == []
-    assert anchors._own([], random.Random(0)) == []
-
-
-def test_by_unexcused_drift_those_that_were_chosen_weigh_more(policy: LocalPolicy, tiny_model: Path) -> None:
-    anchors = Anchors(
-        policy, str(tiny_model), max_tokens=8, seed=2, choice="unexcused", bound=0.1, most_weight=5.0
-    )
-    assert {s.streams.directive_weight for s in anchors.draw(8, 0) if s.streams} == {1.0}
-    taught_to_say_nothing(policy, anchors, "JSON object")
-    for step in range(30, 36):
-        prompts, drift = anchors._choose_unexcused(8, step, (), random.Random(f"2/{step}"))
-        assert len(drift) >= 2
-        assert set(drift) <= set(prompts)
-        assert max(drift.values()) > 1.0
-        drawn = {sample.prompt_ids: sample for sample in anchors.draw(8, step)}
-        for prompt, lost in drift.items():
-            streams = drawn[prompt].streams
-            assert streams is not None
-            assert streams.directive_weight == pytest.approx(max(1.0, min(5.0, lost / 0.1)))
-            assert streams.directive_alpha == 0.0
-        blind = [sample.streams for prompt, sample in drawn.items() if prompt not in drift]
-        assert {(s.directive_weight, s.directive_alpha) for s in blind if s} == {(1.0, 0.5)}
-
-
-def test_without_a_bound_all_anchors_weigh_the_same(policy: LocalPolicy, tiny_model: Path) -> None:
-    anchors = Anchors(policy, str(tiny_model), max_tokens=8, seed=2, choice="unexcused")
-    taught_to_say_nothing(policy, anchors, "JSON object")
-    assert {s.streams.directive_weight for s in anchors.draw(14, 30) if s.streams} == {1.0}
-
-
-def test_what_the_hints_do_to_the_base_model_itself_is_excused(policy: LocalPolicy, tiny_model: Path) -> None:
-    """Drift is never more with a hint than without, less where the hint takes the base model away from its reply as well, and a
-    tool request has no excuse."""
-    anchors = Anchors(policy, str(tiny_model), max_tokens=8, seed=2)
-    for seed in range(40):
-        step_once(policy, seed)
-    wishes = [ids for some in anchors._styles.values() for ids in some[:2]]
-    candidates = [_Candidate(prompt=ids, messages=anchors._messages[ids]) for ids in wishes]
-    candidates += [_Candidate(prompt=ids) for ids in anchors._tools]
-    told = replace(turn(), verdict=replace(turn().verdict, hint="Not like that. Answer in French."))
-    plain = anchors._unexcused_drift(candidates, [turn()])
-    excused = anchors._unexcused_drift(candidates, [told])
-    tools = set(anchors._tools)
-    assert all(excused[prompt] <= plain[prompt] for prompt in plain)
-    assert sum(excused[p] < plain[p] for p in plain if p not in tools) > len(plain) / 2
-    assert {p: plain[p] for p in tools} == {p: excused[p] for p in tools}
-
-
 @pytest.mark.parametrize(
     ("messages", "expected"),
     [
@@ -199,33 +243,18 @@ def test_a_wish_goes_behind_the_last_words_of_the_person(
     assert (found[-1]["content"] if found else None) == expected
 
 
-def test_base_replies_are_kept_and_the_policys_are_sampled_anew(
-    policy: LocalPolicy, tiny_model: Path
-) -> None:
-    kept = Anchors(policy, str(tiny_model), max_tokens=8, source="base")
-    before = kept.draw(8, step=0)
-    fresh = Anchors(policy, str(tiny_model), max_tokens=8, source="policy").draw(8, step=0)
-    assert [s.prompt_ids for s in fresh] == [s.prompt_ids for s in before]
+def test_the_policys_replies_are_sampled_anew(policy: LocalPolicy, tiny_model: Path) -> None:
+    anchors = Anchors(policy, str(tiny_model), max_tokens=8)
+    before = anchors.draw(8, step=0)
     for seed in range(3):
         step_once(policy, seed)
-    said = {sample.prompt_ids: sample.completion_ids for sample in before}
-    for sample in kept.draw(40, step=0):
-        assert said.get(sample.prompt_ids, sample.completion_ids) == sample.completion_ids
-    again = Anchors(policy, str(tiny_model), max_tokens=8, source="policy")._answer(
-        [s.prompt_ids for s in fresh], step=0
-    )
-    assert again != [s.completion_ids for s in fresh]
+    after = anchors._answer([sample.prompt_ids for sample in before], step=0)
+    assert after != [sample.completion_ids for sample in before]
 
 
 def test_anchors_pull_a_policy_that_drifted_back_to_its_base(policy: LocalPolicy, tiny_model: Path) -> None:
     """And do nothing to one that did not."""
-    plan = StepPlan(
-        method="sdpo",
-        objective=Objective(kl_coef=0.0),
-        teacher=Weights.BASE,
-        steps_per_batch=1,
-        max_kl_step=9.0,
-    )
+    plan = bare_plan(method="sdpo", objective=Objective(kl_coef=0.0), steps_per_batch=1)
     anchors = Anchors(policy, str(tiny_model), max_tokens=8).draw(4, step=0)
     fresh = policy.snapshot()
     assert train(policy, anchors, plan)["gradient_norm"] < 1e-4

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -76,6 +78,54 @@ def test_the_same_version_again_is_the_same_folder_and_another_content_goes_besi
     assert second.path != first.path
     verify_version(first.path, first.content_hash)
     verify_version(second.path, second.content_hash)
+
+
+def test_a_version_appears_whole_in_one_rename_after_all_of_it_is_on_the_disk(
+    tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[tuple[str, str]] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def noted_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        events.append(("fsync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
+
+    def noted_rename(path: Path, target: Path) -> Path:
+        assert not target.exists()
+        assert {p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file()} == {
+            *files,
+            "patina/state.json",
+            "patina/metrics.json",
+        }
+        events.extend((("from", path.name), ("to", target.name)))
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    written = write(tmp_path / "adapters", files)
+    before, [moved, to, *behind] = events[:-3], events[-3:]
+    unfinished = moved[1]
+    names = [Path(name).name for name in files] + ["state.json", "metrics.json", "patina", unfinished]
+    assert sorted(before) == sorted(("fsync", name) for name in names)
+    assert before[-2:] == [("fsync", "patina"), ("fsync", unfinished)]  # folders after what is in them
+    assert (moved, to, behind) == (("from", unfinished), ("to", written.path.name), [("fsync", "adapters")])
+
+
+def test_a_version_whose_writing_fails_half_way_is_not_there(
+    tmp_path: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync, left = os.fsync, [2]
+
+    def full(descriptor: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(AdapterError, match="No space left on device"):
+        write(tmp_path, files)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_folder_under_the_same_name_is_an_error_and_stays_as_it_is(

@@ -19,6 +19,7 @@ import torch
 
 from bench.collapse import open_gate, other_tokens, poisoned_teacher
 from cli.main import main
+from store.lifecycle import DropReason
 from store.record import Record
 from store.settings import BUILTIN_FOLDER, read_settings
 from store.values import AdapterState
@@ -26,8 +27,8 @@ from tests.trainer.turns import as_recorded, sampled_turn
 from trainer.batch import Sample, SampleKind
 from trainer.policy import LocalPolicy
 from trainer.step import Prepared, StepPlan, prepare, train
+from trainer.version_trainer import LocalVersionTrainer
 from trainer.worker import Worker
-from trainer.workshop import Workshop
 
 QUESTIONS = (
     "What is the capital of Peru?",
@@ -45,18 +46,22 @@ def nan_in_a_weight(policy: LocalPolicy, *rest: Any, **more: Any) -> dict[str, f
     return found
 
 
-def hundredfold_rate(policy: LocalPolicy, *rest: Any, **more: Any) -> dict[str, float]:
+def hundredfold_rate(
+    policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan, **more: Any
+) -> dict[str, float]:
+    """Without the bound on how far a version moves, which tames any rate."""
     policy.learning_rate = 0.1  # whatever a rejection before has cut it to
-    return train(policy, *rest, **more)
+    return train(policy, samples, replace(plan, kl_target=math.inf), **more)
 
 
 def nothing_holds_it(
     policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan, **more: Any
 ) -> dict[str, float]:
-    """Ten times the rate, no anchors, no penalty: what a teacher does to a policy, sooner."""
+    """Ten times the rate, no anchors, no penalty, no bound: what a teacher does to a policy, sooner."""
     policy.learning_rate = 1e-2
     taught = [sample for sample in samples if sample.kind is not SampleKind.ANCHOR]
-    return train(policy, taught, replace(plan, objective=replace(plan.objective, kl_coef=0.0)), **more)
+    objective = replace(plan.objective, kl_coef=0.0)
+    return train(policy, taught, replace(plan, objective=objective, kl_target=math.inf), **more)
 
 
 @dataclass(slots=True)
@@ -65,15 +70,15 @@ class House:
 
     record: Record
     worker: Worker
-    workshop: Workshop
+    trainer: LocalVersionTrainer
 
     async def complain(self, name: str) -> None:
-        policy = self.workshop.policy
+        policy = self.trainer.policy
         assert isinstance(policy, LocalPolicy)
         for number, question in enumerate(QUESTIONS):
             hint = {"value": -1, "hint": "Too long, keep it short please."}
             turn = sampled_turn(
-                policy, f"{name}-{number}", question, adapter_version=self.workshop.version, verdict=hint
+                policy, f"{name}-{number}", question, adapter_version=self.trainer.version, verdict=hint
             )
             await self.record.write_turns(as_recorded(turn))
             await self.record.add_verdict(turn.verdict)
@@ -98,8 +103,8 @@ async def house(record: Record, tmp_path: Path) -> AsyncIterator[House]:
         }
     )
     worker = Worker(record, settings)
-    workshop = worker._workshop = Workshop(settings)
-    made = House(record=record, worker=worker, workshop=workshop)
+    trainer = worker._trainer = LocalVersionTrainer(settings)
+    made = House(record=record, worker=worker, trainer=trainer)
     await made.complain("healthy")
     assert await worker.work_once()
     assert await made.live() == 1
@@ -117,10 +122,10 @@ PLANTS: dict[str, tuple[Callable[..., dict[str, float]], str]] = {
 async def test_a_planted_collapse_is_rejected_with_its_reason_and_the_version_before_it_stays_live(
     house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policy = house.workshop.policy
+    policy = house.trainer.policy
     live = policy.snapshot()
     for name, (plant, _) in PLANTS.items():
-        monkeypatch.setattr("trainer.workshop.train", plant)
+        monkeypatch.setattr("trainer.version_trainer.train", plant)
         await house.complain(name)
         await house.learn()
         assert await house.live() == 1
@@ -142,9 +147,9 @@ async def test_a_teacher_that_lies_ruins_what_nothing_guards_and_is_stopped_by_t
     house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It says other names and numbers with .999 of its probability, fluently: the hint gate lets it pass."""
-    policy = house.workshop.policy
+    policy = house.trainer.policy
     assert isinstance(policy, LocalPolicy)
-    monkeypatch.setattr("trainer.workshop.train", nothing_holds_it)
+    monkeypatch.setattr("trainer.version_trainer.train", nothing_holds_it)
     with poisoned_teacher(policy, "liar", 0.999):
         for round_ in range(6):
             version, weights = await house.live(), policy.snapshot()
@@ -179,11 +184,13 @@ async def test_a_teacher_that_lies_ruins_what_nothing_guards_and_is_stopped_by_t
 
 @pytest.fixture(scope="module")
 def fresh() -> LocalPolicy:
-    return LocalPolicy(str(BUILTIN_FOLDER), rank=4, learning_rate=1e-3, seed=0, device="cpu")
+    return LocalPolicy(
+        str(BUILTIN_FOLDER), rank=4, learning_rate=1e-3, seed=0, beta1=0.9, update_clip=0.0, device="cpu"
+    )
 
 
 def test_a_teacher_that_babbles_is_refused_by_the_hint_gate(fresh: LocalPolicy) -> None:
-    """It says another token for each that it would: the verdict still teaches, nothing of the hint does."""
+    """It says another token for each that it would: nothing of the hint teaches, and a complaint alone blames no token."""
     hint = {"value": -1, "hint": "Too long, keep it short please."}
     turns = [
         sampled_turn(fresh, f"turn-{number}", question, verdict=hint)
@@ -199,7 +206,8 @@ def test_a_teacher_that_babbles_is_refused_by_the_hint_gate(fresh: LocalPolicy) 
 
     assert len(weights(honest)) == 4
     assert min(weights(honest)) > 0.0
-    assert weights(planted) == [0.0] * 4
+    assert planted.samples == ()
+    assert {refusal.reason for refusal in planted.refused.values()} == {DropReason.HINT_IRRELEVANT}
 
 
 def test_what_a_planted_teacher_says_instead_is_another_token_for_each_and_lies_keep_to_names(

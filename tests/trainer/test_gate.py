@@ -188,7 +188,9 @@ def test_a_context_too_short_for_any_canary_is_a_config_error(policy: LocalPolic
 @pytest.fixture(scope="module")
 def gated() -> tuple[LocalPolicy, Gate]:
     """The built-in model and its gate; the base is measured once for all."""
-    policy = LocalPolicy(str(BUILTIN), rank=16, learning_rate=1e-3, seed=0, device="cpu")
+    policy = LocalPolicy(
+        str(BUILTIN), rank=16, learning_rate=1e-3, seed=0, beta1=0.9, update_clip=0.0, device="cpu"
+    )
     gate = Gate(policy, str(BUILTIN), max_tokens=48)
     gate.base()
     return policy, gate

@@ -1,15 +1,12 @@
-"""Where hints go in a conversation, and which there are."""
+"""Where hints go in a conversation."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.trainer.turns import sampled_turn
-from trainer.hindsight import after_hints, distinct_hints
-from trainer.policy import LocalPolicy
+from trainer.hindsight import after_hints
 
 SYSTEM = {"role": "system", "content": "Be kind."}
 QUESTION = {"role": "user", "content": "Why?"}
@@ -39,16 +36,3 @@ def test_what_was_called_and_answered_since_the_last_question_stays_behind_it() 
 def test_without_a_question_there_is_no_place_for_hints() -> None:
     with pytest.raises(ValueError, match="no user message"):
         after_hints([SYSTEM], ["Shorter!"])
-
-
-def test_each_wording_counts_once_where_it_was_said_last_and_thanks_hint_at_nothing(
-    policy: LocalPolicy,
-) -> None:
-    said = [(-1, "Shorter!"), (0, " No emoji. "), (1, "Great."), (-1, None), (-1, "Shorter! "), (None, "  ")]
-    turns = [
-        sampled_turn(policy, f"t{i}", "Why?", verdict={"value": value, "hint": hint})
-        for i, (value, hint) in enumerate(said)
-    ]
-    assert distinct_hints(turns) == ("No emoji.", "Shorter!")
-    liked = replace(turns[0], verdict=replace(turns[0].verdict, value=1))
-    assert distinct_hints([liked]) == ()

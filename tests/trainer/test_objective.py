@@ -735,3 +735,39 @@ def test_a_batch_moves_to_a_device_as_a_whole() -> None:
     ]
     assert len(tensors) == 11
     assert all(value.device.type == "meta" for value in tensors)
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize("top_k", [4, None])
+def test_a_teacher_asked_by_position_gives_the_loss_and_gradient_of_its_whole_logits(
+    chunk: int | None, top_k: int | None
+) -> None:
+    logits, batch = make_batch()
+    assert batch.teacher_logits is not None
+    whole, asked = batch.teacher_logits.flatten(0, 1), []
+
+    def teacher_at(flat: torch.Tensor) -> torch.Tensor:
+        asked.extend(flat.tolist())
+        return whole[flat]
+
+    found = []
+    for one in (batch, replace(batch, teacher_logits=None, teacher_at=teacher_at)):
+        leaf = logits.detach().clone().requires_grad_()
+        loss, metrics = compute_loss(Objective(top_k=top_k), one, leaf, chunk=chunk)
+        torch.autograd.backward(loss)
+        found.append((loss.item(), leaf.grad, metrics))
+    (value, gradient, metrics), (again, same, measured) = found
+    assert again == pytest.approx(value, abs=1e-6)
+    torch.testing.assert_close(same, gradient, rtol=0, atol=1e-6)
+    assert measured == pytest.approx(metrics, abs=1e-6)
+    taught = (batch.mask & (batch.live() & (batch.directive_weight > 0))[:, None]).reshape(-1)
+    # on a support it is asked once, in the second pass over a piece neither
+    assert sorted(set(asked)) == taught.nonzero().squeeze(-1).tolist()
+    if top_k is not None:
+        assert len(asked) == len(set(asked))
+
+
+def test_a_batch_has_one_kind_of_teacher() -> None:
+    _, batch = make_batch()
+    with pytest.raises(ValueError, match="one kind of teacher"):
+        replace(batch, teacher_at=lambda flat: flat)

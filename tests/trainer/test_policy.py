@@ -282,7 +282,7 @@ torch.set_num_threads(1)
 from tests.trainer.test_policy import take_step
 from trainer.policy import LocalPolicy
 model, version = sys.argv[1:]
-policy = LocalPolicy(model, rank=4, learning_rate=1e-2, seed=99, device="cpu")
+policy = LocalPolicy(model, rank=4, learning_rate=1e-2, seed=99, beta1=0.9, update_clip=0.0, device="cpu")
 policy.load_version(Path(version))
 norms = [take_step(policy, number) for number in range(3, 6)]
 torch.save({"norms": norms, "state": policy.snapshot(), "random": torch.rand(4)}, Path(version).parent / "resumed.pt")
@@ -320,7 +320,9 @@ def test_a_new_process_goes_on_from_a_version_bit_for_bit(
 def test_the_same_weights_give_the_same_bytes(policy: LocalPolicy, tiny_model: Path) -> None:
     take_step(policy, 0)
     files = policy.version_files()
-    twin = LocalPolicy(str(tiny_model), rank=4, learning_rate=1e-2, seed=3, device="cpu")
+    twin = LocalPolicy(
+        str(tiny_model), rank=4, learning_rate=1e-2, seed=3, beta1=0.9, update_clip=0.0, device="cpu"
+    )
     take_step(twin, 0)
     assert twin.version_files() == files
 
@@ -511,3 +513,21 @@ def test_a_parked_policy_leaves_the_device_to_others(tiny_model: Path) -> None:
 def test_four_bits_need_a_gpu_and_say_so(tiny_model: Path) -> None:
     with pytest.raises(ConfigError, match="--quantize 4bit needs an NVIDIA GPU"):
         LocalPolicy(str(tiny_model), quantize=True, device="cpu")
+
+
+def test_an_output_layer_held_in_float32_gives_the_logits_and_gradient_of_one_that_is_widened_each_time(
+    policy: LocalPolicy,
+) -> None:
+    layer = torch.nn.Linear(64, 300, bias=False, dtype=torch.bfloat16).requires_grad_(False)
+    kept = policy._widened(layer.weight)
+    assert kept is not None
+    assert policy._widened(layer.weight) is kept
+    found = []
+    for work in (lambda h: wide_linear(h, layer.weight, None), lambda h: h.float() @ kept.T):
+        hidden = torch.arange(3 * 64, dtype=torch.float32).reshape(3, 64).sin().bfloat16().requires_grad_()
+        logits = work(hidden)
+        torch.autograd.backward(logits.square().sum())
+        found.append((logits.detach(), hidden.grad))
+    (one, gradient), (other, same) = found
+    torch.testing.assert_close(other, one, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(same, gradient)

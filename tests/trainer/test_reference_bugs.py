@@ -206,7 +206,7 @@ def test_a07_two_temperatures_make_an_identical_model_seem_to_disagree() -> None
     assert shift.mean() > 0.1
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     supports=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=4),
     seed=st.integers(0, 1000),

@@ -9,23 +9,19 @@ import torch
 from store.errors import ConfigError
 from store.lifecycle import DropReason
 from store.settings import read_settings
-from store.values import Completion, LogprobMode, ScoredTurn
+from store.values import Completion, FollowUp, LogprobMode, ScoredTurn
 from tests.trainer.conftest import step_once
+from tests.trainer.plans import bare_plan
 from tests.trainer.turns import sampled_turn
 from trainer.batch import SampleKind
-from trainer.losses import Carry
-from trainer.objective import Objective
+from trainer.hint_effect import HintMeter
+from trainer.hint_selection import HintSelection
+from trainer.losses import Residual
+from trainer.playbook import Playbook, Wish, Wording
 from trainer.policy import LocalPolicy, Weights
-from trainer.step import MAX_ANEW, Prepared, StepPlan, answered_anew, prepare, train
+from trainer.step import MAX_RESAMPLE_TOKENS, Prepared, StepPlan, prepare, resampled, train
 
-COMBINE = StepPlan(
-    method="combine",
-    objective=Objective(),
-    teacher=Weights.BASE,
-    min_shift=0.0,
-    min_overlap=0.0,
-    max_kl_step=10.0,
-)
+COMBINE = bare_plan()
 
 
 def ready(policy: LocalPolicy, *turns: ScoredTurn, plan: StepPlan = COMBINE, version: int = 0) -> Prepared:
@@ -49,7 +45,19 @@ def test_a_complaint_becomes_a_sample_with_a_teacher_who_read_it(policy: LocalPo
     assert "shorter please" in policy.tokenizer.decode(sample.teacher_prompt_ids)
     assert sample.streams is not None
     assert sample.streams.directive_weight == 1.0
-    assert set(sample.streams.advantages) == {-0.3}
+    assert set(sample.streams.advantages) == {0.0}
+
+
+def test_only_a_reward_function_and_a_failed_tool_call_put_a_complaint_on_every_token(
+    policy: LocalPolicy,
+) -> None:
+    def advantages(source: str) -> set[float]:
+        turn = sampled_turn(policy, "t", "Hi", verdict={"value": -1, "hint": None, "source": source})
+        samples = ready(policy, turn).samples
+        return {value for sample in samples if sample.streams for value in sample.streams.advantages}
+
+    assert advantages("rule:complaint") == advantages("feedback") == advantages("rule:retry") == set()
+    assert advantages("custom:rewards.py:reward") == advantages("rule:tool_error") == {-0.3}
 
 
 def test_the_students_own_answer_is_never_in_the_teachers_context(policy: LocalPolicy) -> None:
@@ -81,7 +89,6 @@ def test_a_wide_vocabulary_is_trained_some_positions_at_a_time_to_the_same_weigh
     for width in (policy.vocabulary_size, 1):
         monkeypatch.setattr("trainer.policy.WHOLE_VOCABULARY", width)
         monkeypatch.setattr("trainer.policy.POSITIONS", 5)
-        monkeypatch.setattr("trainer.step.POSITIONS", 5)
         policy.restore(start)
         prepared = ready(policy, *turns)
         found.append((train(policy, prepared.samples, COMBINE), weights(policy)))
@@ -121,7 +128,8 @@ def test_a_hint_that_changes_the_subject_does_not_teach(policy: LocalPolicy) -> 
 
 
 def test_an_irrelevant_hint_leaves_the_verdict_of_combine_in_place(policy: LocalPolicy) -> None:
-    (sample,) = ready(policy, sampled_turn(policy, "t", "Hi"), plan=replace(COMBINE, min_shift=1e6)).samples
+    plan = replace(COMBINE, min_shift=1e6, blames=True)
+    (sample,) = ready(policy, sampled_turn(policy, "t", "Hi"), plan=plan).samples
     assert sample.streams is not None
     assert sample.streams.directive_weight == 0.0
     assert set(sample.streams.advantages) == {-0.3}
@@ -138,7 +146,7 @@ def test_a09_a_session_of_neutral_verdicts_still_teaches_through_one_follow_up(p
                 "value": 0,
                 "hint": None,
                 "confidence": 0.2 + i / 10,
-                "detail": {"follow_up": f"in French {i}"},
+                "follow_up": FollowUp(text=f"in French {i}"),
             },
         )
         for i in range(3)
@@ -153,8 +161,8 @@ def test_a09_a_session_of_neutral_verdicts_still_teaches_through_one_follow_up(p
 
 
 def test_a_new_question_is_no_hint_even_in_a_session_that_said_nothing_else(policy: LocalPolicy) -> None:
-    detail = {"follow_up": "What is the capital of Peru?", "follow_up_is_question": True}
-    turn = sampled_turn(policy, "t", "Hi", verdict={"value": 0, "hint": None, "detail": detail})
+    question = FollowUp(text="What is the capital of Peru?", is_question=True)
+    turn = sampled_turn(policy, "t", "Hi", verdict={"value": 0, "hint": None, "follow_up": question})
     assert ready(policy, turn).refused["t"].reason is DropReason.NO_SIGNAL
 
 
@@ -257,8 +265,8 @@ def test_the_rate_falls_over_the_steps_of_a_batch_and_is_whole_again_after_it(
     monkeypatch.setattr(policy, "apply_gradients", noted)
     samples = ready(policy, sampled_turn(policy, "t", "Hi")).samples
     policy.learning_rate = 1e-3
-    for settles in (True, False):
-        train(policy, samples, replace(COMBINE, steps_per_batch=4, settles=settles))
+    for lr_decay in (True, False):
+        train(policy, samples, replace(COMBINE, steps_per_batch=4, lr_decay=lr_decay))
         assert policy.learning_rate == 1e-3
     assert rates[4:] == [1e-3] * 4
     assert rates[:4] == pytest.approx([1e-3, 0.75**1.5 * 1e-3, 0.5**1.5 * 1e-3, 0.25**1.5 * 1e-3])
@@ -267,7 +275,7 @@ def test_the_rate_falls_over_the_steps_of_a_batch_and_is_whole_again_after_it(
 def test_what_only_a_teacher_judges_is_answered_anew_by_the_weights_as_they_are(policy: LocalPolicy) -> None:
     complaint = sampled_turn(policy, "complaint", "Hi there", temperature=0.7)
     thanks = sampled_turn(policy, "thanks", "Hello", verdict={"value": 1, "hint": None})
-    plan = replace(COMBINE, blames_hinted=False)
+    plan = replace(COMBINE, blames=False)
     before = {sample.turn_id: sample for sample in ready(policy, complaint, thanks, plan=plan).samples}
     anchor = replace(
         before["complaint"],
@@ -278,7 +286,7 @@ def test_what_only_a_teacher_judges_is_answered_anew_by_the_weights_as_they_are(
     )
     step_once(policy)
     said = [before["complaint"], before["thanks"], anchor]
-    after = answered_anew(policy, said, seed=3)
+    after = resampled(policy, said, seed=3)
     assert [sample.turn_id for sample in after] == ["complaint", "thanks", "anchor"]
     assert after[1] is said[1]  # a verdict is about the reply that it followed
     for new, old in ((after[0], said[0]), (after[2], said[2])):
@@ -293,23 +301,21 @@ def test_what_only_a_teacher_judges_is_answered_anew_by_the_weights_as_they_are(
     assert after[2].sampling_logprobs is None
     own, mask = policy.response_logprobs([after[0].prompt_ids], [after[0].completion_ids])
     assert after[0].sampling_logprobs == pytest.approx(own[0][mask[0]].tolist(), abs=1e-4)
-    again = answered_anew(policy, said, seed=3)
+    again = resampled(policy, said, seed=3)
     assert [sample.completion_ids for sample in again] == [sample.completion_ids for sample in after]
 
 
 def test_a_reply_for_whose_like_the_context_has_no_room_stays(
     policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    samples = ready(
-        policy, sampled_turn(policy, "t", "Hi"), plan=replace(COMBINE, blames_hinted=False)
-    ).samples
+    samples = ready(policy, sampled_turn(policy, "t", "Hi"), plan=replace(COMBINE, blames=False)).samples
     (sample,) = samples
     assert sample.teacher_prompt_ids is not None
     longest = max(len(sample.prompt_ids), len(sample.teacher_prompt_ids))
-    monkeypatch.setattr(policy, "max_context", longest + MAX_ANEW - 1)
-    assert answered_anew(policy, samples, seed=3) == [sample]
-    monkeypatch.setattr(policy, "max_context", longest + MAX_ANEW)
-    assert answered_anew(policy, samples, seed=3) != [sample]
+    monkeypatch.setattr(policy, "max_context", longest + MAX_RESAMPLE_TOKENS - 1)
+    assert resampled(policy, samples, seed=3) == [sample]
+    monkeypatch.setattr(policy, "max_context", longest + MAX_RESAMPLE_TOKENS)
+    assert resampled(policy, samples, seed=3) != [sample]
 
 
 def test_answers_are_asked_for_before_each_further_step_and_not_before_the_first(
@@ -322,7 +328,7 @@ def test_answers_are_asked_for_before_each_further_step_and_not_before_the_first
         asked.append(given["seed"])
         return sample(*args, **given)
 
-    plan = replace(COMBINE, blames_hinted=False, steps_per_batch=3, answers_anew=True)
+    plan = replace(COMBINE, blames=False, steps_per_batch=3, resample=True)
     samples = ready(policy, sampled_turn(policy, "t", "Hi"), plan=plan).samples
     monkeypatch.setattr(policy, "sample", noted)
     metrics = train(policy, samples, plan, seed=40)
@@ -345,8 +351,10 @@ def test_a_batch_in_parts_moves_the_weights_as_the_whole_does(policy: LocalPolic
     second = train(policy, samples, parts)
     apart = weights(policy)
     assert first["loss"] == pytest.approx(second["loss"], rel=1e-4)
-    for name, value in together.items():
-        torch.testing.assert_close(apart[name], value, rtol=1e-3, atol=1e-5)
+    # Of all that moved: AdamW makes a step of what is rounding in a gradient of nearly nothing, so one entry says little.
+    step = torch.cat([(together[name] - start[name]).flatten() for name in together])
+    gap = torch.cat([(together[name] - apart[name]).flatten() for name in together])
+    assert float(gap.norm() / step.norm()) < 0.05
 
 
 def test_an_identical_model_has_a_ratio_of_one_and_no_staleness(policy: LocalPolicy) -> None:
@@ -388,7 +396,8 @@ def test_the_baseline_comes_from_earlier_verdicts_and_none_is_the_seeds_form(pol
 def test_a_batch_of_thanks_as_always_teaches_nothing_and_says_so(policy: LocalPolicy) -> None:
     thanks = [sampled_turn(policy, name, f"Hi {name}", verdict={"value": 1, "hint": None}) for name in "ab"]
     complaint = sampled_turn(policy, "c", "Hello?")
-    blame = sampled_turn(policy, "d", "Hello there?", verdict={"value": -1, "hint": None})
+    verdict = {"value": -1, "hint": None, "source": "custom:rewards.py:reward"}
+    blame = sampled_turn(policy, "d", "Hello there?", verdict=verdict)
 
     def made(*turns: ScoredTurn, recent: list[int], baseline: str = "running") -> Prepared:
         plan = replace(COMBINE, baseline=baseline)  # type: ignore[arg-type]  # one of its literals
@@ -440,33 +449,47 @@ def test_other_implementations_objectives_are_settings() -> None:
 
 def test_the_plan_has_the_shares_that_the_teacher_carries() -> None:
     plan = StepPlan.of(read_settings({}))
-    assert (plan.carry, plan.blames_hinted) == (Carry(along=0.3, rest=0.3, min_p=0.1), False)
-    assert (plan.most_hints, plan.steps_per_batch, plan.settles, plan.answers_anew) == (4, 6, True, True)
+    assert (plan.residual, plan.blames) == (Residual(on_hint=0.3, off_hint=0.3, min_p=0.1), False)
+    assert (plan.most_hints, plan.steps_per_batch, plan.lr_decay, plan.resample) == (4, 6, True, True)
     given = StepPlan.of(
-        read_settings({"teacher_carry": 0.25, "teacher_carry_rest": 0.75, "teacher_min_p": 0.2})
+        read_settings({"teacher_residual": 0.25, "teacher_residual_offhint": 0.75, "teacher_min_p": 0.2})
     )
-    assert given.carry == Carry(along=0.25, rest=0.75, min_p=0.2)
-    assert StepPlan.of(read_settings({"blame_hinted": True})).blames_hinted
-    with pytest.raises(ConfigError, match=r"\[0, 1\]"):
-        read_settings({"teacher_carry_rest": 1.5})
-    with pytest.raises(ConfigError, match="below 1"):
+    assert given.residual == Residual(on_hint=0.25, off_hint=0.75, min_p=0.2)
+    assert StepPlan.of(read_settings({"blame_complaints": True})).blames
+    with pytest.raises(ConfigError, match="less than or equal to 1"):
+        read_settings({"teacher_residual_offhint": 1.5})
+    with pytest.raises(ConfigError, match="less than 1"):
         read_settings({"teacher_min_p": 1.0})
 
 
-def test_the_teacher_also_hears_the_newest_of_what_was_said_elsewhere(policy: LocalPolicy) -> None:
-    said = ["in Spanish", "no emoji", "no lists", "shorter please"]
+def test_the_teacher_also_hears_the_wishes_of_the_playbook(policy: LocalPolicy) -> None:
+    words = ["in Spanish", "no emoji", "no lists"]
+    playbook = Playbook(
+        wishes=tuple(Wish(wordings=(Wording(turn_id=text, text=text),), version=1) for text in words)
+    )
     turn = sampled_turn(policy, "t", "Hi")
 
     def heard(turn: ScoredTurn, most: int) -> str:
         plan = replace(COMBINE, most_hints=most)
-        (sample,) = prepare(policy, [turn], plan, recent_verdicts=[], version=0, hints=said).samples
+        meter = HintMeter(policy, policy.name)
+        selection = HintSelection(meter, playbook, version=1, decode=policy.decode)
+        prepared = prepare(
+            policy,
+            [turn],
+            plan,
+            recent_verdicts=[],
+            version=0,
+            kind=SampleKind.REPLAY,
+            selection=selection,
+        )
+        (sample,) = prepared.samples
         return str(policy.tokenizer.decode(sample.teacher_prompt_ids or ()))
 
     text = heard(turn, 3)
-    assert "in Spanish" not in text
+    assert "in Spanish" not in text  # the newest two others
     assert text.index("no emoji") < text.index("no lists") < text.index("shorter please")
     assert text.count("shorter please") == 1
-    assert not any(hint in heard(turn, 1) for hint in said[:3])
+    assert not any(hint in heard(turn, 1) for hint in words)
     spoken = sampled_turn(policy, "u", "Hi, no lists today")  # it is in the conversation already
     assert "in Spanish" in heard(spoken, 3)
 
@@ -501,13 +524,13 @@ def test_the_base_teacher_carries_along_what_was_learnt_and_an_ema_teacher_does_
     own, _ = policy.response_logprobs([sample.prompt_ids], [sample.completion_ids])
     seen: dict[tuple[str, float], float] = {}
     for teacher in (Weights.BASE, Weights.EMA):
-        for carry in (0.0, 0.9):
+        for residual in (0.0, 0.9):
             plan = replace(COMBINE, method="opd", opd_support="token", opd_clip=100.0, w_opd=1.0)
             (found,) = ready(
-                policy, turn, plan=replace(plan, teacher=teacher, carry=Carry.even(carry))
+                policy, turn, plan=replace(plan, teacher=teacher, residual=Residual.even(residual))
             ).samples
             assert found.streams is not None
-            seen[teacher.value, carry] = found.streams.advantages[0]
+            seen[teacher.value, residual] = found.streams.advantages[0]
     assert seen["base", 0.0] == pytest.approx(float(hinted[0, 0] - own[0, 0]), abs=1e-4)
     assert seen["base", 0.9] - seen["base", 0.0] == pytest.approx(
         0.9 * float(own[0, 0] - plain[0, 0]), abs=0.05

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from serving.dialect.prompts import render_chat
-from serving.dialect.vocabulary import Vocabulary
+from serving.openai_server.prompts import render_chat
+from serving.openai_server.vocabulary import Vocabulary
 from store.errors import AlignmentError
 from trainer.hindsight import HINT_TEMPLATE, REACTION_TEMPLATE
 from trainer.policy import LocalPolicy

@@ -12,7 +12,7 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM
 
-from store.errors import GateRejected, IllegalTransition, RecordError, RecordUnavailable
+from store.errors import GateRejected, RecordError, RecordUnavailable
 from store.lifecycle import DropReason, Stage
 from store.record import Record
 from store.settings import Settings, read_settings
@@ -21,8 +21,8 @@ from tests.trainer.turns import as_recorded, sampled_turn
 from trainer.gate import GateVerdict
 from trainer.policy import LocalPolicy
 from trainer.protocol import Outcome
-from trainer.worker import MAX_FAILURES, Worker
-from trainer.workshop import Workshop
+from trainer.version_trainer import LocalVersionTrainer
+from trainer.worker import LEASE_S, MAX_FAILURES, Worker
 
 POLICY = "patina-tiny"
 
@@ -50,16 +50,16 @@ class Bench:
     def __init__(self, record: Record, settings: Settings) -> None:
         self.record, self.settings = record, settings
         self.worker = Worker(record, settings)
-        self.workshop = Workshop(settings)
-        self.worker._workshop = self.workshop
+        self.trainer = LocalVersionTrainer(settings)
+        self.worker._trainer = self.trainer
 
     async def add(self, *turn_ids: str, value: int = -1, hint: str | None = None) -> list[ScoredTurn]:
         turns = [
             sampled_turn(
-                self.workshop._policy,
+                self.trainer._policy,
                 turn_id,
                 f"Question {turn_id}?",
-                adapter_version=self.workshop.version,
+                adapter_version=self.trainer.version,
                 verdict={"value": value, "hint": hint},
             )
             for turn_id in turn_ids
@@ -77,7 +77,7 @@ class Bench:
 @pytest_asyncio.fixture
 async def bench(record: Record, settings: Settings) -> AsyncIterator[Bench]:
     made = Bench(record, settings)
-    open_the_gate(made.workshop)  # random weights know no facts
+    open_the_gate(made.trainer)  # random weights know no facts
     yield made
     made.worker._thread.shutdown()
 
@@ -92,12 +92,12 @@ class ScriptedGate:
         return GateVerdict(rejected=self._rejected, measures={})
 
 
-def close_the_gate(workshop: Workshop) -> None:
-    workshop._gate = ScriptedGate("replies do not end")  # type: ignore[assignment]  # same method
+def close_the_gate(trainer: LocalVersionTrainer) -> None:
+    trainer._gate = ScriptedGate("replies do not end")  # type: ignore[assignment]  # same method
 
 
-def open_the_gate(workshop: Workshop) -> None:
-    workshop._gate = ScriptedGate()  # type: ignore[assignment]  # same method
+def open_the_gate(trainer: LocalVersionTrainer) -> None:
+    trainer._gate = ScriptedGate()  # type: ignore[assignment]  # same method
 
 
 async def test_a_batch_of_feedback_becomes_a_live_version_that_peft_loads(
@@ -156,13 +156,13 @@ async def test_neutral_traffic_is_dropped_in_slices_and_never_taken_along_whole(
     await bench.add(*neutral, value=0)
     await bench.add("a", "b")
     seen: list[list[str]] = []
-    attempt = bench.workshop.attempt
+    attempt = bench.trainer.attempt
 
     def counting(turns: Sequence[ScoredTurn], *rest: Any) -> Outcome:
         seen.append([turn.turn_id for turn in turns])
         return attempt(turns, *rest)
 
-    monkeypatch.setattr(bench.workshop, "attempt", counting)
+    monkeypatch.setattr(bench.trainer, "attempt", counting)
     assert await bench.worker.work_once()
     assert seen == [[*neutral[-3:], "a", "b"]]
     assert await bench.stages("a", "b") == [Stage.TRAINED, Stage.TRAINED]
@@ -191,16 +191,49 @@ async def test_turns_taken_before_a_claim_fails_are_given_back(
     assert await bench.stages("0-silent", "0-still") == [Stage.SCORED, Stage.SCORED]
 
 
+async def test_the_baseline_of_a_batch_holds_no_verdict_of_the_batch_or_of_those_behind_it(
+    record: Record, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(record, settings.model_copy(update={"batch_size": 4}))
+    open_the_gate(bench.trainer)
+    await bench.add(*"abc")
+    await bench.add("d", value=1)
+    await bench.add(*"efgh")
+    seen: list[list[int]] = []
+    attempt = bench.trainer.attempt
+
+    def noted(turns: Sequence[ScoredTurn], replay: Any, recent: Sequence[int], *rest: Any) -> Outcome:
+        seen.append(list(recent))
+        return attempt(turns, replay, recent, *rest)
+
+    monkeypatch.setattr(bench.trainer, "attempt", noted)
+    assert await bench.worker.work_once()
+    assert await bench.worker.work_once()
+    assert seen == [[], [-1, -1, -1, 1]]  # oldest first
+    bench.worker._thread.shutdown()
+
+
+async def test_the_first_thanks_are_news_however_many_more_wait_behind_them(
+    record: Record, settings: Settings
+) -> None:
+    bench = Bench(record, settings.model_copy(update={"batch_size": 4}))
+    open_the_gate(bench.trainer)
+    await bench.add(*"abcdefghijkl", value=1)
+    assert await bench.worker.work_once()
+    assert await bench.stages("a", "b", "c", "d") == [Stage.TRAINED] * 4
+    bench.worker._thread.shutdown()
+
+
 async def test_a_rejected_version_is_never_live_and_its_turns_get_one_more_chance(bench: Bench) -> None:
-    before = bench.workshop._policy.snapshot()
-    close_the_gate(bench.workshop)
+    before = bench.trainer._policy.snapshot()
+    close_the_gate(bench.trainer)
     await bench.add("a", "b")
     assert await bench.worker.work_once()
     assert await bench.record.aliases() == {}
     assert await bench.stages("a", "b") == [Stage.SCORED, Stage.SCORED]
-    after = bench.workshop._policy.snapshot()
+    after = bench.trainer._policy.snapshot()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert bench.workshop._policy.learning_rate == pytest.approx(5e-4)
+    assert bench.trainer._policy.learning_rate == pytest.approx(5e-4)
     assert await bench.worker.work_once()
     fates = await bench.record.fates(["a", "b"])
     assert {fate.drop_reason for fate in fates.values()} == {DropReason.GATE_REJECTED}
@@ -218,7 +251,7 @@ async def test_a_step_that_fails_gives_its_turns_back_and_a_poisonous_turn_is_dr
     def explode(*_: object) -> None:
         raise GateRejected("the gradient is not finite: no step was taken")
 
-    bench.workshop.attempt = explode  # type: ignore[assignment, method-assign]  # a scripted failure
+    bench.trainer.attempt = explode  # type: ignore[assignment, method-assign]  # a scripted failure
     await bench.add("a", "b")
     for attempt in range(MAX_FAILURES):
         expected = Stage.SCORED if attempt < MAX_FAILURES - 1 else Stage.DROPPED
@@ -230,27 +263,80 @@ async def test_a_step_that_fails_gives_its_turns_back_and_a_poisonous_turn_is_dr
     assert newest.error == "the gradient is not finite: no step was taken"
 
 
-async def test_a_worker_whose_lease_ran_out_publishes_nothing_and_forgets_the_step(bench: Bench) -> None:
+@pytest.mark.parametrize("claimed_by_another", [False, True])
+async def test_a_worker_whose_lease_ran_out_undoes_its_step_and_goes_on(
+    bench: Bench, claimed_by_another: bool
+) -> None:
     await bench.add("a", "b")
-    before = bench.workshop._policy.snapshot()
-    attempt = bench.workshop.attempt
-    released: list[int] = []
+    before = bench.trainer._policy.snapshot()
+    attempt = bench.trainer.attempt
 
-    def slow(turns: Sequence[ScoredTurn], *rest: object) -> object:
+    async def lose() -> None:
+        assert await bench.record.release_expired(now=1e12) == 2
+        if claimed_by_another:
+            assert len(await bench.record.claim(POLICY, 2, worker="another", lease_s=60)) == 2
+
+    def slow(turns: Sequence[ScoredTurn], *rest: object) -> Outcome:
         outcome = attempt(turns, *rest)  # type: ignore[arg-type]  # passed on as it came
-        loop_record = asyncio.run_coroutine_threadsafe(bench.record.release_expired(now=1e12), loop)
-        released.append(loop_record.result(30))
+        asyncio.run_coroutine_threadsafe(lose(), loop).result(30)
         return outcome
 
     loop = asyncio.get_running_loop()
-    bench.workshop.attempt = slow  # type: ignore[assignment, method-assign]  # the real one, and a lease that ends meanwhile
-    with pytest.raises(IllegalTransition):
-        await bench.worker.work_once()
-    assert released == [2]
+    bench.trainer.attempt = slow  # type: ignore[assignment, method-assign]  # the real one, and a lease that ends meanwhile
+    assert await bench.worker.work_once()
     assert await bench.record.aliases() == {}
-    assert await bench.stages("a", "b") == [Stage.SCORED, Stage.SCORED]
-    after = bench.workshop._policy.snapshot()
+    left = Stage.CLAIMED if claimed_by_another else Stage.SCORED
+    assert await bench.stages("a", "b") == [left, left]
+    after = bench.trainer._policy.snapshot()
     assert all(torch.equal(before[name], after[name]) for name in before)
+    (newest, *_) = await bench.record.steps(POLICY)
+    assert newest.error is not None
+    assert "2 of 2 turns are not claimed" in newest.error
+    assert bench.worker._failures.total() == 0
+    if claimed_by_another:
+        assert await bench.record.release(["a", "b"], worker="another") == 2
+    bench.trainer.attempt = attempt  # type: ignore[method-assign]
+    assert await bench.worker.work_once()
+    assert await bench.stages("a", "b") == [Stage.TRAINED, Stage.TRAINED]
+
+
+async def test_the_lease_is_renewed_as_long_as_a_step_runs(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease is over many times before the step ends, by a clock of its own."""
+    clock = [5_000.0]
+    renewed = asyncio.Event()
+    claim, renew = bench.record.claim, bench.record.renew
+    attempt, loop = bench.trainer.attempt, asyncio.get_running_loop()
+
+    async def claim_then(*args: Any, **more: Any) -> list[ScoredTurn]:
+        return await claim(*args, **more, now=clock[0])
+
+    async def renew_then(worker: str, lease_s: float) -> int:
+        clock[0] += lease_s / 2
+        held = await renew(worker, lease_s, now=clock[0])
+        renewed.set()
+        return held
+
+    async def wait() -> list[int]:
+        expired = []
+        for _ in range(4):
+            renewed.clear()
+            await renewed.wait()
+            expired.append(await bench.record.release_expired(now=clock[0] + LEASE_S / 2))
+        return expired
+
+    def slow(turns: Sequence[ScoredTurn], *rest: Any) -> Outcome:
+        assert asyncio.run_coroutine_threadsafe(wait(), loop).result(60) == [0, 0, 0, 0]
+        return attempt(turns, *rest)
+
+    monkeypatch.setattr(bench.record, "claim", claim_then)
+    monkeypatch.setattr(bench.record, "renew", renew_then)
+    monkeypatch.setattr(bench.trainer, "attempt", slow)
+    monkeypatch.setattr("trainer.worker.RENEW_S", 0.01)
+    await bench.add("a", "b")
+    assert await bench.worker.work_once()
+    assert await bench.stages("a", "b") == [Stage.TRAINED, Stage.TRAINED]
 
 
 async def test_after_a_rollback_training_goes_on_from_the_version_that_is_live(bench: Bench) -> None:
@@ -276,9 +362,9 @@ async def test_after_a_rollback_training_goes_on_from_the_version_that_is_live(b
 async def test_a_rollback_during_a_step_is_not_undone_by_what_the_step_made(bench: Bench) -> None:
     await bench.add("a", "b")
     await bench.worker.work_once()
-    first = bench.workshop._policy.snapshot()
+    first = bench.trainer._policy.snapshot()
     await bench.add("c", "d")
-    attempt = bench.workshop.attempt
+    attempt = bench.trainer.attempt
     made: list[Path] = []
 
     def slow(turns: Sequence[ScoredTurn], *rest: object) -> Outcome:
@@ -289,7 +375,7 @@ async def test_a_rollback_during_a_step_is_not_undone_by_what_the_step_made(benc
         return outcome
 
     loop = asyncio.get_running_loop()
-    bench.workshop.attempt = slow  # type: ignore[assignment, method-assign]  # the real one, and a person who undoes meanwhile
+    bench.trainer.attempt = slow  # type: ignore[assignment, method-assign]  # the real one, and a person who undoes meanwhile
     assert await bench.worker.work_once()
     assert (await bench.record.aliases())[POLICY].version == 0
     assert await bench.record.adapter(POLICY, 2) is None
@@ -299,9 +385,9 @@ async def test_a_rollback_during_a_step_is_not_undone_by_what_the_step_made(benc
     assert newest.error is not None
     assert "version 0 was made live meanwhile" in newest.error
     assert bench.worker._failures.total() == 0
-    after = bench.workshop._policy.snapshot()
+    after = bench.trainer._policy.snapshot()
     assert all(torch.equal(first[name], after[name]) for name in first)
-    bench.workshop.attempt = attempt  # type: ignore[method-assign]
+    bench.trainer.attempt = attempt  # type: ignore[method-assign]
     await bench.worker.work_once()
     second = await bench.record.adapter(POLICY, 2)
     assert second is not None
@@ -310,22 +396,31 @@ async def test_a_rollback_during_a_step_is_not_undone_by_what_the_step_made(benc
 
 
 async def test_the_workshop_is_given_the_past_turns_that_it_remembers(
-    record: Record, settings: Settings
+    record: Record, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(record, settings.model_copy(update={"method": "combine", "hint_gate": False, "replay": 0}))
-    open_the_gate(bench.workshop)
-    attempt, given = bench.workshop.attempt, []
+    bench = Bench(
+        record,
+        settings.model_copy(
+            update={
+                "method": "combine",
+                "learning": settings.learning.model_copy(update={"hint_gate": False, "replay": 0}),
+            }
+        ),
+    )
+    open_the_gate(bench.trainer)
+    attempt, given = bench.trainer.attempt, []
+    asked = property(lambda trainer: ("a", "b", "not in the record") if trainer.version else ())
+    monkeypatch.setattr(type(bench.trainer), "remembered", asked)
 
     def watch(*args: Any) -> Outcome:
         given.append([(turn.turn_id, turn.verdict.hint) for turn in args[4]])
         return attempt(*args)
 
-    bench.workshop.attempt = watch  # type: ignore[method-assign, assignment]
-    for batch in (("a", "b"), ("c", "d"), ("e", "f")):
+    bench.trainer.attempt = watch  # type: ignore[method-assign, assignment]
+    for batch in (("a", "b"), ("c", "d")):
         await bench.add(*batch, hint="Shorter, please.")
         await bench.worker.work_once()
-    said = "Shorter, please."
-    assert given == [[], [("a", said), ("b", said)], [("a", said), ("b", said), ("c", said), ("d", said)]]
+    assert given == [[], [("a", "Shorter, please."), ("b", "Shorter, please.")]]
     bench.worker._thread.shutdown()
 
 
@@ -345,7 +440,7 @@ async def test_a_restarted_worker_goes_on_exactly_where_the_last_one_stopped(
     again = Bench(record, settings)
     turns = await record.trained_turns(POLICY, version=2)
     await again.worker._follow_alias()
-    outcome = again.workshop.attempt(list(reversed(turns)), [], [-1, -1], 2)
+    outcome = again.trainer.attempt(list(reversed(turns)), [], [-1, -1], 2)
     assert uninterrupted is not None
     assert outcome.written is not None
     assert outcome.written.content_hash == uninterrupted.content_hash
@@ -355,7 +450,7 @@ async def test_a_restarted_worker_goes_on_exactly_where_the_last_one_stopped(
 
 async def test_old_versions_lose_their_files_and_keep_their_rows(record: Record, settings: Settings) -> None:
     bench = Bench(record, settings.model_copy(update={"save_interval": 4, "batch_size": 1}))
-    open_the_gate(bench.workshop)
+    open_the_gate(bench.trainer)
     for i in range(12):
         await bench.add(f"t{i}")
         await bench.worker.work_once()
@@ -396,3 +491,24 @@ async def test_the_folder_tells_what_the_step_measured(bench: Bench) -> None:
     assert metrics["turns"] == 2
     assert metrics["anchors"] == 1
     assert {"loss", "kl_step", "kl_to_base", "gradient_norm", "train_s", "gate"} <= metrics.keys()
+
+
+async def test_a_turn_that_a_trainer_was_killed_with_alone_is_dropped_and_the_others_train(
+    record: Record, settings: Settings
+) -> None:
+    """The file is what trainers leave that were killed twice with both turns and twice with the first alone."""
+    bench = Bench(record, settings)
+    await bench.add("a", "b")
+    path = settings.home / "trainer-deaths.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        json.dumps({"under_way": ["a"], "deaths": {"a": 3, "b": 2}, "fatal": []}), encoding="utf-8"
+    )
+    again = Bench(record, settings)
+    open_the_gate(again.trainer)
+    assert await again.worker.work_once()
+    fates = await record.fates(["a", "b"])
+    assert (fates["a"].stage, fates["a"].drop_reason) == (Stage.DROPPED, DropReason.OUT_OF_MEMORY)
+    assert fates["b"].stage is Stage.TRAINED
+    for one in (bench, again):
+        one.worker._thread.shutdown()

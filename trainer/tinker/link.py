@@ -2,7 +2,7 @@
 mapped once.
 
 The SDK waits minutes for a server that is down and for ever for one that answers 5xx. So a wait here looks at the server's health now
-and then and gives up when nobody is there. After such a failure everything is dropped and made anew at the next use: sessions and models do
+and then and gives up when the server does not answer. After such a failure everything is dropped and created again at the next use: sessions and models do
 not outlive the server, checkpoints do.
 
 Sampling has one session, each training client has its own. Ending that session is how a server learns that the weights are done with.
@@ -50,7 +50,7 @@ class Link:
         return address(self._settings)
 
     def check(self) -> None:
-        """Raises: UpstreamError when nobody is there; ConfigError when our key is refused."""
+        """Raises: UpstreamError when the server does not answer; ConfigError when our key is refused."""
         probe(self._settings)
 
     def base_client(self, model: str) -> tinker.SamplingClient:
@@ -159,7 +159,7 @@ class Link:
         return refused
 
     def drop(self) -> None:
-        """Forget every client and session: they are made anew at the next use."""
+        """Forget every client and session: they are created again at the next use."""
         self.end_training()
         self._clients.clear()
         if self._sampling is not None:
@@ -168,7 +168,7 @@ class Link:
 
 
 class _mapped:  # a context manager, read as a verb
-    """Errors of the SDK inside become ours. Where the line itself failed it is dropped: nobody knows what is left of it."""
+    """Errors of the SDK inside become ours. Where the line itself failed it is dropped, since its state is unknown."""
 
     def __init__(self, link: Link) -> None:
         self._link = link

@@ -2,7 +2,7 @@
 
 Rules of the room:
 - **Where the weights are is a value** (`Saved`): the checkpoints of the version that is the parent of the next one. A training client is
-  made from it when a step needs one and thrown away when nobody knows what it holds; nothing is lost with it.
+  made from it when a step needs one and thrown away when its state is unknown; nothing is lost with it.
 - Everything is read at temperature 1: a Tinker server scores prompts at no other.
 - What reads the policy asks sampling clients, many requests at once; the training client only trains. So base, teacher and student are
   compared on one engine.
@@ -28,15 +28,24 @@ import torch
 from tinker import types
 from torch import Tensor
 
+from serving.tinker.local_tokenizer import load_local_tokenizer
 from serving.tinker.version import FILE, TinkerVersion, read_version
-from serving.tinker.vocabulary import load_text_side
 from store.errors import AdapterError, AlignmentError, ConfigError
 from store.settings import Settings
 from trainer.batch import GREEDY_BELOW
-from trainer.losses import LOG_ZERO, NO_CARRY, Carry, carried_over, kl_k3, topk_overlap, unlearnt, with_tail
-from trainer.protocol import Heard, Reply, Weights
+from trainer.losses import (
+    LOG_ZERO,
+    NO_RESIDUAL,
+    Residual,
+    kl_k3,
+    topk_overlap,
+    unlearnt,
+    with_residual,
+    with_tail,
+)
+from trainer.protocol import LEAST_SHIFT, Change, HintScore, Reply, Weights
 from trainer.texts import Texts
-from trainer.tinker.abilities import Abilities, Support
+from trainer.tinker.capabilities import Support, TinkerCapabilities
 from trainer.tinker.link import Link
 
 #: Context to assume where the server does not say: what the smallest models of today have.
@@ -53,17 +62,17 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Taught:
-    """What a teacher says of a response, as far as the server tells.
+class TeacherScore:
+    """A teacher's log-probabilities of a response, as far as the server reports them.
 
     Attributes:
-        said: q [C], of the response's tokens.
+        logprobs: q [C], of the response's tokens.
         support_ids: [C, K] int64, or None: only the response's tokens are known.
         support_logprobs: [C, K] the teacher's.
-        overlap: see `trainer.protocol.Heard`.
+        overlap: see `trainer.protocol.HintScore`.
     """
 
-    said: Tensor
+    logprobs: Tensor
     support_ids: Tensor | None = None
     support_logprobs: Tensor | None = None
     overlap: float | None = None
@@ -93,7 +102,7 @@ class TinkerPolicy(Texts):
         self, settings: Settings, link: Link, base_model: str, context: int | None, *, top_k: int = 20
     ) -> None:
         # as the serving side has it: both have to write the same prompts
-        text = load_text_side(settings.model_path)
+        text = load_local_tokenizer(settings.model_path)
         super().__init__(settings.model_path, text.vocabulary.tokenizer)
         self.link = link
         self.base_model = base_model
@@ -104,25 +113,25 @@ class TinkerPolicy(Texts):
         self._rank, self._seed = settings.lora_rank, settings.seed
         self._teacher = settings.teacher_model_name
         self._top_k = top_k
-        self._support_of = settings.support_of
+        self._support_of = settings.learning.support_of
         self._saved = Saved()
         self._training: tinker.TrainingClient | None = None
         self._moved = False
         self._finite = True
         self._name = ""
         self._fresh = ""
-        self._taught: dict[Pair, Taught] = {}
-        self._abilities: Abilities | None = None
+        self._taught: dict[Pair, TeacherScore] = {}
+        self._abilities: TinkerCapabilities | None = None
 
     # -- what is there
 
     @property
-    def abilities(self) -> Abilities:
-        assert self._abilities is not None  # the workshop finds them out before anything is asked
+    def abilities(self) -> TinkerCapabilities:
+        assert self._abilities is not None  # the trainer finds them out before anything is asked
         return self._abilities
 
     @abilities.setter
-    def abilities(self, found: Abilities) -> None:
+    def abilities(self, found: TinkerCapabilities) -> None:
         self._abilities = found
 
     @property
@@ -155,7 +164,7 @@ class TinkerPolicy(Texts):
         self._finite = True
 
     def has_moved(self, *, is_finite: bool) -> None:
-        """The training client holds other weights than the ones saved, or gradients that nobody asked for."""
+        """The training client holds other weights than the ones saved, or gradients of an unfinished step."""
         self._moved, self._fresh = True, ""
         self._finite = is_finite
         self._taught.clear()
@@ -222,14 +231,14 @@ class TinkerPolicy(Texts):
     def _at_temperature_one(
         self, prompts: Sequence[Sequence[int]], replies: Sequence[Reply], weights: Weights
     ) -> list[Reply]:
-        said = [i for i, reply in enumerate(replies) if reply.token_ids]
-        if not said:
+        answered = [i for i, reply in enumerate(replies) if reply.token_ids]
+        if not answered:
             return list(replies)
         values, _ = self.response_logprobs(
-            [prompts[i] for i in said], [replies[i].token_ids for i in said], weights
+            [prompts[i] for i in answered], [replies[i].token_ids for i in answered], weights
         )
         result = list(replies)
-        for row, i in enumerate(said):
+        for row, i in enumerate(answered):
             old = replies[i]
             count = len(old.token_ids)
             result[i] = Reply(
@@ -358,18 +367,18 @@ class TinkerPolicy(Texts):
 
     # -- the teacher
 
-    def hear(
+    def score_with_hint(
         self,
         prompts: Sequence[Sequence[int]],
         hinted: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
         *,
         teacher: Weights,
-        carry: Carry,
+        residual: Residual,
         temperature: Sequence[float],
         top_k: int,
-    ) -> list[Heard]:
-        """See `trainer.policy.LocalPolicy.hear`; ``top_k`` is the workshop's."""
+    ) -> list[HintScore]:
+        """See `trainer.policy.LocalPolicy.score_with_hint`; ``top_k`` is the trainer's."""
         if any(value != 1.0 for value in temperature):
             raise AlignmentError("a Tinker server tells log-probabilities at temperature 1 only")
         pairs = [
@@ -377,25 +386,25 @@ class TinkerPolicy(Texts):
             for p, h, r in zip(prompts, hinted, responses, strict=True)
         ]
         return [
-            Heard(logprobs=tuple(taught.said.tolist()), overlap=taught.overlap)
-            for taught in self.taught(pairs, teacher=teacher, carry=carry)
+            HintScore(logprobs=tuple(taught.logprobs.tolist()), overlap=taught.overlap)
+            for taught in self.taught(pairs, teacher=teacher, residual=residual)
         ]
 
-    def taught(self, pairs: Sequence[Pair], *, teacher: Weights, carry: Carry) -> list[Taught]:
+    def taught(self, pairs: Sequence[Pair], *, teacher: Weights, residual: Residual) -> list[TeacherScore]:
         """What the teacher says of each response, before the step. What was asked once is not asked again."""
         self._check([pair.hinted for pair in pairs], [pair.response for pair in pairs])
         new = [pair for pair in dict.fromkeys(pairs) if pair not in self._taught]
         if new:
-            carry = carry if teacher is Weights.BASE else NO_CARRY
-            self._taught |= dict(zip(new, self._ask_teacher(new, teacher, carry), strict=True))
+            residual = residual if teacher is Weights.BASE else NO_RESIDUAL
+            self._taught |= dict(zip(new, self._ask_teacher(new, teacher, residual), strict=True))
         return [self._taught[pair] for pair in pairs]
 
-    def _ask_teacher(self, pairs: Sequence[Pair], teacher: Weights, carry: Carry) -> list[Taught]:
+    def _ask_teacher(self, pairs: Sequence[Pair], teacher: Weights, residual: Residual) -> list[TeacherScore]:
         prompts = [pair.prompt for pair in pairs]
         hinted = [pair.hinted for pair in pairs]
         responses = [pair.response for pair in pairs]
         if self.support == "token":
-            return self._ask_about_tokens(prompts, hinted, responses, teacher, carry)
+            return self._ask_about_tokens(prompts, hinted, responses, teacher, residual)
         top_teacher = self._likeliest(teacher, hinted, responses)
         top_student = self._likeliest(Weights.STUDENT, prompts, responses)
         overlaps = [
@@ -406,11 +415,14 @@ class TinkerPolicy(Texts):
         supports = [ids for ids, _ in (top_student if of_student else top_teacher)]
         own = [torch.tensor(response)[:, None] for response in responses]
         if not self.abilities.named:
-            # Nobody can say what the base model thinks of these without the hint: the teacher carries nothing.
-            said, _ = self._padded_logprobs(self._client(teacher), hinted, responses)
+            # The base model's values without the hint are unknown here: the teacher gets no residual.
+            logprobs, _ = self._padded_logprobs(self._client(teacher), hinted, responses)
             return [
-                Taught(
-                    said=said[i, : len(pair.response)], support_ids=ids, support_logprobs=top, overlap=overlap
+                TeacherScore(
+                    logprobs=logprobs[i, : len(pair.response)],
+                    support_ids=ids,
+                    support_logprobs=top,
+                    overlap=overlap,
                 )
                 for i, (pair, (ids, top), overlap) in enumerate(
                     zip(pairs, top_teacher, overlaps, strict=True)
@@ -420,15 +432,17 @@ class TinkerPolicy(Texts):
         wanted = [torch.cat([ids, mine], dim=-1) for ids, mine in zip(supports, own, strict=True)]
         places = [_place(ids == mine) for ids, mine in zip(supports, own, strict=True)]
         values = self._named(teacher, hinted, wanted, responses)
-        if carry:
+        if residual:
             plain = self._named(Weights.BASE, prompts, wanted, responses)
             student = self._named(Weights.STUDENT, prompts, wanted, responses)
             values = [
-                carried_on_bins(h, p, s, carry, place)
+                with_residual_on_bins(h, p, s, residual, place)
                 for h, p, s, place in zip(values, plain, student, places, strict=True)
             ]
         return [
-            Taught(said=value[:, -1], support_ids=ids, support_logprobs=value[:, :-1], overlap=overlap)
+            TeacherScore(
+                logprobs=value[:, -1], support_ids=ids, support_logprobs=value[:, :-1], overlap=overlap
+            )
             for value, ids, overlap in zip(values, supports, overlaps, strict=True)
         ]
 
@@ -438,21 +452,63 @@ class TinkerPolicy(Texts):
         hinted: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
         teacher: Weights,
-        carry: Carry,
-    ) -> list[Taught]:
-        said, _ = self._padded_logprobs(self._client(teacher), hinted, responses)
-        if carry:
+        residual: Residual,
+    ) -> list[TeacherScore]:
+        logprobs, _ = self._padded_logprobs(self._client(teacher), hinted, responses)
+        if residual:
             plain, _ = self._padded_logprobs(self._client(Weights.BASE), prompts, responses)
             student, _ = self._padded_logprobs(self._client(Weights.STUDENT), prompts, responses)
-            nowhere = torch.full((said.numel(),), -1)
-            said = carried_on_bins(
-                said.reshape(-1, 1), plain.reshape(-1, 1), student.reshape(-1, 1), carry, nowhere
-            ).reshape(said.shape)
-        return [Taught(said=said[i, : len(response)]) for i, response in enumerate(responses)]
+            nowhere = torch.full((logprobs.numel(),), -1)
+            logprobs = with_residual_on_bins(
+                logprobs.reshape(-1, 1), plain.reshape(-1, 1), student.reshape(-1, 1), residual, nowhere
+            ).reshape(logprobs.shape)
+        return [TeacherScore(logprobs=logprobs[i, : len(response)]) for i, response in enumerate(responses)]
 
     # -- the gate's measures
 
-    def spread(
+    def changes(
+        self,
+        before: Sequence[Sequence[int]],
+        after: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        *,
+        before_weights: Weights = Weights.BASE,
+        after_weights: Weights = Weights.BASE,
+    ) -> list[Change]:
+        """How the distributions along each response differ, as far as the server gives them.
+
+        Of the likeliest tokens of both and one bin for the rest; on servers without them, of the response's own token and one bin: a
+        lower bound of what `LocalPolicy.changes` measures.
+        """
+        if self.abilities.top:
+            tops = zip(
+                self._likeliest(before_weights, before, responses),
+                self._likeliest(after_weights, after, responses),
+                strict=True,
+            )
+            return [change_of_likeliest(first, second) for first, second in tops]
+        first, mask = self.response_logprobs(before, responses, before_weights)
+        second, _ = self.response_logprobs(after, responses, after_weights)
+        found = []
+        for row, response in enumerate(responses):
+            p, q = first[row][mask[row]].double().exp(), second[row][mask[row]].double().exp()
+            bins = torch.stack([torch.stack([p, 1 - p]), torch.stack([q, 1 - q])]).clamp(min=1e-12)
+            middle = bins.mean(dim=0)
+            divergence = 0.5 * (bins * (bins.log() - middle.log())).sum(dim=(0, 1))
+            shifts = {
+                (place, token): float(moved)
+                for place, (token, moved) in enumerate(zip(response, q - p, strict=True))
+                if abs(float(moved)) >= LEAST_SHIFT
+            }
+            found.append(Change(peak=float(divergence.max()), shifts=shifts))
+        return found
+
+    @property
+    def sees_distributions(self) -> bool:
+        """Whether `changes` sees more than the response's own tokens."""
+        return self.abilities.top
+
+    def entropy_and_kl(
         self,
         prompts: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
@@ -570,12 +626,14 @@ class TinkerPolicy(Texts):
         self._settle(Saved())
 
     def give_up(self) -> None:
-        """Forget the training client: nobody knows what it holds."""
+        """Forget the training client: its state is unknown."""
         self._settle(self._saved)
 
 
-def carried_on_bins(hinted: Tensor, base: Tensor, student: Tensor, carry: Carry, place: Tensor) -> Tensor:
-    """`trainer.losses.carried_over` where only some tokens are known: on these and one bin for all others, [N, M].
+def with_residual_on_bins(
+    hinted: Tensor, base: Tensor, student: Tensor, residual: Residual, place: Tensor
+) -> Tensor:
+    """`trainer.losses.with_residual` where only some tokens are known: on these and one bin for all others, [N, M].
 
     Args:
         hinted, base, student: [N, M] log-probabilities of M tokens.
@@ -591,10 +649,10 @@ def carried_on_bins(hinted: Tensor, base: Tensor, student: Tensor, carry: Carry,
         return with_tail(torch.cat([values[:, :-1].double(), last[:, None]], dim=-1))
 
     h, p, s = bins(hinted), bins(base), bins(student)
-    taught = carried_over(h, p, s, replace(carry, min_p=0.0))
+    taught = with_residual(h, p, s, replace(residual, min_p=0.0))
     if hinted.shape[-1] > 1:
-        # The bin of all others is no token: what is likely is so beside other tokens, and of one alone nothing can be said.
-        named = unlearnt(taught[:, :-1], [part[:, :-1] for part in (h, p, s)], carry.min_p)
+        # The bin of all others is no token: what is likely is so beside other tokens, and one alone gives no information.
+        named = unlearnt(taught[:, :-1], [part[:, :-1] for part in (h, p, s)], residual.min_p)
         taught = torch.cat([named, taught[:, -1:]], dim=-1)
     result = torch.log_softmax(taught, dim=-1)[:, :-1]
     there = result.gather(-1, place.clamp(min=0)[:, None]).squeeze(-1)
@@ -618,6 +676,36 @@ def _tail_of(found: Any, count: int) -> Tensor:
     """
     if found is None or len(found) < count:
         raise AlignmentError(
-            f"the Tinker server told {0 if found is None else len(found)} log-probabilities for {count}"
+            f"the Tinker server returned {0 if found is None else len(found)} log-probabilities for {count}"
         )
     return torch.tensor([math.nan if value is None else float(value) for value in found[-count:]])
+
+
+def change_of_likeliest(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Change:
+    """The change between two distributions along a response that are known by their likeliest tokens.
+
+    A token that only one side lists has no probability on the other: there it is below every listed one.
+
+    Args:
+        before, after: ids and log-probabilities, [C, K] each.
+    """
+    peak = 0.0
+    shifts: dict[tuple[int, int], float] = {}
+    for place in range(len(before[0])):
+        p, q = (
+            {
+                int(i): math.exp(v)
+                for i, v in zip(ids[place].tolist(), logs[place].tolist(), strict=True)
+                if i >= 0
+            }
+            for ids, logs in (before, after)
+        )
+        pairs = {token: (p.get(token, 0.0), q.get(token, 0.0)) for token in p.keys() | q.keys()}
+        rest = (max(0.0, 1.0 - sum(p.values())), max(0.0, 1.0 - sum(q.values())))
+        divergence = 0.0
+        for a, b in (*pairs.values(), rest):
+            middle = (a + b) / 2
+            divergence += 0.5 * sum(x * math.log(x / middle) for x in (a, b) if x > 0)
+        peak = max(peak, divergence)
+        shifts |= {(place, token): b - a for token, (a, b) in pairs.items() if abs(b - a) >= LEAST_SHIFT}
+    return Change(peak=peak, shifts=shifts)

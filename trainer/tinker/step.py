@@ -11,10 +11,10 @@ What carries g:
 ============  ==========================================================================================================
 wide          `cross_entropy` with targets [T, 1 + K] (the token and its support) and weights -g of either sign
 narrow        `ppo` or `importance_sampling` (--loss-fn) with advantages -g, and as sampling log-probabilities the s
-              that the server has just told: the ratio is 1, inside every clip, and the gradient is g · ∇s
+              that the server has just returned: the ratio is 1, inside every clip, and the gradient is g · ∇s
 ============  ==========================================================================================================
 
-Position i of a datum predicts token i + 1; a position with g = 0 is masked by it. Losses are sums; a server that divides (`Abilities.means`)
+Position i of a datum predicts token i + 1; a position with g = 0 is masked by it. Losses are sums; a server that divides (`TinkerCapabilities.means`)
 gets its divisors multiplied in beforehand.
 
 Pipelined: backward pass, optimizer step and the forward pass that looks at its result are all submitted before the first is awaited.
@@ -39,17 +39,17 @@ from trainer.objective import Batch, compute_support_loss
 from trainer.policy import BETA2, MAX_GRADIENT_NORM
 from trainer.protocol import Weights
 from trainer.step import StepPlan, by_teacher
-from trainer.tinker.policy import Pair, Taught, TinkerPolicy
+from trainer.tinker.policy import Pair, TeacherScore, TinkerPolicy
 
 _EPS = 1e-8
-#: AdamW's first moment. `--adam-beta1` is the local trainer's alone: below this it needs a bound on updates, and a server has none.
+#: AdamW's first moment. `adam_beta1` is the local trainer's alone: below this it needs a bound on updates, and a server has none.
 _BETA1 = 0.9
 _CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
-    """What the weights in training say: s [B, C], and S [B, C, K] of the supports; NaN where nothing was asked."""
+class _Scores:
+    """Output of a forward pass: s [B, C], and S [B, C, K] of the supports; NaN where nothing was asked."""
 
     own: Tensor
     support: Tensor | None
@@ -68,7 +68,7 @@ def train(
 ) -> dict[str, float]:
     """Move the policy's weights by up to ``plan.steps_per_batch`` optimizer steps on these samples; returns the metrics.
 
-    Stops before a step when the weights are already further than ``plan.max_kl_step`` from where they began. Nothing is answered anew
+    Stops before a step when the weights are already further than ``plan.max_kl_step`` from where they began. Nothing is resampled
     between the steps.
 
     Args:
@@ -88,17 +88,18 @@ def train(
         [sample.completion_ids for sample in ordered],
         Weights.BASE,
     )
-    said = data.read(policy.link.wait(data.forward(training)))
+    scores = data.read(policy.link.wait(data.forward(training)))
     if policy.support == "token":
         ordered = [
-            _on_tokens(s, t, said.own[i], plan) for i, (s, t) in enumerate(zip(ordered, taught, strict=True))
+            _on_tokens(s, t, scores.own[i], plan)
+            for i, (s, t) in enumerate(zip(ordered, taught, strict=True))
         ]
-    batch = _batch(ordered, said, base, taught if policy.support != "token" else [None] * len(ordered))
+    batch = _batch(ordered, scores, base, taught if policy.support != "token" else [None] * len(ordered))
     metrics: dict[str, float] = {}
     steps, norm = 0, math.nan
     gap = 0.0
     for share in plan.rates():
-        found, gradient = _differentiate(batch, said, plan)
+        found, gradient = _differentiate(batch, scores, plan)
         if not metrics:
             metrics = found
         if steps and found.get("kl_step", 0.0) > plan.max_kl_step:
@@ -112,18 +113,18 @@ def train(
             weight_decay=0.0,
             grad_clip_norm=MAX_GRADIENT_NORM,
         )
-        backward = data.backward(training, gradient, said)
+        backward = data.backward(training, gradient, scores)
         optimizer, forward = training.optim_step(adam), data.forward(training)
         results = policy.link.wait([*backward, optimizer, *forward])
         again = data.read(results[: len(backward)])
-        gap = max(gap, float((again.own - said.own)[batch.mask].abs().max()))
+        gap = max(gap, float((again.own - scores.own)[batch.mask].abs().max()))
         norm = _norm(results[len(backward)], norm)
-        said = data.read(results[len(backward) + 1 :])
+        scores = data.read(results[len(backward) + 1 :])
         steps += 1
-        if not said.is_finite(batch):
+        if not scores.is_finite(batch):
             policy.has_moved(is_finite=False)
             break
-    after, _ = _differentiate(batch, said, plan) if policy.is_finite() else ({}, None)
+    after, _ = _differentiate(batch, scores, plan) if policy.is_finite() else ({}, None)
     return {
         **metrics,
         "gradient_norm": norm,
@@ -132,15 +133,15 @@ def train(
         "kl_to_base": after.get("kl_base", math.nan),
         "loss_after": after.get("loss", math.nan),
         "entropy_after": after.get("entropy", math.nan),
-        # Two passes at the same weights; more than rounding means that somebody else trains them.
+        # Two passes at the same weights; more than rounding means that another client trains them.
         "pass_gap": gap,
     }
 
 
-def _teachers(policy: TinkerPolicy, samples: Sequence[Sample], plan: StepPlan) -> list[Taught | None]:
+def _teachers(policy: TinkerPolicy, samples: Sequence[Sample], plan: StepPlan) -> list[TeacherScore | None]:
     """Of each sample with a directive weight, what its teacher says."""
-    result: list[Taught | None] = [None] * len(samples)
-    for with_teacher, teacher, carry in by_teacher(samples, plan):
+    result: list[TeacherScore | None] = [None] * len(samples)
+    for with_teacher, teacher, residual in by_teacher(samples, plan):
         rows = [
             i for i in with_teacher if policy.support == "token" or _streams(samples[i]).directive_weight > 0
         ]
@@ -154,7 +155,7 @@ def _teachers(policy: TinkerPolicy, samples: Sequence[Sample], plan: StepPlan) -
             )
             for i in rows
         ]
-        found = policy.taught(pairs, teacher=teacher, carry=carry)
+        found = policy.taught(pairs, teacher=teacher, residual=residual)
         for row, one in zip(rows, found, strict=True):
             result[row] = one
     return result
@@ -166,7 +167,7 @@ def _streams(sample: Sample) -> Streams:
     return sample.streams
 
 
-def _on_tokens(sample: Sample, taught: Taught | None, own: Tensor, plan: StepPlan) -> Sample:
+def _on_tokens(sample: Sample, taught: TeacherScore | None, own: Tensor, plan: StepPlan) -> Sample:
     """The directive term as advantages of the sampled tokens, ``clip(q - o)``: in expectation the gradient of the reverse KL."""
     streams = _streams(sample)
     if not streams.directive_weight:
@@ -175,7 +176,7 @@ def _on_tokens(sample: Sample, taught: Taught | None, own: Tensor, plan: StepPla
         raise AlignmentError(f"sample {sample.turn_id} has a directive weight and no teacher")
     count = len(sample.completion_ids)
     extra = token_directive_advantages(
-        taught.said[:count].tolist(), own[:count].tolist(), clip=plan.opd_clip, centred=plan.opd_centred
+        taught.logprobs[:count].tolist(), own[:count].tolist(), clip=plan.opd_clip, centred=plan.opd_centred
     )
     there = zip(streams.advantages, streams.advantage_mask, strict=True)
     known = [value if live else 0.0 for value, live in there]
@@ -190,15 +191,17 @@ def _on_tokens(sample: Sample, taught: Taught | None, own: Tensor, plan: StepPla
     )
 
 
-def _batch(samples: Sequence[Sample], said: _Said, base: Tensor, taught: Sequence[Taught | None]) -> Batch:
-    own = said.own
+def _batch(
+    samples: Sequence[Sample], scores: _Scores, base: Tensor, taught: Sequence[TeacherScore | None]
+) -> Batch:
+    own = scores.own
     batch = build_batch(
         samples, trainer_logprobs=own, reported_logprobs=own, base_logprobs=base, teacher_logits=None
     )
-    if said.support is None:
+    if scores.support is None:
         return batch
-    ids = torch.zeros(said.support.shape, dtype=torch.long)
-    theirs = torch.full(said.support.shape, math.nan)
+    ids = torch.zeros(scores.support.shape, dtype=torch.long)
+    theirs = torch.full(scores.support.shape, math.nan)
     for row, one in enumerate(taught):
         if one is None or one.support_ids is None or one.support_logprobs is None:
             continue
@@ -216,9 +219,9 @@ class _Gradient:
     support: Tensor | None
 
 
-def _differentiate(batch: Batch, said: _Said, plan: StepPlan) -> tuple[dict[str, float], _Gradient]:
-    own = said.own.detach().clone().requires_grad_()
-    support = None if said.support is None else said.support.detach().clone().requires_grad_()
+def _differentiate(batch: Batch, scores: _Scores, plan: StepPlan) -> tuple[dict[str, float], _Gradient]:
+    own = scores.own.detach().clone().requires_grad_()
+    support = None if scores.support is None else scores.support.detach().clone().requires_grad_()
     loss, metrics = compute_support_loss(plan.objective, batch, own, support)
     loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
     gradient = _Gradient(
@@ -239,7 +242,11 @@ class _Data:
     """The samples as the server takes them: those with a support are wide, all others narrow."""
 
     def __init__(
-        self, policy: TinkerPolicy, samples: Sequence[Sample], taught: Sequence[Taught | None], carrier: str
+        self,
+        policy: TinkerPolicy,
+        samples: Sequence[Sample],
+        taught: Sequence[TeacherScore | None],
+        carrier: str,
     ) -> None:
         self._samples = samples
         self._carrier = carrier
@@ -266,7 +273,7 @@ class _Data:
                 )
         return futures
 
-    def backward(self, training: Any, gradient: _Gradient, said: _Said) -> list[Any]:
+    def backward(self, training: Any, gradient: _Gradient, scores: _Scores) -> list[Any]:
         """Submit the backward passes of the linear loss with this gradient."""
         futures = []
         if self._wide:
@@ -287,14 +294,14 @@ class _Data:
                 advantages, logprobs = np.zeros(length, np.float32), np.zeros(length, np.float32)
                 divisor = float(length * len(self._samples)) if self._means else 1.0
                 advantages[start:] = -gradient.own[i, :count].numpy() * divisor
-                logprobs[start:] = said.own[i, :count].numpy()
+                logprobs[start:] = scores.own[i, :count].numpy()
                 data.append(self._datum(i, advantages=advantages, logprobs=logprobs))
             config = _CLIP if self._carrier == "ppo" else None
             futures.append(training.forward_backward(data, self._carrier, config))
         return futures
 
-    def read(self, outputs: Sequence[Any]) -> _Said:
-        """What forward or backward passes told, back at the samples' places."""
+    def read(self, outputs: Sequence[Any]) -> _Scores:
+        """Return the output of forward or backward passes, in the samples' order."""
         own = torch.full((len(self._samples), self._columns), math.nan)
         support = (
             torch.full((len(self._samples), self._columns, self._size), math.nan) if self._wide else None
@@ -306,7 +313,7 @@ class _Data:
                 values = torch.tensor(one["logprobs"].data, dtype=torch.float32)
                 if values.numel() != self._targets(i).size:
                     raise AlignmentError(
-                        f"the Tinker server told {values.numel()} log-probabilities for {self._targets(i).size} targets"
+                        f"the Tinker server returned {values.numel()} log-probabilities for {self._targets(i).size} targets"
                     )
                 if self._supports[i] is None:
                     own[i, :count] = values[start:]
@@ -315,7 +322,7 @@ class _Data:
                 table = values.reshape(start + count, 1 + size)[start:]
                 own[i, :count] = table[:, 0]
                 support[i, :count, :size] = table[:, 1:]
-        return _Said(own=own, support=support)
+        return _Scores(own=own, support=support)
 
     def _place(self, i: int) -> tuple[int, int, int]:
         """First position of the completion's predictions, their number, and the size of the support."""

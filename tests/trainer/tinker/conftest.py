@@ -11,7 +11,7 @@ import pytest
 from serving.tinker.service import base_model
 from store.settings import Settings, read_settings
 from tests.tinker.running import SkyrlServer, TinkerServer
-from trainer.tinker.abilities import find_abilities
+from trainer.tinker.capabilities import find_capabilities
 from trainer.tinker.link import Link
 from trainer.tinker.policy import TinkerPolicy
 
@@ -51,7 +51,7 @@ def settings_of(server: TinkerServer | SkyrlServer, home: Path, **given: Any) ->
 
 @pytest.fixture
 def make_policy(tmp_path: Path) -> Iterator[Make]:
-    """A policy on a server, as the workshop makes it."""
+    """A policy on a server, as the trainer makes it."""
     links = []
 
     def make(server: TinkerServer, **given: Any) -> TinkerPolicy:
@@ -59,8 +59,8 @@ def make_policy(tmp_path: Path) -> Iterator[Make]:
         link = Link(settings)
         links.append(link)
         name, context = base_model(settings)
-        policy = TinkerPolicy(settings, link, name, context, top_k=settings.top_k)
-        policy.abilities = find_abilities(link, settings, name, policy.training())
+        policy = TinkerPolicy(settings, link, name, context, top_k=settings.learning.top_k)
+        policy.abilities = find_capabilities(link, settings, name, policy.training())
         return policy
 
     yield make

@@ -12,15 +12,14 @@ import pytest
 import torch
 
 from tests.tinker.running import SkyrlServer, missing_skyrl, skyrl_python
+from tests.trainer.plans import bare_plan
 from tests.trainer.tinker.conftest import settings_of
 from trainer.advantages import Streams
 from trainer.batch import Sample
-from trainer.objective import Objective
-from trainer.protocol import Reply, Weights
-from trainer.step import StepPlan
+from trainer.protocol import Reply
 from trainer.tinker.policy import Saved
 from trainer.tinker.step import train
-from trainer.tinker.workshop import TinkerWorkshop
+from trainer.tinker.version_trainer import TinkerVersionTrainer
 
 pytestmark = [
     pytest.mark.tinker,
@@ -30,18 +29,18 @@ pytestmark = [
 ]
 
 PROMPTS = [tuple(range(5, 13)), tuple(range(20, 28))]
-PLAN = StepPlan(method="rl", objective=Objective(), teacher=Weights.BASE, max_kl_step=10.0, steps_per_batch=3)
+PLAN = bare_plan(method="rl", steps_per_batch=3)
 
 
 @pytest.fixture(scope="module")
-def shop(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerWorkshop]:
+def trainer(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerVersionTrainer]:
     python = skyrl_python()
     assert python is not None
     folder = tmp_path_factory.mktemp("skyrl")
     server = SkyrlServer(python, tiny_model, folder, slots=8, rank=8)
     try:
         server.start()
-        made = TinkerWorkshop(settings_of(server, folder / "home", lora_rank=8, learning_rate=1e-3))
+        made = TinkerVersionTrainer(settings_of(server, folder / "home", lora_rank=8, learning_rate=1e-3))
         yield made
         made.close()
     finally:
@@ -65,18 +64,18 @@ def samples(replies: Sequence[Reply], advantages: Sequence[float]) -> list[Sampl
     ]
 
 
-def test_what_it_lacks_is_found_out_and_told(shop: TinkerWorkshop) -> None:
-    abilities = shop.policy.abilities
+def test_what_it_lacks_is_found_out_and_told(trainer: TinkerVersionTrainer) -> None:
+    abilities = trainer.policy.abilities
     assert abilities.means
     assert not abilities.top
-    assert shop.policy.support == "token"
-    assert "the server's losses are means, which is made up for" in shop.notes
+    assert trainer.policy.support == "token"
+    assert "the server's losses are means, which is made up for" in trainer.notes
 
 
 def test_praise_makes_a_reply_likelier_and_blame_another_less_likely_and_both_can_be_gone_back_from(
-    shop: TinkerWorkshop,
+    trainer: TinkerVersionTrainer,
 ) -> None:
-    policy = shop.policy
+    policy = trainer.policy
     replies = policy.sample(PROMPTS, max_tokens=8, seed=1)
     ids = [reply.token_ids for reply in replies]
     before, mask = policy.response_logprobs(PROMPTS, ids)
@@ -107,6 +106,6 @@ def test_praise_makes_a_reply_likelier_and_blame_another_less_likely_and_both_ca
     policy.give_up()
 
 
-def test_a_deletion_that_it_does_not_know_is_only_told(shop: TinkerWorkshop) -> None:
-    (refusal,) = shop.policy.link.delete(["tinker://model_0/weights/nothing"])
+def test_a_deletion_that_it_does_not_know_is_only_told(trainer: TinkerVersionTrainer) -> None:
+    (refusal,) = trainer.policy.link.delete(["tinker://model_0/weights/nothing"])
     assert "was not deleted on the server" in refusal

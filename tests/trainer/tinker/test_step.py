@@ -17,28 +17,21 @@ from serving.tinker.version import FILE
 from store.errors import AlignmentError, GateRejected
 from store.values import ScoredTurn
 from tests.tinker.running import TinkerServer
+from tests.trainer.plans import bare_plan
 from tests.trainer.tinker.conftest import Make
 from tests.trainer.turns import sampled_turn
 from trainer.anchors import Anchors
 from trainer.batch import Sample
 from trainer.checkpoint import ADAPTER_WEIGHTS
-from trainer.losses import NO_CARRY, Carry
+from trainer.losses import NO_RESIDUAL, Residual
 from trainer.objective import Objective
-from trainer.policy import LocalPolicy, Weights
+from trainer.policy import LocalPolicy
 from trainer.step import StepPlan, prepare
 from trainer.step import train as train_here
 from trainer.tinker.policy import TinkerPolicy
 from trainer.tinker.step import train as train_there
 
-PLAN = StepPlan(
-    method="combine",
-    objective=Objective(alpha=0.5, top_k=20),
-    teacher=Weights.BASE,
-    carry=Carry(),
-    min_shift=0.0,
-    min_overlap=0.0,
-    max_kl_step=10.0,
-)
+PLAN = bare_plan(objective=Objective(alpha=0.5, top_k=20))
 QUESTIONS = ("Hi there", "What is the capital of France?", "Name a colour.")
 RATE = 1.0
 
@@ -46,7 +39,9 @@ RATE = 1.0
 @pytest.fixture
 def here(tiny_model: Path) -> LocalPolicy:
     """Alpha 32 at rank 16, like Tinker's. Steps are nearly proportional to gradients."""
-    policy = LocalPolicy(str(tiny_model), rank=16, learning_rate=RATE, seed=3, device="cpu")
+    policy = LocalPolicy(
+        str(tiny_model), rank=16, learning_rate=RATE, seed=3, beta1=0.9, update_clip=0.0, device="cpu"
+    )
     policy._optimizer.param_groups[0]["eps"] = 1.0
     return policy
 
@@ -147,16 +142,16 @@ def test_the_same_samples_make_the_same_step(
     assert size == pytest.approx(1.0, abs=2e-3)
 
 
-@pytest.mark.parametrize("carry", [Carry.even(0.5), Carry(along=0.5, rest=1.0)])
+@pytest.mark.parametrize("residual", [Residual.even(0.5), Residual(on_hint=0.5, off_hint=1.0)])
 def test_a_teacher_that_remembers_is_nearly_the_same_on_bins(
-    here: LocalPolicy, server: TinkerServer, make_policy: Make, carry: Carry
+    here: LocalPolicy, server: TinkerServer, make_policy: Make, residual: Residual
 ) -> None:
     """What is not among the likeliest tokens is one bin: the carried teacher is the local one up to what differs within it."""
-    plan = replace(PLAN, carry=carry, objective=Objective(alpha=1.0, top_k=300), steps_per_batch=1)
+    plan = replace(PLAN, residual=residual, objective=Objective(alpha=1.0, top_k=300), steps_per_batch=1)
     here.learning_rate = 0.2
     there = make_policy(server, learning_rate=0.2, top_k=300)
     turns = turns_of(here)[:2]
-    learnt = replace(plan, carry=NO_CARRY)
+    learnt = replace(plan, residual=NO_RESIDUAL)
     train_here(here, prepared(here, turns, learnt), learnt)
     there.begin("patina-tiny@1")
     train_there(there, prepared(there, turns, learnt), learnt, eps=1.0)

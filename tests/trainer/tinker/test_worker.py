@@ -29,7 +29,7 @@ from tests.trainer.test_worker import ScriptedGate
 from tests.trainer.tinker.conftest import settings_of
 from tests.trainer.turns import as_recorded, sampled_turn
 from trainer.policy import LocalPolicy
-from trainer.tinker.workshop import TinkerWorkshop
+from trainer.tinker.version_trainer import TinkerVersionTrainer
 from trainer.worker import MAX_FAILURES, Worker
 
 POLICY = "patina-tiny"
@@ -46,7 +46,7 @@ def own_server(tiny_model: Path, tmp_path: Path) -> Iterator[TinkerServer]:
 @pytest.fixture
 def speaker(tiny_model: Path) -> LocalPolicy:
     """Says what the served policy would have said."""
-    return LocalPolicy(str(tiny_model), rank=4, seed=3, device="cpu")
+    return LocalPolicy(str(tiny_model), rank=4, seed=3, beta1=0.9, update_clip=0.0, device="cpu")
 
 
 class Bench:
@@ -55,9 +55,9 @@ class Bench:
     def __init__(self, record: Record, settings: Settings, speaker: LocalPolicy) -> None:
         self.record, self.speaker = record, speaker
         self.worker = Worker(record, settings)
-        self.workshop = TinkerWorkshop(settings)
-        self.workshop._gate = ScriptedGate()  # type: ignore[assignment]  # random weights know no facts
-        self.worker._workshop = self.workshop
+        self.trainer = TinkerVersionTrainer(settings)
+        self.trainer._gate = ScriptedGate()  # type: ignore[assignment]  # random weights know no facts
+        self.worker._trainer = self.trainer
 
     async def add(self, *turn_ids: str) -> None:
         await add(self.record, self.speaker, *turn_ids)
@@ -88,7 +88,7 @@ async def bench(
 ) -> AsyncIterator[Bench]:
     made = await asyncio.to_thread(lambda: Bench(record, settings(own_server, tmp_path / "home"), speaker))
     yield made
-    await asyncio.to_thread(made.workshop.close)
+    await asyncio.to_thread(made.trainer.close)
     made.worker._thread.shutdown()
 
 
@@ -130,7 +130,7 @@ async def test_a_server_that_dies_in_the_middle_of_a_step_costs_the_step_and_not
     await bench.add("a", "b")
     assert await bench.worker.work_once()
     await bench.add("c", "d")
-    training = bench.workshop.policy.training()
+    training = bench.trainer.policy.training()
     optim_step = training.optim_step
     restarted = threading.Event()
 

@@ -1,4 +1,4 @@
-"""The workshop on a Tinker server: versions, going back, going on after a restart, the gate, and what a server lacks."""
+"""The trainer on a Tinker server: versions, going back, going on after a restart, the gate, and what a server lacks."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from trainer.gate import Gate
 from trainer.policy import LocalPolicy
 from trainer.protocol import Outcome, Weights
 from trainer.tinker.policy import Saved
-from trainer.tinker.workshop import TinkerWorkshop
+from trainer.tinker.version_trainer import TinkerVersionTrainer
 
-Open = Callable[..., TinkerWorkshop]
+Open = Callable[..., TinkerVersionTrainer]
 
 
 @pytest.fixture
@@ -37,21 +37,22 @@ def opened(tmp_path: Path) -> Iterator[Open]:
     """Workshops with a gate that says what it is told to; random weights know no facts."""
     shops = []
 
-    def open_one(server: TinkerServer, *rejected: str, **given: Any) -> TinkerWorkshop:
+    def open_one(server: TinkerServer, *rejected: str, **given: Any) -> TinkerVersionTrainer:
         usual = {"method": "rl", "anchors": 0, "learning_rate": 1e-3, "lora_rank": 4}
-        shop = TinkerWorkshop(settings_of(server, tmp_path / "home", **{**usual, **given}))
-        shop._gate = ScriptedGate(*rejected)  # type: ignore[assignment]  # same method
-        shops.append(shop)
-        return shop
+        trainer = TinkerVersionTrainer(settings_of(server, tmp_path / "home", **{**usual, **given}))
+        trainer._gate = ScriptedGate(*rejected)  # type: ignore[assignment]  # same method
+        shops.append(trainer)
+        return trainer
 
     yield open_one
-    for shop in shops:
-        shop.close()
+    for trainer in shops:
+        trainer.close()
 
 
-def complaints(shop: TinkerWorkshop, *names: str) -> list[ScoredTurn]:
+def complaints(trainer: TinkerVersionTrainer, *names: str) -> list[ScoredTurn]:
     return [
-        sampled_turn(shop.policy, name, f"Question {name}?", adapter_version=shop.version) for name in names
+        sampled_turn(trainer.policy, name, f"Question {name}?", adapter_version=trainer.version)
+        for name in names
     ]
 
 
@@ -80,8 +81,8 @@ def weights_of(server: TinkerServer, outcome: Outcome) -> dict[str, torch.Tensor
 
 
 def test_a_version_is_a_folder_that_says_where_its_weights_are(server: TinkerServer, opened: Open) -> None:
-    shop = opened(server)
-    outcome = shop.attempt(complaints(shop, "a", "b"), [], [], 1)
+    trainer = opened(server)
+    outcome = trainer.attempt(complaints(trainer, "a", "b"), [], [], 1)
     assert outcome.written is not None
     folder = outcome.written.path
     assert sorted(p.name for p in folder.iterdir()) == ["patina", FILE]
@@ -104,11 +105,11 @@ def test_a_restarted_trainer_goes_on_with_the_optimizer_where_the_last_one_stopp
     straight = opened(server)
     turns = complaints(straight, "a", "b")
     first = straight.attempt(turns, [], [], 1)
-    straight.adopt(1)
+    straight.commit(1)
     more = complaints(straight, "c", "d")
     second = straight.attempt(more, [], [-1, -1], 2)
     other = opened(server)
-    other.become(published(first, 1))
+    other.load(published(first, 1))
     again = other.attempt(more, [], [-1, -1], 2)
     one, two = weights_of(server, second), weights_of(server, again)
     for name, value in one.items():
@@ -119,21 +120,21 @@ def test_a_restarted_trainer_goes_on_with_the_optimizer_where_the_last_one_stopp
 
 
 def test_a_rejected_version_leaves_the_policy_at_its_parent(server: TinkerServer, opened: Open) -> None:
-    shop = opened(server)
-    turns = complaints(shop, "a", "b")
-    first = shop.attempt(turns, [], [], 1)
-    shop.adopt(1)
-    parent = shop.policy.snapshot()
-    more = complaints(shop, "c", "d")
-    shop._gate = ScriptedGate("replies do not end")  # type: ignore[assignment]  # same method
-    rejected = shop.attempt(more, [], [], 2)
+    trainer = opened(server)
+    turns = complaints(trainer, "a", "b")
+    first = trainer.attempt(turns, [], [], 1)
+    trainer.commit(1)
+    parent = trainer.policy.snapshot()
+    more = complaints(trainer, "c", "d")
+    trainer._gate = ScriptedGate("replies do not end")  # type: ignore[assignment]  # same method
+    rejected = trainer.attempt(more, [], [], 2)
     assert rejected.rejected == ("replies do not end",)
     assert rejected.written is not None
-    assert shop.policy.snapshot() == parent
-    assert shop.policy.learning_rate == pytest.approx(5e-4)
-    shop.policy.begin("look")
-    held = shop.policy.training()
-    path = shop.policy.link.wait([held.save_state("look")])[0].path
+    assert trainer.policy.snapshot() == parent
+    assert trainer.policy.learning_rate == pytest.approx(5e-4)
+    trainer.policy.begin("look")
+    held = trainer.policy.training()
+    path = trainer.policy.link.wait([held.save_state("look")])[0].path
     folder = server._state.joinpath(*path.removeprefix("tinker://").replace(":", "-").split("/"))
     there = safetensors.torch.load_file(folder / "adapter_model.safetensors")
     for name, value in weights_of(server, first).items():
@@ -141,29 +142,29 @@ def test_a_rejected_version_leaves_the_policy_at_its_parent(server: TinkerServer
 
 
 def test_any_version_can_be_gone_back_to_and_the_base_model_too(server: TinkerServer, opened: Open) -> None:
-    shop = opened(server)
-    first = shop.attempt(complaints(shop, "a", "b"), [], [], 1)
-    shop.adopt(1)
-    shop.attempt(complaints(shop, "c", "d"), [], [], 2)
-    shop.adopt(2)
-    shop.become(published(first, 1))
-    assert shop.version == 1
+    trainer = opened(server)
+    first = trainer.attempt(complaints(trainer, "a", "b"), [], [], 1)
+    trainer.commit(1)
+    trainer.attempt(complaints(trainer, "c", "d"), [], [], 2)
+    trainer.commit(2)
+    trainer.load(published(first, 1))
+    assert trainer.version == 1
     assert first.written is not None
-    assert shop.policy.saved.sampler_path == read_version(first.written.path).sampler_path
-    third = shop.attempt(complaints(shop, "e", "f"), [], [], 3)
+    assert trainer.policy.saved.sampler_path == read_version(first.written.path).sampler_path
+    third = trainer.attempt(complaints(trainer, "e", "f"), [], [], 3)
     assert third.parent_version == 1
-    shop.start_over()
-    assert (shop.version, shop.policy.saved) == (0, Saved())
+    trainer.reset()
+    assert (trainer.version, trainer.policy.saved) == (0, Saved())
     prompts, replies = [[9, 8, 7]], [[20, 21]]
-    own, _ = shop.policy.response_logprobs(prompts, replies)
-    base, _ = shop.policy.response_logprobs(prompts, replies, Weights.BASE)
+    own, _ = trainer.policy.response_logprobs(prompts, replies)
+    base, _ = trainer.policy.response_logprobs(prompts, replies, Weights.BASE)
     assert torch.equal(own, base)
 
 
 def test_a_version_of_another_model_or_without_a_state_is_refused(
     server: TinkerServer, opened: Open, tmp_path: Path
 ) -> None:
-    shop = opened(server)
+    trainer = opened(server)
     good = {"sampler_path": "tinker://a/sampler_weights/x", "state_path": "tinker://a/weights/x"}
     for broken, sentence in (
         ({"base_model": "other/model"}, "is of other/model"),
@@ -173,14 +174,14 @@ def test_a_version_of_another_model_or_without_a_state_is_refused(
         folder.mkdir()
         (folder / FILE).write_text(json.dumps({**good, **broken}))
         with pytest.raises(AdapterError, match=sentence):
-            shop.policy.load_version(folder)
+            trainer.policy.load_version(folder)
 
 
 def test_what_is_pruned_is_deleted_on_the_server_and_a_refusal_is_only_told(
     server: TinkerServer, opened: Open, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    shop = opened(server)
-    outcome = shop.attempt(complaints(shop, "a", "b"), [], [], 1)
+    trainer = opened(server)
+    outcome = trainer.attempt(complaints(trainer, "a", "b"), [], [], 1)
     assert outcome.written is not None
     checkpoints = Checkpoints(server._state)
     version = read_version(outcome.written.path)
@@ -188,13 +189,13 @@ def test_what_is_pruned_is_deleted_on_the_server_and_a_refusal_is_only_told(
     copy.mkdir()
     (copy / FILE).write_bytes((outcome.written.path / FILE).read_bytes())
     checkpoints.info(version.sampler_path)
-    shop.remove(outcome.written.path)
+    trainer.remove(outcome.written.path)
     assert not outcome.written.path.exists()
     for path in (version.sampler_path, version.state_path):
         with pytest.raises(Refused):
             checkpoints.info(path)
     capfd.readouterr()
-    shop.remove(copy)
+    trainer.remove(copy)
     assert not copy.exists()
     assert "was not deleted on the server" in capfd.readouterr().err
 
@@ -203,18 +204,18 @@ def test_log_probabilities_of_another_temperature_are_asked_for_anew(
     poor_server: TinkerServer, opened: Open
 ) -> None:
     """This server reports them after temperature; no prompt is scored at one."""
-    shop = opened(poor_server)
+    trainer = opened(poor_server)
     turns = [
-        sampled_turn(shop.policy, "warm", "Hi there", temperature=0.7, logprob_mode=LogprobMode.PROCESSED),
-        sampled_turn(shop.policy, "plain", "Hi you"),
+        sampled_turn(trainer.policy, "warm", "Hi there", temperature=0.7, logprob_mode=LogprobMode.PROCESSED),
+        sampled_turn(trainer.policy, "plain", "Hi you"),
     ]
     wrong = tuple(value / 2 for value in turns[0].completion.sampling_logprobs)
     turns[0] = replace(turns[0], completion=replace(turns[0].completion, sampling_logprobs=wrong))
-    outcome = shop.attempt(turns, [], [], 1)
+    outcome = trainer.attempt(turns, [], [], 1)
     assert outcome.refused == {}
     assert outcome.metrics["staleness_mean"] == pytest.approx(1.0, abs=1e-4)
     gone = replace(turns[0], adapter_version=-1)
-    refusal = shop.attempt([gone, turns[1]], [], [], 2).refused["warm"]
+    refusal = trainer.attempt([gone, turns[1]], [], [], 2).refused["warm"]
     assert refusal.reason is DropReason.STALE
     assert "not there any more" in refusal.detail
 
@@ -245,11 +246,11 @@ def test_a_server_that_is_away_is_told_before_any_turn_is_taken(
     tiny_model: Path, tmp_path: Path, opened: Open
 ) -> None:
     gone = TinkerServer(tiny_model, tmp_path).start()
-    shop = opened(gone)
-    shop.check()
+    trainer = opened(gone)
+    trainer.check()
     gone.kill()
     with pytest.raises(UpstreamUnreachable, match="no Tinker server answers at"):
-        shop.check()
+        trainer.check()
 
 
 # -- the gate
@@ -258,26 +259,26 @@ def test_a_server_that_is_away_is_told_before_any_turn_is_taken(
 def test_the_gate_measures_through_sampling_clients_what_it_measures_here(
     server: TinkerServer, opened: Open, tiny_model: Path
 ) -> None:
-    shop = opened(server, top_k=400)
-    here = LocalPolicy(str(tiny_model), rank=4, seed=3, device="cpu")
+    trainer = opened(server, top_k=400)
+    here = LocalPolicy(str(tiny_model), rank=4, seed=3, beta1=0.9, update_clip=0.0, device="cpu")
     mine = Gate(here, str(tiny_model), max_tokens=6).base()
-    theirs = Gate(shop.policy, str(tiny_model), max_tokens=6).base()
+    theirs = Gate(trainer.policy, str(tiny_model), max_tokens=6).base()
     assert theirs.counts == mine.counts
     assert (theirs.length, theirs.plain_length) == (mine.length, mine.plain_length)
     assert (theirs.facts, theirs.tools, theirs.obeyed) == (mine.facts, mine.tools, mine.obeyed)
     assert theirs.entropy == pytest.approx(mine.entropy, rel=0.02)  # the rest is one bin
     assert theirs.kl == 0.0
-    told = Gate(shop.policy, str(tiny_model), max_tokens=6).probe.measure(Weights.STUDENT)
+    told = Gate(trainer.policy, str(tiny_model), max_tokens=6).probe.measure(Weights.STUDENT)
     assert told.kl == pytest.approx(0.0, abs=1e-6)
 
 
 def test_weights_that_are_no_numbers_never_pass(server: TinkerServer, opened: Open, tiny_model: Path) -> None:
-    shop = opened(server)
-    parent = shop.policy.snapshot()
-    shop._gate = Gate(shop.policy, str(tiny_model), max_tokens=4)
-    shop._rate = 1e30  # the server makes this step, and has no numbers afterwards
-    outcome = shop.attempt(complaints(shop, "a", "b"), [], [], 1)
+    trainer = opened(server)
+    parent = trainer.policy.snapshot()
+    trainer._gate = Gate(trainer.policy, str(tiny_model), max_tokens=4)
+    trainer._rate = 1e30  # the server makes this step, and has no numbers afterwards
+    outcome = trainer.attempt(complaints(trainer, "a", "b"), [], [], 1)
     assert outcome.rejected == ("a weight is not a finite number",)
     assert outcome.metrics["kl_step"] is None  # the record has no NaN
-    assert shop.policy.snapshot() == parent
-    assert shop.attempt(complaints(shop, "c"), [], [], 2).metrics["kl_step"] >= 0
+    assert trainer.policy.snapshot() == parent
+    assert trainer.attempt(complaints(trainer, "c"), [], [], 2).metrics["kl_step"] >= 0

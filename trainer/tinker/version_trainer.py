@@ -1,4 +1,4 @@
-"""The workshop with its weights on a Tinker server. What is not about weights is `trainer.workshop.SharedWorkshop`'s."""
+"""The trainer with its weights on a Tinker server. What is not about weights is `trainer.version_trainer.BaseVersionTrainer`'s."""
 
 from __future__ import annotations
 
@@ -15,31 +15,34 @@ from store.settings import Settings
 from store.values import BASE_VERSION, Json, LogprobMode, ScoredTurn, adapter_name
 from trainer.batch import GREEDY_BELOW, Sample
 from trainer.checkpoint import remove_version
-from trainer.protocol import Outcome, Refusal
+from trainer.protocol import Edit, Outcome, Refusal
 from trainer.step import StepPlan
-from trainer.tinker.abilities import find_abilities
+from trainer.tinker.capabilities import find_capabilities
 from trainer.tinker.link import Link
 from trainer.tinker.policy import TinkerPolicy
 from trainer.tinker.step import train
-from trainer.workshop import SharedWorkshop
+from trainer.version_trainer import BaseVersionTrainer
 
 
-class TinkerWorkshop(SharedWorkshop[TinkerPolicy]):
+class TinkerVersionTrainer(BaseVersionTrainer[TinkerPolicy]):
     """The policy on a Tinker server, between steps.
 
     Raises:
         ConfigError: no such model there; or it cannot do what the method needs.
-        UpstreamError: nobody is there.
+        UpstreamError: the server does not answer.
         AdapterError: ``--resume-from-ckpt`` names no version of this model.
     """
+
+    #: Each question is several requests.
+    wish_questions = 0.34
 
     def __init__(self, settings: Settings) -> None:
         _check(settings)
         self._link = Link(settings)
         name, context = base_model(settings)
-        policy = TinkerPolicy(settings, self._link, name, context, top_k=settings.top_k)
+        policy = TinkerPolicy(settings, self._link, name, context, top_k=settings.learning.top_k)
         try:
-            policy.abilities = find_abilities(self._link, settings, name, policy.training())
+            policy.abilities = find_capabilities(self._link, settings, name, policy.training())
         except BaseException:
             self._link.drop()
             raise
@@ -54,7 +57,7 @@ class TinkerWorkshop(SharedWorkshop[TinkerPolicy]):
     @property
     def notes(self) -> tuple[str, ...]:
         abilities, support = self._policy.abilities, self._policy.support
-        size = self._settings.top_k
+        size = self._settings.learning.top_k
         found = [
             {
                 "student": f"the directive term is on the policy's {size} likeliest tokens",
@@ -62,7 +65,7 @@ class TinkerWorkshop(SharedWorkshop[TinkerPolicy]):
                 "token": "the directive term is on the sampled tokens only: the Tinker server does not tell the likeliest ones",
             }[support]
         ]
-        if self._plan.carry and support != "token" and not abilities.named:
+        if self._plan.residual and support != "token" and not abilities.named:
             found.append(
                 "the teacher carries nothing of what was learnt: the server does not tell chosen tokens"
             )
@@ -88,12 +91,13 @@ class TinkerWorkshop(SharedWorkshop[TinkerPolicy]):
         recent: Sequence[int],
         number: int,
         remembered: Sequence[ScoredTurn] = (),
+        edits: Sequence[Edit] = (),
     ) -> Outcome:
-        """See `SharedWorkshop.attempt`; whatever goes wrong, the next attempt begins with a client of its own."""
+        """See `BaseVersionTrainer.attempt`; whatever goes wrong, the next attempt begins with a client of its own."""
         try:
             ready, odd = self._at_temperature_one(turns)
             again, _ = self._at_temperature_one(replay)
-            outcome = super().attempt(ready, again, recent, number, remembered)
+            outcome = super().attempt(ready, again, recent, number, remembered, edits)
         except BaseException:
             self._policy.give_up()
             raise
@@ -103,7 +107,7 @@ class TinkerWorkshop(SharedWorkshop[TinkerPolicy]):
         self._policy.begin(adapter_name(self._settings.policy, number))
         return train(self._policy, samples, self._plan, carrier=self._settings.loss_fn)
 
-    def _told(self) -> Json:
+    def _backend_metrics(self) -> Json:
         """Where the new version is on the server, and how it was made."""
         return {"tinker": {**asdict(self._policy.saved), "support": self._policy.support}}
 
@@ -112,7 +116,7 @@ class TinkerWorkshop(SharedWorkshop[TinkerPolicy]):
     ) -> tuple[list[ScoredTurn], Mapping[str, Refusal]]:
         """The turns with log-probabilities at temperature 1, the only one at which a prompt is scored.
 
-        What was reported at another temperature is asked for anew, of the version that sampled it.
+        What was reported at another temperature is computed again by the version that sampled it.
         """
         ready: dict[str, ScoredTurn] = {}
         refused: dict[str, Refusal] = {}
@@ -176,7 +180,7 @@ class TinkerWorkshop(SharedWorkshop[TinkerPolicy]):
 
 def _check(settings: Settings) -> None:
     """Refuse what a Tinker server cannot do. Raises: ConfigError."""
-    if settings.teacher == "ema" and not settings.teacher_model_name:
+    if settings.learning.teacher == "ema" and not settings.teacher_model_name:
         raise ConfigError("--teacher ema cannot be had with --backend tinker: use base or live")
     if settings.teacher_model_name:
         names = [model.model_name for model in supported_models(settings)]

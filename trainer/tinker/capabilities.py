@@ -1,4 +1,4 @@
-"""What a Tinker server can do for training: tried with a handful of tokens at start, said in `status`.
+"""What a Tinker server can do for training: tried with a few tokens at start, shown in `status`.
 
 Tinker's documents promise sums as losses, log-probabilities of any prompt, and of any tokens at any position of it. Servers of one's own
 lack some. What is missing decides how the directive term is computed, and whether a method can be had at all.
@@ -31,7 +31,7 @@ _SKYRL = "Tinker API Mock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abilities:
+class TinkerCapabilities:
     """What was found.
 
     Attributes:
@@ -55,9 +55,9 @@ class Abilities:
         return wanted if self.named or wanted == "teacher" else "teacher"
 
 
-def find_abilities(
+def find_capabilities(
     link: Link, settings: Settings, base_model: str, training: tinker.TrainingClient
-) -> Abilities:
+) -> TinkerCapabilities:
     """Try what the server can do. ``training`` is left as it was: nothing here has a backward pass.
 
     Raises:
@@ -65,8 +65,8 @@ def find_abilities(
         UpstreamError: it went away meanwhile.
     """
     client = link.base_client(base_model)
-    said = _sampled(link, client)
-    tokens = [*_PROMPT, *said.tokens]
+    sampled = _sampled(link, client)
+    tokens = [*_PROMPT, *sampled.tokens]
     prompt = types.ModelInput.from_ints(tokens)
     whole = link.wait([client.compute_logprobs(prompt)])[0]
     if whole is None or len(whole) != len(tokens) or any(value is None for value in whole[1:]):
@@ -74,10 +74,10 @@ def find_abilities(
             f"the Tinker server at {link.address} does not tell the log-probabilities of a prompt (compute_logprobs): "
             "without them there is no teacher, and nothing can be trained"
         )
-    reported = [math.nan if value is None else value for value in said.logprobs or ()]
-    greedy_is_raw = len(reported) == len(said.tokens) and _same(reported, whole[len(_PROMPT) :])
-    means = settings.tinker_gradients == "means" or (
-        settings.tinker_gradients == "auto" and _calls_itself(settings) == _SKYRL
+    reported = [math.nan if value is None else value for value in sampled.logprobs or ()]
+    greedy_is_raw = len(reported) == len(sampled.tokens) and _same(reported, whole[len(_PROMPT) :])
+    means = settings.learning.tinker_gradients == "means" or (
+        settings.learning.tinker_gradients == "auto" and _calls_itself(settings) == _SKYRL
     )
     top = named = wide = False
     if (
@@ -85,7 +85,7 @@ def find_abilities(
     ):  # that server knows none of these, and a request that it does not expect may cost it its life
         top, named = _top(link, client, prompt, whole), _named(link, client, prompt, tokens, whole)
         wide = _wide(link, training, tokens)
-    return Abilities(top=top, named=named, wide=wide, means=means, greedy_is_raw=greedy_is_raw)
+    return TinkerCapabilities(top=top, named=named, wide=wide, means=means, greedy_is_raw=greedy_is_raw)
 
 
 _PROMPT = (3, 4, 5, 6)
@@ -158,9 +158,9 @@ def _wide(link: Link, training: tinker.TrainingClient, tokens: list[int]) -> boo
     if logprobs.size != targets.size:
         return False
     # 0.0 where it tells no sum: then there is only the shape to go by
-    told = output.metrics.get("loss:sum")
-    return told is None or math.isclose(
-        told, float(-(logprobs.reshape(-1) * weights.reshape(-1)).sum()), rel_tol=1e-2, abs_tol=1e-2
+    reported_sum = output.metrics.get("loss:sum")
+    return reported_sum is None or math.isclose(
+        reported_sum, float(-(logprobs.reshape(-1) * weights.reshape(-1)).sum()), rel_tol=1e-2, abs_tol=1e-2
     )
 
 

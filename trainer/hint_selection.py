@@ -1,0 +1,103 @@
+"""Which hints teach in a step, and which others the teacher's prompt holds. Holds the playbook of one attempt; knows no weights.
+
+A hint teaches when it does something: to replies in general (then it is a wish, and enters the playbook), or to the very reply that it
+is about (then it teaches there and is not remembered). A correction that only puts its own words into the reply ("no, it is Lyon")
+is neither: it would teach an answer, not a preference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from store.values import ScoredTurn
+from trainer.hint_effect import HintMeter
+from trainer.playbook import LEAST_EFFECT, Playbook, Wording, canonical_text
+from trainer.protocol import Change
+
+#: A hint that changes its own reply by less than this (largest divergence of a token, nats) teaches nothing there.
+LEAST_OWN_EFFECT = 0.15
+#: Tokens that gain most from a hint, and are looked for in its words.
+_GAINS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The decision on a turn's hint.
+
+    Attributes:
+        hint: the words; "": only the playbook, since the hint withdrew a wish; None: the hint does not teach.
+        refusal: why it does not.
+    """
+
+    hint: str | None
+    refusal: str = ""
+
+
+class HintSelection:
+    """The hints of one attempt.
+
+    Args:
+        playbook: as the parent version had it; `playbook` is what it becomes.
+        version: the version that is being made.
+        decode: ids -> text.
+    """
+
+    def __init__(
+        self, meter: HintMeter, playbook: Playbook, *, version: int, decode: Callable[[Sequence[int]], str]
+    ) -> None:
+        self.playbook = playbook
+        self._meter = meter
+        self._version = version
+        self._decode = decode
+
+    def choose(self, turn: ScoredTurn, hint: str, *, is_reaction: bool) -> Choice:
+        """Decide whether a hint teaches; where it states or withdraws a wish, the playbook is what it is after that."""
+        wording = effective_wording(self._meter, turn.turn_id, hint, turn.verdict.wishes)
+        effect = self._meter.effect(wording.text).size
+        if self.playbook.breaks_a_named_wish(wording, self._meter):
+            return Choice(
+                hint=None,
+                refusal="with these words in context the model forgets an earlier wish that they do not name",
+            )
+        before = self.playbook.withdrawn
+        self.playbook = self.playbook.stated(wording, self._meter, version=self._version)
+        if effect >= LEAST_EFFECT:
+            return Choice(hint=wording.text)
+        if len(self.playbook.withdrawn) > len(before):
+            return Choice(hint="")
+        change = self._meter.effect_on_turn(turn, wording.text, is_reaction=is_reaction)
+        if change is None or change.peak < LEAST_OWN_EFFECT:
+            own = 0.0 if change is None else change.peak
+            refusal = f"the model does not act on these words: effect {own:.3f} nat on this reply, {effect:.3f} on others"
+            return Choice(hint=None, refusal=refusal)
+        if self._is_copied(change, wording.text):
+            return Choice(hint=None, refusal="the words give an answer to this question, not a preference")
+        return Choice(hint=wording.text)
+
+    def broken_wish(self, turn: ScoredTurn) -> str | None:
+        """Why thanks do not reinforce a reply: it speaks against a wish of the playbook. People also thank for the answer alone."""
+        broken = self._meter.broken_wishes(turn, [wish.text for wish in self.playbook.active])
+        return f"thanks for a reply that does not follow {len(broken)} of the wishes" if broken else None
+
+    def others(self, hint: str, present: Sequence[str], most: int) -> list[str]:
+        """Further hints for the teacher of a turn; see `Playbook.hints`."""
+        return self.playbook.hints(hint.strip(), present, most)
+
+    def _is_copied(self, change: Change, hint: str) -> bool:
+        """Whether what the hint makes most likelier are its own words."""
+        words = re.findall(r"\w{3,}", hint)
+        gains = sorted(change.shifts.items(), key=lambda pair: pair[1], reverse=True)[:_GAINS]
+        texts = [self._decode([token]).strip() for (_, token), _ in gains]
+        return any(text and any(word.startswith(text) for word in words) for text in texts)
+
+
+def effective_wording(meter: HintMeter, turn_id: str, hint: str, labels: Sequence[str]) -> Wording:
+    """The person's words; where the model does not act on them, a canonical wording of the same wish if it acts on that."""
+    text = hint.strip()
+    if labels and meter.effect(text).size < LEAST_EFFECT:
+        canonical = canonical_text(labels)
+        if canonical and meter.effect(canonical).size >= LEAST_EFFECT:
+            text = canonical
+    return Wording(turn_id=turn_id, text=text, labels=tuple(labels))

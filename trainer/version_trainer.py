@@ -1,0 +1,607 @@
+"""The weights' side of the trainer: one policy, what it has learnt so far, and how an attempt at a new version goes.
+
+`BaseVersionTrainer` is all of it but the weights; `LocalVersionTrainer` has them in this process, `trainer.tinker.version_trainer` on a Tinker server.
+
+Everything here runs on the worker's one thread and knows nothing of the record. An attempt either leaves the policy at the new
+weights (the caller publishes and calls `commit`, or fails to and calls `revert`) or exactly where it was.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from store.lifecycle import DropReason
+from store.settings import Settings, to_json
+from store.values import (
+    BASE_VERSION,
+    AdapterVersion,
+    Completion,
+    Json,
+    LogprobMode,
+    ScoredTurn,
+    adapter_name,
+)
+from trainer.anchors import Anchors
+from trainer.batch import Sample, SampleKind
+from trainer.checkpoint import (
+    WrittenVersion,
+    finite,
+    read_state,
+    remove_version,
+    verify_version,
+    write_version,
+)
+from trainer.cost import BUDGET_S, LEVELS, Effort, Estimate, affordable, longest_text
+from trainer.gate import Gate
+from trainer.hint_selection import HintSelection
+from trainer.playbook import Playbook
+from trainer.policy import LocalPolicy
+from trainer.protocol import Edit, Policy, Refusal
+from trainer.protocol import Outcome as Outcome
+from trainer.replay import Reservoir
+from trainer.step import MAX_RESAMPLE_TOKENS, Prepared, StepPlan, prepare, resample_tokens, train
+from trainer.wish_training import Shares, WishTraining, lost_wishes, wish_rows
+
+#: After a rejection the learning rate is halved, down to this share of what was asked for; every published version wins
+#: back a quarter.
+_RATE_FLOOR, _RATE_CUT, _RATE_GAIN = 1 / 64, 0.5, 1.25
+#: After so many rejections in a row the live version itself stands at a bound, and whatever is learnt from there crosses it: each
+#: further attempt begins from weights that are a tenth nearer to the base model than the last one did, at a rate that can take a
+#: step and not undo it. Not below seven tenths: what a person taught is worth more than getting on (half was seen to lose all of it).
+_PATIENCE, _WEAKER, _WEAKEST, _WEAKENED_RATE = 4, 0.9, 0.7, 1 / 4
+
+P = TypeVar("P", bound=Policy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _VersionBatch:
+    """Everything that one version is trained on.
+
+    Attributes:
+        started: `time.monotonic` at the beginning of the attempt.
+        prepare_s: seconds for the samples of turns and replay, without anchors.
+    """
+
+    prepared: Prepared
+    repeated: Sequence[Sample]
+    unlearning: Sequence[Sample]
+    anchors: Sequence[Sample]
+    small_talk: Sequence[Sample]
+    playbook: Playbook
+    wishes_before: Shares
+    started: float
+    prepare_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TrainedBatch:
+    """A batch after the optimizer steps.
+
+    Attributes:
+        prepared: as in ``batch``, less the samples for which there was no memory.
+        kept: share of the earlier training that is left; see `BaseVersionTrainer._step_back`.
+        rate: learning rate of these steps.
+        numbers: metrics of `trainer.step.train`.
+        finished: `time.monotonic` after the last step.
+    """
+
+    batch: _VersionBatch
+    prepared: Prepared
+    kept: float
+    rate: float
+    numbers: Mapping[str, float]
+    finished: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    """The gate's decision; ``rejected`` holds its objections, and none means the version may be published."""
+
+    rejected: tuple[str, ...]
+    gate_measures: Json
+    wishes: list[Json]
+    playbook_state: Json
+
+
+class BaseVersionTrainer(ABC, Generic[P]):
+    """The policy between steps, wherever its weights are.
+
+    Raises:
+        AdapterError: ``--resume-from-ckpt`` names no version of this model.
+    """
+
+    #: Share of the questions that wishes are measured by, beside what the effort leaves of them.
+    wish_questions: float = 1.0
+
+    def __init__(self, settings: Settings, plan: StepPlan, policy: P, effort: Effort = LEVELS[0]) -> None:
+        self._settings = settings
+        self._plan = plan
+        self._policy = policy
+        self._most_anchors = min(settings.learning.anchors, effort.anchors)
+        self._gate = Gate(policy, settings.model_path, max_tokens=effort.gate_tokens, share=effort.canaries)
+        self._anchors = Anchors(
+            policy,
+            settings.model_path,
+            seed=settings.seed,
+            max_tokens=effort.anchor_tokens,
+            most_candidates=None if effort is LEVELS[0] else 2 * effort.anchors,
+        )
+        self.version = BASE_VERSION
+        self._steps = 0
+        self._rate = settings.resolved_learning_rate
+        self._reservoir = Reservoir(seed=settings.seed)
+        self._wishes = WishTraining(
+            policy,
+            settings.model_path,
+            seed=settings.seed,
+            share=effort.canaries * self.wish_questions,
+            max_tokens=effort.anchor_tokens,
+        )
+        self._new_wishes: Json = {}
+        self._before: Mapping[str, Any] | None = None
+        self._trained: tuple[str, ...] = ()
+        self._rejected_in_a_row = 0
+        self._left_out: list[str] = []
+        if settings.resume_from_ckpt:
+            folder = Path(settings.resume_from_ckpt).expanduser()
+            verify_version(folder)
+            self._load(folder)
+
+    @property
+    def policy(self) -> P:
+        """The weights, to read and to sample from (`evals`); only an attempt moves them."""
+        return self._policy
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know about how this trains, in sentences."""
+        return ()
+
+    @abstractmethod
+    def _train(self, samples: Sequence[Sample], number: int) -> dict[str, float]:
+        """Move the weights towards version ``number``; returns the metrics of `trainer.step.train`."""
+
+    def _weaken(self, share: float) -> bool:
+        """Bring the weights nearer to the base model's; returns whether that can be done where they are."""
+        return False
+
+    def _backend_metrics(self) -> Json:
+        """Return further metrics of a version; called after `Policy.version_files`."""
+        return {}
+
+    def check(self) -> None:
+        """Raise UpstreamError when an attempt would fail whatever the turns are; here nothing is far away."""
+
+    def remove(self, folder: Path) -> None:
+        """Remove a version's files for good. Raises: AdapterError."""
+        remove_version(folder)
+
+    def close(self) -> None:
+        """Let go of what is held elsewhere; here nothing is."""
+
+    def load(self, adapter: AdapterVersion) -> None:
+        """Be a published version: weights, moments, learning rate, reservoir.
+
+        Raises:
+            AdapterError: its folder is missing, torn, or not what was published.
+        """
+        folder = Path(adapter.path)
+        verify_version(folder, adapter.content_hash)
+        self._load(folder)
+        self.version = adapter.version
+
+    def reset(self) -> None:
+        """Be the bare base model again, with nothing learnt."""
+        self._policy.reset(self._settings.seed)
+        self._take_state({})
+        self.version = BASE_VERSION
+
+    def _load(self, folder: Path) -> None:
+        self._policy.load_version(folder)
+        self._take_state(read_state(folder))
+
+    def _take_state(self, state: Mapping[str, Any]) -> None:
+        self._steps = int(state.get("steps", 0))
+        self._set_rate(float(state.get("learning_rate", self._settings.resolved_learning_rate)))
+        saved = state.get("reservoir")
+        self._reservoir = Reservoir.from_json(saved) if saved else Reservoir(seed=self._settings.seed)
+        self._wishes.load(state.get("playbook"))
+        self._before = None
+        self._rejected_in_a_row = 0
+
+    def _step_back(self) -> float:
+        """Where nothing got past the gate for long, begin from less; returns how much of what was learnt is left, 1.0: all."""
+        if self._rejected_in_a_row < _PATIENCE:
+            return 1.0
+        share = max(_WEAKEST, _WEAKER ** (self._rejected_in_a_row - _PATIENCE + 1))
+        if not self._weaken(share):
+            return 1.0
+        self._set_rate(max(self._rate, self._settings.resolved_learning_rate * _WEAKENED_RATE))
+        return share
+
+    def _set_rate(self, rate: float) -> None:
+        asked = self._settings.resolved_learning_rate
+        self._rate = min(asked, max(asked * _RATE_FLOOR, rate))
+        self._policy.learning_rate = self._rate
+
+    def draw_replay(self, turns: Sequence[ScoredTurn]) -> tuple[str, ...]:
+        """Ids of past turns to repeat beside these: as many as these lack to the number of teaching ones a step is to have.
+
+        Where hints are read, a batch of thanks teaches nothing against its anchors, and what was learnt wears away until the
+        person complains again. A batch that is full of complaints needs no others, and is only slowed down by them. Where a playbook
+        is kept, its turns are repeated (`WishTraining.rehearsal`).
+        """
+        if self._plan.selects_hints:
+            return ()
+        teaching = sum(bool(turn.verdict.hint) or not self._plan.reads_hints for turn in turns)
+        missing = self._settings.learning.replay - teaching
+        if missing <= 0:
+            return ()
+        return self._reservoir.draw(missing, self._steps, exclude={turn.turn_id for turn in turns})
+
+    @property
+    def remembered(self) -> tuple[str, ...]:
+        """Ids of past turns whose words the playbook is made of."""
+        return self._wishes.turn_ids if self._plan.selects_hints else ()
+
+    def is_due(self, edits: Sequence[Edit] = ()) -> bool:
+        """Whether a version is to be made although no turn asks for one: a withdrawn wish is to be unlearnt."""
+        return self._plan.selects_hints and self._wishes.is_unlearning(edits)
+
+    def attempt(
+        self,
+        turns: Sequence[ScoredTurn],
+        replay: Sequence[ScoredTurn],
+        recent: Sequence[int],
+        number: int,
+        remembered: Sequence[ScoredTurn] = (),
+        edits: Sequence[Edit] = (),
+    ) -> Outcome:
+        """Make version ``number`` from these turns, and let the gate look at it.
+
+        Args:
+            recent: earlier verdicts, oldest first.
+            remembered: the past turns of `remembered`, those that are still in the record.
+            edits: what the owner changed in the playbook.
+
+        Raises:
+            AdapterError: the version cannot be written; the policy is as before.
+        """
+        started = time.monotonic()
+        selection = None
+        if self._plan.selects_hints:
+            selection = self._wishes.begin(remembered, version=number, edits=edits)
+        prepared = prepare(
+            self._policy,
+            turns,
+            self._plan,
+            recent_verdicts=recent,
+            version=self.version,
+            selection=selection,
+        )
+        playbook = selection.playbook if selection is not None else Playbook()
+        unlearning = self._wishes.unlearning(playbook, [*remembered, *turns], version=number)
+        if not prepared.samples and not unlearning:
+            return Outcome(refused=prepared.refused, parent_version=self.version)
+        wishes_before = self._wishes.measure(playbook)
+        if selection is not None:
+            replay = self._wishes.rehearsal(
+                playbook,
+                wishes_before,
+                taught={one.turn_id for one in prepared.samples if one.teacher_prompt_ids is not None},
+                past=remembered,
+                idle=[turn for turn in turns if turn.turn_id in prepared.refused],
+                least=self._settings.learning.replay,
+                step=self._steps,
+            )
+        repeated = self._prepare_replay(replay, recent, selection)
+        prepare_s = time.monotonic() - started
+        batch = _VersionBatch(
+            prepared=prepared,
+            repeated=repeated.samples,
+            unlearning=unlearning,
+            anchors=self._anchors.draw(self._most_anchors, self._steps, turns=turns),
+            small_talk=self._wishes.small_talk(playbook, version=number) if self._plan.selects_hints else [],
+            playbook=playbook,
+            wishes_before=wishes_before,
+            started=started,
+            prepare_s=prepare_s,
+        )
+        self._before = self._policy.snapshot()
+        self._left_out.clear()
+        try:
+            trained = self._train_batch(batch, number)
+            judged = self._judge(trained)
+            written, metrics = self._write(trained, judged, number)
+        except BaseException:
+            self.revert()
+            raise
+        return self._finish(turns, trained, judged, written, metrics)
+
+    def _prepare_replay(
+        self, replay: Sequence[ScoredTurn], recent: Sequence[int], selection: HintSelection | None
+    ) -> Prepared:
+        """Prepare past turns; where hints are read, with replies that the policy gives now."""
+        if self._plan.reads_hints:
+            replay = resample_replies(
+                self._policy,
+                replay,
+                seed=self._settings.seed + self._steps,
+                version=self.version,
+                most=self._plan.resample_tokens,
+            )
+        return prepare(
+            self._policy,
+            replay,
+            self._plan,
+            recent_verdicts=recent,
+            version=self.version,
+            kind=SampleKind.REPLAY,
+            selection=selection,
+        )
+
+    def _train_batch(self, batch: _VersionBatch, number: int) -> _TrainedBatch:
+        """Move the weights; samples for which there was no memory are refused afterwards."""
+        kept = self._step_back()
+        size = 1.0 if batch.unlearning else batch.prepared.size
+        rate = self._rate * (size if self._settings.learning.rate_by_signal else 1.0)
+        self._policy.learning_rate = rate
+        samples = [
+            *batch.prepared.samples,
+            *batch.repeated,
+            *batch.unlearning,
+            *batch.small_talk,
+            *batch.anchors,
+        ]
+        numbers = self._train(samples, number)
+        return _TrainedBatch(
+            batch=batch,
+            prepared=_without(batch.prepared, self._left_out),
+            kept=kept,
+            rate=rate,
+            numbers=numbers,
+            finished=time.monotonic(),
+        )
+
+    def _judge(self, trained: _TrainedBatch) -> _Judged:
+        """Run the gate on the trained weights and measure the wishes."""
+        playbook, before = trained.batch.playbook, trained.batch.wishes_before
+        verdict = self._gate.examine(self._policy, self._before)
+        now = self._wishes.measure(playbook)
+        state = self._wishes.to_json(self._wishes.after(playbook, now), taught=bool(trained.prepared.samples))
+        return _Judged(
+            rejected=(*verdict.rejected, *lost_wishes(playbook, before, now)),
+            gate_measures=verdict.measures,
+            wishes=wish_rows(playbook, before, now),
+            playbook_state=state,
+        )
+
+    def _write(self, trained: _TrainedBatch, judged: _Judged, number: int) -> tuple[WrittenVersion, Json]:
+        """Write the version's folder; returns it with its metrics."""
+        batch = trained.batch
+        files = self._policy.version_files(adapter_name(self._settings.policy, number))
+        metrics: Json = finite(
+            {
+                **trained.numbers,
+                **self._backend_metrics(),
+                "turns": len(trained.prepared.samples),
+                "replayed": len(batch.repeated),
+                "anchors": len(batch.anchors),
+                "learning_rate": trained.rate,
+                "kept": trained.kept,
+                "teach_s": batch.prepare_s,
+                "train_s": trained.finished - batch.started,
+                "gate_s": time.monotonic() - trained.finished,
+                "gate": judged.gate_measures,
+                "wishes": judged.wishes,
+                "unlearning": len(batch.unlearning),
+                "settings": to_json(self._settings),
+            }
+        )
+        written = write_version(
+            self._settings.adapters_folder,
+            self._settings.policy,
+            number,
+            files,
+            state={
+                "steps": self._steps + 1,
+                "learning_rate": min(self._settings.resolved_learning_rate, self._rate * _RATE_GAIN),
+                "reservoir": self._reservoir.add(self._to_keep(trained.prepared.samples)).to_json(),
+                "playbook": judged.playbook_state,
+            },
+            metrics=metrics,
+        )
+        return written, metrics
+
+    def _finish(
+        self,
+        turns: Sequence[ScoredTurn],
+        trained: _TrainedBatch,
+        judged: _Judged,
+        written: WrittenVersion,
+        metrics: Json,
+    ) -> Outcome:
+        """Keep what `commit` needs, restore the weights of a rejected version and return the outcome."""
+        self._trained = self._to_keep(trained.prepared.samples)
+        self._new_wishes = judged.playbook_state
+        if judged.rejected:
+            self.revert()
+            self._set_rate(self._rate * _RATE_CUT)
+        reason = _reason(turns, trained.prepared.samples)
+        if trained.kept < 1.0:
+            reason += (
+                f"; {self._rejected_in_a_row} versions in a row were rejected: "
+                f"{trained.kept:.0%} is left of what was learnt before"
+            )
+        self._rejected_in_a_row += bool(judged.rejected)
+        return Outcome(
+            refused=trained.prepared.refused,
+            parent_version=self.version,
+            written=written,
+            rejected=judged.rejected,
+            reason=reason,
+            metrics=metrics,
+        )
+
+    def _to_keep(self, samples: Sequence[Sample]) -> tuple[str, ...]:
+        """Of what was trained, what is worth repeating: where hints are read, the turns that had one."""
+        return tuple(
+            sample.turn_id
+            for sample in samples
+            if sample.teacher_prompt_ids is not None or not self._plan.reads_hints
+        )
+
+    def commit(self, number: int) -> None:
+        """The attempt was published as this version."""
+        self.version = number
+        self._steps += 1
+        self._rejected_in_a_row = 0
+        self._reservoir = self._reservoir.add(self._trained)
+        self._wishes.load(self._new_wishes)
+        self._set_rate(self._rate * _RATE_GAIN)
+        self._before = None
+
+    def revert(self) -> None:
+        """Be what the policy was before the attempt, to the bit."""
+        if self._before is not None:
+            self._policy.restore(self._before)
+            self._before = None
+
+
+def _without(prepared: Prepared, left_out: Sequence[str]) -> Prepared:
+    """What was prepared, the samples that took more memory than there is refused."""
+    gone = {sample.turn_id for sample in prepared.samples} & set(left_out)
+    refusal = Refusal(
+        reason=DropReason.OUT_OF_MEMORY, detail="alone in a pass it took more memory than there is"
+    )
+    return Prepared(
+        samples=tuple(sample for sample in prepared.samples if sample.turn_id not in gone),
+        refused={**prepared.refused, **dict.fromkeys(gone, refusal)},
+    )
+
+
+def _cost_notes(effort: Effort, expected: Estimate, policy: LocalPolicy, plan: StepPlan) -> tuple[str, ...]:
+    """How long a version takes, and what is left out so that it ends in time."""
+    notes = [f"a version is expected to take about {max(1, round(expected.total_s))} s here"]
+    if effort is not LEVELS[0]:
+        notes.append(
+            f"so that it does: {plan.steps_per_batch} optimizer steps, {effort.anchors} anchors, "
+            f"{effort.canaries:.0%} of the gate's prompts at most"
+        )
+    if policy.max_context < policy.model_context:
+        notes.append(
+            f"turns of more than {policy.max_context} tokens are dropped: there is no memory or time for them"
+        )
+    return tuple(notes)
+
+
+class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
+    """The policy in this process.
+
+    Args:
+        budget_s: seconds that a version may take by the estimate.
+
+    Raises:
+        ConfigError: the model cannot be loaded.
+        AdapterError: ``--resume-from-ckpt`` names no adapter of this model.
+    """
+
+    def __init__(self, settings: Settings, *, budget_s: float = BUDGET_S) -> None:
+        policy = LocalPolicy(
+            settings.model_path,
+            rank=settings.lora_rank,
+            learning_rate=settings.resolved_learning_rate,
+            beta1=settings.learning.adam_beta1,
+            update_clip=settings.learning.update_clip,
+            seed=settings.seed,
+            teacher=settings.teacher_model_name,
+            quantize=settings.quantize == "4bit",
+        )
+        speed = policy.measure_speed()
+        effort, self.estimate = affordable(
+            speed, turns=settings.batch_size + settings.learning.replay, budget_s=budget_s
+        )
+        #: Longest turn that is trained on, by time; `LocalPolicy.memory` says it by memory.
+        policy.max_context = min(policy.max_context, longest_text(speed, budget_s=budget_s))
+        plan = StepPlan.of(settings)
+        plan = replace(
+            plan,
+            steps_per_batch=min(plan.steps_per_batch, effort.steps),
+            resample_tokens=effort.resample_tokens,
+            micro_tokens=min(plan.micro_tokens, policy.memory.micro_tokens),
+        )
+        self._notes = _cost_notes(effort, self.estimate, policy, plan)
+        super().__init__(settings, plan, policy, effort)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self._notes
+
+    def _backend_metrics(self) -> Json:
+        return self.estimate.to_json()
+
+    def _train(self, samples: Sequence[Sample], number: int) -> dict[str, float]:
+        return train(
+            self._policy,
+            samples,
+            self._plan,
+            seed=self._settings.seed + 1_000 * (self._steps + 1),
+            leave_out=self._left_out.append,
+        )
+
+    def _weaken(self, share: float) -> bool:
+        self._policy.weaken(share)
+        return True
+
+
+def _reason(turns: Sequence[ScoredTurn], samples: Sequence[Any]) -> str:
+    """What a person would call the cause: how many of their turns, and the commonest of their complaints."""
+    ids = {sample.turn_id for sample in samples}
+    used = [turn for turn in turns if turn.turn_id in ids]
+    if not used:
+        return "unlearns a withdrawn wish"
+    hints = [turn.verdict.hint for turn in used if turn.verdict.hint]
+    praised = sum(1 for turn in used if turn.verdict.value == 1)
+    blamed = sum(1 for turn in used if turn.verdict.value == -1)
+    text = f"{len(used)} turns: {blamed} complaints, {praised} thanks"
+    if hints:
+        newest = " ".join(hints[-1].split())
+        text += f'; "{newest if len(newest) <= 60 else newest[:59] + "…"}"'
+    return text
+
+
+def resample_replies(
+    policy: Policy, turns: Sequence[ScoredTurn], *, seed: int, version: int, most: int = MAX_RESAMPLE_TOKENS
+) -> list[ScoredTurn]:
+    """Past complaints with what the policy answers to their prompts today; a turn without a hint or an answer is left out.
+
+    The hint still says what the person wants there, and the teacher who reads it can judge any answer. The verdict was about
+    the old answer and does not come along.
+    """
+    asked = [turn for turn in turns if turn.verdict.hint and turn.prompt_token_ids]
+    if not asked:
+        return []
+    longest = resample_tokens((len(turn.completion.token_ids or ()) for turn in asked), most)
+    replies = policy.sample([turn.prompt_token_ids for turn in asked], max_tokens=longest, seed=seed)
+    return [
+        replace(
+            turn,
+            completion=Completion(
+                text="",
+                token_ids=reply.token_ids,
+                sampling_logprobs=reply.logprobs,
+                finish_reason="stop" if reply.finished else "length",
+            ),
+            temperature=1.0,
+            logprob_mode=LogprobMode.RAW,
+            adapter_version=version,
+            verdict=replace(turn.verdict, value=0),
+        )
+        for turn, reply in zip(asked, replies, strict=True)
+        if reply.token_ids
+    ]
