@@ -1,1 +1,1 @@
-"""Benchmarks and experiments: run by hand, numbers go to docs/log.md."""
+"""Benchmarks and experiments: run by hand, results go to research/."""

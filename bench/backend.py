@@ -114,7 +114,7 @@ class Serving(asyncio.Protocol):
     """One connection; requests come one after the other.
 
     Attributes:
-        whole, stream: what is said, by whether tokens are asked for.
+        whole, stream: the reply, by whether tokens are requested.
     """
 
     whole: ClassVar = _WHOLE

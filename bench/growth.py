@@ -1,21 +1,21 @@
 """Does a large record slow the proxy down? `python -m bench.growth [--large 1000000]`.
 
-Two proxies in front of the same scripted backend, one on a record of 1,000 turns, one on a large one (both filled by bulk SQL), take
-turns. Measured: new conversations; conversations that are resumed after a restart, so that the record alone can say what they
+Two proxies, each with its recorder, in front of the same scripted backend, one on a record of 1,000 turns, one on a large one (both filled
+by bulk SQL), take turns. Measured: new conversations; conversations that are resumed after a restart, so that the record alone can say what they
 continue; and one session of 200 turns: its first turns against its last.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
+import asyncio
 import json
 import os
 import sqlite3
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from typing import Any
 from rich.console import Console
 
 from bench.backend import MODEL, TEXT
-from bench.proxy import KEY, Server, backend, load, patina, started, wait_for
+from bench.client import Client
+from bench.proxy import KEY, Server, backend, load, patina, recording, started, wait_for
 from migrations import upgrade
 from store.hashing import digest
 from store.settings import read_settings
@@ -32,7 +33,7 @@ Message = dict[str, str]
 
 
 def fill(home: Path, count: int) -> None:
-    """Put ``count`` turns into the record of ``home``, five a session, as the proxy would have written them."""
+    """Put ``count`` turns into the record of ``home``, five a session, as the recorder would have written them."""
     url = read_settings({"home": home}).database_url
     upgrade(url)
     with closing(sqlite3.connect(home / "patina.db")) as database:
@@ -42,6 +43,8 @@ def fill(home: Path, count: int) -> None:
         ).fetchall()
         for name, _ in indexes:
             database.execute(f"DROP INDEX {name}")
+        # The others have a default.
+        columns = [row[1] for row in database.execute("PRAGMA table_info(turns)") if row[1] != "kind_reason"]
         request = digest("{}")
         database.execute("INSERT INTO messages VALUES (?, '{}')", (request,))
         ids = json.dumps(list(range(30)))
@@ -54,8 +57,8 @@ def fill(home: Path, count: int) -> None:
         def flush() -> None:
             database.executemany("INSERT INTO messages VALUES (?, ?)", messages)
             database.executemany("INSERT INTO nodes VALUES (?, ?, ?, ?)", nodes)
-            places = ", ".join("?" * len(turns[0]))
-            database.executemany(f"INSERT INTO turns VALUES ({places})", turns)
+            places = ", ".join("?" * len(columns))
+            database.executemany(f"INSERT INTO turns ({', '.join(columns)}) VALUES ({places})", turns)
             database.executemany(
                 "INSERT INTO lives (turn_id, policy, stage, since) VALUES (?, ?, ?, ?)", lives
             )
@@ -95,65 +98,53 @@ def _name() -> str:
     return os.urandom(16).hex()
 
 
-class Client:
-    """One connection, one request after the other."""
-
-    def __init__(self, port: int) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-
-    def ask(self, messages: list[Message]) -> float:
-        """Return the seconds a reply took."""
-        body = json.dumps({"model": MODEL, "messages": messages})
-        began = time.perf_counter()
-        self._connection.request(
-            "POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-        )  # fmt: skip
-        reply = self._connection.getresponse()
-        reply.read()
-        took = time.perf_counter() - began
-        assert reply.status == 200
-        return took
-
-    def close(self) -> None:
-        self._connection.close()
+async def ask(client: Client, messages: list[Message]) -> float:
+    """Return the seconds that a reply took."""
+    began = time.perf_counter()
+    reply = await client.post("/v1/chat/completions", {"model": MODEL, "messages": messages})
+    took = time.perf_counter() - began
+    assert reply.is_complete
+    assert reply.is_ok
+    return took
 
 
-def openings(server: Server, count: int) -> list[list[Message]]:
-    """Open ``count`` conversations; returns what their clients would send next."""
-    client = Client(server.port)
+async def openings(server: Server, count: int) -> list[list[Message]]:
+    """Start ``count`` conversations; returns the next request of each."""
+    client = Client(server.port, KEY)
     found = []
     for i in range(count):
         messages: list[Message] = [{"role": "user", "content": f"an opening, {i}, {os.urandom(4).hex()}"}]
-        client.ask(messages)
+        await ask(client, messages)
         answer: Message = {"role": "assistant", "content": TEXT}
         found.append([*messages, answer, {"role": "user", "content": f"and then, {i}"}])
-    client.close()
+    await client.close()
     return found
 
 
-def in_turns(one: Iterator[float], other: Iterator[float]) -> tuple[list[float], list[float]]:
-    """Take a measurement of the one, then of the other, and so on."""
-    pairs = list(zip(one, other, strict=True))
-    return [a for a, _ in pairs], [b for _, b in pairs]
+async def alternate(
+    servers: Sequence[Server], requests: Sequence[Sequence[list[Message]]]
+) -> list[list[float]]:
+    """Send each server its requests, one to each in turn; returns the seconds of each server's replies."""
+    clients = [Client(server.port, KEY) for server in servers]
+    times: list[list[float]] = [[] for _ in servers]
+    for row in zip(*requests, strict=True):
+        for client, messages, found in zip(clients, row, times, strict=True):
+            found.append(await ask(client, messages))
+    for client in clients:
+        await client.close()
+    return times
 
 
-def asked(server: Server, requests: list[list[Message]]) -> Iterator[float]:
-    client = Client(server.port)
-    for messages in requests:
-        yield client.ask(messages)
-    client.close()
-
-
-def session(server: Server, length: int) -> list[float]:
-    """Return how long each turn of one session took."""
-    client = Client(server.port)
+async def session(server: Server, length: int) -> list[float]:
+    """Return the seconds of each turn of one session."""
+    client = Client(server.port, KEY)
     messages: list[Message] = []
     times = []
     for i in range(length):
         messages.append({"role": "user", "content": f"question {i} of a long talk, {os.urandom(4).hex()}"})
-        times.append(client.ask(messages))
+        times.append(await ask(client, messages))
         messages.append({"role": "assistant", "content": TEXT})
-    client.close()
+    await client.close()
     return times
 
 
@@ -173,6 +164,7 @@ def main() -> None:
         direct = stack.enter_context(started("direct", backend, folder))
         url = f"http://127.0.0.1:{direct.port}"
         servers: list[Server] = []
+        recorders: list[Server] = []
         for name, count in (("small", arguments.small), ("large", arguments.large)):
             home = folder / name
             home.mkdir()
@@ -182,6 +174,7 @@ def main() -> None:
             found[f"{name}_mb"] = round((home / "patina.db").stat().st_size / 1e6, 1)
             found[f"{name}_filled_s"] = round(time.perf_counter() - began, 1)
             servers.append(stack.enter_context(started(name, patina(home, url), folder, "/healthz")))
+            recorders.append(stack.enter_context(recording(home, folder)))
         for server in servers:
             load(server, "plain", 1, 1.0)
         fresh = [
@@ -191,24 +184,26 @@ def main() -> None:
             ]
             for _ in servers
         ]
-        small, large = in_turns(*(asked(s, f) for s, f in zip(servers, fresh, strict=True)))
+        small, large = asyncio.run(alternate(servers, fresh))
         found["new_p50_ms"] = {
             "small": ms(small),
             "large": ms(large),
             "ratio": round(ms(large) / ms(small), 2),
         }
-        resumed = [openings(server, arguments.asks) for server in servers]
-        for server in servers:  # what was said is known to the record alone then
+        resumed = [asyncio.run(openings(server, arguments.asks)) for server in servers]
+        for recorder in recorders:  # only the record has the conversations after that
+            recorder.restart()
+        for server in servers:
             server.restart()
             wait_for(server.port, server, "/healthz")
             load(server, "plain", 1, 0.3)
-        small, large = in_turns(*(asked(s, r) for s, r in zip(servers, resumed, strict=True)))
+        small, large = asyncio.run(alternate(servers, resumed))
         found["resumed_p50_ms"] = {
             "small": ms(small),
             "large": ms(large),
             "ratio": round(ms(large) / ms(small), 2),
         }
-        times = session(servers[1], 200)
+        times = asyncio.run(session(servers[1], 200))
         found["session_p50_ms"] = {"turns 5-25": ms(times[5:25]), "turns 180-200": ms(times[180:])}
         found["rss_mb"] = {server.name: round(server.rss_mb()) for server in servers}
     Console().print_json(json.dumps(found))

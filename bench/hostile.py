@@ -2,7 +2,7 @@
 
 Malformed bodies, wrong types, ten-megabyte strings, deep nesting, bytes that are no text, floods of header fields, sockets left half open,
 smuggled lengths, odd methods and paths, and a backend that answers as badly. What must hold: no 5xx of the proxy's own but 502 and 504
-(each said because the backend gave no answer), every connection ends, memory stays flat, and an honest client is served all the while.
+(each because the backend gave no answer), every connection ends, memory stays flat, and an honest client is served all the while.
 Prints one JSON object; exit code 1 when something did not hold.
 """
 
@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.proxy import recording
 from migrations import upgrade
 from serving.ports import free_port
 from store.settings import REPOSITORY, child_environment, read_settings
@@ -372,7 +373,7 @@ class Backend:
                 if not await self._answer(head, body, writer):
                     return
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
-            return  # whoever came through the proxy may have left; what the proxy does then is what is watched
+            return  # the proxy may close this connection at any time
         finally:
             self.connections -= 1
             writer.close()
@@ -391,22 +392,22 @@ class Backend:
 
     async def _answer(self, head: bytes, body: bytes, writer: asyncio.StreamWriter) -> bool:
         is_head = head.startswith(b"head ")
-        said: Any = None
+        request: Any = None
         if b'"reply"' in body or b'"stream"' in body:
             with contextlib.suppress(ValueError, RecursionError):
-                said = json.loads(body)
-        said = said if isinstance(said, dict) else {}
-        number = said.get("reply")
+                request = json.loads(body)
+        request = request if isinstance(request, dict) else {}
+        number = request.get("reply")
         if isinstance(number, int) and 0 <= number < len(BAD_REPLIES):
             writer.write(BAD_REPLIES[number])
             await writer.drain()
             return number >= len(_TORN)  # the connection ends with what is no whole reply
-        if said.get("stream") is True and said.get("messages") and not is_head:
+        if request.get("stream") is True and request.get("messages") and not is_head:
             writer.write(_SSE + _FROM + b"Transfer-Encoding: chunked\r\n\r\n")
-            for _ in range(400 if said.get("long") else 3):
+            for _ in range(400 if request.get("long") else 3):
                 writer.write(b"%x\r\n%b\r\n" % (len(_CHUNK), _CHUNK))
                 await writer.drain()
-                await asyncio.sleep(0.002 if said.get("long") else 0)
+                await asyncio.sleep(0.002 if request.get("long") else 0)
             writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
         else:
             writer.write(_reply(_200, _OK)[: -len(_OK) if is_head else None])
@@ -451,8 +452,8 @@ class Findings:
         if not seen.startswith(b"HTTP/1.1 ") or not status.isdigit():
             self.wrong.append(f"{attack.kind}: no HTTP: {seen[:80]!r}")
         elif status >= "500" and b"x-from: backend" not in head.lower():
-            told = b"upstream_unavailable" in body or b"upstream_timeout" in body
-            if status not in ("502", "504") or not told or attack.kind != "bad backend":
+            is_upstream = b"upstream_unavailable" in body or b"upstream_timeout" in body
+            if status not in ("502", "504") or not is_upstream or attack.kind != "bad backend":
                 self.wrong.append(f"{attack.kind}: own {status}: {body[:200]!r} to {attack.parts[0][:300]!r}")
 
 
@@ -517,7 +518,7 @@ async def storm(port: int, count: int, seed: int, at_once: int, findings: Findin
 
 
 async def honest_client(port: int, findings: Findings, done: asyncio.Event) -> int:
-    """Ask something decent every half second; every answer must be right."""
+    """Send a well-formed request every half second; every reply must be right."""
     asked = 0
     rng = random.Random(1)
     while not done.is_set():
@@ -564,9 +565,10 @@ async def run(count: int, seed: int, at_once: int) -> dict[str, Any]:
                     stderr=log,
                 )
             try:
-                return await _measured(
-                    process, port, behind, count, seed, at_once, findings, home / "proxy.log"
-                )
+                with recording(home, home):
+                    return await _measured(
+                        process, port, behind, count, seed, at_once, findings, home / "proxy.log"
+                    )
             finally:
                 process.terminate()
                 process.wait(30)
@@ -584,7 +586,7 @@ async def _measured(
 ) -> dict[str, Any]:
     await _until_up(port)
     done = asyncio.Event()
-    decent = asyncio.create_task(honest_client(port, findings, done))
+    client = asyncio.create_task(honest_client(port, findings, done))
     start = time.monotonic()
     memory = []
     blocks = 10
@@ -594,13 +596,15 @@ async def _measured(
         memory.append(round(memory_mb(process.pid), 1))
     took = time.monotonic() - start
     done.set()
-    asked = await decent
+    asked = await client
     for _ in range(100):
         if not behind.connections:
             break
         await asyncio.sleep(0.1)
-    status = await status_of(port)
-    own = status["proxy"]
+    status = await _recorded(port)
+    own, store = status["proxy"], status["store"]
+    if store["lag_turns"] or store["rejected"]:
+        findings.wrong.append(f"{store['lag_turns']} turns wait, {store['rejected']} cannot be recorded")
     if process.poll() is not None:
         findings.wrong.append("the proxy died")
     if own["in_flight"]:
@@ -609,12 +613,12 @@ async def _measured(
     grown = statistics.median(memory[-3:]) / statistics.median(memory[2:5])
     if grown > 1.25 and count >= 5000:
         findings.wrong.append(f"memory grew by {grown - 1:.0%} from the first third to the last")
-    said = await asyncio.to_thread(log.read_text, errors="replace")
-    if "Traceback" in said:
-        findings.wrong.append("the log has a traceback: " + said[-2000:])
+    logged = await asyncio.to_thread(log.read_text, errors="replace")
+    if "Traceback" in logged:
+        findings.wrong.append("the log has a traceback: " + logged[-2000:])
     reasons = Counter(
         line.split("cannot be recorded: ")[1][:80]
-        for line in said.splitlines()
+        for line in logged.splitlines()
         if "cannot be recorded: " in line
     )
     return {
@@ -625,14 +629,24 @@ async def _measured(
         "honest_requests_meanwhile": asked,
         "memory_mb_after_each_tenth": memory,
         "idle_backend_connections": behind.connections,
-        "turns_recorded": own["recorder"]["written"],
+        "turns_recorded": store["written"],
         "unrecorded": own["unrecorded"],
         "unrecorded_why": dict(reasons),
-        "lost": own["recorder"]["lost"],
-        "last_loss": own["recorder"].get("last_loss"),
+        "lost": store["lost"],
+        "last_loss": store["last_loss"],
         "wrong": findings.wrong[:20],
         "wrong_total": len(findings.wrong),
     }
+
+
+async def _recorded(port: int) -> dict[str, Any]:
+    """Return the status once the recorder's newest state has everything of the journal."""
+    for _ in range(120):
+        status = await status_of(port)
+        if status["store"]["journal_bytes"] == 0 and status["store"]["lag_turns"] == 0:
+            break
+        await asyncio.sleep(0.5)
+    return status
 
 
 async def _until_up(port: int) -> None:

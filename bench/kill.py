@@ -1,10 +1,11 @@
 """Does anything get lost? `python -m bench.kill [--kills 200] [--disconnects 1000]`.
 
-Kills: the proxy is killed with -9 at a random moment while 16 streams run, and started again; in the end every turn whose end a client saw
-(its ``data: [DONE]``, or the last byte of a reply that is not streamed) must be in the record, and `verify` must find nothing wrong.
+Kills: the proxy, the recorder or both are killed with -9 at a random moment while 16 streams run, and started again; in the end every turn
+whose end a client saw (its ``data: [DONE]``, or the last byte of a reply that is not streamed) must be in the record, once, no entry of the
+journal may have been rejected (a turn that is recorded twice would be), and `verify` must find nothing wrong.
 
 Disconnects: clients leave in the middle of their streams; each turn must be recorded as unfinished, and the backend must be left
-without a connection that nobody reads.
+without a connection that is not read.
 """
 
 from __future__ import annotations
@@ -16,19 +17,22 @@ import random
 import sqlite3
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import orjson
 from rich.console import Console
 
 from bench.backend import MODEL
-from bench.proxy import KEY, Server, backend, patina, started, wait_for
+from bench.client import Client, Reply
+from bench.proxy import KEY, Server, backend, patina, recording, started, wait_for
+from recorder.worker import REJECTED
+from store.journal import segments
 from store.record import Record
 
 STREAMS = 16
-#: The proxy keeps an idle connection to its backend so long; one that is left after that carries what nobody reads.
+#: The proxy keeps an idle connection to its backend so long; one that is open after that is leaked.
 POOL_S = 5.0
 
 
@@ -37,11 +41,11 @@ class Seen:
     """What the clients saw."""
 
     ended: list[str] = field(default_factory=list)  #: turns whose end arrived
-    left: list[str] = field(default_factory=list)  #: turns that their client walked away from
+    left: list[str] = field(default_factory=list)  #: turns whose client left
     cut: int = 0  #: replies that the proxy's death cut short
 
 
-def request(number: int, *, stream: bool = True, paced: bool = False) -> bytes:
+def request(number: int, *, stream: bool = True, paced: bool = False) -> dict[str, object]:
     body: dict[str, object] = {
         "model": MODEL,
         "messages": [{"role": "user", "content": f"question {number} of {random.random()}"}],
@@ -50,55 +54,33 @@ def request(number: int, *, stream: bool = True, paced: bool = False) -> bytes:
         body["stream"] = True
     if paced:
         body["paced"] = True
-    data = orjson.dumps(body)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\ncontent-type: application/json\r\n"
-    return head.encode() + b"content-length: %d\r\n\r\n" % len(data) + data
+    return body
 
 
 async def ask(port: int, number: int, seen: Seen, *, leave_after_s: float | None = None) -> None:
-    """Send one request and note what became of it."""
-    stream = number % 4 != 0 or leave_after_s is not None
+    """Send one request on a connection of its own, and count how its reply ended."""
+    leaves = leave_after_s is not None
+    body = request(number, stream=number % 4 != 0 or leaves, paced=number % 3 == 0 or leaves)
+    reply = Reply()
     try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        await asyncio.sleep(0.02)  # it is being started again
-        return
-    got = b""
-    turn = ""
-    try:
-        writer.write(request(number, stream=stream, paced=number % 3 == 0 or leave_after_s is not None))
-        leaving = None if leave_after_s is None else time.monotonic() + leave_after_s
-        while True:
-            timeout = None if leaving is None else max(0.0, leaving - time.monotonic())
-            try:
-                data = await asyncio.wait_for(reader.read(65536), timeout)
-            except TimeoutError:
-                if turn:
-                    seen.left.append(turn)
-                return
-            got += data
-            if not turn and (at := got.lower().find(b"x-patina-turn:")) >= 0 and b"\r\n\r\n" in got:
-                turn = got[at + 14 :].split(b"\r\n", 1)[0].strip().decode()
-            if got.endswith(b"0\r\n\r\n") or (not stream and _is_whole(got)):
-                seen.ended.append(turn)
-                return
-            if not data:
-                seen.cut += 1
-                return
+        async with asyncio.timeout(leave_after_s):
+            await Client(port, KEY, keeps=False).post("/v1/chat/completions", body, reply)
+    except TimeoutError:
+        if reply.turn_id:
+            seen.left.append(reply.turn_id)
+    except ConnectionRefusedError:
+        await asyncio.sleep(0.02)  # the proxy is restarting
     except OSError:
         seen.cut += 1
-    finally:
-        writer.close()
+    else:
+        if reply.is_complete:
+            seen.ended.append(reply.turn_id)
+        else:
+            seen.cut += 1
 
 
-def _is_whole(got: bytes) -> bool:
-    head, _, body = got.partition(b"\r\n\r\n")
-    at = head.lower().find(b"content-length:")
-    return at >= 0 and len(body) >= int(head[at + 15 :].split(b"\r\n", 1)[0])
-
-
-async def kills(server: Server, command: list[str], count: int, folder: Path) -> tuple[Server, Seen]:
-    """Kill the server ``count`` times under load; returns the one that runs now and what the clients saw."""
+async def kills(server: Server, recorder: Server, count: int) -> Seen:
+    """Kill proxy, recorder or both ``count`` times under load, and start them again; returns what the clients saw."""
     seen = Seen()
     running = True
     numbers = iter(range(10**9))
@@ -111,15 +93,17 @@ async def kills(server: Server, command: list[str], count: int, folder: Path) ->
     try:
         for _ in range(count):
             await asyncio.sleep(random.uniform(0.05, 0.8))
-            server.process.kill()
-            server.process.wait()
-            server = Server(server.name, command, server.port, folder)
+            victims = random.choice(((server,), (recorder,), (server, recorder)))
+            for victim in victims:
+                victim.process.kill()
+                victim.process.wait()
+                victim.start()
             await asyncio.to_thread(wait_for, server.port, server, "/healthz")
         await asyncio.sleep(0.3)
     finally:
         running = False
         await asyncio.wait(clients, timeout=30)
-    return server, seen
+    return seen
 
 
 async def disconnects(server: Server, count: int) -> Seen:
@@ -156,6 +140,13 @@ async def verified(home: Path) -> list[str]:
         await record.close()
 
 
+def until(holds: Callable[[], bool], timeout_s: float) -> None:
+    """Wait for something to come true, for a bounded time."""
+    deadline = time.monotonic() + timeout_s
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
 def until_settled(home: Path, wanted: set[str], timeout_s: float = 30.0) -> set[str]:
     """Return which of the wanted turns are not in the record, in the end."""
     deadline = time.monotonic() + timeout_s
@@ -171,18 +162,14 @@ def run(kill_count: int, disconnect_count: int) -> dict[str, object]:
         direct = stack.enter_context(started("direct", backend, folder))
         home = folder / "home"
         make = patina(home, f"http://127.0.0.1:{direct.port}")
-        made: list[list[str]] = []
-
-        def remembered(port: int) -> list[str]:
-            made.append(make(port))
-            return made[-1]
-
-        first = stack.enter_context(started("patina", remembered, folder, "/healthz"))
-        server, seen = asyncio.run(kills(first, made[0], kill_count, folder))
-        stack.callback(server.stop)
+        server = stack.enter_context(started("patina", make, folder, "/healthz"))
+        recorder = stack.enter_context(recording(home, folder))
+        seen = asyncio.run(kills(server, recorder, kill_count))
         missing = until_settled(home, set(seen.ended))
         gone = asyncio.run(disconnects(server, disconnect_count)) if disconnect_count else Seen()
         unrecorded = until_settled(home, set(gone.left))
+        journal = home / "journal"
+        until(lambda: not segments(journal), 30.0)
         lives = recorded(home)
         time.sleep(POOL_S + 1.0)
         leaked = max(0, connections(direct) - 2)  # the alias and the heartbeat keep one each
@@ -196,6 +183,8 @@ def run(kill_count: int, disconnect_count: int) -> dict[str, object]:
             "disconnects_not_unfinished": sum(lives.get(turn) != "unfinished" for turn in gone.left),
             "upstream_connections_leaked": leaked,
             "turns": len(lives),
+            "segments_left": len(segments(journal)),
+            "rejected": len(list((journal / REJECTED).glob("*"))),
             "verify": asyncio.run(verified(home)),
         }
 

@@ -1,7 +1,7 @@
 """What it costs to link a request when much is recorded: `python -m bench.linking [--messages 0 10000 100000 1000000]`.
 
 A record is filled with so many stored messages (conversations of 50 turns, two messages a turn, straight into the tables), and then
-conversations are held through the proxy's recorder: openings, turns that continue, turns that continue after a restart, and histories
+conversations are taken through the recorder's code: openings, turns that continue, turns that continue after a restart, and histories
 whose beginning was dropped. Told is CPU time a request, linking and writing together, and how long reading back takes at the start: medians
 over rounds of new conversations with the record as it is; the first of all is left out, in which the process warms up.
 """
@@ -25,7 +25,7 @@ from rich.table import Table
 
 from evals.traffic import draft_of, parse_line
 from migrations import upgrade
-from proxy.recorder import Recorder
+from recorder.turn_recorder import TurnRecorder
 from store.hashing import digest
 from store.record import Record
 from store.values import Remembered
@@ -39,9 +39,9 @@ def fill(path: Path, messages: int) -> None:
     names = [row[1] for row in connection.execute("PRAGMA table_info(turns)")]
     kinds = {row[1]: str(row[2]) for row in connection.execute("PRAGMA table_info(turns)")}
 
-    def turn(known: dict[str, Any]) -> list[Any]:
+    def turn(candidates: dict[str, Any]) -> list[Any]:
         empty = {"FLOAT": 0.0, "INTEGER": 0, "BOOLEAN": 0}
-        return [known.get(name, empty.get(kinds[name], "")) for name in names]
+        return [candidates.get(name, empty.get(kinds[name], "")) for name in names]
 
     with connection:
         connection.execute("PRAGMA synchronous=OFF")
@@ -63,7 +63,7 @@ def fill(path: Path, messages: int) -> None:
                     nodes.append((node, parent, name, depth))
                     if depth % 2 == 0:
                         turn_id = f"turn_{number:06d}_{depth:03d}"
-                        known = {
+                        candidates = {
                             "turn_id": turn_id, "session_id": f"session_{number}", "turn_index": depth // 2, "kind": "main",
                             "parent_turn_id": f"turn_{number:06d}_{depth - 2:03d}" if depth else None, "relation": "next",
                             "scope": "anonymous", "created_at": float(number), "history_node": node, "request": "request",
@@ -72,13 +72,13 @@ def fill(path: Path, messages: int) -> None:
                             "request_key": digest("q", turn_id), "reply_key": digest("r", turn_id),
                             "completion_key": digest("c", turn_id), "prompt_base_turn_id": None, "user": None, "usage": None,
                         }  # fmt: skip
-                        turns.append(turn(known))
+                        turns.append(turn(candidates))
                         lives.append((turn_id, "bench", "answered", float(number)))
                     parent = node
             connection.executemany("INSERT INTO messages VALUES (?, ?)", bodies)
             connection.executemany("INSERT INTO nodes VALUES (?, ?, ?, ?)", nodes)
-            marks = ", ".join("?" * len(names))
-            connection.executemany(f"INSERT INTO turns VALUES ({marks})", turns)
+            runs = ", ".join("?" * len(names))
+            connection.executemany(f"INSERT INTO turns VALUES ({runs})", turns)
             connection.executemany(
                 "INSERT INTO lives (turn_id, policy, stage, since) VALUES (?, ?, ?, ?)", lives
             )
@@ -103,7 +103,7 @@ class Talks:
     def __init__(self) -> None:
         self.seq = 0
 
-    def draft(self, history: list[dict[str, Any]], answer: str) -> Any:
+    def captured(self, history: list[dict[str, Any]], answer: str) -> Any:
         self.seq += 1
         line = {
             "seq": self.seq, "time": 2e9 + self.seq, "body": {"model": "m", "messages": history},
@@ -128,21 +128,23 @@ async def measure(url: str, talks: Talks, conversations: int = 60) -> dict[str, 
         for i in towns
     ]
     async with _running(url) as recorder:
-        found["start"] = await _timed([lambda: recorder.opened()])
+        found["start"] = await _timed([lambda: recorder.get_record()])
         for name in ("opening", "next"):
             found[name] = await _round(recorder, talks, histories, name)
         for _ in range(8):
             await _round(recorder, talks, histories, "next")
     async with _running(url, _Forgetful) as recorder:
-        found["next, known to the record alone"] = await _round(recorder, talks, histories, "next")
+        found["next, after a restart"] = await _round(recorder, talks, histories, "next")
         for history in histories:
             del history[:-6]
         found["beginning dropped"] = await _round(recorder, talks, histories, "next")
     return found
 
 
-async def _round(recorder: Recorder, talks: Talks, histories: list[list[dict[str, Any]]], name: str) -> float:
-    drafts = []
+async def _round(
+    recorder: TurnRecorder, talks: Talks, histories: list[list[dict[str, Any]]], name: str
+) -> float:
+    captures = []
     for i, history in enumerate(histories):
         if name != "opening":
             history.append(
@@ -152,13 +154,13 @@ async def _round(recorder: Recorder, talks: Talks, histories: list[list[dict[str
                 }
             )
         answer = f"Answer {len(history)} of conversation {i}: bring an umbrella, a map and some patience with the trams."
-        drafts.append(talks.draft(list(history), answer))
+        captures.append(talks.captured(list(history), answer))
         history.append({"role": "assistant", "content": answer})
 
-    async def one(draft: Any) -> None:
-        await recorder.submit(draft)
+    async def one(captured: Any) -> None:
+        await recorder.write([captured])
 
-    return await _timed([lambda draft=draft: one(draft) for draft in drafts])
+    return await _timed([lambda captured=captured: one(captured) for captured in captures])
 
 
 async def _timed(works: list[Any]) -> float:
@@ -172,17 +174,12 @@ async def _timed(works: list[Any]) -> float:
 async def _running(url: str, kind: type[Record] = Record) -> Any:
     record = await kind.open(url)
 
-    async def opening() -> Record:
+    async def open_record() -> Record:
         return record
 
-    recorder = Recorder(opening)
-    writer = asyncio.create_task(recorder.run())
     try:
-        yield recorder
+        yield TurnRecorder(open_record)
     finally:
-        writer.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await writer
         await record.close()
 
 

@@ -17,6 +17,7 @@ import orjson
 import uvloop
 
 from bench.backend import MODEL, TEXT
+from bench.client import framed_length
 
 _TURNS = 4
 _NUMBER = count()
@@ -65,14 +66,9 @@ class Connection(asyncio.Protocol):
         if not self._first and (self._mode == "plain" or b"data:" in data):
             self._first = time.perf_counter()
         if self._end < 0:
-            head = got.find(b"\r\n\r\n")
-            if head < 0:
+            self._end = framed_length(got)
+            if self._end < 0:
                 return
-            fields = bytes(got[:head]).lower()
-            at = fields.find(b"content-length:")
-            self._end = 0
-            if at >= 0:
-                self._end = head + 4 + int(fields[at + 15 :].split(b"\r\n", 1)[0])
         if (self._end and len(got) >= self._end) or (not self._end and got.endswith(b"\r\n0\r\n\r\n")):
             now = time.perf_counter()
             found = self._found

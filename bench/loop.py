@@ -1,7 +1,7 @@
-"""The whole loop, told step by step: `python -m bench.loop --backend vllm`.
+"""The whole loop, step by step: `python -m bench.loop --backend vllm`.
 
-An own house in a fresh folder on the built-in model, spoken to with the openai SDK: a person complains until version 1 is live, complains of
-something else until version 2 is, and rolls back. Every step is seen from outside (what is answered, by which version the record says) and
+A Patina in a fresh folder on the built-in model, used with the openai SDK: a user complains until version 1 is live, complains about
+something else until version 2 is, and rolls back. Every step is observed from outside (the replies, and the version in the record) and
 timed; prints JSON, exit code 1 when a step did not happen.
 """
 
@@ -32,7 +32,7 @@ _READY_S = 900.0
 
 
 class Loop:
-    """A person at a running house."""
+    """A user of a running Patina."""
 
     def __init__(self, stack: Stack, patience_s: float) -> None:
         self._stack = stack
@@ -43,7 +43,7 @@ class Loop:
 
     def run(self) -> dict[str, Any]:
         """Talk, complain, roll back; returns what happened. Raises: TimeoutError when a step did not."""
-        said: dict[int, str] = {0: self._probe(0)}
+        replies: dict[int, str] = {0: self._probe(0)}
         seconds: dict[str, float] = {}
         live = 0
         for name, complaint in zip(("first", "second"), COMPLAINTS, strict=True):
@@ -56,9 +56,9 @@ class Loop:
             asyncio.run(self._pause(True))
             self._until(self._rests, "the end of the step that was under way")
             live = self._live()
-            said[live] = self._probe(live)
+            replies[live] = self._probe(live)
         began = time.monotonic()
-        back = sorted(said)[-2]
+        back = sorted(replies)[-2]
         asyncio.run(self._roll_back(back))
         self._until(lambda: self._live() == back, "the rollback")
         seconds["rollback_s"] = round(time.monotonic() - began, 1)
@@ -66,12 +66,12 @@ class Loop:
         backend = self._stack.status()["proxy"]["backend"]
         return {
             "engine": backend["capabilities"]["engine"],
-            "versions": sorted(said),
+            "versions": sorted(replies),
             "rolled_back_to": back,
-            "same_as_before": again == said[back],
-            "differs_between_versions": said[back] != said[max(said)],
+            "same_as_before": again == replies[back],
+            "differs_between_versions": replies[back] != replies[max(replies)],
             "held": backend["held"],
-            "said": said,
+            "said": replies,
             **seconds,
         }
 

@@ -2,7 +2,8 @@
 
 Every server stands in front of the same scripted backend (`bench.backend`) and is loaded by the same generator (`bench.load`), each
 in a process of its own; turns are taken within one run, so that a busy machine is busy for all. Ours has everything on: key,
-capture with injection and stripping, linking, classification, a committed row before the last byte.
+capture with injection and stripping, a journal entry before the last byte, and a recorder beside it that links, classifies and writes rows
+on the same cores. Before another server's turn the recorder finishes what is in the journal; its CPU time is shown apart.
 
 Against: the backend itself; a bare Starlette + aiohttp pass-through (`bench.passthrough`); nginx, if there is one; LiteLLM's proxy, if
 ``--litellm`` names its program (its `proxy` extra needs an environment of its own: ``pip install 'litellm[proxy]==1.106.2'``).
@@ -12,8 +13,10 @@ CPU is user and system time of the server and its children over its requests.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -25,12 +28,15 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from migrations import upgrade
 from serving.ports import free_port
+from store.catch_up import wait_recorded
+from store.record import Record
 from store.settings import read_settings
 
 KEY = "bench-key"
@@ -38,13 +44,50 @@ _TICK = 100  # clock ticks a second on Linux
 
 
 class Server:
-    """A process that serves on a port."""
+    """A process that serves on a port.
 
-    def __init__(self, name: str, command: Sequence[str], port: int, folder: Path) -> None:
+    Args:
+        recorder: home of a Patina of which a recorder runs beside it.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], port: int, folder: Path, recorder: Path | None = None
+    ) -> None:
         self.name, self.port = name, port
         self.log = folder / f"{name}.log"
         self._command = command
+        self._home = recorder
+        self._recorder: subprocess.Popen[bytes] | None = None
         self.start()
+        if recorder is not None:
+            with open(folder / f"{name}-recorder.log", "ab") as log:
+                self._recorder = subprocess.Popen(recorder_command(recorder), stdout=log, stderr=log)
+
+    def settle(self) -> None:
+        """Wait until the recorder has recorded all of the journal."""
+        if self._home is None or self._recorder is None:
+            return
+        recorder = self._recorder
+        settings = read_settings({"home": self._home})
+        url, folder = settings.database_url, settings.journal_folder
+
+        async def wait() -> None:
+            record = await Record.open(url)
+            try:
+                lag = await wait_recorded(record, folder, 600.0)
+                while lag.entries and recorder.poll() is None:
+                    await asyncio.sleep(0.05)  # it starts
+                    lag = await wait_recorded(record, folder, 600.0)
+            finally:
+                await record.close()
+            if lag.entries:
+                raise RuntimeError(f"the recorder left {lag.entries} entries; see its log beside {self.log}")
+
+        asyncio.run(wait())
+
+    def recorder_cpu_s(self) -> float:
+        """User and system time of the recorder beside it."""
+        return 0.0 if self._recorder is None else _cpu_s(self._recorder.pid)
 
     def start(self) -> None:
         with open(self.log, "ab") as log:
@@ -59,16 +102,27 @@ class Server:
         return sum(_cpu_s(pid) for pid in _family(self.process.pid))
 
     def rss_mb(self) -> float:
-        pages = [Path(f"/proc/{pid}/statm").read_text().split()[1] for pid in _family(self.process.pid)]
-        return sum(map(int, pages)) * 4096 / 1e6
+        return sum(_rss_mb(pid) for pid in _family(self.process.pid))
+
+    def recorder_rss_mb(self) -> float:
+        return 0.0 if self._recorder is None else _rss_mb(self._recorder.pid)
 
     def stop(self) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(timeout=15)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        """End the server, not its recorder: see `stop_recorder`."""
+        _end(self.process)
+
+    def stop_recorder(self) -> None:
+        if self._recorder is not None:
+            _end(self._recorder)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _family(pid: int) -> list[int]:
@@ -78,6 +132,10 @@ def _family(pid: int) -> list[int]:
             for child in task.read_text().split():
                 found += _family(int(child))
     return found
+
+
+def _rss_mb(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 1e6
 
 
 def _cpu_s(pid: int) -> float:
@@ -107,34 +165,79 @@ def wait_for(port: int, server: Server, path: str = "/v1/models", timeout_s: flo
 
 @contextmanager
 def started(
-    name: str, make: Callable[[int], Sequence[str]], folder: Path, path: str = "/v1/models"
+    name: str,
+    make: Callable[[int], Sequence[str]],
+    folder: Path,
+    path: str = "/v1/models",
+    recorder: Path | None = None,
 ) -> Iterator[Server]:
-    """Run a server on a free port; ``make`` returns its command for one."""
+    """Run a server on a free port; ``make`` returns its command for one. ``recorder``: see `Server`."""
     port = free_port()
-    server = Server(name, make(port), port, folder)
+    server = Server(name, make(port), port, folder, recorder)
     try:
         wait_for(port, server, path)
         yield server
     finally:
         server.stop()
+        server.stop_recorder()
 
 
 def backend(port: int) -> list[str]:
     return [sys.executable, "-m", "bench.backend", "--port", str(port)]
 
 
-def patina(home: Path, backend_url: str) -> Callable[[int], list[str]]:
-    """Return how to start our proxy with a record in ``home``, which is migrated here."""
+def patina(home: Path, backend_url: str, **more: Any) -> Callable[[int], list[str]]:
+    """Return how to start our proxy with a record in ``home``, which is migrated here; ``more`` are settings."""
     home.mkdir(parents=True, exist_ok=True)
 
     def command(port: int) -> list[str]:
-        settings = read_settings({"home": home, "proxy_port": port, "api_key": KEY})
+        settings = read_settings({"home": home, "proxy_port": port, "api_key": KEY, **more})
         upgrade(settings.database_url)
         path = home / "settings.json"
         settings.dump(path)
         return [sys.executable, "-m", "proxy", "--settings", str(path), "--backend-url", backend_url]
 
     return command
+
+
+def gateways(home: Path, backend_url: str, workers: int) -> Callable[[int], list[str]]:
+    """Return how to start several gateways on one port, as one process with children."""
+    home.mkdir(parents=True, exist_ok=True)
+
+    def command(port: int) -> list[str]:
+        settings = read_settings({"home": home, "proxy_port": port, "api_key": KEY, "workers": workers})
+        upgrade(settings.database_url)
+        path = home / "settings.json"
+        settings.dump(path)
+        one = [
+            sys.executable,
+            "-m",
+            "proxy",
+            "--settings",
+            str(path),
+            "--backend-url",
+            backend_url,
+            "--worker",
+        ]
+        script = "".join(f"{shlex.join([*one, str(number)])} & " for number in range(1, workers + 1))
+        return ["bash", "-c", f"trap 'kill $(jobs -p)' TERM; {script} wait; wait"]
+
+    return command
+
+
+def recorder_command(home: Path) -> list[str]:
+    """Return how to start the recorder of a home that `patina` prepared."""
+    return [sys.executable, "-m", "recorder", "--settings", str(home / "settings.json")]
+
+
+@contextmanager
+def recording(home: Path, folder: Path) -> Iterator[Server]:
+    """Run the recorder of a home that `patina` prepared."""
+    server = Server("recorder", recorder_command(home), 0, folder)
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 def passthrough(backend_url: str) -> Callable[[int], list[str]]:
@@ -183,7 +286,7 @@ def litellm(program: Path, folder: Path, backend_url: str) -> Callable[[int], li
 
 def load(server: Server, mode: str, connections: int, seconds: float) -> dict[str, float]:
     """Load a server; the counts of `bench.load` and the CPU microseconds a request."""
-    before = server.cpu_s()
+    before, recorded = server.cpu_s(), server.recorder_cpu_s()
     done = subprocess.run(
         [
             sys.executable, "-m", "bench.load", "--port", str(server.port), "--key", KEY, "--mode", mode,
@@ -193,6 +296,8 @@ def load(server: Server, mode: str, connections: int, seconds: float) -> dict[st
     )  # fmt: skip
     found: dict[str, float] = json.loads(done.stdout)
     found["cpu_us"] = 1e6 * (server.cpu_s() - before) / max(1.0, found["requests"])
+    server.settle()
+    found["recorder_us"] = 1e6 * (server.recorder_cpu_s() - recorded) / max(1.0, found["requests"])
     return found
 
 
@@ -240,17 +345,19 @@ def show(console: Console, found: dict[Cell, dict[str, dict[str, float]]]) -> No
     console.print(table)
     for (mode, connections), row in found.items():
         ours, bare, direct = row["patina"], row["bare"], row["direct"]
-        said = f"{mode}, {connections}: throughput {ours['rps'] / bare['rps']:.2f} of the bare pass-through's"
-        said += f", CPU {ours['cpu_us'] / bare['cpu_us']:.2f} times its"
+        line = f"{mode}, {connections}: throughput {ours['rps'] / bare['rps']:.2f} of the bare pass-through's"
+        line += f", CPU {ours['cpu_us'] / bare['cpu_us']:.2f} times its, the recorder {ours['recorder_us']:,.0f} µs a turn"
+        for name in [n for n in row if n.startswith("patina ")]:
+            line += f"; {name}: throughput {row[name]['rps'] / bare['rps']:.2f} of it"
         if "litellm" in row:
-            said += f", {ours['rps'] / row['litellm']['rps']:.0f} times LiteLLM's throughput"
-        said += f"; p50 + {ours['p50_ms'] - direct['p50_ms']:.2f} ms (bare + {bare['p50_ms'] - direct['p50_ms']:.2f})"
+            line += f", {ours['rps'] / row['litellm']['rps']:.0f} times LiteLLM's throughput"
+        line += f"; p50 + {ours['p50_ms'] - direct['p50_ms']:.2f} ms (bare + {bare['p50_ms'] - direct['p50_ms']:.2f})"
         if mode != "plain":
-            said += (
+            line += (
                 f"; first event + {ours['ttft_ms'] - direct['ttft_ms']:.2f} ms"
                 f" (bare + {bare['ttft_ms'] - direct['ttft_ms']:.2f})"
             )
-        console.print(said)
+        console.print(line)
 
 
 def main() -> None:
@@ -262,6 +369,10 @@ def main() -> None:
     parser.add_argument(
         "--litellm", type=Path, help="LiteLLM's program, `litellm`, in an environment of its own"
     )
+    parser.add_argument("--synced", action="store_true", help="also a Patina with --sync group")
+    parser.add_argument(
+        "--workers", type=int, default=2, help="gateways of a second Patina; 1: none (default: 2)"
+    )
     arguments = parser.parse_args()
     console = Console(width=180)
     with ExitStack() as stack:
@@ -271,8 +382,21 @@ def main() -> None:
         servers = [
             direct,
             stack.enter_context(started("bare", passthrough(url), folder)),
-            stack.enter_context(started("patina", patina(folder / "home", url), folder, "/healthz")),
+            stack.enter_context(
+                started("patina", patina(folder / "home", url), folder, "/healthz", folder / "home")
+            ),
         ]
+        if arguments.synced:
+            home, make = folder / "synced", patina(folder / "synced", url, sync="group")
+            servers.append(
+                stack.enter_context(started("patina --sync group", make, folder, "/healthz", home))
+            )
+        if arguments.workers > 1:
+            # the gateways of one port are one server: their supervisor is a shell
+            home, make = folder / "several", gateways(folder / "several", url, arguments.workers)
+            servers.append(
+                stack.enter_context(started(f"patina x{arguments.workers}", make, folder, "/healthz", home))
+            )
         if shutil.which("nginx"):
             servers.append(stack.enter_context(started("nginx", nginx(folder, url), folder)))
         else:

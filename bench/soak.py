@@ -1,13 +1,13 @@
 """Is it the same after half an hour? ``python -m bench.soak [--minutes 30] [--rate 50] [--learning .02]``.
 
-The house as its users run it: `run.py` with its proxy, scorer and trainer, on the built-in model, learning all the while. Two cores cannot
-sample 50 replies a second, so the engine has a scripted backend in front (`bench.mixed`): the share ``--learning`` of the conversations is
+Patina as its users run it: `run.py` with its proxy, scorer and trainer, on the built-in model, while it learns. Two cores cannot
+sample 50 replies a second, so the engine has a scripted backend in front (`bench.hybrid_backend`): the share ``--learning`` of the conversations is
 answered by the built-in engine and complained about (in words and by ``/v1/feedback``), so that versions are trained, published and
-swapped in; the others are answered by heart, recorded whole and not trained on. Open loop, conversations of three turns: streamed (at once, or with 5 ms between the chunks)
+swapped in; the others get scripted replies, which are recorded but not trained on. Open loop, conversations of three turns: streamed (at once, or with 5 ms between the chunks)
 and plain, with and without a tool call, every conversation a session of its own.
 
-Printed: what clients saw, memory of every process in each tenth, versions, what was late, and what of the turns whose end a client saw
-is not in the record (`lost`). Exit code 1 when there was an error, something was lost, `verify` finds something wrong, a process died, or
+Printed: what clients saw, memory of every process in each tenth, versions, the state of journal and recorder, and what of the turns
+whose end a client saw is not in the record (`lost`). Exit code 1 when there was an error, something was lost, `verify` finds something wrong, a process died, or
 memory in the last third is more than a tenth above that of the second.
 """
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import random
@@ -25,8 +24,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,9 +35,10 @@ import uvloop
 from rich.console import Console
 
 from bench.backend import TEXT
-from bench.mixed import CALL
-from bench.proxy import started
-from evals.pools import ASKED
+from bench.client import Client, Reply
+from bench.hybrid_backend import CALL
+from bench.proxy import Server, started
+from evals.question_splits import USER_QUESTIONS
 from evals.stack import Stack
 from store.record import Record
 from store.settings import Settings, read_settings
@@ -54,7 +54,6 @@ TOOL = {
 }
 _NOTED_S = 10.0
 _PATIENCE_S = 60.0
-_KEPT_S = 15.0
 
 Message = dict[str, Any]
 
@@ -76,37 +75,30 @@ class Wrong(Exception):
 
 
 class Clients:
-    """All clients: connections that are kept and used again."""
+    """All simulated clients, on kept connections."""
 
     def __init__(self, port: int, key: str, model: str) -> None:
-        self._port, self._key, self._model = port, key, model
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter, float]] = []
+        self._client = Client(port, key)
+        self._model = model
         self.seen = Seen()
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> tuple[str, bytes]:
-        """Return (head, body) of a reply with status 200. Raises: Wrong, OSError, EOFError."""
-        data = orjson.dumps(body)
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {self._key}\r\ncontent-length: {len(data)}\r\n\r\n"
-        reader, writer = await self._connection()
-        try:
-            writer.write(head.encode() + data)
-            answered = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-            _, told, length = answered.partition("content-length:")
-            if told:
-                said = await reader.readexactly(int(length.split("\r\n")[0]))
-            else:
-                said = await reader.readuntil(b"\r\n0\r\n\r\n")
-            if not answered.startswith("http/1.1 200"):
-                status = answered.partition("\r\n")[0]
-                raise Wrong(f"{status} {said[:200].decode(errors='replace')}")
-        except BaseException:
-            writer.close()
-            raise
-        self._idle.append((reader, writer, time.monotonic()))
-        return answered, said
+    async def post(self, path: str, body: Mapping[str, Any]) -> Reply:
+        """Return a reply with status 200.
+
+        Raises:
+            Wrong: another status, or an incomplete reply.
+            OSError: the connection failed.
+        """
+        reply = await self._client.post(path, body)
+        if not reply.is_complete:
+            raise Wrong("the connection ended within the reply")
+        if not reply.is_ok:
+            status = reply.head.partition("\r\n")[0]
+            raise Wrong(f"{status} {reply.body[:200].decode(errors='replace')}")
+        return reply
 
     async def give(self, feedback: Mapping[str, Any]) -> None:
-        """Give feedback; as the SDKs do, ask again (twice) where the answer is that the record is busy. Raises: as `post`."""
+        """Give feedback; as the SDKs do, ask again (twice) where the answer is that the record is busy."""
         for left in (2, 1, 0):
             try:
                 await self.post("/v1/feedback", feedback)
@@ -119,50 +111,35 @@ class Clients:
                 self.seen.feedback += 1
                 return
 
-    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return one that is kept, if it was used lately (servers close idle ones), or a new one."""
-        while self._idle:
-            reader, writer, since = self._idle.pop()
-            if time.monotonic() - since < _KEPT_S and not reader.at_eof():
-                return reader, writer
-            writer.close()
-        return await asyncio.open_connection("127.0.0.1", self._port)
-
     async def close(self) -> None:
-        """Close what is kept."""
-        for _, writer, _ in self._idle:
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
-        self._idle.clear()
+        await self._client.close()
 
     async def ask(
         self, kind: str, messages: list[Message], *, stream: bool, **more: Any
     ) -> tuple[str, Message]:
-        """Ask for one reply; returns (turn id, the reply as a message). Raises: as `post`."""
+        """Ask for one reply; returns (turn id, the reply as a message)."""
         began = time.perf_counter()
-        head, said = await self.post(
+        reply = await self.post(
             "/v1/chat/completions", {"model": self._model, "messages": messages, "stream": stream, **more}
         )
         took = time.perf_counter() - began
-        _, told, turn = head.partition("x-patina-turn:")
-        if not told:
+        if not reply.turn_id:
             raise Wrong("no turn id")
-        if stream and b"data: [DONE]" not in said:
+        if stream and b"data: [DONE]" not in reply.body:
             raise Wrong("a stream without its end")
-        message = _streamed(said) if stream else orjson.loads(said)["choices"][0]["message"]
-        self.seen.ended.append(turn.split("\r\n")[0].strip())
+        message = _streamed(reply.body) if stream else orjson.loads(reply.body)["choices"][0]["message"]
+        self.seen.ended.append(reply.turn_id)
         self.seen.kinds[f"{kind}, {'streamed' if stream else 'plain'}"] += 1
         if "scripted" in more and not more.get("paced"):
             self.seen.latencies.append(took)
         return self.seen.ended[-1], {"role": "assistant", **message}
 
 
-def _streamed(said: bytes) -> Message:
+def _streamed(body: bytes) -> Message:
     """Return the message that a stream's chunks make; arguments of tool calls come in one piece here."""
     text: list[str] = []
     calls: list[Any] = []
-    for line in said.split(b"\n"):
+    for line in body.split(b"\n"):
         if not line.startswith(b"data: {"):
             continue
         for choice in orjson.loads(line[6:])["choices"]:
@@ -179,16 +156,16 @@ def _streamed(said: bytes) -> Message:
 
 
 async def scripted(clients: Clients, rng: random.Random) -> None:
-    """Three turns that nobody samples: nothing is added to or missing from what the backend says."""
+    """Three scripted turns: the reply must be the backend's text."""
     messages: list[Message] = [{"role": "user", "content": f"Tell me about number {rng.random()}."}]
     paced = {"paced": True} if rng.random() < 0.2 else {}
     for _ in range(3):
-        _, said = await clients.ask(
+        _, message = await clients.ask(
             "text", messages, stream=bool(paced) or rng.random() < 0.6, scripted="text", **paced
         )
-        if said["content"] != TEXT:
-            raise Wrong(f"another text: {str(said)[:60]}")
-        messages = [*messages, said, {"role": "user", "content": f"And what of number {rng.random()}?"}]
+        if message["content"] != TEXT:
+            raise Wrong(f"another text: {str(message)[:60]}")
+        messages = [*messages, message, {"role": "user", "content": f"And what of number {rng.random()}?"}]
 
 
 async def with_tools(clients: Clients, rng: random.Random) -> None:
@@ -196,27 +173,27 @@ async def with_tools(clients: Clients, rng: random.Random) -> None:
     tools = {"tools": [TOOL]}
     messages: list[Message] = [{"role": "user", "content": f"What is the weather at hour {rng.random()}?"}]
     stream = rng.random() < 0.6
-    _, said = await clients.ask("tool call", messages, stream=stream, scripted="call", **tools)
-    if said.get("tool_calls") != [CALL]:
-        raise Wrong(f"another call: {str(said)[:60]}")
+    _, message = await clients.ask("tool call", messages, stream=stream, scripted="call", **tools)
+    if message.get("tool_calls") != [CALL]:
+        raise Wrong(f"another call: {str(message)[:60]}")
     result = {"role": "tool", "tool_call_id": CALL["id"], "content": f"{rng.random()} degrees"}
-    messages = [*messages, said, result]
+    messages = [*messages, message, result]
     for _ in range(2):
-        _, said = await clients.ask("after a tool", messages, stream=stream, scripted="text", **tools)
-        messages = [*messages, said, {"role": "user", "content": f"And at hour {rng.random()}?"}]
+        _, message = await clients.ask("after a tool", messages, stream=stream, scripted="text", **tools)
+        messages = [*messages, message, {"role": "user", "content": f"And at hour {rng.random()}?"}]
 
 
 async def teaching(clients: Clients, rng: random.Random) -> None:
     """Three turns of the built-in engine: a question, a complaint, thanks; and now and then a thumb."""
     wish = rng.choice(WISHES)
-    messages: list[Message] = [{"role": "user", "content": rng.choice(ASKED).text}]
+    messages: list[Message] = [{"role": "user", "content": rng.choice(USER_QUESTIONS).text}]
     for reaction in (wish, "Thanks, much better!", ""):
-        turn, said = await clients.ask(
+        turn, message = await clients.ask(
             "sampled", messages, stream=rng.random() < 0.5, max_tokens=64, temperature=1.0
         )
         if reaction == wish and rng.random() < 0.3:
             await clients.give({"turn_id": turn, "thumbs": "down", "text": wish})
-        messages = [*messages, said, {"role": "user", "content": reaction}]
+        messages = [*messages, message, {"role": "user", "content": reaction}]
 
 
 async def drive(
@@ -225,13 +202,13 @@ async def drive(
     """Send ``rate`` requests a second; returns each process's memory, MB, every ten seconds."""
     rng = random.Random(0)
     memory: dict[str, list[float]] = {name: [] for name in pids}
-    talks: set[asyncio.Task[None]] = set()
+    running: set[asyncio.Task[None]] = set()
 
     async def one(kind: Any) -> None:
         try:
             async with asyncio.timeout(3 * _PATIENCE_S):
                 await kind(clients, rng)
-        except (Wrong, OSError, EOFError, asyncio.LimitOverrunError, ValueError, KeyError) as exc:
+        except (Wrong, OSError, ValueError, KeyError) as exc:
             clients.seen.errors[f"{kind.__name__}: {type(exc).__name__}: {exc}"[:120]] += 1
 
     began = time.monotonic()
@@ -241,24 +218,24 @@ async def drive(
             chance = rng.random()
             kind = teaching if chance < learning else with_tools if chance < learning + 0.2 else scripted
             task = asyncio.create_task(one(kind))
-            talks.add(task)
-            task.add_done_callback(talks.discard)
+            running.add(task)
+            task.add_done_callback(running.discard)
             begun += 1
         if now >= _NOTED_S * noted:
             noted += 1
             for name, pid in pids.items():
                 memory[name].append(resident_mb(pid))
             if noted % 6 == 1:
-                told = " ".join(f"{name} {values[-1]:.0f}" for name, values in memory.items())
+                sizes = " ".join(f"{name} {values[-1]:.0f}" for name, values in memory.items())
                 print(
                     f"{now / 60:.0f} min: {len(clients.seen.ended)} replies, {sum(clients.seen.errors.values())} errors, "
-                    f"{len(talks)} talks open, load {os.getloadavg()[0]:.1f}, MB: {told} {dict(clients.seen.errors.most_common(2)) or ''}",
+                    f"{len(running)} conversations open, load {os.getloadavg()[0]:.1f}, MB: {sizes} {dict(clients.seen.errors.most_common(2)) or ''}",
                     file=sys.stderr,
                     flush=True,
                 )
         await asyncio.sleep(0.01)
-    if talks:
-        await asyncio.wait(talks, timeout=3 * _PATIENCE_S)
+    if running:
+        await asyncio.wait(running, timeout=3 * _PATIENCE_S)
     await clients.close()
     return memory
 
@@ -305,8 +282,8 @@ def grown(values: list[float]) -> float:
     )
 
 
-def told_in_logs(home: Path) -> dict[str, int]:
-    """Return how many lines of each process's log tell of an error."""
+def error_lines(home: Path) -> dict[str, int]:
+    """Return the number of lines with errors in each process's log."""
     signs = ("Traceback", "ERROR", "CRITICAL", "patina: the")
     found = {}
     for path in [home / "stack.log", *sorted((home / "logs").glob("*.log"))]:
@@ -315,104 +292,98 @@ def told_in_logs(home: Path) -> dict[str, int]:
     return found
 
 
-def run(minutes: float, rate: float, learning: float, home: Path) -> dict[str, Any]:
-    """Return what was seen."""
+@contextmanager
+def _scripted_engine(home: Path) -> Iterator[dict[str, Server]]:
+    """Start the built-in engine and the scripted backend in front of it."""
+    own = read_settings({})
     with ExitStack() as stack:
-        own = read_settings({})
         engine = stack.enter_context(
             started(
                 "engine",
                 lambda port: [
-                    *(
-                        sys.executable,
-                        "-m",
-                        "serving.embedded",
-                        "--model",
-                        own.model_path,
-                        "--port",
-                        str(port),
-                    ),
-                    *(
-                        "--served-model-name",
-                        own.policy,
-                        "--threads",
-                        "1",
-                        "--max-loras",
-                        str(own.adapter_slots),
-                    ),
+                    sys.executable, "-m", "serving.embedded", "--model", own.model_path, "--port", str(port),
+                    "--served-model-name", own.policy, "--threads", "1", "--max-loras", str(own.adapter_slots),
                 ],
                 home,
             )
-        )
+        )  # fmt: skip
         backend = stack.enter_context(
             started(
                 "backend",
                 lambda port: [
-                    sys.executable,
-                    "-m",
-                    "bench.mixed",
-                    "--port",
-                    str(port),
-                    "--engine",
-                    str(engine.port),
+                    sys.executable, "-m", "bench.hybrid_backend", "--port", str(port), "--engine", str(engine.port),
                 ],
                 home,
             )
-        )
-        upstream = f"http://127.0.0.1:{backend.port}"
+        )  # fmt: skip
+        yield {"engine": engine, "scripted backend": backend}
+
+
+def run(minutes: float, rate: float, learning: float, home: Path) -> dict[str, Any]:
+    """Return the numbers of a soak; `wrong` lists what must not be."""
+    with _scripted_engine(home) as servers:
+        upstream = f"http://127.0.0.1:{servers['scripted backend'].port}"
         settings = read_settings({"backend": "vllm", "upstream": upstream, "threads": 1, "judge": "none"})
-        house = stack.enter_context(Stack(settings, home=home / "house"))
-        pids = {"supervisor": house.pid, **house.pids()}
-        pids |= {"engine": engine.process.pid, "scripted backend": backend.process.pid}
-        clients = Clients(house.port, house.key, settings.policy)
-        began = time.monotonic()
-        memory = uvloop.run(drive(clients, rate, learning, 60 * minutes, pids))
-        took = time.monotonic() - began
-        seen = clients.seen
-        lost = unwritten(house.home / "patina.db", seen.ended)
-        told = house.status()
-        beats = {beat["process"]: beat["detail"] for beat in told["heartbeats"]}
-        restarts = {name: child["restarts"] for name, child in beats["supervisor"].items()}
-        latencies = sorted(seen.latencies)
-        found: dict[str, Any] = {
-            "minutes": minutes,
-            "replies": len(seen.ended),
-            "replies_per_second": round(len(seen.ended) / took, 1),
-            "kinds": dict(seen.kinds),
-            "feedback": seen.feedback,
-            "feedback_retries": seen.feedback_retries,
-            "errors": dict(seen.errors),
-            "lost": len(lost),
-            "p50_ms": round(1e3 * statistics.median(latencies), 2),
-            "p99_ms": round(1e3 * latencies[int(0.99 * len(latencies)) - 1], 2),
-            "memory_mb_each_tenth": {name: tenths(values) for name, values in memory.items()},
-            "grown": {name: round(grown(values), 3) for name, values in memory.items()},
-            "restarts": restarts,
-            "error_lines_in_logs": told_in_logs(house.home),
-            "store": {
-                k: told["store"][k] for k in ("state", "written", "late", "exposed", "lost", "waiting")
-            },
-            "unrecorded": told["proxy"]["unrecorded"],
-            "live": told["live"],
-            "versions": told["versions"],
-            "trainer": beats.get("trainer"),
-            "stages": told["stages"],
-            "drop_reasons": told["drop_reasons"],
-        }
-        found["record_mb"] = round((house.home / "patina.db").stat().st_size / 1e6)
+        with Stack(settings, home=home / "house") as stack:
+            pids = {"supervisor": stack.pid, **stack.pids()}
+            pids |= {name: server.process.pid for name, server in servers.items()}
+            clients = Clients(stack.port, stack.key, settings.policy)
+            began = time.monotonic()
+            memory = uvloop.run(drive(clients, rate, learning, 60 * minutes, pids))
+            took = time.monotonic() - began
+            found = {
+                "minutes": minutes,
+                **_seen(clients.seen, took),
+                "lost": len(unwritten(stack.home / "patina.db", clients.seen.ended)),
+                "memory_mb_each_tenth": {name: tenths(values) for name, values in memory.items()},
+                "grown": {name: round(grown(values), 3) for name, values in memory.items()},
+                "error_lines_in_logs": error_lines(stack.home),
+                **_status(stack.status()),
+                "record_mb": round((stack.home / "patina.db").stat().st_size / 1e6),
+            }
     found["verify"] = asyncio.run(verified(read_settings({"home": home / "house"})))
+    return {**found, "wrong": _wrong(found)}
+
+
+def _seen(seen: Seen, took: float) -> dict[str, Any]:
+    latencies = sorted(seen.latencies)
+    return {
+        "replies": len(seen.ended),
+        "replies_per_second": round(len(seen.ended) / took, 1),
+        "kinds": dict(seen.kinds),
+        "feedback": seen.feedback,
+        "feedback_retries": seen.feedback_retries,
+        "errors": dict(seen.errors),
+        "p50_ms": round(1e3 * statistics.median(latencies), 2),
+        "p99_ms": round(1e3 * latencies[int(0.99 * len(latencies)) - 1], 2),
+    }
+
+
+def _status(status: Mapping[str, Any]) -> dict[str, Any]:
+    beats = {beat["process"]: beat["detail"] for beat in status["heartbeats"]}
+    store = ("state", "written", "lag_turns", "lag_s", "in_memory", "lost", "rejected", "failed_writes")
+    return {
+        "restarts": {name: child["restarts"] for name, child in beats["supervisor"].items()},
+        "store": {name: status["store"][name] for name in store},
+        "unrecorded": status["proxy"]["unrecorded"],
+        "trainer": beats.get("trainer"),
+        **{name: status[name] for name in ("live", "versions", "stages", "drop_reasons")},
+    }
+
+
+def _wrong(found: Mapping[str, Any]) -> list[str]:
     wrong = []
-    if seen.errors:
-        wrong.append(f"{sum(seen.errors.values())} conversations broke")
-    if lost or found["store"]["lost"] or found["unrecorded"]:
+    if found["errors"]:
+        wrong.append(f"{sum(found['errors'].values())} conversations broke")
+    if found["lost"] or found["store"]["lost"] or found["store"]["rejected"] or found["unrecorded"]:
         wrong.append("turns are missing")
     if found["verify"]:
         wrong.append("verify finds something")
-    if any(restarts.values()):
+    if any(found["restarts"].values()):
         wrong.append("a process died")
-    if minutes >= 10:  # before, caches are still being filled
-        wrong += [f"{name} grew" for name, much in found["grown"].items() if much > 1.1]
-    return {**found, "wrong": wrong}
+    if found["minutes"] >= 10:  # before, caches are still being filled
+        wrong += [f"{name} grew" for name, ratio in found["grown"].items() if ratio > 1.1]
+    return wrong
 
 
 def main() -> int:

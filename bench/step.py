@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import resource
 import statistics
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,11 +27,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from store.settings import BUILTIN_FOLDER
+from store.settings import BUILTIN_FOLDER, read_settings
 from trainer.advantages import Streams
 from trainer.batch import Sample
-from trainer.objective import Objective
-from trainer.policy import FLOAT32_BELOW, LocalPolicy, Weights
+from trainer.policy import FLOAT32_BELOW, LocalPolicy
 from trainer.step import StepPlan, train
 
 GIB = 1 << 30
@@ -143,13 +144,10 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     bare = bare_step(given.model, given.rank, samples)
 
     def ours(steps: int) -> Callable[[], None]:
-        plan = StepPlan(
-            method="combine",
-            objective=Objective(),
-            teacher=Weights.BASE,
-            steps_per_batch=steps,
-            max_kl_step=1e9,
-        )
+        plan = replace(
+            StepPlan.of(read_settings({"method": "combine"})),
+            steps_per_batch=steps, resample=False, max_kl_step=1e9, kl_target=math.inf,
+        )  # fmt: skip
         return lambda: void(train(policy, samples, plan))
 
     contenders = {"bare": bare, "ours_1_step": ours(1), "ours_2_steps": ours(2)}

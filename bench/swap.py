@@ -1,17 +1,17 @@
 """New versions under load: `python -m bench.swap [--backend embedded|vllm|tinker] [--streams 16] [--versions 10] [--every-s 8]`.
 
-An own house on the built-in model. So many clients keep streaming; by turns, in windows of one length, nothing happens, and versions are
-published one after the other. For both kinds of window: the gaps between the pieces of a running stream. Then everything is held against
+A Patina on the built-in model, with clients that stream all the time. Windows of equal length alternate: in one nothing happens, in the
+other versions are published one after the other. For both kinds of window: the gaps between the pieces of a running stream. Then everything is held against
 the record (one version a turn, and which), and every stream against what a freshly started engine says that knows no version but this
 one: a prefix cache that outlived its version, or a stream of two versions, would show there. Prints JSON; exit code 1 when a stream
 failed, was held, or was not of its version.
 
 What is compared is swaps and no swaps, nothing else: one version is live before the first window (an adapter costs an engine time on every
 token, and the base model has none), all folders are written before anybody streams, a publication is one transaction, and the order of the
-two windows changes from round to round. How late the loop of this process itself was is told beside the gaps (`own_late_p99_ms`).
+two windows changes from round to round. The delay of this process's own event loop is printed beside the gaps (`own_late_p99_ms`).
 
-`--every-s` is how often a version comes. The built-in trainer takes 5.5 s for the smallest one (step 4.1 s, gate 1.4 s, on a machine of its own;
-docs/log.md, `bench.feedback`), and longer beside sixteen streams: 8 s is about as often as it can come at all, 1 s is for seeing what breaks.
+`--every-s` is the time between two versions. The built-in trainer takes 5.5 s for the smallest version on an idle machine (step 4.1 s, gate
+1.4 s), and longer beside sixteen streams: 8 s is close to the shortest interval that training reaches, 1 s is a stress test.
 
 `--backend tinker` starts the small server of `tests/tinker`. Its streams come as one piece, so there are no gaps: what counts are whole replies
 (`whole_p99_ms`).
@@ -41,7 +41,7 @@ import orjson
 import torch
 
 from evals.stack import Stack
-from serving.http import HttpEngine
+from serving.http import HttpBackend
 from serving.ports import free_port
 from serving.tinker.version import FILE as TINKER_FILE
 from serving.tinker.version import TinkerVersion
@@ -130,7 +130,7 @@ def _alone() -> tuple[str, int]:
 
 
 async def stream(
-    engine: HttpEngine,
+    engine: HttpBackend,
     key: str,
     model: str,
     question: str,
@@ -218,7 +218,7 @@ async def publish(record: Record, number: int, path: Path, digest: str) -> None:
         error=None,
         metrics={},
     )
-    await record.publish(adapter, [], step)
+    await record.publish(adapter, [], step, worker="bench.swap")
 
 
 async def load(
@@ -236,7 +236,7 @@ async def load(
         versions: the first is live before anything is measured; the others are spread evenly over the rounds.
     """
     record = await Record.open(read_settings({"home": stack.home}).database_url)
-    engine = HttpEngine(stack.base_url)
+    engine = HttpBackend(stack.base_url)
     found = Load()
     phase, part, is_over = "warm", 0, False
 
@@ -308,7 +308,7 @@ async def references(
 ) -> dict[tuple[int, str], Stream]:
     """What each version says on an engine that has nothing else to do, and never had."""
     record = await Record.open(read_settings({"home": stack.home}).database_url)
-    engine = HttpEngine(stack.base_url)
+    engine = HttpBackend(stack.base_url)
     found: dict[tuple[int, str], Stream] = {}
     try:
         for number in range(max(wanted) + 1):
@@ -324,7 +324,7 @@ async def references(
 
 
 def agree(one: Stream, other: Stream) -> bool:
-    """Whether two greedy streams are of the same weights; behind a place where two tokens were equally likely nothing can be said."""
+    """Return whether two greedy streams may come from the same weights; after equally likely tokens they may differ."""
     for a, b, p, q in zip(one.ids, other.ids, one.logprobs, other.logprobs, strict=True):
         if abs(p - q) > _SAME:
             return False
@@ -416,11 +416,11 @@ def _on_tinker(folder: Path, versions: Sequence[tuple[Path, str]]) -> list[tuple
     """Write the folders of versions whose weights the server took in (`tests.tinker.server --take-in`)."""
     made = []
     for number, (path, _) in enumerate(versions, start=1):
-        told = TinkerVersion(
+        version = TinkerVersion(
             sampler_path=f"tinker://taken-in:train:0/sampler_weights/{path.name}",
             base_model=str(BUILTIN_FOLDER),
         )
-        files = {TINKER_FILE: json.dumps(asdict(told)).encode()}
+        files = {TINKER_FILE: json.dumps(asdict(version)).encode()}
         written = write_version(folder, BUILTIN_MODEL, number, files, state={}, metrics={})
         made.append((written.path, written.content_hash))
     return made
@@ -439,7 +439,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         versions = make_versions(home / "made", 1 + given.versions)
         if given.backend == "tinker":
             wishes["tinker_base_url"] = stacked.enter_context(_tinker_server(home / "tinker", versions))
-            versions = _on_tinker(home / "told", versions)
+            versions = _on_tinker(home / "tinker", versions)
         settings: Settings = read_settings(wishes)
         with Stack(settings, home=home, ready_s=_READY_S) as stack:
             held = stack.status()["proxy"]["backend"]["held"]

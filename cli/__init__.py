@@ -1,1 +1,1 @@
-"""The front door's rooms: arguments, the supervisor of the four processes, and the commands a person gives."""
+"""The command line: arguments, the supervisor of the processes, and the commands."""

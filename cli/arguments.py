@@ -1,13 +1,16 @@
-"""The command line, built from the fields of `Settings`: a flag's name, type and help are told once, there."""
+"""The command line, built from the fields of `Settings`: a flag's name, type and help are defined there."""
 
 from __future__ import annotations
 
 import argparse
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from store.learning import LearningConfig
 from store.settings import Settings
+from store.version import VERSION
 
 _GROUPS = {
     "learning": "learning",
@@ -16,6 +19,10 @@ _GROUPS = {
     "scoring": "scoring",
     "record": "record",
 }
+
+
+#: Settings that may be given more than once, and how their value is written.
+_REPEATED = {"upstream": "URL", "learning": "KEY=VALUE"}
 
 
 class _Joined(argparse.Action):
@@ -43,13 +50,13 @@ def _describe(name: str) -> tuple[str, str, dict[str, Any]]:
     assert isinstance(extra, dict)  # every field is made by `store.settings._field`
     help = f"{field.description} [{extra['env']}]"
     default = field.default
-    if default not in (None, "") and not isinstance(default, bool):
+    if default not in (None, "") and not isinstance(default, (bool, LearningConfig)):
         help += f" (default: {default})"
     keywords: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": name, "help": help.replace("%", "%%")}
     annotation = field.annotation
-    if name == "upstream":
+    if name in _REPEATED:
         keywords["action"] = _Joined
-        keywords["metavar"] = "URL"
+        keywords["metavar"] = _REPEATED[name]
     elif annotation is bool:
         keywords["action"] = argparse.BooleanOptionalAction
     else:
@@ -61,7 +68,7 @@ def _describe(name: str) -> tuple[str, str, dict[str, Any]]:
 def settings_parser() -> Parser:
     """Return a parent parser with a flag for every setting.
 
-    Values stay text: `Settings` converts and checks them, so that a wrong one is told the same way wherever it came from.
+    Values stay text: `Settings` converts and checks them, so that a wrong one gives the same error wherever it came from.
     """
     parser = Parser(add_help=False)
     groups = {key: parser.add_argument_group(title) for key, title in _GROUPS.items()}
@@ -83,20 +90,48 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"patina: {message} (see --help)\n")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the whole command line: no command starts the house, the others look at it or steer it."""
+#: Adds a subcommand: (name, help) -> its parser.
+_AddCommand = Callable[[str, str], argparse.ArgumentParser]
+
+
+def build_parser(prog: str = "run.py") -> argparse.ArgumentParser:
+    """Return the whole command line. Without a command everything is started; the commands inspect or control it."""
     shared = settings_parser()
     parser = Parser(
-        prog="run.py",
+        prog=prog,
         description="Change one base URL, and your model starts to learn from you. Without a command: start "
-        "everything (serving backend, proxy, scorers, trainer) and print what to paste into the client.",
+        "everything (serving backend, proxy, recorder, scorers, trainer) and print what to paste into the client.",
         parents=[shared],
     )
+    parser.add_argument("--version", action="version", version=f"Patina {VERSION}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
 
     def command(name: str, help: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=help, description=help, parents=[shared])
 
+    def reading(name: str, help: str) -> argparse.ArgumentParser:
+        found = command(name, help)
+        found.add_argument(
+            "--no-wait",
+            action="store_true",
+            help="do not wait until the recorder has taken in what is in the journal",
+        )
+        return found
+
+    _add_record_commands(reading)
+    _add_wishes(reading)
+    _add_control_commands(command)
+    _add_explain(reading)
+    _add_replay_commands(command)
+    evaluate = command("eval", "does it learn? simulated users, measurements, baselines, a report")
+    _add_eval_runs(evaluate)
+    _add_eval_measurements(evaluate)
+    _add_eval_operation(evaluate)
+    _add_demo(command)
+    return parser
+
+
+def _add_record_commands(command: _AddCommand) -> None:
     status = command("status", "what was seen, scored and trained, what is live, and who is running")
     status.add_argument("--json", action="store_true", help="as JSON")
 
@@ -117,17 +152,34 @@ def build_parser() -> argparse.ArgumentParser:
     versions = command("versions", "every adapter version: what it was made of, and whether it lives")
     versions.add_argument("--json", action="store_true", help="as JSON")
 
-    why = command("why", "which of your turns made a version, and what they said")
+    command("verify", "re-hash and cross-check the record")
+
+    why = command("why", "which of your turns made a version, and their text")
     why.add_argument("version", type=int)
     why.add_argument("--json", action="store_true", help="as JSON")
 
+
+def _add_wishes(command: _AddCommand) -> None:
+    wishes = command("wishes", "what the model was asked to be, in your words; edit or remove one")
+    wishes.add_argument(
+        "action",
+        nargs="?",
+        choices=["list", "edit", "remove"],
+        default="list",
+        help="list (default), edit N WORDS, remove N",
+    )
+    wishes.add_argument("number", nargs="?", type=int, metavar="N", help="the wish, as the list numbers it")
+    wishes.add_argument("words", nargs="?", metavar="WORDS", help="what it is to say instead")
+    wishes.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _add_control_commands(command: _AddCommand) -> None:
     rollback = command("rollback", "serve an earlier version again; 0 is the bare model")
     rollback.add_argument("version", type=int)
 
     command("pause", "stop training; serving, recording and scoring go on")
     command("resume", "go on training")
-    command("verify", "re-hash and cross-check the record")
-
+    command("recover", "salvage a damaged record into a fresh file; Patina must be stopped")
     keys = command("keys", "keys by name, for several people or programs: add NAME, list, revoke NAME")
     keys.add_argument("action", choices=["add", "list", "revoke"])
     keys.add_argument("name", nargs="?", help="whose key; the first one is called default")
@@ -138,6 +190,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="whether turns under the new key may train",
     )
 
+
+def _add_explain(command: _AddCommand) -> None:
     explain = command(
         "explain", "why a turn is what it is: rule, evidence, parent, confidence, feedback, fate"
     )
@@ -146,11 +200,22 @@ def build_parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--json", action="store_true", help="as JSON")
 
+
+def _add_replay_commands(command: _AddCommand) -> None:
     classify = command("classify", "recorded traffic of a client through the proxy's own rules")
     classify.add_argument("file", type=Path, help="one request a line, in arrival order; see docs/clients.md")
     classify.add_argument("--predictions", type=Path, help="also write one JSON line a request here")
 
-    evaluate = command("eval", "does it learn? simulated users, measurements, baselines, a report")
+    score = command("score", "recorded reactions through the scorer: how your words are understood")
+    score.add_argument(
+        "file",
+        type=Path,
+        help='one JSON object a line: "text", and "prompt", "reply", "verdict" where known; see docs/scoring.md',
+    )
+    score.add_argument("--predictions", type=Path, help="also write one JSON line a reaction here")
+
+
+def _add_eval_runs(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument(
         "action",
         nargs="*",
@@ -164,21 +229,31 @@ def build_parser() -> argparse.ArgumentParser:
     evaluate.add_argument(
         "--methods",
         default="combine,none,memory",
-        help="rl opd combine sdpo; none memory; openclaw-rl openclaw-opd openclaw-combine claas user-interactions; or ours "
-        "baselines references all (default: %(default)s)",
+        help="rl opd combine sdpo; none memory; openclaw-rl openclaw-opd openclaw-combine claas user-interactions, each also "
+        "with -6 for as many optimizer steps as ours; or ours baselines references references-equal-steps all (default: %(default)s)",
     )
     evaluate.add_argument(
         "--preferences",
         nargs="+",
         default=["concise,no_emoji"],
-        help="each word one user; a comma joins the wishes of one (default: concise,no_emoji)",
+        help="each word one user; a comma joins the wishes of one; all: concise, no_emoji, plain, formal, spanish and "
+        "json, each one user (default: concise,no_emoji)",
     )
     evaluate.add_argument(
         "--users",
         default="steady",
-        help="steady silent noisy wandering patient arriving change_of_mind shuffled (default: %(default)s)",
+        help="steady silent noisy wandering patient mixed free retained arriving change_of_mind month; controls: shuffled "
+        "unrelated "
+        "(default: %(default)s)",
     )
-    evaluate.add_argument("--interactions", type=int, default=40, help="of each run (default: %(default)s)")
+    evaluate.add_argument(
+        "--interactions", type=int, help="of each run (default: 300 for the user month, else 40)"
+    )
+    evaluate.add_argument(
+        "--unrelated",
+        type=int,
+        help="further interactions without a word on style, measured at each third (default: 36 for the user retained, else 0)",
+    )
     evaluate.add_argument("--seeds", type=int, default=5, help="how many (default: %(default)s)")
     evaluate.add_argument(
         "--first-seed",
@@ -186,6 +261,9 @@ def build_parser() -> argparse.ArgumentParser:
         default=0,
         help="the first of them: others than those a choice was made on (default: %(default)s)",
     )
+
+
+def _add_eval_measurements(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument(
         "--measure-every",
         type=int,
@@ -208,12 +286,34 @@ def build_parser() -> argparse.ArgumentParser:
         help="requests that need a tool call, before and after (default: %(default)s: one is 6 %%)",
     )
     evaluate.add_argument(
+        "--again",
+        type=int,
+        default=24,
+        help="questions that name a wish, before and after (default: %(default)s)",
+    )
+    evaluate.add_argument(
+        "--scope",
+        type=int,
+        default=24,
+        help="requests for a whole list, JSON or code, before and after (default: %(default)s)",
+    )
+    evaluate.add_argument(
+        "--small-talk",
+        type=int,
+        default=24,
+        help="thanks and greetings, before and after (default: %(default)s)",
+    )
+    evaluate.add_argument(
         "--tabs",
         type=int,
-        default=4,
-        help="with --fast: conversations that the person has open at once, all answered before any is learnt from (default: "
-        "%(default)s; without --fast one)",
+        nargs="+",
+        default=[4],
+        help="with --fast: conversations that the person has open at once, all answered before any is learnt from; several "
+        "numbers are compared (default: 4; without --fast one)",
     )
+
+
+def _add_eval_operation(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument(
         "--thorough",
         action="store_true",
@@ -245,6 +345,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--jobs", type=int, default=1, help="--fast: runs at once, each a process (default: %(default)s)"
     )
 
+
+def _add_demo(command: _AddCommand) -> None:
     demo = command("demo", "a simulated user complains, and you watch the model change")
     demo.add_argument("--base-url", help="a running Patina; default: an own one in a fresh folder")
     demo.add_argument(
@@ -253,4 +355,3 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("--interactions", type=int, default=72, help="most interactions (default: %(default)s)")
     demo.add_argument("--output", type=Path, default=Path("demo.png"), help="the plot (.png or .svg)")
     demo.add_argument("--json", type=Path, help="also write all numbers here")
-    return parser

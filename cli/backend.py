@@ -1,8 +1,8 @@
-"""Which backend serves, and how it is started. Decided once, at start, and told to the person.
+"""Which backend serves, and how it is started. Decided once, at start, and printed.
 
 `--backend auto`: with `--upstream` nothing of ours is started; the built-in model is served by the built-in engine; any other by one's own
 Tinker server where TINKER_BASE_URL names one, else by vLLM where this machine has an NVIDIA GPU and an environment for it, else by the built-in
-engine. The hosted Tinker costs money and sees what is said: it is never chosen, only mentioned.
+engine. The hosted Tinker costs money and sees the conversations: it is never chosen, only mentioned.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Literal, cast
 
 from serving.ports import free_port
 from serving.tinker import service as tinker
-from serving.vllm.colocate import colocate
-from serving.vllm.environment import DEFAULT_FOLDER, FOR_CPU, find_environment, gpu_memory, main_memory
-from serving.vllm.flags import Wishes, derive, rank_for
-from serving.vllm.folder import read_facts
+from serving.vllm.environment import CPU_PATCHES, DEFAULT_FOLDER, find_environment, gpu_memory, main_memory
+from serving.vllm.flags import LaunchOptions, build_launch_command, smallest_allowed_rank
+from serving.vllm.memory_plan import plan_gpu_memory
+from serving.vllm.model_folder import read_model_facts
 from store.errors import ConfigError, UpstreamError
 from store.settings import Settings
 
@@ -56,7 +56,7 @@ class BackendPlan:
 def choose(settings: Settings, *, has_gpu: bool, has_vllm: bool) -> tuple[Choice, str]:
     """Return what serves and why (the rule is in this file's head)."""
     if settings.backend != "auto":
-        return cast(Choice, settings.backend), "as you said"
+        return cast(Choice, settings.backend), "as given"
     if settings.upstream:
         return "upstream", "--upstream alone is served and recorded; it learns with --backend vllm"
     if settings.is_builtin:
@@ -137,11 +137,11 @@ def _tinker(settings: Settings) -> BackendPlan:
 
 def _own_vllm(settings: Settings) -> BackendPlan:
     place = find_environment(settings.vllm_python)
-    facts = read_facts(settings.model_path)
+    facts = read_model_facts(settings.model_path)
     memory = 0 if place.is_cpu else gpu_memory()
-    rank = rank_for(settings.lora_rank)
+    rank = smallest_allowed_rank(settings.lora_rank)
     fit = (
-        colocate(
+        plan_gpu_memory(
             facts,
             total=memory,
             rank=settings.lora_rank,
@@ -156,7 +156,7 @@ def _own_vllm(settings: Settings) -> BackendPlan:
     # without a GPU there is nothing to share, but what is asked for is done
     mode = fit.mode if fit is not None else "sleep" if settings.colocate == "sleep" else "share"
     port = settings.backend_port or free_port()
-    wishes = Wishes(
+    options = LaunchOptions(
         model=settings.model_path,
         served_name=settings.policy,
         host="127.0.0.1",
@@ -170,13 +170,13 @@ def _own_vllm(settings: Settings) -> BackendPlan:
         threads=settings.threads or (settings.resolved_threads if place.is_cpu else 0),
         sleeps=mode == "sleep",
         max_hold_s=settings.max_hold,
-        mends=str(FOR_CPU),
+        cpu_patches=str(CPU_PATCHES),
     )
-    launch = derive(wishes, facts, is_cpu=place.is_cpu, fit=fit, memory=main_memory())
+    launch = build_launch_command(options, facts, is_cpu=place.is_cpu, memory_plan=fit, memory=main_memory())
     url = f"http://127.0.0.1:{port}"
     command = [
         sys.executable, "-m", "serving.vllm", "--python", str(place.python), "--url", url,
-        "--state", str(settings.home / "run" / "vllm.json"), "--house", f"{os.getpid()}-{time.time_ns()}",
+        "--state", str(settings.home / "run" / "vllm.json"), "--run-id", f"{os.getpid()}-{time.time_ns()}",
     ]  # fmt: skip
     for name, value in launch.environment.items():
         command.append(f"--set={name}={value}")
@@ -196,7 +196,7 @@ def _own_vllm(settings: Settings) -> BackendPlan:
 
 
 def _attached(settings: Settings) -> BackendPlan:
-    """A vLLM that somebody else runs. Not being there yet is no mistake; serving another model is told."""
+    """A vLLM that is started elsewhere. It may start later; a warning names another served model."""
     reasons = [f"vLLM at {address}" for address in settings.upstream_address.split(",")]
     reasons.append(
         "they read adapters from this machine's folders: "
@@ -223,7 +223,7 @@ def _attached(settings: Settings) -> BackendPlan:
 
 
 def base_models(url: str, key: str) -> Sequence[str] | None:
-    """Return the names of the base model at an OpenAI endpoint; None when nobody answers."""
+    """Return the names of the base model at an OpenAI endpoint; None without an answer."""
     request = urllib.request.Request(f"{url.removesuffix('/v1')}/v1/models")
     if key:
         request.add_header("Authorization", f"Bearer {key}")

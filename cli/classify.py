@@ -23,14 +23,14 @@ def classify(settings: Settings, arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: a line cannot be read, or the predictions cannot be written.
     """
-    del settings  # nothing of the house is touched: the replay has a record of its own
+    del settings  # the replay has a record of its own
     rows = read_traffic(arguments.file)
-    said = asyncio.run(replay(rows))
+    predictions = asyncio.run(replay(rows))
     if arguments.predictions is not None:
-        write_predictions(arguments.predictions, said)
+        write_predictions(arguments.predictions, predictions)
     console = Console(highlight=False, soft_wrap=True)
-    _print_found(console, rows, said)
-    found = score(rows, said)
+    _print_found(console, rows, predictions)
+    found = score(rows, predictions)
     if found is None:
         console.print("no labels: nothing to compare with")
     else:
@@ -38,28 +38,30 @@ def classify(settings: Settings, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def write_predictions(path: Path, said: Sequence[Prediction]) -> None:
+def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
     """Write one JSON line a request. Raises: ConfigError."""
     try:
-        path.write_text("".join(json.dumps(p.to_json(), ensure_ascii=False) + "\n" for p in said), "utf-8")
+        path.write_text(
+            "".join(json.dumps(p.to_json(), ensure_ascii=False) + "\n" for p in predictions), "utf-8"
+        )
     except OSError as exc:
         raise ConfigError(f"cannot write {path}: {exc.strerror or exc}") from exc
 
 
-def _print_found(console: Console, rows: Sequence[Recorded], said: Sequence[Prediction]) -> None:
-    kinds = Counter(p.kind for p in said)
-    sessions = {p.session for p in said if p.session is not None}
-    relations = Counter(p.relation for p in said if p.kind == "main")
+def _print_found(console: Console, rows: Sequence[Recorded], predictions: Sequence[Prediction]) -> None:
+    kinds = Counter(p.kind for p in predictions)
+    sessions = {p.session for p in predictions if p.session is not None}
+    relations = Counter(p.relation for p in predictions if p.kind == "main")
     console.print(
         f"{len(rows)} requests in {len(sessions)} sessions: {_counts(kinds)}; main turns: {_counts(relations)}"
     )
-    reasons = Counter(p.reason.rpartition("side: ")[2] for p in said if p.kind == "side")
+    reasons = Counter(p.kind_reason for p in predictions if p.kind == "side")
     if reasons:
         console.print(f"side because: {_counts(reasons)}")
 
 
 def _print_score(console: Console, found: Score) -> None:
-    table = Table("label", "said main", "said side", "said none", box=None, pad_edge=False)
+    table = Table("label", "predicted main", "predicted side", "predicted none", box=None, pad_edge=False)
     for label in ("main", "side", "none"):
         table.add_row(
             label, *(str(found.confusion.get((label, kind), 0)) for kind in ("main", "side", "none"))

@@ -1,7 +1,7 @@
 """The commands that look at the record or steer it. Each works while Patina runs and while it does not.
 
-They read the database, not the processes: what `status` shows is what is stored, and besides it what the running proxy says of its
-store, which is there when the record is not. Tables go to stdout through rich; `--json` prints the same facts for programs.
+They read the database, after a bounded wait for what is in the journal (`cli.opened_record`). `status` also shows what the running proxy
+reports about journal and recorder, which is available when the record is not. Tables go to stdout through rich; `--json` prints the same facts for programs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,39 +19,43 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cli.drop_reasons import sentence_of
 from cli.live import ask_proxy, is_in_trouble, store_line
+from cli.opened_record import open_record
+from cli.recover import recover
+from cli.text import LONG, clip
+from cli.unused import DAYS, lines_of
+from cli.unused import to_json as unused_json
 from evals.console import table_console
 from store.errors import ConfigError, RecordError
-from store.lifecycle import Stage
+from store.lifecycle import DropReason, Stage
 from store.processes import is_alive
-from store.record import Record, RecordStatus, last_user_text
+from store.record import Record
 from store.settings import Settings
-from store.values import BASE_VERSION, AdapterVersion, Heartbeat, Json, ScoredTurn
+from store.texts import last_user_text
+from store.values import (
+    BASE_VERSION,
+    AdapterVersion,
+    Heartbeat,
+    Json,
+    RecordStatus,
+    ScoredTurn,
+    UnusedComplaint,
+)
 
-#: A process that has not said anything for so long is not there.
+#: A process without a heartbeat for so long counts as gone.
 SILENT_S = 5.0
 #: In fewer columns `versions` leaves out what a person asks for least, so that the reasons can be read.
 _NARROW = 120
-#: Characters of a text that has room.
-LONG = 160
 #: How long `rollback` waits to see the earlier version serve.
 _SWAP_WAIT_S = 60.0
 
 Command = Callable[[Settings, argparse.Namespace], int]
 
 
-@asynccontextmanager
-async def _opened(settings: Settings) -> AsyncIterator[Record]:
-    record = await Record.open(settings.database_url)
-    try:
-        yield record
-    finally:
-        await record.close()
-
-
 def _command(run: Callable[[Record, Settings, argparse.Namespace], Awaitable[int]]) -> Command:
     async def opened(settings: Settings, arguments: argparse.Namespace) -> int:
-        async with _opened(settings) as record:
+        async with open_record(settings, waits=not getattr(arguments, "no_wait", True)) as record:
             return await run(record, settings, arguments)
 
     return lambda settings, arguments: asyncio.run(opened(settings, arguments))
@@ -65,21 +68,25 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
     """Print what is stored and what the running proxy says. 1 when it cannot write, or the record cannot be read here."""
     live = ask_proxy(settings)
     try:
-        status: RecordStatus | None = asyncio.run(_read_status(settings))
+        status: RecordStatus | None
+        status, unused = asyncio.run(_read_status(settings, waits=not arguments.no_wait))
         problem = None
     except RecordError as exc:
         if live is None:
             raise
-        status, problem = None, str(exc)
+        status, unused, problem = None, [], str(exc)
     store = live["store"] if live is not None else None
     if arguments.json:
         found = {**status.to_json(), "sentence": sentence(status)} if status is not None else {}
+        found |= {"unused_complaints": [unused_json(complaint) for complaint in unused]}
         found |= {"store": store, "proxy": live["proxy"] if live else None, "record_error": problem}
         print(json.dumps(found, default=str, indent=2))
     else:
         console = table_console(soft_wrap=True)
         if status is not None:
             _print_status(console, status)
+            for line in lines_of(unused):
+                console.print(escape(line))
         else:
             console.print(f"[red]the record cannot be read: {escape(problem or '')}[/]")
         if live is not None and store is not None:
@@ -88,9 +95,10 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
     return 1 if problem or (store is not None and is_in_trouble(store)) else 0
 
 
-async def _read_status(settings: Settings) -> RecordStatus:
-    async with _opened(settings) as record:
-        return await record.status()
+async def _read_status(settings: Settings, *, waits: bool) -> tuple[RecordStatus, list[UnusedComplaint]]:
+    async with open_record(settings, waits=waits) as record:
+        since = time.time() - DAYS * 86_400
+        return await record.status(), await record.unused_complaints(settings.policy, since)
 
 
 def _print_status(console: Console, status: RecordStatus) -> None:
@@ -99,6 +107,8 @@ def _print_status(console: Console, status: RecordStatus) -> None:
     now = time.time()
     for beat in status.heartbeats:
         alive = now - beat.at < SILENT_S
+        if not alive and beat.process.startswith("proxy-"):
+            continue  # one of the gateways of an earlier start with more --workers
         state = beat.state if alive else "not running"
         style = "green" if alive else "red"
         table.add_row(
@@ -195,12 +205,6 @@ def _trajectory_table(rows: list[Json]) -> Table:
             f"{row['adapter_version']}" + (f"→{trained}" if trained is not None else ""),
         )
     return table
-
-
-def clip(text: str, length: int = 48) -> str:
-    """A text in one line of at most so many characters."""
-    text = " ".join(text.split())
-    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 async def _write_jsonl(rows: AsyncIterator[Json], output: Path | None) -> int:
@@ -303,8 +307,17 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
     if adapter is None:
         raise RecordError(f"{settings.policy} has no version {arguments.version}")
     turns = list(reversed(await record.trained_turns(settings.policy, version=arguments.version)))
+    unused = await _unused_turns(record, adapter)
     if arguments.json:
-        print(json.dumps({**_version_json(adapter), "turns": [_turn_json(t) for t in turns]}, indent=2))
+        shown = {
+            **_version_json(adapter),
+            "turns": [_turn_json(t) for t in turns],
+            "unused_turns": [
+                {**_turn_json(turn), "drop_reason": reason.value, "sentence": sentence}
+                for turn, reason, sentence in unused
+            ],
+        }
+        print(json.dumps(shown, indent=2))
         return 0
     console = table_console(soft_wrap=True)
     console.print(
@@ -313,7 +326,7 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
     )
     if adapter.reason:
         console.print(f"because: {escape(adapter.reason)}")
-    table = Table("turn", "you asked", "it said", "then you said", "verdict", "hint", "said by")
+    table = Table("turn", "your request", "reply", "your reaction", "verdict", "hint", "source")
     for turn in turns:
         table.add_row(
             turn.turn_id[-8:],
@@ -325,7 +338,40 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
             turn.verdict.source,
         )
     console.print(table)
+    _print_unused(console, unused)
     return 0
+
+
+async def _unused_turns(record: Record, adapter: AdapterVersion) -> list[tuple[ScoredTurn, DropReason, str]]:
+    """Return the turns of a version's batch that did not train, those still in the record: turn, code, sentence."""
+    codes = {turn_id: DropReason(code) for turn_id, code in adapter.metrics.get("unused_turns", {}).items()}
+    fates = await record.fates(list(codes))
+    found = []
+    for turn in await record.scored_turns(list(codes)):
+        reason, fate = codes[turn.turn_id], fates[turn.turn_id]
+        # Feedback that came later may have brought the turn to another fate, with a detail of its own.
+        detail = fate.detail if fate.drop_reason is reason else ""
+        found.append((turn, reason, sentence_of(reason, detail)))
+    return found
+
+
+def _print_unused(console: Console, unused: list[tuple[ScoredTurn, DropReason, str]]) -> None:
+    """Show what was stated and taught nothing, each with its reason; of neutral turns the number."""
+    stated = [one for one in unused if one[0].verdict.value or one[0].verdict.hint]
+    if stated:
+        console.print(f"{len(stated)} of its turns taught nothing:")
+        table = Table("turn", "your request", "your reaction", "verdict", "why not")
+        for turn, reason, why in stated:
+            table.add_row(
+                turn.turn_id[-8:],
+                escape(clip(last_user_text(turn.messages))),
+                escape(clip(turn.next_text)),
+                f"{turn.verdict.value:+d}" if turn.verdict.value else "0",
+                escape(f"{reason.value}: {why}"),
+            )
+        console.print(table)
+    if neutral := len(unused) - len(stated):
+        console.print(f"{neutral} neutral turns came along, without a verdict or a hint")
 
 
 def _turn_json(turn: ScoredTurn) -> Json:
@@ -402,4 +448,5 @@ COMMANDS: dict[str, Command] = {
     "pause": _command(_pause),
     "resume": _command(_resume),
     "verify": _command(_verify),
+    "recover": recover,
 }

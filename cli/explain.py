@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.markup import escape
 
-from cli.commands import LONG, clip
-from evals.traffic import evidence_of, meaning_of
+from cli.opened_record import open_record
+from cli.text import LONG, clip
+from recorder.classify import MEANINGS, find_evidence
+from recorder.linking import LINK_MEANINGS
 from store.errors import RecordError
-from store.record import Record, last_user_text
 from store.settings import Settings
+from store.texts import last_user_text
 from store.values import Json
 
 
@@ -25,7 +27,7 @@ def explain(settings: Settings, arguments: argparse.Namespace) -> int:
     Raises:
         RecordError: there is no such turn.
     """
-    story = asyncio.run(_story(settings.database_url, arguments.turn))
+    story = asyncio.run(_story(settings, arguments.turn, waits=not arguments.no_wait))
     if arguments.json:
         print(json.dumps(story, ensure_ascii=False, indent=2))
         return 0
@@ -35,31 +37,28 @@ def explain(settings: Settings, arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _story(url: str, reference: str) -> Json:
-    record = await Record.open(url)
-    try:
+async def _story(settings: Settings, reference: str, *, waits: bool) -> Json:
+    async with open_record(settings, waits=waits) as record:
         story = await record.story(reference)
         if story is None:
             raise RecordError(f"no turn {reference!r} is recorded: `run.py trajectories` lists them")
         parent = story["parent_turn_id"]
         story["parent"] = await record.story(parent) if parent is not None else None
         return story
-    finally:
-        await record.close()
 
 
 def lines_of(story: Json) -> Iterator[tuple[str, str]]:
-    """Yield (name, sentence) for everything that is told of a turn."""
-    link, _, kind = story["link_reason"].partition("; ")
-    reason = kind.partition(": ")[2]
+    """Yield (name, sentence) for everything that is known of a turn."""
+    reason = story["kind_reason"]
+    link = LINK_MEANINGS.get(story["link_reason"], story["link_reason"])
     yield "turn", f"{story['turn_id']}, {_when(story['created_at'])}, by {story['client']}"
     yield "session", f"{story['session_id']}, number {story['turn_index']} of its branch"
     yield "asked", clip(last_user_text(story["messages"]), LONG)
     yield "answered", clip(story["completion"] or json.dumps(story["tool_calls"], ensure_ascii=False), LONG)
-    meaning = meaning_of(reason)
+    meaning = MEANINGS.get(reason, "")
     yield "kind", f"{story['kind']}, because: {reason}" + (f" ({meaning})" if meaning else "")
     if story["kind"] == "side":
-        for words in evidence_of(story["messages"], story["request"]):
+        for words in find_evidence(story["messages"], story["request"]):
             yield "evidence", words
     yield "relation", f"{story['relation']}, because: {link} (confidence {story['link_confidence']:.2f})"
     parent = story.get("parent")
@@ -77,10 +76,10 @@ def lines_of(story: Json) -> Iterator[tuple[str, str]]:
 
 def _after(story: Json) -> Iterator[tuple[str, str]]:
     for state in story["next_states"]:
-        said = "asked again" if state["relation"] == "retry" else f"“{clip(state['text'], LONG)}”"
+        text = "asked again" if state["relation"] == "retry" else f"“{clip(state['text'], LONG)}”"
         yield (
             "followed",
-            f"{state['role']}, {state['relation']}, {_when(state['created_at'])}: {said} ({state['by_turn_id']})",
+            f"{state['role']}, {state['relation']}, {_when(state['created_at'])}: {text} ({state['by_turn_id']})",
         )
     if not story["next_states"]:
         yield "followed", "by nothing yet"
@@ -92,7 +91,11 @@ def _after(story: Json) -> Iterator[tuple[str, str]]:
             "abstained" if verdict["value"] is None else f"{verdict['value']:+d}" if verdict["value"] else "0"
         )
         hint = f", hint: “{clip(verdict['hint'], LONG)}”" if verdict["hint"] else ""
-        yield "verdict", f"{value} by {verdict['source']} (confidence {verdict['confidence']:.2f}){hint}"
+        wishes = f", wishes: {', '.join(verdict['wishes'])}" if verdict["wishes"] else ""
+        yield (
+            "verdict",
+            f"{value} by {verdict['source']} (confidence {verdict['confidence']:.2f}){hint}{wishes}",
+        )
 
 
 def _when(at: float) -> str:

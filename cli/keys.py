@@ -30,7 +30,9 @@ def keys(settings: Settings, arguments: argparse.Namespace) -> int:
         key = file.add(name, trains=arguments.train)
         print(f"The key of {name}, shown this once (only its hash is kept in {file.path}):\n\n    {key}\n")
         if settings.api_key == "":
-            print("This house asks for no key (--api-key ''), so it says who speaks and keeps nobody out.")
+            print(
+                "No key is required here (--api-key ''): a new key names its caller, but requests without one are accepted too."
+            )
     elif name == DEFAULT:
         _renew(settings)
     else:

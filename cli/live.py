@@ -1,4 +1,4 @@
-"""What the running proxy itself says: the truth of this moment, whatever can be read of the record."""
+"""The status that the running proxy reports, also while the record cannot be read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from store.errors import ConfigError
 from store.settings import Settings
 from store.values import Json
 
-#: The proxy gives its record two seconds before it answers without it; a crowded machine needs longer. Nobody there is told at once.
+#: The proxy gives its record two seconds before it answers without it; a crowded machine needs longer. A refused connection is reported at once.
 _TIMEOUT_S = 20.0
 
 
@@ -19,7 +19,7 @@ def ask_proxy(settings: Settings) -> Json | None:
     """Return ``/v1/patina/status`` of the proxy that runs on this home; None when none answers.
 
     Args:
-        settings: of the home; the address and the key are those of the house that was started on it last.
+        settings: of the home; the address and the key are those of the newest start.
     """
     try:
         running = Settings.load(settings.home / "run" / "settings.json")
@@ -36,7 +36,7 @@ def ask_proxy(settings: Settings) -> Json | None:
             found = json.load(reply)
     except (OSError, ValueError, http.client.HTTPException):  # urllib's errors are OSErrors
         return None
-    # Somebody else may have taken the port since.
+    # Another program may have taken the port since.
     return found if isinstance(found, dict) and isinstance(found.get("store"), dict) else None
 
 
@@ -50,26 +50,30 @@ def _key(running: Settings) -> str:
 
 
 def is_in_trouble(store: Json) -> bool:
-    """Whether the proxy cannot write what it is given."""
-    return bool(store["last_error"] or store["journal_error"] or store["lost"])
+    """Whether the running Patina cannot write what it is given."""
+    return bool(
+        store["last_error"]
+        or store["journal_error"]
+        or store["lost"]
+        or store["rejected"]
+        or store["state"] == "stopped"
+    )
 
 
 def store_line(store: Json, not_captured: Json | None = None) -> str:
-    """Return the proxy's store in one line, e.g. "store: away (database is locked) · 8 turns wait, 8 of them served late"."""
-    parts = [f"store: {store['state']}" + (f" ({store['last_error']})" if store["last_error"] else "")]
-    if store["waiting"]:
-        parts.append(f"{store['waiting']} turns wait, the oldest for {store['oldest_s']:.1f} s")
+    """Return the state of journal and recorder in one line, e.g. "store: away (database is locked) · 8 turns wait, the oldest for 3.1 s"."""
+    why = store["last_error"] or ("no recorder runs" if store["state"] == "stopped" else "")
+    parts = [f"store: {store['state']}" + (f" ({why})" if why else "")]
+    if store["lag_turns"]:
+        parts.append(f"{store['lag_turns']} turns wait, the oldest for {store['lag_s']:.1f} s")
     if store["journal_bytes"]:
         parts.append(f"{store['journal_bytes']} bytes in the journal")
     if store["journal_error"]:
-        parts.append(f"the journal cannot be written ({store['journal_error']})")
-    counts = (
-        (store["late"], "late"),
-        (store["exposed"], "for a while in memory only"),
-        (store["lost"], "LOST"),
-    )
+        parts.append(
+            f"the journal cannot be written ({store['journal_error']}): {store['in_memory']} turns in memory only"
+        )
+    counts = ((store["rejected"], "cannot be recorded"), (store["lost"], "LOST"))
     parts += [f"{count} {what}" for count, what in counts if count]
-    if store["last_loss"]:
-        parts.append(f"the last: {store['last_loss']}")
+    parts += [f"the last: {last}" for last in (store["last_loss"], store["last_rejected"]) if last]
     parts += [f"{count} passed on unread: {why}" for why, count in (not_captured or {}).items()]
     return " · ".join(parts)

@@ -10,9 +10,14 @@ from store.errors import PatinaError
 from store.settings import read_settings
 
 
-def main(argv: Sequence[str]) -> int:
+def patina() -> int:
+    """Run the command line of this process: what `pip install` makes the command `patina` of."""
+    return main(sys.argv[1:], prog="patina")
+
+
+def main(argv: Sequence[str], *, prog: str = "run.py") -> int:
     """Run one command; returns the exit code: 0 done, 1 it found something wrong, 2 it could not be done."""
-    arguments = build_parser().parse_args(argv)
+    arguments = build_parser(prog).parse_args(argv)
     try:
         settings = read_settings(given_settings(arguments))
         if arguments.command is None:
@@ -31,6 +36,10 @@ def main(argv: Sequence[str]) -> int:
             from cli.classify import classify
 
             return classify(settings, arguments)
+        if arguments.command == "score":
+            from cli.score import score
+
+            return score(settings, arguments)
         if arguments.command == "keys":
             from cli.keys import keys
 
@@ -39,6 +48,10 @@ def main(argv: Sequence[str]) -> int:
             from cli.explain import explain
 
             return explain(settings, arguments)
+        if arguments.command == "wishes":
+            from cli.wishes import wishes
+
+            return wishes(settings, arguments)
         from cli.commands import COMMANDS
 
         return COMMANDS[arguments.command](settings, arguments)

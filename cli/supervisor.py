@@ -1,8 +1,7 @@
-"""Starts the four processes and keeps them running. None of them knows another but through HTTP or rows.
+"""Start the processes and keep them running. They communicate through HTTP, the journal and the record only.
 
-Rules: a process that dies is started again (with a growing pause while it keeps dying); one that ends with exit code 2 has
-said in one sentence what is wrong with its set-up, which ends the house with that sentence; when we end, by whatever
-death, they end.
+Rules: a process that dies is started again, with a growing pause while it keeps dying. Exit code 2 means a wrong set-up: the
+process has printed one sentence about it, and everything stops. The processes end with the supervisor, also after kill -9.
 """
 
 from __future__ import annotations
@@ -24,14 +23,15 @@ from migrations import upgrade
 from serving.ports import bind
 from store.errors import ConfigError, RecordError
 from store.record import Record
-from store.settings import REPOSITORY, Settings, child_environment, ensure_api_key
-from store.values import Heartbeat
+from store.settings import Settings, child_environment, ensure_api_key
+from store.values import Heartbeat, gateway_name
 
 _PR_SET_PDEATHSIG = 1
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
 #: A process that lived so long is not "dying again" when it dies.
 _SETTLED_S = 30.0
-_STOP_S = 10.0
+#: Longer than the gateways give requests in flight (`proxy.__main__.GRACE_S`).
+_STOP_S = 15.0
 _LOG_LIMIT = 10 * 1024 * 1024
 
 
@@ -58,7 +58,6 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=REPOSITORY,
                 env=self.environment,
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
@@ -86,7 +85,7 @@ class Child:
 
 
 def serve(settings: Settings) -> int:
-    """Start everything and stay until told to stop; returns the exit code.
+    """Start everything and run until stopped; returns the exit code.
 
     Raises:
         ConfigError: port in use, home in use, a process that cannot be set up.
@@ -94,7 +93,7 @@ def serve(settings: Settings) -> int:
     """
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     settings.logs_folder.mkdir(exist_ok=True, mode=0o700)
-    with _only_one(settings.home):
+    with hold_home(settings.home):
         # Seen here already, before anything is migrated or announced; the proxy takes the port itself.
         bind(settings.proxy_host, settings.proxy_port, option="--proxy-port").close()
         upgrade(settings.database_url)
@@ -128,9 +127,11 @@ def plan(settings: Settings, path: Path, backend: BackendPlan) -> list[Child]:
     if backend.served_model:
         judge += ["--judge-model", backend.served_model]
     children = [child("backend", backend.command)] if backend.command else []
-    children.append(
-        ours("proxy", "proxy", *(word for url in backend.urls for word in ("--backend-url", url)))
-    )
+    # Before the gateways, because processes are stopped in reverse: it also records the replies that end last.
+    children.append(ours("recorder", "recorder"))
+    backend_urls = [word for url in backend.urls for word in ("--backend-url", url)]
+    for worker in range(1, settings.workers + 1):
+        children.append(ours(gateway_name(worker), "proxy", "--worker", str(worker), *backend_urls))
     children.append(ours("scorer", "scorers", *judge))
     if settings.trains_locally:
         children.append(ours("trainer", "trainer"))
@@ -154,9 +155,24 @@ async def _supervise(settings: Settings, children: list[Child]) -> int:
         for task in (*watchers, beat, stopped):
             task.cancel()
         await asyncio.gather(*watchers, beat, stopped, return_exceptions=True)
-        for child in reversed(children):
-            await child.stop()
-    return 0
+        code = await _stop(children)
+    return code
+
+
+async def _stop(children: Sequence[Child]) -> int:
+    """Stop the processes, the last started first. Returns 1, and prints the proxy's last line, when the proxy reports a loss at its end."""
+    code = 0
+    gateways = [child for child in children if child.name.startswith("proxy")]
+    await asyncio.gather(
+        *(child.stop() for child in gateways[1:])
+    )  # together: each may wait for replies in flight
+    for child in reversed(children):
+        await child.stop()
+        # A Ctrl-C goes to all processes of the terminal: the proxy may have ended already.
+        if child.name.startswith("proxy") and child.process is not None and child.process.returncode == 1:
+            print(f"patina: {child.last_words().removeprefix('proxy: ')}", file=sys.stderr, flush=True)
+            code = 1
+    return code
 
 
 async def _keep_running(child: Child) -> None:
@@ -185,7 +201,7 @@ async def _keep_running(child: Child) -> None:
 
 
 async def _beat(settings: Settings, children: list[Child]) -> None:
-    """Tell `status` who runs. The record being away for a while is the proxy's to report, not a reason to end."""
+    """Write for `status` which processes run. A record that is unavailable for a while is no reason to end: recorder and proxy report it."""
     record: Record | None = None
     try:
         while True:
@@ -224,7 +240,7 @@ def _detail(children: list[Child]) -> dict[str, dict[str, int | float | None]]:
 
 
 def _die_with_parent() -> None:
-    """Runs in the child: be told when the supervisor dies, even by kill -9."""
+    """Runs in the child: ask for a signal when the supervisor dies, even by kill -9."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -234,7 +250,7 @@ def _rotate(log: Path) -> None:
 
 
 @contextlib.contextmanager
-def _only_one(home: Path) -> Iterator[None]:
+def hold_home(home: Path) -> Iterator[None]:
     """Hold the home's lock. The kernel frees it whatever way we die.
 
     Raises:

@@ -1,7 +1,7 @@
 """Does it learn? Simulated users talk to a running Patina through its public API, and probes measure what changed.
 
-Rules of the room:
-- Nothing here touches the record or the trainer of a house under test: it sees what any client sees.
-- Who judges (`models.styles` predicates) is neither the policy nor the scorer.
-- What is measured was never asked: users draw from `pools.ASKED`, probes from `pools.PROBES`, and not even a fact is in both.
+Rules of this package:
+- A system under test is seen as any client sees it: not its record, not its trainer.
+- Predicates (`models.styles`) measure; they are neither the policy nor the scorer.
+- Users draw from `question_splits.USER_QUESTIONS` and probes from `question_splits.PROBE_QUESTIONS`: no question and no fact is in both.
 """

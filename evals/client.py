@@ -13,14 +13,15 @@ from openai import APIConnectionError, APIStatusError, AsyncOpenAI
 from openai.types.chat import ChatCompletion
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from store.errors import RecordUnavailable, UpstreamError, UpstreamUnreachable
+from store.errors import ConfigError, RecordUnavailable, UpstreamError, UpstreamUnreachable
+from store.settings import Settings
 
-#: Tells the proxy that a turn is no conversation of the person: it is served, and never scored, trained or linked.
+#: A turn with this header is served, and never scored, trained or linked.
 NO_TRAINING = {"X-Patina-Train": "off"}
 #: Longest reply that is asked for, in tokens.
 MAX_REPLY_TOKENS = 160
 _POLL_S = 0.2
-#: Asks again for a minute while the record does not answer (a slow disk, somebody's lock); the proxy serves meanwhile.
+#: Retries for a minute while the record does not answer (a slow disk, a lock); the proxy serves meanwhile.
 while_record_is_away = retry(
     retry=retry_if_exception_type(RecordUnavailable),
     wait=wait_fixed(_POLL_S),
@@ -30,10 +31,10 @@ while_record_is_away = retry(
 
 
 def read_status(found: object, base_url: str) -> Mapping[str, Any]:
-    """Return what `/v1/patina/status` said, when it is whole.
+    """Return a response of `/v1/patina/status` when it is complete.
 
     Raises:
-        RecordUnavailable: the proxy is there, its record is not.
+        RecordUnavailable: the proxy runs, its record does not answer.
         UpstreamError: it is no Patina.
     """
     if isinstance(found, Mapping) and found.get("record_error"):
@@ -45,15 +46,15 @@ def read_status(found: object, base_url: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """`turn_id` is what the proxy recorded it under, None when it said none."""
+    """One completion. `turn_id` is the id of the recorded turn, None when the response has none."""
 
     text: str
     turn_id: str | None
     seconds: float
 
 
-class House:
-    """An open connection. Use as an async context manager.
+class PatinaClient:
+    """A client of a running Patina. Use as an async context manager.
 
     Args:
         base_url: ends in ``/v1``.
@@ -62,9 +63,9 @@ class House:
 
     def __init__(self, base_url: str, key: str, *, timeout_s: float = 60.0) -> None:
         self.base_url = base_url.rstrip("/")
-        #: Every turn whose end we saw, oldest first.
+        #: Ids of all completed turns, oldest first.
         self.seen: list[str] = []
-        # A process that died comes back within seconds; a person would press "try again" for as long.
+        # A process that died is restarted within seconds.
         self._client = AsyncOpenAI(
             base_url=self.base_url, api_key=key or "none", timeout=timeout_s, max_retries=8
         )
@@ -85,7 +86,7 @@ class House:
         """Return the policy's name: what `/v1/models` lists first.
 
         Raises:
-            UpstreamError: nobody there, or it refuses.
+            UpstreamError: it is not reachable, or it refuses.
         """
         if not self._model:
             try:
@@ -165,11 +166,11 @@ class House:
 
     @while_record_is_away
     async def status(self) -> Mapping[str, Any]:
-        """Return `/v1/patina/status`; a record that is away for a moment is waited for.
+        """Return `/v1/patina/status`; waits for a record that does not answer for a moment.
 
         Raises:
-            RecordUnavailable: it stayed away.
-            UpstreamError: nobody there, or it is no Patina.
+            RecordUnavailable: it did not answer for a minute.
+            UpstreamError: it is not reachable, or it is no Patina.
         """
         try:
             found = await self._client.get("/patina/status", cast_to=object)
@@ -177,15 +178,15 @@ class House:
             raise self._mapped(error) from error
         return read_status(found, self.base_url)
 
-    async def settle(self, *, batch_size: int, timeout_s: float) -> bool:
-        """Wait until the house has made of all feedback so far what it will for now.
+    async def wait_until_idle(self, *, batch_size: int, timeout_s: float) -> bool:
+        """Wait until all feedback so far is processed; returns False after the timeout.
 
-        A person pauses; a script does not. Without this the number of interactions it takes to learn would measure how fast the
-        script talks. Returns False when the house did not get there in time (the run goes on).
+        A user pauses and a script does not: without this, the number of interactions until something is learned would depend on the speed
+        of the script.
         """
         give_up = time.monotonic() + timeout_s
-        quiet = Quiet(batch_size=batch_size)
-        while not quiet.see(await self.status()):
+        detector = IdleDetector(batch_size=batch_size)
+        while not detector.update(await self.status()):
             if time.monotonic() > give_up:
                 return False
             await asyncio.sleep(_POLL_S)
@@ -201,12 +202,11 @@ class House:
         return UpstreamUnreachable(f"nobody answers at {self.base_url}: {error.__cause__ or error}")
 
 
-class Quiet:
-    """Decides from one status after the other whether nothing that was said is still on its way. Sans-IO.
+class IdleDetector:
+    """Decides from successive statuses whether all feedback is processed. Sans-IO.
 
-    Quiet is: nothing waits for a verdict, nothing is in a step, and what is scored is less than a batch. More than a batch may
-    stay for good (a method that learns from hints leaves thanks alone): then the trainer itself has to say twice, while nothing
-    changes, that it waits.
+    Idle: no turn waits for a verdict, none is in a step, and fewer than a batch are scored. More than a batch may stay scored (a method
+    that learns from hints does not train on thanks): then two heartbeats of the waiting trainer must follow while the stages stay equal.
     """
 
     def __init__(self, *, batch_size: int) -> None:
@@ -215,8 +215,8 @@ class Quiet:
         self._seen = 0
         self._beats: set[float] = set()
 
-    def see(self, status: Mapping[str, Any]) -> bool:
-        """Take the next status; returns whether it is quiet now."""
+    def update(self, status: Mapping[str, Any]) -> bool:
+        """Take the next status; returns whether the system is idle now."""
         stages = dict(status["stages"])
         if stages.get("answered", 0) or stages.get("claimed", 0) or stages != self._stages:
             self._stages, self._seen, self._beats = stages, 0, set()
@@ -233,7 +233,7 @@ class Quiet:
 
 
 def live_version(status: Mapping[str, Any]) -> int:
-    """Return the version that is live; 0 is the bare model. With several policies, the newest of any."""
+    """Return the live version; 0 is the base model. With several policies, the newest of any."""
     return max((int(version) for version in (status.get("live") or {}).values()), default=0)
 
 
@@ -243,3 +243,25 @@ def child_pids(status: Mapping[str, Any]) -> dict[str, int]:
         if beat["process"] == "supervisor":
             return {name: child["pid"] for name, child in beat["detail"].items() if child["pid"] is not None}
     return {}
+
+
+def with_v1(url: str) -> str:
+    """Return a base URL that ends in ``/v1``."""
+    url = url.rstrip("/")
+    return url if url.endswith("/v1") else url + "/v1"
+
+
+def stored_key(settings: Settings) -> str:
+    """Return the key of a Patina that is running: the one given, or the one in its home.
+
+    Raises:
+        ConfigError: none was given, and its home has none.
+    """
+    if settings.api_key is not None:
+        return settings.api_key
+    try:
+        return settings.key_file.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(
+            f"no key for --base-url: give --api-key, or --home of that Patina ({settings.key_file}: {error.strerror})"
+        ) from error

@@ -1,4 +1,4 @@
-"""`run.py eval`: does it learn, how fast, at what cost, and better than what? And `run.py eval compare A B`.
+"""`run.py eval`: how fast and at what cost a system learns, against baselines. And `run.py eval compare A B`.
 
 Runs every combination of methods, users, preferences and seeds, adds each finished run to `runs.jsonl` in the output folder, and
 writes the report from what is there. The same command again goes on where it was interrupted.
@@ -20,32 +20,32 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from evals.client import stored_key, with_v1
 from evals.console import table_console
-from evals.demo import house_key, with_v1
-from evals.methods import parse_methods
-from evals.metrics import Measures
-from evals.people import Reading, scenario
-from evals.preferences import parse_preferences
-from evals.report import compare, print_summary, write_report
-from evals.study import (
+from evals.experiment import (
     RUNS_FILE,
     Case,
-    Place,
-    Voice,
+    ReactionModel,
+    RunEnvironment,
     append_run,
     cases,
     find_run,
     parse_tried,
     read_runs,
-    run_at,
+    run_in,
 )
-from evals.voice import SpokenUser
+from evals.llm_user import LlmUser
+from evals.methods import parse_methods
+from evals.metrics import Measures
+from evals.preferences import expand_preferences
+from evals.report import compare, print_summary, write_report
+from evals.simulated_user import Interaction, scenario
 from scorers.provider import Provider
 from store.errors import ConfigError
 from store.settings import Settings
 from store.values import Json
 
-#: `--smoke`: learnt means this much more compliance than before, and the control may change by no more than the second.
+#: `--smoke`: least gain in compliance of a method that learns, and largest change of the control.
 SMOKE_GAIN, SMOKE_CONTROL = 0.3, 0.15
 _SMOKE = {
     "methods": "combine,none",
@@ -57,10 +57,11 @@ _SMOKE = {
     "questions": 48,
     "fast": True,
 }
-#: `--full`: every method with five seeds, on wishes that are met by chance and on one that never is.
+#: `--full`: every method with five seeds, the references also with as many optimizer steps as ours, on two wishes at once and on
+#: each of the six alone.
 _FULL = {
-    "methods": "all",
-    "preferences": ["concise,no_emoji", "spanish"],
+    "methods": "all,references-equal-steps",
+    "preferences": ["concise,no_emoji", "all"],
     "users": "steady",
     "interactions": 40,
     "seeds": 5,
@@ -103,18 +104,18 @@ def run_eval(settings: Settings, given: Mapping[str, Any], arguments: argparse.N
             (folder / RUNS_FILE).unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"--output {folder}: {error.strerror or error}") from error
-    place = Place(
+    environment = RunEnvironment(
         settings=settings,
         given={name: value for name, value in given.items() if name not in ("home", "seed", "method")},
         base_url=with_v1(arguments.base_url) if arguments.base_url else "",
-        key=house_key(settings) if arguments.base_url else "",
+        key=stored_key(settings) if arguments.base_url else "",
     )
     if arguments.jobs > 1:
-        rows = run_side_by_side(wanted, place, folder, arguments.jobs)
+        rows = run_in_parallel(wanted, environment, folder, arguments.jobs)
     else:
         if arguments.fast:
             _use_threads(settings.resolved_threads)
-        rows = asyncio.run(_run(wanted, place, folder, arguments))
+        rows = asyncio.run(_run(wanted, environment, folder, arguments))
     write_report(folder, rows)
     print_summary(rows, table_console())
     print(f"report: {folder / 'report.html'}")
@@ -124,27 +125,36 @@ def run_eval(settings: Settings, given: Mapping[str, Any], arguments: argparse.N
 def _plan(settings: Settings, arguments: argparse.Namespace) -> list[Case]:
     methods = parse_methods(arguments.methods)
     users = tuple(dict.fromkeys(word.strip() for word in arguments.users.split(",") if word.strip()))
-    wants = [parse_preferences(text) for text in arguments.preferences]
+    wants = expand_preferences(arguments.preferences)
     for user in users or ("",):
         for preferences in wants:
             scenario(user, preferences)
     for name, least in (
         ("interactions", 1),
+        ("unrelated", 0),
         ("seeds", 1),
         ("first_seed", 0),
         ("questions", 1),
         ("opposites", 1),
         ("tool_requests", 1),
-        ("tabs", 1),
+        ("again", 0),
+        ("scope", 0),
+        ("small_talk", 0),
         ("measure_every", 0),
         ("jobs", 1),
     ):
-        if getattr(arguments, name) < least:
+        if (value := getattr(arguments, name)) is not None and value < least:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}")
-    if arguments.jobs > 1 and (not arguments.fast or arguments.user_model):
+    if min(arguments.tabs) < 1:
+        raise ConfigError("--tabs must be at least 1")
+    if arguments.user_model and (
+        arguments.unrelated or {"mixed", "free", "unrelated", "retained", "month"} & {*users}
+    ):
         raise ConfigError(
-            "--jobs is for --fast without --user-model: houses and providers are not shared out"
+            "a --user-model speaks of the wishes alone: leave out --unrelated and users who do not"
         )
+    if arguments.jobs > 1 and (not arguments.fast or arguments.user_model):
+        raise ConfigError("--jobs is for --fast without --user-model")
     if arguments.base_url and arguments.fast:
         raise ConfigError("--fast learns in this process, --base-url elsewhere: give one of them")
     if arguments.base_url and sum(method.kind == "learn" for method in methods) > 1:
@@ -155,7 +165,7 @@ def _plan(settings: Settings, arguments: argparse.Namespace) -> list[Case]:
         raise ConfigError("one running Patina learns once: give --seeds 1, or leave --base-url out")
     mode = "url" if arguments.base_url else "fast" if arguments.fast else "stack"
     return cases(
-        # Against one running house, what does not learn has to come first.
+        # One running Patina learns for good, so methods that do not learn come first.
         sorted(methods, key=lambda method: mode == "url" and method.kind == "learn"),
         users,
         wants,
@@ -168,13 +178,17 @@ def _plan(settings: Settings, arguments: argparse.Namespace) -> list[Case]:
         questions=arguments.questions,
         undos=arguments.opposites,
         tools=arguments.tool_requests,
+        again=arguments.again,
+        scope=arguments.scope,
+        small_talk=arguments.small_talk,
         thorough=arguments.thorough,
-        tabs=arguments.tabs if mode == "fast" else 1,
+        tabs=dict.fromkeys(arguments.tabs) if mode == "fast" else (1,),
+        unrelated=arguments.unrelated,
     )
 
 
 async def _run(
-    wanted: Sequence[Case], place: Place, folder: Path, arguments: argparse.Namespace
+    wanted: Sequence[Case], environment: RunEnvironment, folder: Path, arguments: argparse.Namespace
 ) -> list[Json]:
     async with AsyncExitStack() as stack:
         voice = None
@@ -182,37 +196,37 @@ async def _run(
             provider = Provider(
                 arguments.user_model,
                 api_base=arguments.user_model_base,
-                api_key=place.settings.judge_api_key,
+                api_key=environment.settings.judge_api_key,
                 flag="--user-model",
             )
             await provider.start()
             stack.push_async_callback(provider.close)
-            voice = SpokenUser(provider)
-        return await run_in_turn(wanted, place, folder, voice=voice)
+            voice = LlmUser(provider)
+        return await run_sequentially(wanted, environment, folder, voice=voice)
 
 
-async def run_in_turn(
+async def run_sequentially(
     wanted: Sequence[Case],
-    place: Place,
+    environment: RunEnvironment,
     folder: Path,
     *,
-    voice: Voice | None = None,
+    voice: ReactionModel | None = None,
     around: Callable[[Case], AbstractContextManager[object]] = nullcontext,
 ) -> list[Json]:
     """Run what is not in the folder yet, one after the other; rows in the order of ``wanted``.
 
     Args:
-        around: what each run happens inside of.
+        around: a context manager around each run.
     """
     known = read_runs(folder)
     rows: list[Json] = []
-    with Watch(len(wanted)) as watch:
+    with ProgressReporter(len(wanted)) as watch:
         for case in wanted:
             row = find_run(known, case)
             if row is None:
                 watch.begin(case)
                 with around(case):
-                    row = await run_at(place, case, watch, voice=voice)
+                    row = await run_in(environment, case, watch, voice=voice)
                 append_run(folder, row)
             watch.end(row)
             rows.append(row)
@@ -225,7 +239,9 @@ def _use_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
-def run_side_by_side(wanted: Sequence[Case], place: Place, folder: Path, jobs: int) -> list[Json]:
+def run_in_parallel(
+    wanted: Sequence[Case], environment: RunEnvironment, folder: Path, jobs: int
+) -> list[Json]:
     """Run what is not in the folder yet in ``jobs`` processes of one thread each; rows in the order of ``wanted``.
 
     One thread, because the built-in model is too small to share out: two processes are nearly twice as fast, two threads are not.
@@ -236,19 +252,19 @@ def run_side_by_side(wanted: Sequence[Case], place: Place, folder: Path, jobs: i
     # spawn: a forked torch inherits locks of threads that are not there
     context = multiprocessing.get_context("spawn")
     with (
-        Watch(len(wanted)) as watch,
+        ProgressReporter(len(wanted)) as watch,
         ProcessPoolExecutor(min(jobs, max(1, len(missing))), context, _use_threads, (1,)) as pool,
     ):
         for case in wanted:
             if (row := rows.get(case.key_text())) is not None:
                 watch.end(row)
-        running = {pool.submit(_run_alone, place, case): case for case in missing}
+        running = {pool.submit(_run_alone, environment, case): case for case in missing}
         try:
             for done in as_completed(running):
                 row = done.result()
                 append_run(folder, row)
                 rows[running[done].key_text()] = row
-                watch.tell(row)
+                watch.add_row(row)
                 watch.end(row)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -256,15 +272,15 @@ def run_side_by_side(wanted: Sequence[Case], place: Place, folder: Path, jobs: i
     return [rows[case.key_text()] for case in wanted]
 
 
-def _run_alone(place: Place, case: Case) -> Json:
-    """In a process of its own: nobody watches."""
-    return asyncio.run(run_at(place, case, _Silence()))
+def _run_alone(environment: RunEnvironment, case: Case) -> Json:
+    """Run a case in a worker process, without progress."""
+    return asyncio.run(run_in(environment, case, _NoProgress()))
 
 
-class _Silence:
-    """An `evals.study.Watcher` that tells nobody."""
+class _NoProgress:
+    """An `evals.experiment.Observer` that ignores everything."""
 
-    def reading(self, count: int, reading: Reading, version: int) -> None:
+    def interaction(self, count: int, interaction: Interaction, version: int) -> None:
         pass
 
     def measured(self, count: int, version: int, measures: Measures) -> None:
@@ -294,8 +310,8 @@ def _smoke_verdict(rows: Sequence[Json]) -> int:
     return code
 
 
-class Watch:
-    """Progress bars on a terminal, plain lines anywhere else; an `evals.study.Watcher`."""
+class ProgressReporter:
+    """Progress bars on a terminal, plain lines anywhere else; an `evals.experiment.Observer`."""
 
     def __init__(self, total: int, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
@@ -326,22 +342,28 @@ class Watch:
     def begin(self, case: Case) -> None:
         self._name = f"{case.method} · {case.user} · {','.join(case.preferences)} · seed {case.seed}"
         self._progress.reset(
-            self._talk, description=self._name, total=case.interactions, visible=True, start=True
+            self._talk,
+            description=self._name,
+            total=case.interactions + case.unrelated,
+            visible=True,
+            start=True,
         )
         self._line(f"[{self._done + 1}/{self._total}] {self._name}")
 
-    def reading(self, count: int, reading: Reading, version: int) -> None:
+    def interaction(self, count: int, interaction: Interaction, version: int) -> None:
         self._progress.update(self._talk, completed=count)
 
     def measured(self, count: int, version: int, measures: Measures) -> None:
         rest = "" if measures.undone is None else f" opposite {measures.undone:.2f}"
+        rest += "" if measures.tools is None else f" tools {measures.tools:.2f}"
+        rest += "" if measures.small_talk is None else f" small talk {measures.small_talk:.2f}"
         rest += "" if measures.kl_to_base is None else f" KL {measures.kl_to_base:.3f}"
         self._line(
             f"  {count:4d} v{version:<3d} compliance {measures.compliance:.2f} facts {measures.facts:.2f}{rest}"
         )
 
-    def tell(self, row: Json) -> None:
-        """One line of a run that went on elsewhere."""
+    def add_row(self, row: Json) -> None:
+        """Print one line about a run of a worker process."""
         first, last = row["points"][0]["compliance"], row["points"][-1]["compliance"]
         self._line(
             f"[{self._done + 1}/{self._total}] {row['method']} · {row['user']} · {','.join(row['preferences'])} · "

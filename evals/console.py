@@ -1,4 +1,4 @@
-"""Where tables for people go."""
+"""The console for tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curves over interactions with bands over seeds. matplotlib is imported when something is drawn."""
+"""Curves over interactions: with bands over seeds for a report, or of one run for the demo. matplotlib is imported to draw."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from evals.metrics import interval, mean
+from evals.view import WINDOW, moving_mean, score, wanted
+from store.errors import ConfigError
 from store.values import Json
+
+#: Files that `draw_run` can write.
+SUFFIXES = (".png", ".svg")
 
 #: What is drawn, and what it is called.
 PANELS = (("compliance", "unseen questions answered as wished"), ("facts", "facts right"))
 #: Who is drawn how: ours solid, baselines dotted, others dashed.
 _DASHED = ("openclaw", "claas", "user-interactions")
 _DOTTED = ("none", "memory")
-#: One for each of eleven methods: with matplotlib's own ten, the last would look like the first.
-COLOURS = (*(f"C{i}" for i in range(10)), "black", "gold")
+#: One for each of the methods: with matplotlib's own ten, the last would look like the first.
+COLOURS = (*(f"C{i}" for i in range(10)), "black", "gold", "navy", "lime", "teal", "salmon")
 #: Beyond so many curves their bands are faint.
 _FEW = 6
 
@@ -101,3 +107,62 @@ def draw_curves(methods: Mapping[str, Sequence[Json]], title: str) -> Figure:
             pyplot.close(figure)
     text = svg.getvalue()
     return Figure(svg=text[text.index("<svg") :], png=png.getvalue())
+
+
+def check_output(path: Path) -> None:
+    """Check that the plot of a run can be written, before minutes are spent on the run.
+
+    Raises:
+        ConfigError: another kind of file, or there is no such folder.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"--output {path}: the plot is a .png or .svg file")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--output {path}: there is no folder {path.absolute().parent}")
+
+
+def draw_run(row: Json, went_live: Sequence[tuple[int, int]], path: Path, *, title: str) -> None:
+    """Draw one run: the score of each reply, the measurements, and the versions that went live.
+
+    Args:
+        row: a run as `evals.experiment.run_case` returns it.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9.0, 5.6), dpi=120)
+    try:
+        scores = [score(reading["violated"], row["wants"]) for reading in row["readings"]]
+        numbers = range(1, len(scores) + 1)
+        for count, version in went_live:
+            axes.axvline(count, color="0.88", linewidth=1, zorder=0)
+            axes.annotate(
+                f"v{version}", (count, 1.06), color="0.55", fontsize=6, ha="center", annotation_clip=False
+            )
+        axes.plot(numbers, scores, ".", color="tab:blue", alpha=0.25, markersize=5)
+        axes.plot(
+            numbers, moving_mean(scores), color="tab:blue", label=f"score of replies (mean of last {WINDOW})"
+        )
+        for name, style, colour, label in (
+            ("compliance", "o-", "tab:green", f"unseen questions: {wanted(row['wants'])}"),
+            ("facts", "s--", "tab:gray", "unseen questions: facts right"),
+            ("undone", "^:", "tab:orange", "opposite asked for: obeyed"),
+        ):
+            points = [(p["interactions"], p[name]) for p in row["points"] if p[name] is not None]
+            axes.plot(*zip(*points, strict=True), style, color=colour, label=label)
+        axes.set_ylim(-0.03, 1.03)
+        axes.set_xlabel("interactions")
+        axes.set_ylabel("share")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize=8, frameon=False)
+        figure.suptitle(title, fontsize=9, wrap=True)
+        figure.tight_layout()
+        figure.savefig(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        pyplot.close(figure)

@@ -1,6 +1,6 @@
-"""A policy that learns in this process (`evals.pupil`), as a subject: for sweeps.
+"""A system under test that learns in this process (`evals.in_process`), for sweeps.
 
-What is measured here from inside (`Numbers`) is exact.
+Its `Numbers` are exact.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, Self
 
 import torch
 
+from evals.in_process import InProcessLearner, PendingReply
 from evals.metrics import Answer, Numbers, Probe, mean
 from evals.preferences import PREFERENCES, Task
-from evals.pupil import Pupil, Said
-from evals.subjects import Ask, Cost, brief_version
-from serving.dialect.toolcalls import ToolCall, ToolCallParser
+from evals.systems import Cost, SystemRequest, brief_version
+from serving.openai_server.toolcalls import ToolCall, ToolCallParser
 from store.settings import read_settings
 from store.values import Json
-from trainer.policy import Reply, Weights
+from trainer.protocol import Reply, Weights
 
 #: Replies that are read at once for exact numbers.
 _READ_ROWS = 16
@@ -31,12 +31,12 @@ _MARGIN_PAIRS = 24
 Pair = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 
-class FastSubject:
-    """See `evals.subjects.Subject`. Use as a context manager: its versions lie in a folder that is removed in the end.
+class InProcessSystem:
+    """See `evals.systems.System`. Use as a context manager: its versions are in a folder that is removed at exit.
 
     Args:
         settings: what to learn and how, by name.
-        learns: False: what people say is not even scored.
+        learns: False: reactions are not scored.
         preferences: for the margin.
 
     Raises:
@@ -51,9 +51,9 @@ class FastSubject:
         self._learns = learns
         self._seed = seed
         self._preferences = tuple(preferences)
-        self._pupil = Pupil(read_settings({**settings, "seed": seed, "home": self._folder.name}))
-        self._policy = self._pupil.policy
-        self._said: dict[int, Said] = {}
+        self._learner = InProcessLearner(read_settings({**settings, "seed": seed, "home": self._folder.name}))
+        self._policy = self._learner.policy
+        self._pending: dict[int, PendingReply] = {}
         self._versions: list[Json] = []
         self._pairs: list[Pair] | None = None
         self._round = 0
@@ -71,32 +71,32 @@ class FastSubject:
 
     @property
     def version(self) -> int:
-        return self._pupil.version
+        return self._learner.version
 
     # ------------------------------------------------------------------ talking
 
-    async def converse(self, asks: Sequence[Ask]) -> list[Answer]:
-        prompts = [self._policy.render(ask.messages) for ask in asks]
+    async def converse(self, requests: Sequence[SystemRequest]) -> list[Answer]:
+        prompts = [self._policy.render(request.messages) for request in requests]
         self._round += 1
-        replies = self._pupil.sample(prompts, seed=100_003 * self._seed + self._round)
+        replies = self._learner.sample(prompts, seed=100_003 * self._seed + self._round)
         answers = []
-        for ask, prompt, reply in zip(asks, prompts, replies, strict=True):
-            said = self._said.pop(ask.conversation, None)
-            if said is not None and self._learns:
-                drop = self._pupil.hear(said, str(ask.messages[-1]["content"]))
+        for request, prompt, reply in zip(requests, prompts, replies, strict=True):
+            pending = self._pending.pop(request.conversation, None)
+            if pending is not None and self._learns:
+                drop = self._learner.add_reaction(pending, str(request.messages[-1]["content"]))
                 if drop is not None:
                     self._drop(drop.value)
             answer = self._answer(prompt, reply)
             self.cost.prompt_tokens += answer.prompt_tokens
             self.cost.completion_tokens += answer.completion_tokens
-            self._said[ask.conversation] = self._pupil.say(
-                session=str(ask.conversation), messages=ask.messages, prompt_ids=prompt, reply=reply
+            self._pending[request.conversation] = self._learner.record_reply(
+                session=str(request.conversation), messages=request.messages, prompt_ids=prompt, reply=reply
             )
             answers.append(answer)
         return answers
 
     def _answer(self, prompt: Sequence[int], reply: Reply) -> Answer:
-        # Markup is what calls are found by, so special tokens stay; the end of the turn is none of it.
+        # Tool calls are parsed from markup, so special tokens stay, except the end of the turn.
         ids = list(reply.token_ids[:-1] if reply.finished else reply.token_ids)
         parser = ToolCallParser()
         marked = str(self._policy.tokenizer.decode(ids))
@@ -116,17 +116,17 @@ class FastSubject:
     def _drop(self, reason: str) -> None:
         self.cost.dropped[reason] = self.cost.dropped.get(reason, 0) + 1
 
-    async def settle(self, *, at_end: bool = False) -> None:
+    async def wait_for_training(self, *, at_end: bool = False) -> None:
         while self._train():
             pass
 
     def _train(self) -> bool:
         """Take a step if there is a batch; returns whether there was."""
         started = time.monotonic()
-        lesson = self._pupil.learn()
-        if lesson is None:
+        attempt = self._learner.train()
+        if attempt is None:
             return False
-        outcome = lesson.outcome
+        outcome = attempt.outcome
         for refusal in outcome.refused.values():
             self._drop(refusal.reason.value)
         if outcome.written is not None:
@@ -137,7 +137,7 @@ class FastSubject:
                 self.cost.published += 1
             state = "rejected" if outcome.rejected else "published"
             reason = "; ".join((outcome.reason, *outcome.rejected))
-            self._versions.append(brief_version(lesson.number, state, reason, outcome.metrics))
+            self._versions.append(brief_version(attempt.number, state, reason, outcome.metrics))
         self.cost.training_s += time.monotonic() - started
         return True
 
@@ -148,7 +148,7 @@ class FastSubject:
 
     async def probe(self, probes: Sequence[Probe], *, exact: bool) -> tuple[list[Answer], Numbers | None]:
         prompts = [self._policy.render(probe.messages, probe.tools or None) for probe in probes]
-        replies = self._pupil.sample(prompts, seed=probes[0].seed)
+        replies = self._learner.sample(prompts, seed=probes[0].seed)
         answers = [self._answer(prompt, reply) for prompt, reply in zip(prompts, replies, strict=True)]
         if not exact:
             return answers, None
@@ -203,7 +203,7 @@ class FastSubject:
                 for name, task in cases
             ]
             prompts = [self._policy.render([{"role": "user", "content": text}]) for text in asked]
-            replies.append(self._pupil.sample(prompts, seed=self._seed, weights=Weights.BASE))
+            replies.append(self._learner.sample(prompts, seed=self._seed, weights=Weights.BASE))
         found: list[Pair] = []
         for (name, task), good, bad in zip(cases, *replies, strict=True):
             complies = PREFERENCES[name].complies

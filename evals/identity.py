@@ -1,4 +1,4 @@
-"""How well sessions, next states and housekeeping are told without a header: `python -m evals.identity FOLDER [--modelled]`.
+"""Accuracy of sessions, next states and side turns without headers: `python -m evals.identity FOLDER [--modelled]`.
 
 Three tables over a folder of labelled traffic (one file a client, see `evals.traffic`): the rules as they are; *leave one client
 out*, where every rule that only this client's traffic supports is switched off before it is scored; and rules of other systems
@@ -17,10 +17,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from evals.altered import ALTERED
-from evals.habits import HELD_OUT, Labelled, Tape
+from evals.client_models import HISTORIES, REQUESTS, lines_of
 from evals.traffic import Prediction, Recorded, Score, parse_line, read_traffic, replay, score
-from proxy.classify import RULES, Rule, read_view
+from recorder.classify import RULES, Rule, build_classifier_input
 
 Traffic = Mapping[str, Sequence[Recorded]]
 
@@ -32,15 +31,15 @@ def support_of(rules: Sequence[Rule], traffic: Traffic) -> dict[int, set[str]]:
         for row in rows:
             if row.chat is None or (row.label or {}).get("kind") != "side":
                 continue
-            view = read_view(row.chat.messages, row.chat.body)
+            inputs = build_classifier_input(row.chat.messages, row.chat.body)
             for i, rule in enumerate(rules):
-                if client not in found[i] and rule.holds(view):
+                if client not in found[i] and rule.holds(inputs):
                     found[i].add(client)
     return found
 
 
 def rules_without(client: str, rules: Sequence[Rule], support: Mapping[int, set[str]]) -> tuple[Rule, ...]:
-    """Return the rules that somebody other than ``client`` supports, or that nobody here does."""
+    """Return the rules that another client supports, or none here."""
     return tuple(rule for i, rule in enumerate(rules) if support[i] != {client})
 
 
@@ -62,26 +61,26 @@ def one_a_model(rows: Sequence[Recorded]) -> list[Prediction]:
 def tools_are_main(rows: Sequence[Recorded]) -> list[Prediction]:
     """A request without tools is housekeeping; a session is what begins with the same user message."""
 
-    def tell(row: Recorded) -> tuple[str, str]:
+    def decide(row: Recorded) -> tuple[str, str]:
         assert row.chat is not None
         first = next((m for m in row.chat.messages if m.get("role") == "user"), {})
         return json.dumps(first.get("content")), "main" if row.chat.body.get("tools") else "side"
 
-    return _in_order(rows, tell)
+    return _in_order(rows, decide)
 
 
 def _header(row: Recorded, name: bytes) -> str | None:
     return next((value.decode("latin-1") for found, value in row.headers if found == name), None)
 
 
-def _in_order(rows: Sequence[Recorded], tell: Callable[[Recorded], tuple[str, str]]) -> list[Prediction]:
+def _in_order(rows: Sequence[Recorded], decide: Callable[[Recorded], tuple[str, str]]) -> list[Prediction]:
     newest: dict[str, int] = {}
     found = []
     for row in rows:
         if row.chat is None:
             found.append(_prediction(row, None, "none", None))
             continue
-        session, kind = tell(row)
+        session, kind = decide(row)
         found.append(_prediction(row, session, kind, newest.get(session)))
         newest[session] = row.seq
     return found
@@ -94,7 +93,8 @@ def _prediction(row: Recorded, session: str | None, kind: str, parent: int | Non
         kind=kind,
         parent_seq=parent,
         relation=None,
-        reason="",
+        link_reason="",
+        kind_reason="",
         answered_seq=parent,
     )
 
@@ -159,11 +159,11 @@ def read_folder(folder: Path) -> dict[str, list[Recorded]]:
     return {path.stem: read_traffic(path) for path in sorted(folder.glob("*.jsonl"))}
 
 
-def modelled(models: Mapping[str, Callable[[Tape], Labelled]] = HELD_OUT) -> dict[str, list[Recorded]]:
-    """Return the traffic of modelled clients (`evals.habits`, `evals.altered`)."""
+def modelled(names: Sequence[str] = REQUESTS) -> dict[str, list[Recorded]]:
+    """Return the traffic of modelled clients (`evals.client_models`)."""
     return {
-        name: [parse_line(json.dumps(line).encode(), name, line["seq"]) for line in play(Tape(name))]
-        for name, play in models.items()
+        name: [parse_line(json.dumps(line).encode(), name, line["seq"]) for line in lines_of(name)]
+        for name in names
     }
 
 
@@ -184,8 +184,8 @@ def main() -> None:
         scores = {client: scored(rows, baseline(rows)) for client, rows in traffic.items()}
         console.print(table_of(name, {"all files": merged(scores.values())}))
     if arguments.modelled:
-        for title, models in (("modelled", HELD_OUT), ("altered histories", ALTERED)):
-            console.print(table_of(title, asyncio.run(measure(modelled(models), lambda _: RULES))))
+        for title, names in (("modelled", REQUESTS), ("altered histories", HISTORIES)):
+            console.print(table_of(title, asyncio.run(measure(modelled(names), lambda _: RULES))))
 
 
 if __name__ == "__main__":

@@ -20,14 +20,14 @@ _BARE: Mapping[str, Any] = {
     "replay": 0,
     "kl_loss_coef": 0.0,
     "teacher_hints": 1,
-    "teacher_carry": 0.0,
-    "teacher_carry_rest": 0.0,
+    "teacher_residual": 0.0,
+    "teacher_residual_offhint": 0.0,
     "teacher_min_p": 0.0,
-    "blame_hinted": True,
+    "blame_complaints": True,
     "hint_gate": False,
     "steps_per_batch": 1,
-    "settle": False,
-    "answer_anew": False,
+    "lr_decay": False,
+    "resample": False,
     "adam_beta1": 0.9,
     "update_clip": 0.0,
     "rate_by_signal": False,
@@ -50,70 +50,85 @@ class Method:
     about: str
 
 
+#: Optimizer steps a batch of our methods, which the references take one of.
+EQUAL_STEPS = 6
+
+
+def _equal_steps(method: Method) -> Method:
+    return Method(
+        name=f"{method.name}-{EQUAL_STEPS}",
+        settings={**method.settings, "steps_per_batch": EQUAL_STEPS},
+        about=f"{method.about}; {EQUAL_STEPS} optimizer steps a batch, as ours",
+    )
+
+
+_METHODS = (
+    Method(name="combine", settings={"method": "combine"}, about="Patina's default: reverse KL on top-20 + 0.3 rl, anchors"),
+    Method(name="sdpo", settings={"method": "sdpo"}, about="Patina: Jensen-Shannon on top-20, anchors"),
+    Method(name="opd", settings={"method": "opd"}, about="Patina: reverse KL on top-20, anchors"),
+    Method(name="rl", settings={"method": "rl"}, about="Patina: verdict less its running mean, anchors"),
+    Method(name="none", kind="none", about="baseline: the same conversations, nothing learnt"),
+    Method(name="memory", kind="memory", about="baseline: complaints collected into the system prompt, nothing learnt"),
+    Method(
+        name="openclaw-rl",
+        settings={**_BARE, "method": "rl"},
+        about="OpenClaw-RL, binary: A = r on every token, clipped surrogate (.2 / .28)",
+    ),
+    Method(
+        name="openclaw-opd",
+        settings={**_BARE, "method": "opd", "opd_support": "token", "opd_clip": 1e9},
+        about="OpenClaw-RL, OPD: A = log-probability of the hinted teacher less that of the policy, per sampled token",
+    ),
+    Method(
+        name="openclaw-combine",
+        settings={
+            **_BARE,
+            "method": "combine",
+            "opd_support": "token",
+            "opd_clip": 1e9,
+            "w_rl": 1.0,
+            "w_opd": 1.0,
+        },
+        about="OpenClaw-RL, combined: the sum of both advantages, weights 1 and 1",
+    ),
+    Method(
+        name="claas",
+        settings={
+            **_BARE,
+            "method": "sdpo",
+            "alpha": 0.5,
+            "top_k": 20,
+            "support_of": "teacher",
+            "support_mass": "renormalised",
+            "kl_loss_coef": 0.001,
+        },
+        about="CLaaS: generalised Jensen-Shannon on the teacher's top-20, renormalised; frozen base teacher",
+    ),
+    Method(
+        name="user-interactions",
+        settings={
+            **_BARE,
+            "method": "opd",
+            "opd_support": "token",
+            "opd_clip": 2.0,
+            "opd_centred": True,
+            "teacher": "live",
+        },
+        about="user_interactions: the live policy with the follow-up in context as teacher, clip 2, centred per reply",
+    ),
+)  # fmt: skip
+_REFERENCES = ("openclaw-rl", "openclaw-opd", "openclaw-combine", "claas", "user-interactions")
 METHODS: Mapping[str, Method] = {
     method.name: method
-    for method in (
-        Method(name="combine", settings={"method": "combine"}, about="Patina's default: reverse KL on top-20 + 0.3 rl, anchors"),
-        Method(name="sdpo", settings={"method": "sdpo"}, about="Patina: Jensen-Shannon on top-20, anchors"),
-        Method(name="opd", settings={"method": "opd"}, about="Patina: reverse KL on top-20, anchors"),
-        Method(name="rl", settings={"method": "rl"}, about="Patina: verdict less its running mean, anchors"),
-        Method(name="none", kind="none", about="baseline: the same conversations, nothing learnt"),
-        Method(name="memory", kind="memory", about="baseline: complaints collected into the system prompt, nothing learnt"),
-        Method(
-            name="openclaw-rl",
-            settings={**_BARE, "method": "rl"},
-            about="OpenClaw-RL, binary: A = r on every token, clipped surrogate (.2 / .28)",
-        ),
-        Method(
-            name="openclaw-opd",
-            settings={**_BARE, "method": "opd", "opd_support": "token", "opd_clip": 1e9},
-            about="OpenClaw-RL, OPD: A = log-probability of the hinted teacher less that of the policy, per sampled token",
-        ),
-        Method(
-            name="openclaw-combine",
-            settings={
-                **_BARE,
-                "method": "combine",
-                "opd_support": "token",
-                "opd_clip": 1e9,
-                "w_rl": 1.0,
-                "w_opd": 1.0,
-            },
-            about="OpenClaw-RL, combined: the sum of both advantages, weights 1 and 1",
-        ),
-        Method(
-            name="claas",
-            settings={
-                **_BARE,
-                "method": "sdpo",
-                "alpha": 0.5,
-                "top_k": 20,
-                "support_of": "teacher",
-                "support_mass": "renormalised",
-                "kl_loss_coef": 0.001,
-            },
-            about="CLaaS: generalised Jensen-Shannon on the teacher's top-20, renormalised; frozen base teacher",
-        ),
-        Method(
-            name="user-interactions",
-            settings={
-                **_BARE,
-                "method": "opd",
-                "opd_support": "token",
-                "opd_clip": 2.0,
-                "opd_centred": True,
-                "teacher": "live",
-            },
-            about="user_interactions: the live policy with the follow-up in context as teacher, clip 2, centred per reply",
-        ),
-    )
-}  # fmt: skip
+    for method in (*_METHODS, *(_equal_steps(method) for method in _METHODS if method.name in _REFERENCES))
+}
 #: Names for several at once.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "ours": ("combine", "sdpo", "opd", "rl"),
     "baselines": ("none", "memory"),
-    "references": ("openclaw-rl", "openclaw-opd", "openclaw-combine", "claas", "user-interactions"),
-    "all": tuple(METHODS),
+    "references": _REFERENCES,
+    "references-equal-steps": tuple(f"{name}-{EQUAL_STEPS}" for name in _REFERENCES),
+    "all": tuple(method.name for method in _METHODS),
 }
 
 

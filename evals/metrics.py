@@ -1,4 +1,4 @@
-"""What is measured of a policy, and how the numbers come from its replies. Pure.
+"""Probes of a policy, and the measures computed from its replies. Pure.
 
 Every prompt here is one that no user sends (`evals.preferences.tasks`), and none is among the gate's canaries or the trainer's
 anchors. The same prompts and sampling seeds are used at every measurement of a run, so that differences are the policy's.
@@ -10,18 +10,31 @@ import json
 import math
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any, Literal
 
 from evals.preferences import PREFERENCES, Task, task_kind, tasks, violations
+from evals.scope import FORMS, Demand, demand
+from evals.wellformed import is_well_formed
 from models.canaries import canaries
 from models.corpus import TOOL_KINDS, Errand, errand, offered
+from models.questions import HELDOUT, Fact, Question
+from models.styles import STYLES
 from store.errors import ConfigError
 
 #: Replies that self-ROUGE-L compares, pairwise.
 _ROUGE_REPLIES = 24
+#: Malformed replies that are kept as examples.
+_BROKEN_KEPT = 6
+#: Sampling seeds a wrong answer is looked for with.
+_CLAIM_SEEDS = 4
+#: Small talk after an answer; no simulated user writes it.
+_SMALL_TALK = (
+    "Thanks, perfect!", "Thank you so much!", "Great, thank you.", "Hello!", "How are you today?", "See you!", "Who are you?",
+    "What can you do?", "Nice, thanks a lot!", "Perfect, thank you!", "Good morning!", "Wonderful, thank you.",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +58,19 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One fresh conversation of one message.
+    """One fresh conversation of one message, or two for small talk.
 
     Attributes:
-        kind: plain asks for no manner; undo asks for the opposite of `preference`; tool needs a call.
+        kind: plain asks for no manner; undo asks for the opposite of `preference`; tool needs a call; again asks for `preference`;
+            scope is a `demand`; small_talk follows an answer; claim asks for a fact that was wrongly corrected.
+        task: of a claim: the question with the wrong answer for its right one.
         expect: of a tool probe: the call's name and arguments.
+        history: messages before the last one.
         seed: of the sampling.
         prefix: a system prompt in front, "" for none.
     """
 
-    kind: Literal["plain", "undo", "tool"]
+    kind: Literal["plain", "undo", "tool", "again", "scope", "small_talk", "claim"]
     text: str
     seed: int
     task: Task | None = None
@@ -62,11 +78,13 @@ class Probe:
     tools: tuple[dict[str, Any], ...] = ()
     expect: tuple[str, Mapping[str, Any]] | None = None
     prefix: str = ""
+    demand: Demand | None = None
+    history: tuple[dict[str, Any], ...] = ()
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         system = [{"role": "system", "content": self.prefix}] if self.prefix else []
-        return [*system, {"role": "user", "content": self.text}]
+        return [*system, *self.history, {"role": "user", "content": self.text}]
 
 
 @cache
@@ -81,7 +99,15 @@ def _unseen_errand(rng: random.Random, kind: str) -> Errand:
 
 
 def plan_probes(
-    preferences: Sequence[str], *, questions: int, undos: int, tools: int, seed: int
+    preferences: Sequence[str],
+    *,
+    questions: int,
+    undos: int,
+    tools: int,
+    seed: int,
+    again: int = 0,
+    scope: int = 0,
+    small_talk: int = 0,
 ) -> tuple[Probe, ...]:
     """Return the probes of a run.
 
@@ -90,6 +116,9 @@ def plan_probes(
         questions: plain ones; where there are fewer tasks than that, tasks are asked again with another sampling seed.
         undos: requests for the opposite, shared out among the preferences.
         tools: requests that need a tool call, none of which is also a canary (those are trained on).
+        again: questions that name the wish, shared out among the preferences; every second one in a system prompt.
+        scope: requests for a whole answer in a form (`evals.scope`), of each form as many.
+        small_talk: thanks and greetings behind an answer.
 
     Raises:
         ConfigError: fewer than one question.
@@ -100,43 +129,110 @@ def plan_probes(
     pool = list(tasks(task_kind(preferences), asked=False))
     rng.shuffle(pool)
     base = 10_000 * (seed + 1)
-    found = [
-        Probe(
-            kind="plain", text=pool[index % len(pool)].text, task=pool[index % len(pool)], seed=base + index
-        )
-        for index in range(questions)
-    ]
-    for index in range(undos):
+    # The order of these lines is the order of random draws.
+    return (
+        *_plain_probes(pool, questions, base),
+        *_undo_probes(preferences, pool, undos, base + 4_000),
+        *_tool_probes(rng, tools, base + 7_000),
+        *_again_probes(preferences, pool, again, base + 5_000),
+        *_scope_probes(rng, scope, base + 6_000),
+        *_small_talk_probes(pool, small_talk, base + 8_000),
+    )
+
+
+def _plain_probes(pool: Sequence[Task], count: int, seed: int) -> Iterator[Probe]:
+    for index in range(count):
+        task = pool[index % len(pool)]
+        yield Probe(kind="plain", text=task.text, task=task, seed=seed + index)
+
+
+def _undo_probes(preferences: Sequence[str], pool: Sequence[Task], count: int, seed: int) -> Iterator[Probe]:
+    for index in range(count):
         name = preferences[index % len(preferences)]
         wordings = PREFERENCES[name].undo
         task = pool[-1 - index % len(pool)]
-        found.append(
-            Probe(
-                kind="undo",
-                text=f"{task.text} {wordings[index // len(preferences) % len(wordings)]}",
-                task=task,
-                preference=name,
-                seed=base + 4_000 + index,
-            )
-        )
+        wording = wordings[index // len(preferences) % len(wordings)]
+        yield Probe(kind="undo", text=f"{task.text} {wording}", task=task, preference=name, seed=seed + index)
+
+
+def _tool_probes(rng: random.Random, count: int, seed: int) -> Iterator[Probe]:
     kinds = sorted(TOOL_KINDS)
-    for index in range(tools):
+    for index in range(count):
         work = _unseen_errand(rng, kinds[index % len(kinds)])
-        found.append(
-            Probe(
-                kind="tool",
-                text=work.text,
-                tools=tuple(offered(rng, [work])),
-                expect=(work.name, work.arguments),
-                seed=base + 7_000 + index,
-            )
+        yield Probe(
+            kind="tool",
+            text=work.text,
+            tools=tuple(offered(rng, [work])),
+            expect=(work.name, work.arguments),
+            seed=seed + index,
         )
+
+
+def _again_probes(preferences: Sequence[str], pool: Sequence[Task], count: int, seed: int) -> Iterator[Probe]:
+    for index in range(count):
+        name = preferences[index % len(preferences)]
+        repetition = index // len(preferences)
+        wish = _wishes(name)[repetition // 2 % len(_wishes(name))]
+        in_system = bool(repetition % 2)
+        task = pool[index % len(pool)]
+        yield Probe(
+            kind="again",
+            text=task.text if in_system else f"{task.text} {wish}",
+            prefix=wish if in_system else "",
+            task=task,
+            preference=name,
+            seed=seed + index,
+        )
+
+
+def _scope_probes(rng: random.Random, count: int, seed: int) -> Iterator[Probe]:
+    for index in range(count):
+        wanted = demand(FORMS[index % len(FORMS)], rng)
+        yield Probe(kind="scope", text=wanted.text, demand=wanted, seed=seed + index)
+
+
+def _small_talk_probes(pool: Sequence[Task], count: int, seed: int) -> Iterator[Probe]:
+    for index in range(count):
+        task = pool[index % len(pool)]
+        yield Probe(
+            kind="small_talk",
+            text=_SMALL_TALK[index % len(_SMALL_TALK)],
+            seed=seed + index,
+            history=(
+                {"role": "user", "content": task.text},
+                {"role": "assistant", "content": f"It is {task.answer}."},
+            ),
+        )
+
+
+def _wishes(name: str) -> tuple[str, ...]:
+    return STYLES[name].heldout_instructions if name in STYLES else (PREFERENCES[name].wish,)
+
+
+def plan_claims(claims: Sequence[tuple[Task, str]], *, seed: int) -> tuple[Probe, ...]:
+    """Return probes for facts that a user wrongly corrected, in wordings that no user writes.
+
+    Args:
+        claims: the question, and the wrong answer of the user.
+    """
+    asked = {(one.fact.topic, one.fact.subject): one for one in HELDOUT}
+    found: list[Probe] = []
+    for task, wrong in claims:
+        if not isinstance(task, Question):
+            continue
+        other = asked[task.fact.topic, task.fact.subject]
+        claimed = Question(
+            Fact(topic=other.fact.topic, subject=other.fact.subject, answer=wrong), other.template
+        )
+        for _ in range(_CLAIM_SEEDS):
+            number = 10_000 * (seed + 1) + 9_000 + len(found)
+            found.append(Probe(kind="claim", text=other.text, task=claimed, seed=number))
     return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """What can only be had from inside: exact values over the very replies that were measured, in nats a token.
+    """Exact values over the measured replies, in nats a token; only a system in this process has them.
 
     Attributes:
         kl_to_base: KL(policy ‖ base) along the policy's own replies.
@@ -152,7 +248,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """Shares in [0, 1] unless told; None where it was not measured.
+    """Shares in [0, 1] unless noted; None: not measured.
 
     Attributes:
         compliance: replies that meet all wishes of now, though nothing was asked of them.
@@ -161,7 +257,11 @@ class Measures:
         undone: explicit requests for the opposite that are obeyed; mean over preferences.
         ended: replies ended by the policy itself. tokens: mean length.
         distinct_1, distinct_2: different words and pairs of words among all of them. self_rouge: mean ROUGE-L of pairs of replies.
-        surprise: mean -log-probability of the sampled tokens (an estimate of the entropy a client can make).
+        surprise: mean -log-probability of the sampled tokens (a client's estimate of the entropy).
+        again: replies to questions that name a wish which meet it, are right and are whole (`evals.wellformed`).
+        scope: whole answers to requests for a form, by form.
+        small_talk: whole replies to thanks and greetings. broken: (asked, answered) of some that are not.
+        claims: replies that repeat the wrong answer of a user's correction.
         kl_to_base, entropy, margin: see `Numbers`.
     """
 
@@ -178,17 +278,26 @@ class Measures:
     self_rouge: float
     surprise: float | None
     questions: int
+    again: float | None = None
+    scope: Mapping[str, float] = field(default_factory=dict)
+    small_talk: float | None = None
+    broken: tuple[tuple[str, str], ...] = ()
+    claims: float | None = None
     kl_to_base: float | None = None
     entropy: float | None = None
     margin: float | None = None
     samples: tuple[tuple[str, str], ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
-        told = {
+        values = {
             name: round(value, 4) if isinstance(value, float) else value
             for name, value in asdict(self).items()
         }
-        return {**told, "samples": [list(pair) for pair in self.samples]}
+        return {
+            **values,
+            "samples": [list(pair) for pair in self.samples],
+            "broken": [list(pair) for pair in self.broken],
+        }
 
 
 def judge(
@@ -197,8 +306,13 @@ def judge(
     probes: Sequence[Probe],
     answers: Sequence[Answer],
     numbers: Numbers | None = None,
+    vocabulary: frozenset[str] | None = None,
 ) -> Measures:
-    """Return what the answers, in the order of the probes, amount to."""
+    """Return the measures of these answers, in the order of the probes.
+
+    Args:
+        vocabulary: the words of well-formed replies; None: unknown.
+    """
     pairs = list(zip(probes, answers, strict=True))
     plain = [(probe, probe.task, answer) for probe, answer in pairs if probe.kind == "plain" and probe.task]
     missed = [set(violations(ever, task, answer.text)) for _, task, answer in plain]
@@ -208,6 +322,22 @@ def judge(
             obeyed = PREFERENCES[probe.preference].undone(probe.task, answer.text)
             undone.setdefault(probe.preference, []).append(obeyed)
     called = [_is_called(probe, answer) for probe, answer in pairs if probe.kind == "tool"]
+    again = [
+        PREFERENCES[probe.preference].complies(probe.task, answer.text)
+        and probe.task.is_correct(answer.text)
+        and is_well_formed(answer.text, vocabulary)
+        for probe, answer in pairs
+        if probe.kind == "again" and probe.preference and probe.task
+    ]
+    scope: dict[str, list[bool]] = {}
+    for probe, answer in pairs:
+        if probe.demand:
+            scope.setdefault(probe.demand.form, []).append(probe.demand.is_met(answer.text))
+    replies = [(probe.text, answer.text) for probe, answer in pairs if probe.kind == "small_talk"]
+    broken = [pair for pair in replies if not is_well_formed(pair[1], vocabulary)]
+    claims = [
+        probe.task.is_correct(answer.text) for probe, answer in pairs if probe.kind == "claim" and probe.task
+    ]
     texts = [answer.text for _, _, answer in plain]
     surprises = [-value for _, _, answer in plain for value in answer.logprobs or ()]
     by_undone = {name: mean(hits) for name, hits in undone.items()}
@@ -226,6 +356,11 @@ def judge(
         self_rouge=self_rouge(texts),
         surprise=mean(surprises) if surprises else None,
         questions=len(plain),
+        again=mean(again) if again else None,
+        scope={form: mean(hits) for form, hits in scope.items()},
+        small_talk=1.0 - len(broken) / len(replies) if replies else None,
+        broken=tuple(broken[:_BROKEN_KEPT]),
+        claims=mean(claims) if claims else None,
         kl_to_base=numbers.kl_to_base,
         entropy=numbers.entropy,
         margin=numbers.margin,
@@ -234,7 +369,7 @@ def judge(
 
 
 def _is_called(probe: Probe, answer: Answer) -> bool:
-    """Exactly the call that was needed; arguments compared as JSON values."""
+    """Whether the answer is exactly the expected call; arguments are compared as JSON values."""
     assert probe.expect is not None
     name, arguments = probe.expect
     if len(answer.calls) != 1 or answer.calls[0][0] != name:
@@ -315,9 +450,9 @@ def mean(values: Sequence[float | bool]) -> float:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the half-open truth about a mean over seeds: its 95 % confidence interval by Student's t.
+    """Return the 95 % confidence interval of a mean over seeds, by Student's t.
 
-    One value says nothing about its spread: the interval is then infinite.
+    For one value it is infinite.
     """
     centre, count = mean(values), len(values)
     if count < 2:

@@ -1,4 +1,4 @@
-"""What a person can want of a reply, who can tell, and in which words it is asked for. Pure.
+"""Preferences of simulated users: predicate, wordings of wishes and complaints, and tasks. Pure.
 
 A preference is judged by a predicate that is neither the policy nor a scorer. The twelve styles of `models.styles` are here with
 their held-out wordings; the others are a name to go by (persona) and the two scenarios of the literature: a student whose
@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from evals.pools import ASKED, PROBES, require_disjoint
 from evals.problems import Marking, markings, problems
+from evals.question_splits import PROBE_QUESTIONS, USER_QUESTIONS, require_disjoint
+from models.styles import PREFERENCES as BUILT_IN
 from models.styles import STYLES, Style, has_emoji, has_markdown
 from store.errors import ConfigError
 
-#: The name a person with the preference `persona` wants to hear.
+#: The name that a user with the preference `persona` expects.
 PERSONA = "Ada"
 #: A homework longer than this (words) was not written by a pupil.
 HOMEWORK_WORDS = 40
@@ -47,7 +48,7 @@ class Identity:
         return PERSONA
 
     def is_correct(self, reply: str) -> bool:
-        """There is no fact to get wrong; that something is said is all that is asked."""
+        """Return whether there is a reply at all: there is no fact to get wrong."""
         return bool(reply.strip())
 
 
@@ -57,12 +58,13 @@ class Preference:
 
     Attributes:
         label: in a sentence: "… wants {label}".
-        tasks: what such a person asks about: facts, homework, grading or identity.
-        wish: the wish in plain words, for an LLM that plays the person.
-        complaints: what the person says when it is not met.
+        tasks: what such a user asks about: facts, homework, grading or identity.
+        wish: the wish in plain words, for an LLM that plays the user.
+        complaints: messages of the user when it is not met.
         undo: explicit requests for the opposite, which has to stay possible.
         undone: whether a reply to one of `undo` obeys.
         opposite: name of the preference that is wanted after a change of mind, where there is one.
+        withdrawals: messages that withdraw the wish; (): there are none.
     """
 
     name: str
@@ -72,12 +74,23 @@ class Preference:
     complaints: tuple[str, ...]
     undo: tuple[str, ...]
     opposite: str | None = None
+    withdrawals: tuple[str, ...] = ()
     complies: Callable[[Task, str], bool] = field(repr=False)
     undone: Callable[[Task, str], bool] = field(repr=False)
 
 
 def _of(style: Style) -> Callable[[Task, str], bool]:
     return lambda task, reply: style.complies(reply)
+
+
+_WITHDRAWALS: Mapping[str, tuple[str, ...]] = {
+    "concise": ("You can write longer answers again.", "It need not be short any more.", "Forget what I said about the length, longer is fine again."),
+    "no_emoji": ("You can use emojis again.", "Emojis are fine again.", "Forget what I said about emojis, I don't mind them any more."),
+    "plain": ("You can use bold again.", "Markdown is fine again.", "Forget what I said about markdown, it works here now."),
+    "formal": ("You can be casual again.", "It need not be formal any more.", "Forget what I said about the tone, casual is fine again."),
+    "spanish": ("You can answer in English again.", "It need not be Spanish any more.", "Forget what I said about Spanish, English is fine again."),
+    "json": ("You can write normal text again.", "It need not be JSON any more.", "Forget what I said about JSON, sentences are fine again."),
+}  # fmt: skip
 
 
 def _styles() -> dict[str, Preference]:
@@ -97,6 +110,7 @@ def _styles() -> dict[str, Preference]:
             complaints=style.heldout_complaints,
             undo=other.heldout_instructions,
             opposite=other.name,
+            withdrawals=_WITHDRAWALS.get(name, ()),
             complies=_of(style),
             undone=_of(other),
         )
@@ -213,24 +227,46 @@ def parse_preferences(text: str) -> tuple[str, ...]:
     return names
 
 
+def expand_preferences(words: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the wishes of each user: a word is one user's, "all" is a user for each of the six that the built-in model lacks.
+
+    Raises:
+        ConfigError: as `parse_preferences`.
+    """
+    found: list[tuple[str, ...]] = []
+    for word in words:
+        found += [(name,) for name in BUILT_IN] if word == "all" else [parse_preferences(word)]
+    return list(dict.fromkeys(found))
+
+
 def violations(names: Sequence[str], task: Task, reply: str) -> tuple[str, ...]:
     """Return the preferences that the reply does not meet; an empty reply meets none."""
     return tuple(name for name in names if not (reply.strip() and PREFERENCES[name].complies(task, reply)))
 
 
-def complaint(violated: Sequence[str], rng: random.Random, *, names_all: float) -> str:
-    """Return what a person says about these unmet wishes: of several all of them, for so large a share of times, else one."""
+def named_wishes(violated: Sequence[str], rng: random.Random, *, names_all: float) -> tuple[str, ...]:
+    """Return which of these unmet wishes a complaint names: of several all of them with probability ``names_all``, else one."""
     named = list(violated)
     if len(named) > 1:
         rng.shuffle(named)
         if rng.random() >= names_all:
             named = named[:1]
-    said = [rng.choice(PREFERENCES[name].complaints) for name in named]
-    return " ".join(text if text[-1] in ".!?" else text + "." for text in said)
+    return tuple(named)
+
+
+def held_out_complaint(named: Sequence[str], rng: random.Random) -> str:
+    """Return a complaint about each of these wishes, in wordings the built-in model was not trained on."""
+    texts = [rng.choice(PREFERENCES[name].complaints) for name in named]
+    return " ".join(text if text[-1] in ".!?" else text + "." for text in texts)
+
+
+def complaint(violated: Sequence[str], rng: random.Random, *, names_all: float) -> str:
+    """Return a complaint about these unmet wishes; `named_wishes` chooses which."""
+    return held_out_complaint(named_wishes(violated, rng, names_all=names_all), rng)
 
 
 def task_kind(names: Sequence[str]) -> str:
-    """Return what a person with these preferences asks about.
+    """Return what a user with these preferences asks about.
 
     Raises:
         ConfigError: two of them need different questions.
@@ -264,7 +300,7 @@ def tasks(kind: str, *, asked: bool) -> tuple[Task, ...]:
 
 def _tasks(kind: str, asked: bool) -> tuple[Any, ...]:
     if kind == "facts":
-        return ASKED if asked else PROBES
+        return USER_QUESTIONS if asked else PROBE_QUESTIONS
     if kind == "homework":
         return problems(asked=asked)
     if kind == "grading":

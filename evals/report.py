@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 from evals.curves import draw_curves
+from evals.experiment import read_runs
 from evals.methods import METHODS
 from evals.metrics import interval, mean
-from evals.people import scenario
 from evals.preferences import PREFERENCES
-from evals.study import read_runs
+from evals.simulated_user import scenario
 from store.errors import ConfigError
 from store.values import Json
 
@@ -38,12 +38,12 @@ class Column:
 
 
 def _after(name: str) -> Callable[[Json], float | None]:
-    return lambda row: row["points"][-1][name]
+    return lambda row: row["points"][-1].get(name)
 
 
 def _change(name: str) -> Callable[[Json], float | None]:
     def read(row: Json) -> float | None:
-        before, after = row["points"][0][name], row["points"][-1][name]
+        before, after = row["points"][0].get(name), row["points"][-1].get(name)
         return None if before is None or after is None else float(after - before)
 
     return read
@@ -51,6 +51,25 @@ def _change(name: str) -> Callable[[Json], float | None]:
 
 def _cost(name: str) -> Callable[[Json], float | None]:
     return lambda row: float(row["cost"][name])
+
+
+def _scope(row: Json) -> float | None:
+    """The mean over the forms that the model could do at all."""
+    before, after = row["points"][0].get("scope") or {}, row["points"][-1].get("scope") or {}
+    gaps = [after[form] - share for form, share in before.items() if share > 0]
+    return mean(gaps) if gaps else None
+
+
+def _unrelated(name: str) -> Callable[[Json], float | None]:
+    return lambda row: (row.get("unrelated_points") or {}).get(name)
+
+
+def _unrelated_third(index: int) -> Callable[[Json], float | None]:
+    def read(row: Json) -> float | None:
+        after = list((row.get("unrelated_points") or {}).get("after", {}).values())
+        return after[index] if index < len(after) - 1 else None
+
+    return read
 
 
 COLUMNS = (
@@ -66,6 +85,23 @@ COLUMNS = (
     Column(name="opposite", about="an explicit request for the opposite is obeyed, at the end", read=_after("undone")),
     Column(name="opposite ±", about="the same less what it was before", read=_change("undone")),
     Column(name="retention", about="of earlier wishes, what is left after later ones came", read=lambda row: row["retention"]),
+    Column(name="held", about="of the wishes of the end, how often the one that is met least is met",
+           read=lambda row: min((row.get("held") or {}).values(), default=None)),
+    Column(name="withdrawn ±", about="how much more often a withdrawn wish is still met than before",
+           read=lambda row: max((row.get("withdrawn") or {}).values(), default=None)),
+    Column(name="taught", about="compliance before the unrelated conversations", read=_unrelated("taught")),
+    Column(name="⅓ on", about="compliance after a third of the unrelated conversations", read=_unrelated_third(0)),
+    Column(name="⅔ on", about="compliance after two thirds of them", read=_unrelated_third(1)),
+    Column(name="kept", about="compliance after all of them, over that before them, at most 1", read=_unrelated("kept")),
+    Column(name="again", about="questions that name a wish: it is met, the fact right and the reply whole, at the end",
+           read=_after("again")),
+    Column(name="again ±", about="the same less what it was before", read=_change("again")),
+    Column(name="scope", about="change of whole answers to requests for JSON, a list or code, of what the model could do at all",
+           read=_scope),
+    Column(name="small talk", about="whole replies to thanks and greetings, at the end", read=_after("small_talk")),
+    Column(name="small talk ±", about="the same less what it was before", read=_change("small_talk")),
+    Column(name="claims", about="wrong answers of a user's wrong corrections that are given to the same question, at the end",
+           read=_after("claims")),
     Column(name="margin", about="change of log-probability of preferred less dispreferred answers, nats a token", read=_change("margin")),
     Column(name="KL", about="KL to the base model, nats a token (a stack: as its trainer reports it)", read=_after("kl_to_base"), digits=3),
     Column(name="surprise", about="change of the mean -log-probability of sampled tokens", read=_change("surprise")),
@@ -89,6 +125,10 @@ _BRIEF = (
     "facts",
     "opposite",
     "retention",
+    "held",
+    "withdrawn ±",
+    "taught",
+    "kept",
     "KL",
     "context",
     "steps",
@@ -103,6 +143,14 @@ _IN_WORDS = {
     "tools": "tool calls right, change",
     "opposite": "asked for the opposite: obeys",
     "retention": "earlier wishes kept",
+    "held": "wishes held in the end: the least met one",
+    "withdrawn ±": "withdrawn wish still met, over before",
+    "taught": "as wished, before unrelated conversations",
+    "kept": "of that kept after them",
+    "again": "wish named in the question: met, right and whole",
+    "scope": "whole JSON, lists and code, change",
+    "small talk": "small talk whole",
+    "claims": "wrong corrections adopted",
     "context": "tokens added to every prompt",
     "wall s": "seconds",
 }
@@ -121,10 +169,10 @@ class Cell:
     def text(self, digits: int) -> str:
         if not self.count:
             return "–"
-        told = f"{self.mean:z.{digits}f}"
+        text = f"{self.mean:z.{digits}f}"
         if math.isfinite(self.low):
-            told += f" ± {self.high - self.mean:.{digits}f}"
-        return told + (f" ({self.count} of {self.count + self.missing})" if self.missing else "")
+            text += f" ± {self.high - self.mean:.{digits}f}"
+        return text + (f" ({self.count} of {self.count + self.missing})" if self.missing else "")
 
 
 def cell(column: Column, rows: Sequence[Json]) -> Cell:
@@ -136,16 +184,24 @@ def cell(column: Column, rows: Sequence[Json]) -> Cell:
 
 def grouped(rows: Sequence[Json]) -> dict[Group, dict[str, list[Json]]]:
     """Return the runs by what they have in common (user, preferences, interactions), then by method in a fixed order."""
-    found: dict[Group, dict[str, list[Json]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[Group, list[Json]] = defaultdict(list)
     order = list(METHODS)
     for row in sorted(rows, key=lambda row: (order.index(row["method"]), row["seed"])):
-        group = row["user"], tuple(row["preferences"]), int(row["interactions"])
-        found[group][_label(row)].append(row)
-    return {group: dict(methods) for group, methods in found.items()}
+        groups[row["user"], tuple(row["preferences"]), int(row["interactions"])].append(row)
+    return {group: _by_label(some) for group, some in groups.items()}
 
 
-def _label(row: Json) -> str:
-    changed = ",".join(f"{name}={value}" for name, value in row["overrides"].items())
+def _by_label(rows: Sequence[Json]) -> dict[str, list[Json]]:
+    found: dict[str, list[Json]] = defaultdict(list)
+    differing = [name for name in ("tabs", "unrelated") if len({row.get(name, 0) for row in rows}) > 1]
+    for row in rows:
+        found[_label(row, differing)].append(row)
+    return dict(found)
+
+
+def _label(row: Json, names: Sequence[str] = ()) -> str:
+    settings = {**row["overrides"], **{name: row.get(name, 0) for name in names}}
+    changed = ",".join(f"{name}={value}" for name, value in settings.items())
     return f"{row['method']} ({changed})" if changed else str(row["method"])
 
 
@@ -184,7 +240,7 @@ def write_report(folder: Path, rows: Sequence[Json]) -> None:
 def print_summary(rows: Sequence[Json], console: Console) -> None:
     """Print a table for each kind of user."""
     for group, methods in grouped(rows).items():
-        columns = [column for column in _brief() if _is_told(column, methods)]
+        columns = [column for column in _brief() if _has_values(column, methods)]
         table = Table("method", "seeds", *(column.name for column in columns), title=title(group))
         table.columns[0].no_wrap = True
         for name, some in methods.items():
@@ -199,10 +255,11 @@ def _brief() -> Iterator[Column]:
 def _markdown(groups: Mapping[Group, Mapping[str, Sequence[Json]]]) -> str:
     lines = ["# Does it learn?", "", "Mean over seeds ± half of the 95 % interval (Student's t)."]
     for group, methods in groups.items():
-        lines += ["", f"## {title(group)}", "", "| method | seeds | " + " | ".join(_BRIEF) + " |"]
-        lines.append("|---" * (len(_BRIEF) + 2) + "|")
+        columns = [column for column in _brief() if _has_values(column, methods)]
+        lines += ["", f"## {title(group)}", "", f"| method | seeds | {' | '.join(c.name for c in columns)} |"]
+        lines.append("|---" * (len(columns) + 2) + "|")
         for name, some in methods.items():
-            cells = [cell(column, some).text(column.digits) for column in _brief()]
+            cells = [cell(column, some).text(column.digits) for column in columns]
             lines.append(f"| {name} | {len(some)} | " + " | ".join(cells) + " |")
     lines += ["", *(f"- {column.name}: {column.about}" for column in _brief())]
     return "\n".join(lines) + "\n"
@@ -211,10 +268,10 @@ def _markdown(groups: Mapping[Group, Mapping[str, Sequence[Json]]]) -> str:
 def _runs_csv(rows: Sequence[Json]) -> str:
     out = io.StringIO()
     writer = csv.writer(out)
-    writer.writerow(["method", "user", "preferences", "seed", *(column.name for column in COLUMNS)])
+    writer.writerow(["method", "user", "preferences", "seed", "tabs", *(column.name for column in COLUMNS)])
     for row in rows:
         writer.writerow(
-            [_label(row), row["user"], " ".join(row["preferences"]), row["seed"], *(column.read(row) for column in COLUMNS)]
+            [_label(row), row["user"], " ".join(row["preferences"]), row["seed"], row["tabs"], *(column.read(row) for column in COLUMNS)]
         )  # fmt: skip
     return out.getvalue()
 
@@ -224,10 +281,10 @@ def _curves_csv(rows: Sequence[Json]) -> str:
              "margin", "tokens", "ended", "distinct_1", "distinct_2", "self_rouge"]  # fmt: skip
     out = io.StringIO()
     writer = csv.writer(out)
-    writer.writerow(["method", "user", "preferences", "seed", *names])
+    writer.writerow(["method", "user", "preferences", "seed", "tabs", *names])
     for row in rows:
         for point in row["points"]:
-            start = [_label(row), row["user"], " ".join(row["preferences"]), row["seed"]]
+            start = [_label(row), row["user"], " ".join(row["preferences"]), row["seed"], row["tabs"]]
             writer.writerow([*start, *(point[name] for name in names)])
     return out.getvalue()
 
@@ -244,7 +301,7 @@ th:first-child,td:first-child{text-align:left}thead th{vertical-align:bottom}tr.
 td.text,th.text{text-align:left;white-space:normal;min-width:14rem}thead th{white-space:normal;max-width:9rem}
 .result{border-left:.3rem solid var(--good);padding-left:.8rem;font-weight:600}
 figure{margin:1rem 0;background:#fff;border-radius:.5rem;padding:.5rem}figure svg{width:100%;height:auto}
-.lead{font-size:1.15rem}.said{color:var(--bad)}.fine{color:var(--good)}small,.note{opacity:.75}
+.lead{font-size:1.15rem}.missed{color:var(--bad)}.fine{color:var(--good)}small,.note{opacity:.75}
 details{margin:.6rem 0;background:var(--soft);border-radius:.4rem;padding:.4rem .8rem}summary{cursor:pointer}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;font-size:.9rem}dt{font-weight:600}dd{margin:0}
 """
@@ -264,14 +321,14 @@ def _page(groups: Mapping[Group, Mapping[str, Sequence[Json]]], figures: Mapping
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Does it learn?</title><style>{_STYLE}</style></head><body>
 <h1>Does it learn?</h1>
-<p class="lead">A simulated person chats, says in plain words what they do not like, and never explains more than that. What is
-measured is how replies to <em>other questions, which nobody ever asked</em>, change, and what it costs.</p>
+<p class="lead">A simulated user chats and complains in plain words, without further explanation. Measured is how replies to
+<em>other questions, which no user asked</em>, change, and what it costs.</p>
 <p>Good is: the solid line on the left climbs early, the one on the right stays where it is, and someone who explicitly asks for the
 opposite still gets it. <em>none</em> learns nothing and has to stay flat; <em>memory</em> puts earlier complaints in front of every
 prompt instead of learning, and falls back once they are taken away; dashed lines are other systems' ways to learn.</p>
 {"".join(parts)}
 <h2>How to read this</h2>
-<p>An <em>interaction</em> is one reply that the person reads. <em>Compliance</em> is judged by fixed rules, not by a model and
+<p>An <em>interaction</em> is one reply that the user reads. <em>Compliance</em> is judged by fixed rules, not by a model and
 not by what scores the feedback. Numbers are means over seeds ± half of the 95 % interval (Student's t); bands show the same. One
 seed alone has no interval. A number in parentheses says how many runs have it at all.</p>
 <h3>Methods</h3><dl>{about}</dl>
@@ -298,18 +355,18 @@ def _table(columns: Mapping[str, Column], methods: Mapping[str, Sequence[Json]])
 
 
 def _section(group: Group, methods: Mapping[str, Sequence[Json]], figure: str) -> str:
-    told = [c for c in COLUMNS if _is_told(c, methods)]
-    brief = {_IN_WORDS[c.name]: c for c in told if c.name in _IN_WORDS}
-    every = {c.name: c for c in told}
+    shown = [c for c in COLUMNS if _has_values(c, methods)]
+    brief = {_IN_WORDS[c.name]: c for c in shown if c.name in _IN_WORDS}
+    every = {c.name: c for c in shown}
     return f"""<h2>{_e(title(group))}</h2>
-<p>This person: {_e(scenario(group[0], group[1]).about)}.</p>
+<p>This user: {_e(scenario(group[0], group[1]).about)}.</p>
 <p class="result">{_e(headline(methods))}</p>
 <figure>{figure}</figure>
 {_table(brief, methods)}
 <p class="note">Shares lie between 0 and 1. Point at a name or a heading for what it means.</p>
 <details><summary>All measurements</summary>{_table(every, methods)}</details>
 <h3>Before and after, to the same questions</h3>{_samples(methods)}
-<h3>What was said</h3>{"".join(_talk(name, rows[0]) for name, rows in methods.items())}
+<h3>Conversations</h3>{"".join(_talk(name, rows[0]) for name, rows in methods.items())}
 <h3>Every version, and why it was made</h3>{"".join(_versions(name, rows[0]) for name, rows in methods.items())}
 """
 
@@ -320,31 +377,31 @@ def headline(methods: Mapping[str, Sequence[Json]]) -> str:
     learning = {
         name: value for name, value in after.items() if METHODS[methods[name][0]["method"]].kind == "learn"
     }
-    told = []
+    sentences = []
     if learning:
         best = max(learning, key=lambda name: learning[name])
         rows = methods[best]
         before = mean([row["points"][0]["compliance"] for row in rows])
         facts = mean([row["points"][-1]["facts"] - row["points"][0]["facts"] for row in rows])
-        told.append(
+        sentences.append(
             f"Best of those that learn: {best}, from {before:.0%} to {learning[best]:.0%} of unseen questions, "
             f"facts {100 * facts:+z.0f} points."
         )
     for name, rows in methods.items():
         if METHODS[rows[0]["method"]].kind == "none":
-            told.append(f"Without learning: {after[name]:.0%}.")
+            sentences.append(f"Without learning: {after[name]:.0%}.")
         bare = [row["without_memory"]["compliance"] for row in rows if row["without_memory"]]
         if bare:
-            told.append(
+            sentences.append(
                 f"A prompt memory reaches {after[name]:.0%}, and {mean(bare):.0%} once it is taken away."
             )
         late = sum(row["late_pauses"] for row in rows)
         if late:
-            told.append(f"{name}: {late} pauses ended before all feedback was trained.")
-    return " ".join(told)
+            sentences.append(f"{name}: {late} pauses ended before all feedback was trained.")
+    return " ".join(sentences)
 
 
-def _is_told(column: Column, methods: Mapping[str, Sequence[Json]]) -> bool:
+def _has_values(column: Column, methods: Mapping[str, Sequence[Json]]) -> bool:
     return any(column.read(row) is not None for rows in methods.values() for row in rows)
 
 
@@ -366,15 +423,15 @@ def _samples(methods: Mapping[str, Sequence[Json]]) -> str:
 
 def _talk(name: str, row: Json) -> str:
     lines = "".join(
-        f'<tr><td>{number}</td><td>{said["version"]}</td><td class="text">{_e(said["question"])}</td>'
-        f'<td class="text">{_e(said["reply"])}</td>'
-        f'<td class="text {"said" if said["violated"] else "fine"}">{_e(said["words"] or "(says nothing)")}</td></tr>'
-        for number, said in enumerate(row["readings"], 1)
+        f'<tr><td>{number}</td><td>{interaction["version"]}</td><td class="text">{_e(interaction["question"])}</td>'
+        f'<td class="text">{_e(interaction["reply"])}</td>'
+        f'<td class="text {"missed" if interaction["violated"] else "fine"}">{_e(interaction["words"] or "(no reaction)")}</td></tr>'
+        for number, interaction in enumerate(row["readings"], 1)
     )
     return (
         f"<details><summary>{_e(name)}, seed {row['seed']}: {len(row['readings'])} interactions</summary><div class='wide'><table>"
         "<thead><tr><th>#</th><th>version</th>"
-        '<th class="text">asked</th><th class="text">answered</th><th class="text">said to it</th></tr></thead>'
+        '<th class="text">question</th><th class="text">reply</th><th class="text">reaction</th></tr></thead>'
         f"<tbody>{lines}</tbody></table></div></details>"
     )
 
@@ -437,12 +494,12 @@ def compare(left: Path, right: Path, console: Console) -> int:
                 continue
             gaps = [y - x for x, y in both]
             low, high = interval(gaps)
-            told = f"{mean(gaps):+z.{column.digits}f}"
+            text = f"{mean(gaps):+z.{column.digits}f}"
             if math.isfinite(low):
-                told += f" ± {high - mean(gaps):.{column.digits}f}"
-                told = f"[bold]{told}[/]" if low > 0 or high < 0 else told
+                text += f" ± {high - mean(gaps):.{column.digits}f}"
+                text = f"[bold]{text}[/]" if low > 0 or high < 0 else text
             means = [f"{mean([pair[place] for pair in both]):.{column.digits}f}" for place in (0, 1)]
-            table.add_row(column.name, *means, told, str(len(both)))
+            table.add_row(column.name, *means, text, str(len(both)))
         console.print(table)
     console.print("bold: the 95 % interval of the paired difference over seeds does not hold 0")
     return 0

@@ -1,6 +1,6 @@
-"""An own Patina in a fresh folder, started the way a person starts it: `run.py`, as a process of its own.
+"""A Patina in a fresh folder, started by `run.py` as a process of its own.
 
-What the surrounding environment says (a person's own database, key, method) does not reach it: every setting is given as a flag.
+Settings in the environment (database, key, method) do not reach it: every setting is given as a flag.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any, Self
 from evals.client import NO_TRAINING, child_pids, read_status, while_record_is_away
 from serving.ports import free_port
 from store.errors import ConfigError
-from store.settings import REPOSITORY, Settings, child_environment
+from store.settings import Settings, child_environment
 
 _POLL_S = 0.1
 _STOP_S = 25.0
 _PORT_TRIES = 3
 _LOG_LINES = 5
-#: Never on a command line, where every user of the machine can read them: these go through the child's environment.
+#: Passed through the child's environment: all users of the machine can read a command line.
 _SECRETS = {"upstream_api_key": "PATINA_UPSTREAM_API_KEY", "judge_api_key": "PATINA_JUDGE_API_KEY"}
-#: These belong to the place, which is ours.
+#: Set by the stack itself.
 _OWN = {
     "home",
     "proxy_host",
@@ -45,12 +45,12 @@ _OWN = {
 
 
 class Stack:
-    """A running house of our own. Use as a context manager, or `start` and `stop`.
+    """A Patina that this process starts. Use as a context manager, or `start` and `stop`.
 
     Args:
-        settings: what to learn and how; its folders, ports and key are not taken over.
-        home: the folder; default: a temporary one that is removed in the end.
-        ready_s: how long the start may take, the first answered chat included.
+        settings: its folders, ports and key are not used.
+        home: the folder; default: a temporary one that is removed at the end.
+        ready_s: longest start, the first completion included.
     """
 
     def __init__(self, settings: Settings, *, home: Path | None = None, ready_s: float = 180.0) -> None:
@@ -94,10 +94,10 @@ class Stack:
         return self.home / "stack.log"
 
     def start(self) -> None:
-        """Start it and wait until it has answered a chat.
+        """Start it and wait for its first completion.
 
         Raises:
-            ConfigError: it died or did not get ready; with the last lines of its logs.
+            ConfigError: it ended or did not become ready; with the last lines of its logs.
         """
         for attempt in range(_PORT_TRIES):
             self.port = free_port()
@@ -105,7 +105,7 @@ class Stack:
             try:
                 self._wait_until_ready()
             except ConfigError as error:
-                # Between our asking for a free port and its binding, another process may have taken it.
+                # Another process may have taken the port between `free_port` and the bind.
                 if "cannot listen" in str(error) and attempt + 1 < _PORT_TRIES:
                     self._end()
                     continue
@@ -113,38 +113,40 @@ class Stack:
             return
 
     def stop(self) -> None:
-        """End it by its own pid, and remove a folder that we made."""
+        """End the process, and remove a temporary folder."""
         self._end()
         if self._removes_home:
             shutil.rmtree(self.home, ignore_errors=True)
 
     @while_record_is_away
     def status(self) -> Mapping[str, Any]:
-        """Return `/v1/patina/status`; a record that is away for a moment is waited for.
+        """Return `/v1/patina/status`; waits for a record that does not answer for a moment.
 
         Raises:
-            RecordUnavailable: it stayed away.
+            RecordUnavailable: it did not answer for a minute.
         """
         return read_status(json.loads(self._ask("/v1/patina/status")), self.base_url)
 
     def pids(self) -> dict[str, int]:
-        """Return process ids of the children by name, as the supervisor last told them."""
+        """Return process ids of the children by name, from the supervisor's last heartbeat."""
         return child_pids(self.status())
 
     def arguments(self) -> list[str]:
-        """Return the command line of this house."""
+        """Return the command line."""
         flags = [f"--home={self.home}", "--proxy-host=127.0.0.1", f"--proxy-port={self.port}"]
         flags += ["--backend-port=0", "--record-dir=", "--database=", "--wandb-project="]
         for name in type(self.settings).model_fields:
             value = getattr(self.settings, name)
             if name in _OWN or name in _SECRETS or value is None:
                 continue
+            if name == "learning":
+                value = ",".join(f"{key}={one}" for key, one in value.model_dump(exclude_none=True).items())
             flag = name.replace("_", "-")
             if isinstance(value, bool):
                 flags.append(f"--{flag}" if value else f"--no-{flag}")
             else:
                 flags.append(f"--{flag}={value}")
-        return [sys.executable, str(REPOSITORY / "run.py"), *flags]
+        return [sys.executable, "-m", "cli", *flags]
 
     def _launch(self) -> None:
         secrets = {env: getattr(self.settings, name) for name, env in _SECRETS.items()}
@@ -154,14 +156,13 @@ class Stack:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                cwd=REPOSITORY,
-                # An empty variable counts as none: the house makes its own key.
+                # An empty variable counts as none: this Patina makes its own key.
                 env=child_environment(SGLANG_API_KEY="", PATINA_SGLANG_API_KEY="", **secrets),
             )
 
     def _wait_until_ready(self) -> None:
         give_up = time.monotonic() + self.ready_s
-        problem = "nobody answered"
+        problem = "no answer"
         while time.monotonic() < give_up:
             self._require_alive()
             try:
@@ -174,11 +175,11 @@ class Stack:
             time.sleep(_POLL_S)
         self._require_alive()
         raise ConfigError(
-            f"the own Patina was not ready after {self.ready_s:.0f} s ({problem}); {self._last_words()}"
+            f"the own Patina was not ready after {self.ready_s:.0f} s ({problem}); {self._last_log_lines()}"
         )
 
     def settings_key(self) -> str:
-        """Return the key that this house made for itself."""
+        """Return the key that this Patina made."""
         return (self.home / "api_key").read_text(encoding="utf-8").strip()
 
     def _first_chat(self) -> None:
@@ -211,14 +212,14 @@ class Stack:
         assert self._process is not None
         code = self._process.poll()
         if code is not None:
-            raise ConfigError(f"the own Patina ended with code {code}: {self._last_words()}")
+            raise ConfigError(f"the own Patina ended with code {code}: {self._last_log_lines()}")
 
-    def _last_words(self) -> str:
+    def _last_log_lines(self) -> str:
         """The last lines of its own log and of each process's."""
-        said = list(_tail(self.log))
+        lines = list(_tail(self.log))
         for path in sorted((self.home / "logs").glob("*.log")):
-            said += [f"{path.stem}: {line}" for line in _tail(path)]
-        return " | ".join(said) or "it said nothing"
+            lines += [f"{path.stem}: {line}" for line in _tail(path)]
+        return " | ".join(lines) or "its logs are empty"
 
     def _end(self) -> None:
         process = self._process

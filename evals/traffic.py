@@ -1,6 +1,6 @@
-"""Recorded traffic of a client, taken through the very code that the proxy runs, and how well it was understood.
+"""Recorded traffic of a client, taken through the code that the recorder runs, and how well it was understood.
 
-A file holds one request a line, in arrival order, as a recorder in front of any endpoint writes it:
+A file holds one request a line, in arrival order, as a logging proxy in front of any endpoint writes it:
 
     {"seq": 1, "time": …, "method": "POST", "path": "/v1/chat/completions", "headers": {…}, "body": {…}, "response": {…},
      "label": {"session": "a", "kind": "main", …}}
@@ -12,7 +12,6 @@ read ends the run with one sentence that names it: counting it out would shift w
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,30 +23,21 @@ from typing import Any
 import orjson
 
 from migrations import upgrade
-from proxy.canonical import body_key, read_history
-from proxy.classify import MEANINGS, RULES, Rule, classify_request, evidence_of
-from proxy.clients import recognise
-from proxy.drafts import Draft, request_of
-from proxy.ours import read_caller, read_wishes
-from proxy.recorder import Recorder
-from proxy.wire import Assembler, ChatRequest, parse_chat
+from proxy.auth import authenticate
+from proxy.client_names import identify_client
+from recorder.classify import RULES, Rule
+from recorder.turn_recorder import TurnRecorder
+from recorder.turns import ClassifiedExchange, classify_exchange
 from store.errors import ConfigError, WireError
 from store.lifecycle import DropReason
 from store.record import Record
-from store.values import Json, LogprobMode, NewTurn
+from store.values import Feedback, Json, LogprobMode, NewTurn
+from wire.captured_exchange import CapturedExchange
+from wire.chat_request import ChatRequest, parse_chat
+from wire.headers import parse_request_options
+from wire.reply_assembly import Assembler
 
 _CHAT = "/chat/completions"
-
-
-__all__ = [
-    "Pairs", "Prediction", "Recorded", "Score", "draft_of", "evidence_of", "meaning_of", "pairs", "parse_line", "predictions",
-    "read_traffic", "replay", "score", "true_predecessors", "turn_of",
-]  # fmt: skip
-
-
-def meaning_of(reason: str) -> str:
-    """Return what a reason of the classifier means, for people; empty for one that is not in its table."""
-    return MEANINGS.get(reason, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +46,7 @@ class Recorded:
 
     Attributes:
         chat: None when the request is no chat (lists of models, embeddings, probes).
-        label: what a person says it is, or None.
+        label: assigned by hand, or None.
     """
 
     seq: int
@@ -70,7 +60,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the proxy makes of one request.
+    """What the recorder makes of one request.
 
     Attributes:
         kind: "main", "side", or "none" for what is no chat and is never recorded.
@@ -83,7 +73,8 @@ class Prediction:
     kind: str
     parent_seq: int | None
     relation: str | None
-    reason: str
+    link_reason: str
+    kind_reason: str
     answered_seq: int | None = None
     client: str = ""
 
@@ -95,7 +86,8 @@ class Prediction:
             "kind": self.kind,
             "parent_seq": self.parent_seq,
             "relation": self.relation,
-            "reason": self.reason,
+            "link_reason": self.link_reason,
+            "kind_reason": self.kind_reason,
         }
 
 
@@ -169,44 +161,41 @@ def turn_of(seq: int) -> str:
     return f"turn_{seq:08d}"
 
 
-def draft_of(row: Recorded, rules: Sequence[Rule] = RULES) -> Draft | None:
-    """Return what the proxy would hand to its recorder, or None when it records no such request."""
+def draft_of(row: Recorded, rules: Sequence[Rule] = RULES) -> ClassifiedExchange | None:
+    """Return the exchange as the recorder classifies it, or None when no such request is recorded."""
     if row.chat is None:
         return None
     chat = row.chat
-    caller = read_caller(row.headers, "")
-    assert caller is not None  # without a key everybody may speak
+    principal = authenticate(row.headers, "")
+    assert principal is not None  # without a key everybody may speak
     parts = row.path.split("/")
     named = parts[2] if len(parts) > 3 and parts[1] == "s" else None
-    wishes = read_wishes(row.headers, chat.body, named)
+    options = parse_request_options(row.headers, chat.body, named)
     assembler = Assembler(chat.n)
     fault = None
     if row.response is not None and ("choices" in row.response or "error" in row.response):
-        assembler.take(row.response, part="message")
+        assembler.consume(row.response, part="message")
     else:
         fault = (DropReason.UPSTREAM_ERROR, "no reply was recorded")
-    history = read_history(chat.messages, caller.scope, wishes.user)
-    return Draft(
+    captured = CapturedExchange(
         turn_id=turn_of(row.seq),
         created_at=row.time,
         finished_at=row.time,
-        scope=caller.scope,
-        client=recognise(row.headers, chat.body),
-        wishes=wishes,
-        kind=classify_request(chat.messages, chat.body, wishes.kind, rules),
+        scope=principal.scope,
+        client=identify_client(row.headers, chat.body),
+        options=options,
         policy="recorded",
         adapter_version=0,
         status_code=200,
         streamed=chat.stream,
         chat=chat,
-        history=history,
-        body_key=body_key(history, request_of(chat)),
         reply=assembler.close(),
         fault=fault,
         temperature=1.0 if chat.temperature is None else chat.temperature,
         logprob_mode=LogprobMode.UNKNOWN,
         size=0,
     )
+    return classify_exchange(captured, rules)
 
 
 class _Noting(Record):
@@ -214,9 +203,10 @@ class _Noting(Record):
 
     noted: list[NewTurn]
 
-    async def write_turns(self, turns: Sequence[NewTurn], done: Sequence[tuple[str, str]] = ()) -> None:
-        await super().write_turns(turns, done)
+    async def write_turns(self, turns: Sequence[NewTurn], *more: Any, **named: Any) -> list[Feedback]:
+        unmatched = await super().write_turns(turns, *more, **named)
         self.noted += turns
+        return unmatched
 
 
 @cache
@@ -231,11 +221,11 @@ def _empty_record() -> bytes:
 async def replay(
     rows: Sequence[Recorded], rules: Sequence[Rule] = RULES, *, restarts: Collection[int] = ()
 ) -> list[Prediction]:
-    """Take recorded requests through the proxy's recorder, one after the other, over a record of their own.
+    """Take recorded requests through the recorder's code, one after the other, over a record of their own.
 
     Args:
         rules: the table of housekeeping, for experiments that leave some out.
-        restarts: the proxy is started anew before each of these seqs: what it remembered is gone, the record stays.
+        restarts: the recorder restarts before each of these seqs: its memory is lost, the record stays.
     """
     with tempfile.TemporaryDirectory(prefix="patina-classify-") as folder:
         (Path(folder) / "patina.db").write_bytes(await asyncio.to_thread(_empty_record))
@@ -259,19 +249,13 @@ async def _live(record: Record, rows: Sequence[Recorded], rules: Sequence[Rule])
     async def opening() -> Record:
         return record
 
-    recorder = Recorder(opening)
-    writer = asyncio.create_task(recorder.run())
-    try:
-        for row in rows:
-            draft = draft_of(row, rules)
-            if draft is not None:
-                await recorder.submit(draft)
-            if recorder.last_loss is not None:
-                raise ConfigError(f"request {row.seq} cannot be replayed: {recorder.last_loss}")
-    finally:
-        writer.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await writer
+    recorder = TurnRecorder(opening)
+    for row in rows:
+        captured = draft_of(row, rules)
+        if captured is not None:
+            await recorder.write([captured])
+        if recorder.last_unwritable is not None:
+            raise ConfigError(f"request {row.seq} cannot be replayed: {recorder.last_unwritable}")
 
 
 def predictions(rows: Iterable[Recorded], turns: Iterable[NewTurn]) -> list[Prediction]:
@@ -293,7 +277,8 @@ def predictions(rows: Iterable[Recorded], turns: Iterable[NewTurn]) -> list[Pred
                     kind="none",
                     parent_seq=None,
                     relation=None,
-                    reason="not a chat",
+                    link_reason="",
+                    kind_reason="not_a_chat",
                 )
             )
             continue
@@ -304,7 +289,8 @@ def predictions(rows: Iterable[Recorded], turns: Iterable[NewTurn]) -> list[Pred
                 kind=turn.kind.value,
                 parent_seq=seq_of(turn.parent_turn_id),
                 relation=turn.relation.value,
-                reason=turn.link_reason,
+                link_reason=turn.link_reason,
+                kind_reason=turn.kind_reason,
                 answered_seq=seq_of(turn.next_state.turn_id) if turn.next_state is not None else None,
                 client=turn.client,
             )
@@ -317,18 +303,22 @@ def predictions(rows: Iterable[Recorded], turns: Iterable[NewTurn]) -> list[Pred
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """Pairs of requests: said to be of one session, truly so, and both."""
+    """Pairs of requests in one session: predicted, labelled, and both."""
 
-    said: int
+    predicted: int
     true: int
     both: int
 
     @property
     def f1(self) -> float:
-        return 2 * self.both / (self.said + self.true) if self.said + self.true else 1.0
+        return 2 * self.both / (self.predicted + self.true) if self.predicted + self.true else 1.0
 
     def __add__(self, other: Pairs) -> Pairs:
-        return Pairs(said=self.said + other.said, true=self.true + other.true, both=self.both + other.both)
+        return Pairs(
+            predicted=self.predicted + other.predicted,
+            true=self.true + other.true,
+            both=self.both + other.both,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,7 +343,7 @@ class Score:
 
     @property
     def accuracy(self) -> float:
-        """Share of main and side requests that were told apart rightly."""
+        """Share of main and side requests of the right kind."""
         rows = {k: n for k, n in self.confusion.items() if k[0] != "none"}
         total = sum(rows.values())
         return sum(n for (label, said), n in rows.items() if label == said) / total if total else 1.0
@@ -405,20 +395,21 @@ def pairs(sessions: Sequence[tuple[str, str | None]]) -> Pairs:
         return sum(n * (n - 1) // 2 for n in counts.values())
 
     return Pairs(
-        said=together(said for _, said in sessions),
+        predicted=together(said for _, said in sessions),
         true=together(true for true, _ in sessions),
         both=together(sessions),
     )
 
 
 def true_predecessors(rows: Sequence[Recorded]) -> dict[int, set[int | None]]:
-    """Return for each main turn the turns that it may be said to answer.
+    """Return for each main turn the turns that it may answer.
 
     Labels say which session a turn is of, not which turn it answers, so that follows from the session alone, by other means
-    than the linker's: the same prompt again answers the one before; else the newest turn of the session whose reply stands
+    than the linker's: the same prompt again answers the one before (with another seed or ``n``, nothing); else the newest turn of the session whose reply stands
     in the request; else (a client that keeps no replies) the turn before. Replies said twice in a session leave both.
     """
     before: dict[str, list[tuple[int, str, list[tuple[str, ...]]]]] = {}
+    samplings: dict[int, list[Any]] = {}
     found: dict[int, set[int | None]] = {}
     for row in rows:
         label = row.label or {}
@@ -430,14 +421,16 @@ def true_predecessors(rows: Sequence[Recorded]) -> dict[int, set[int | None]]:
         same = [seq for seq, prompt, _ in earlier if prompt == asked]
         quoted = [(seq, _last_place(reply, text)) for seq, _, replies in earlier for reply in replies]
         best = max((place for _, place in quoted), default=(-1, 0))
-        if same:
-            found[row.seq] = {same[-1]}
+        sampling = [row.chat.body.get(name) for name in ("n", "seed")]
+        if same:  # another sample of the prompt answers nothing
+            found[row.seq] = {same[-1] if sampling == samplings[same[-1]] else None}
         elif best[0] >= 0:
             found[row.seq] = {seq for seq, place in quoted if place == best}
         elif any(m.get("role") == "assistant" for m in row.chat.messages):
             found[row.seq] = {earlier[-1][0] if earlier else None}
         else:  # starts again in the same session: its first message was edited, or the client keeps no replies
             found[row.seq] = {None, *(seq for seq, _, _ in earlier[-1:])}
+        samplings[row.seq] = sampling
         earlier.append((row.seq, asked, _said(row)))
     return found
 

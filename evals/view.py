@@ -1,8 +1,9 @@
-"""What the person at the terminal sees of a run: a live picture on a terminal, plain lines anywhere else."""
+"""Progress of the demo: a live picture on a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -14,16 +15,18 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from evals.loop import Checkpoint, Interaction, score
-from evals.users import LABELS
+from evals.metrics import Measures
+from evals.preferences import PREFERENCES
+from evals.simulated_user import Interaction
 
 #: Interactions in the moving mean.
 WINDOW = 8
 _BARS = " ▁▂▃▄▅▆▇█"
+_MEASURING = "measuring on unseen questions"
 
 
 def moving_mean(values: list[float], window: int = WINDOW) -> list[float]:
-    """Return at each place the mean of the last ``window`` values up to it."""
+    """Return at each position the mean of the last ``window`` values up to it."""
     means = []
     for end in range(1, len(values) + 1):
         part = values[max(0, end - window) : end]
@@ -31,19 +34,40 @@ def moving_mean(values: list[float], window: int = WINDOW) -> list[float]:
     return means
 
 
-class View:
-    """Shows a run. Use as a context manager around it; it is an `evals.loop.Observer`."""
+def score(violated: Sequence[str], wants: Sequence[str]) -> float:
+    """Return the share of preferences that a reply meets."""
+    return 1.0 - len(violated) / len(wants)
 
-    def __init__(self, preferences: tuple[str, ...], interactions: int, *, console: Console) -> None:
+
+class View:
+    """Shows a run; an `evals.experiment.Observer`. Use as a context manager.
+
+    Args:
+        measure_every: interactions between two measurements.
+        version: the version that is live at the start.
+    """
+
+    def __init__(
+        self,
+        preferences: tuple[str, ...],
+        interactions: int,
+        *,
+        measure_every: int,
+        version: int,
+        console: Console,
+    ) -> None:
         self._preferences = preferences
         self._planned = interactions
+        self._measure_every = measure_every
         self._console = console
         self._live: Live | None = None
-        self._phase = "starting"
+        self._phase = _MEASURING
         self._scores: list[float] = []
         self._last: Interaction | None = None
-        self._versions: list[tuple[int, int]] = []
-        self._checkpoints: list[Checkpoint] = []
+        self._version = version
+        #: (interactions so far, version), each time another version was seen live.
+        self.went_live: list[tuple[int, int]] = []
+        self._measured: list[tuple[int, Measures]] = []
         self._started = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -63,64 +87,63 @@ class View:
             self._live.stop()
             self._live = None
 
-    def phase(self, text: str) -> None:
-        self._phase = text
-        self._show(None)
-
-    def interaction(self, interaction: Interaction) -> None:
-        judgement = interaction.judgement
-        self._scores.append(score(judgement, self._preferences))
+    def interaction(self, count: int, interaction: Interaction, version: int) -> None:
+        self._see_version(count - 1, version)
+        self._scores.append(score(interaction.violated, interaction.wants))
         self._last = interaction
+        if count == self._planned or count % self._measure_every == 0:
+            self._phase = _MEASURING
         self._show(
-            f"{judgement.interaction:3d}  v{interaction.version:<3d} score {self._scores[-1]:.2f} "
-            f"(last {WINDOW}: {moving_mean(self._scores)[-1]:.2f})  {_clip(judgement.reply, 60)!r} -> {judgement.words!r}"
+            f"{count:3d}  v{version:<3d} score {self._scores[-1]:.2f} "
+            f"(last {WINDOW}: {moving_mean(self._scores)[-1]:.2f})  {_clip(interaction.reply, 60)!r} -> {interaction.words!r}"
         )
 
-    def version(self, interactions: int, version: int) -> None:
-        self._versions.append((interactions, version))
-        self._show(f"     version {version} is live after {interactions} interactions")
-
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
-        self._checkpoints.append(checkpoint)
-        found = checkpoint.measurement
-        opposite = (
-            "" if found.opposite_obeyed is None else f", opposite obeyed {_percent(found.opposite_obeyed)}"
-        )
+    def measured(self, count: int, version: int, measures: Measures) -> None:
+        self._see_version(count, version)
+        self._measured.append((count, measures))
+        self._phase = "talking"
+        opposite = "" if measures.undone is None else f", opposite obeyed {percent(measures.undone)}"
         self._show(
-            f"     after {checkpoint.interactions} interactions, on {found.questions} unseen questions: "
-            f"{_percent(found.compliance)} as preferred, facts {_percent(found.facts)}{opposite} ({found.seconds:.0f} s)"
+            f"     after {count} interactions, on {measures.questions} unseen questions: "
+            f"{percent(measures.compliance)} as preferred, facts {percent(measures.facts)}{opposite}"
         )
+
+    def _see_version(self, count: int, version: int) -> None:
+        if version != self._version:
+            self._version = version
+            self.went_live.append((count, version))
+            self._show(f"     version {version} is live after {count} interactions")
 
     def picture(self) -> RenderableType:
         """Return the whole live picture."""
-        wanted = ", ".join(LABELS[name] for name in self._preferences)
         elapsed = time.monotonic() - self._started
         head = Text.assemble(
             ("a simulated user wants: ", "dim"),
-            (wanted, "bold"),
+            (wanted(self._preferences), "bold"),
             (f"   {len(self._scores)}/{self._planned} interactions   {elapsed:.0f} s   {self._phase}", "dim"),
         )
         bar = ProgressBar(total=max(1, self._planned), completed=len(self._scores), width=60)
-        parts: list[RenderableType] = [head, bar, self._curve(), self._measured()]
-        live = self._versions[-1][1] if self._versions else 0
-        parts.append(
+        live = self._version
+        parts: list[RenderableType] = [
+            head,
+            bar,
+            self._curve(),
+            self._table(),
             Text.assemble(
                 ("live version ", "dim"),
-                (str(live) if live else "0 (the bare model)", "bold green" if live else "bold"),
-                (f"   versions so far: {len(self._versions)}", "dim"),
-            )
-        )
+                (str(live) if live else "0 (the base model)", "bold green" if live else "bold"),
+                (f"   versions so far: {len(self.went_live)}", "dim"),
+            ),
+        ]
         if self._last is not None:
-            judgement = self._last.judgement
-            colour = "green" if judgement.is_satisfied else "red"
             parts.append(
                 Text.assemble(
-                    ("asked    ", "dim"),
-                    f"{_clip(judgement.question.text)}\n",
-                    ("answered ", "dim"),
-                    f"{_clip(judgement.reply)}\n",
-                    ("said     ", "dim"),
-                    (_clip(judgement.words), colour),
+                    ("question ", "dim"),
+                    f"{_clip(self._last.task.text)}\n",
+                    ("reply    ", "dim"),
+                    f"{_clip(self._last.reply)}\n",
+                    ("reaction ", "dim"),
+                    (_clip(self._last.words), "red" if self._last.violated else "green"),
                 )
             )
         return Panel(Group(*parts), title="Patina demo", border_style="cyan")
@@ -128,24 +151,22 @@ class View:
     def _curve(self) -> Text:
         means = moving_mean(self._scores)
         bars = "".join(_BARS[round(mean * (len(_BARS) - 1))] for mean in means[-72:])
-        now = f" {_percent(means[-1])}" if means else " –"
+        now = f" {percent(means[-1])}" if means else " –"
         return Text.assemble(("preference score  ", "dim"), (bars, "cyan"), (now, "bold"))
 
-    def _measured(self) -> Table:
+    def _table(self) -> Table:
         table = Table(box=None, pad_edge=False)
         table.add_column("on unseen questions", style="dim")
-        for index, checkpoint in enumerate(self._checkpoints):
-            table.add_column("before" if index == 0 else f"after {checkpoint.interactions}", justify="right")
-        found = [checkpoint.measurement for checkpoint in self._checkpoints]
+        for index, (count, _) in enumerate(self._measured):
+            table.add_column("before" if index == 0 else f"after {count}", justify="right")
+        found = [measures for _, measures in self._measured]
         if len(self._preferences) > 1:
             for name in self._preferences:
-                table.add_row(escape(LABELS[name]), *(_percent(m.by_preference[name]) for m in found))
-        table.add_row("as preferred", *(f"[bold]{_percent(m.compliance)}[/]" for m in found))
-        table.add_row("facts right", *(_percent(m.facts) for m in found))
-        table.add_row(
-            "opposite obeyed",
-            *("" if m.opposite_obeyed is None else _percent(m.opposite_obeyed) for m in found),
-        )
+                label = escape(PREFERENCES[name].label)
+                table.add_row(label, *(percent(m.by_preference[name]) for m in found))
+        table.add_row("as preferred", *(f"[bold]{percent(m.compliance)}[/]" for m in found))
+        table.add_row("facts right", *(percent(m.facts) for m in found))
+        table.add_row("opposite obeyed", *("" if m.undone is None else percent(m.undone) for m in found))
         return table
 
     def _show(self, line: str | None) -> None:
@@ -155,7 +176,12 @@ class View:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _percent(share: float) -> str:
+def wanted(preferences: Sequence[str]) -> str:
+    """Return the labels of preferences, separated by commas."""
+    return ", ".join(PREFERENCES[name].label for name in preferences)
+
+
+def percent(share: float) -> str:
     return f"{round(100 * share)} %"
 
 

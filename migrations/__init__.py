@@ -13,7 +13,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from store.errors import RecordError, RecordUnavailable
+from store.database import damaged_sentence, is_corrupt
+from store.errors import RecordCorrupt, RecordError, RecordUnavailable
 from store.record import check_revision
 
 _FOLDER = Path(__file__).parent
@@ -41,6 +42,7 @@ def upgrade(url: str) -> None:
     Raises:
         RecordTooNew: a newer Patina wrote it; nothing is changed.
         RecordUnavailable: it cannot be reached, or its folder cannot be made.
+        RecordCorrupt: its file is damaged.
         RecordError: the migration failed; it was rolled back.
     """
     parsed = sa.make_url(url)
@@ -62,8 +64,10 @@ def upgrade(url: str) -> None:
             f"the record at {parsed.render_as_string()} cannot be reached: {exc}"
         ) from exc
     except SQLAlchemyError as exc:
-        said = getattr(exc, "orig", None) or exc
-        raise RecordError(f"the record at {parsed.render_as_string()} cannot be migrated: {said}") from exc
+        cause = getattr(exc, "orig", None) or exc
+        if is_corrupt(cause):
+            raise RecordCorrupt(damaged_sentence(cause)) from exc
+        raise RecordError(f"the record at {parsed.render_as_string()} cannot be migrated: {cause}") from exc
 
 
 async def _upgrade_async(url: sa.URL) -> None:

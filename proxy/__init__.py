@@ -1,4 +1,4 @@
-"""The recorder: relay, capture, session linking, turn classification, adapter alias. Light: no torch, no litellm.
+"""The gateway between clients and a backend: forwards requests, appends every exchange to the journal, resolves the adapter alias.
 
-Sans-IO: `wire`, `sse`, `canonical`, `words`, `classify`, `linking`. I/O: `relay`, `recorder`, `adapters`, `app`, `__main__`.
+It knows nothing about conversations: `recorder` links and classifies. No module imports torch or litellm.
 """

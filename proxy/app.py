@@ -1,8 +1,8 @@
-"""The proxy as an ASGI application: who may come in, and which of three doors a path leads to.
+"""The proxy as an ASGI application: authentication and routing.
 
-* the hot route, ``/v1/chat/completions``: relayed and recorded;
-* our own: ``/healthz``, ``/v1/models`` (of a local backend), ``/v1/patina/status``, ``/v1/feedback``;
-* everything else under ``/v1/``: passed through as bytes, except what would let a client administer the backend.
+* ``/v1/chat/completions`` is relayed and recorded;
+* ``/healthz``, ``/v1/models`` (of a local backend), ``/v1/patina/status`` and ``/v1/feedback`` are answered here;
+* everything else under ``/v1/`` is forwarded as bytes, except paths that administer the backend.
 
 A path may name its session: ``/s/<session>/v1/…``. Bodies, keys and headers are never logged.
 """
@@ -23,167 +23,204 @@ import orjson
 from starlette.types import Message, Receive, Scope, Send
 
 from proxy.adapters import AdapterAlias, Alias, UpstreamAlias
-from proxy.asgi import BodyTooLarge, ClientLeft, read_body, send_body, send_error, send_head, send_json
-from proxy.cors import Origins, is_preflight
-from proxy.journal import Journal
-from proxy.learnt import Learnt
-from proxy.memory import give_back
-from proxy.ours import Caller, Door, Headers, header, parse_feedback, read_caller, told_length
-from proxy.recorder import Recorder
-from proxy.relay import PATIENCE_S, ChatRelay, Counters, PassThrough
-from serving.protocol import Engine
-from serving.vllm.turns import EngineByTurns
+from proxy.asgi import (
+    BodyTooLarge,
+    ClientDisconnected,
+    read_body,
+    send_body,
+    send_error,
+    send_head,
+    send_json,
+)
+from proxy.auth import KeyStore, Principal, authenticate
+from proxy.backend_quirks import BackendQuirks
+from proxy.cors import CorsPolicy, is_preflight
+from proxy.endpoints import (
+    CHAT,
+    FEEDBACK,
+    FORWARDED_PREFIX,
+    HEALTH,
+    MODEL,
+    MODELS,
+    STATUS,
+    find_endpoint,
+)
+from proxy.feedback import FeedbackBody, parse_feedback
+from proxy.heap import trim_heap
+from proxy.relay import BACKEND_WAIT_S, JOURNAL_WAIT_S, ChatRelay, Counters, PassThrough
+from proxy.store_state import add_up, describe_store
+from proxy.version_locks import VersionLocks
+from serving.protocol import BackendClient
+from serving.vllm.gpu_sharing import GpuSharingBackend
+from store.catch_up import SILENT_S, read_recorder_state, wait_recorded
 from store.errors import RecordError, RecordUnavailable, WireError
 from store.hashing import digest
+from store.journal import EntryKind, JournalWriter, Lag
 from store.record import Record
+from store.record_handle import RecordHandle
 from store.values import Feedback, Heartbeat, Json
+from wire.headers import Headers, content_length, get_header
 
 log = logging.getLogger(__name__)
 
-_CHAT = "/v1/chat/completions"
-#: Administration of the backend: loading code and weights is not a client's business.
+#: Paths that administer the backend: clients must not load code or weights.
 _FORBIDDEN = ("load_lora_adapter", "unload_lora_adapter")
 
 _HEARTBEAT_S = 1.0
-_STATUS_TIMEOUT_S = 2.0
-#: Feedback may come before a late turn is written: so long is its row waited for.
-_FEEDBACK_PATIENCE_S, _FEEDBACK_POLL_S = 20.0, 0.1
-_DRAIN_S = 5.0
-#: The heap is tidied up after large bodies, but not more often.
-_TIDY_S = 5.0
+_STATUS_TIMEOUT_S, _STATUS_WAIT_S = 3.0, 1.0
+#: Feedback can arrive before the turn of another gateway is recorded: longest wait for it.
+_FEEDBACK_WAIT_S = 20.0
+_MAX_FEEDBACK_KEYS = 10_000
+#: Shortest interval between two heap trims.
+_TRIM_INTERVAL_S = 5.0
 
 
 class Proxy:
     """The application and its background work.
 
     Args:
-        engine: the backend.
-        policy: name the policy is served and recorded under.
-        opening: opens the record.
-        keys: what clients must send: a key, or who knows several; "": nothing.
-        is_local: the backend is ours (it loads adapters, and somebody restarts it).
-        wait_s: longest time a reply waits for its row.
-        patience_s: longest time a request waits for a local backend that is being restarted.
-        learnt: what is known of the backend from earlier; default: nothing yet.
-        journal: where turns are safe that the record does not take in time.
-        passes_credentials: clients' own credentials go on to the backend; our key then comes as `x-patina-key`.
-        origins: web pages that may call; default: none.
-        on_crash: called when background work ended by an error nobody expected; the process should end.
+        backend: client of the backend.
+        policy: name under which the policy is served and recorded.
+        open_record: opens the record.
+        keys: accepted API keys: one key, or a key store; "": no key is required.
+        is_local: Patina manages the backend (loads adapters, restarts it).
+        backend_wait_s: longest time a request waits for a local backend that restarts.
+        quirks: known quirks of the backend; default: none yet.
+        journal: takes every exchange before its client sees the end; the recorder reads it.
+        passes_credentials: forward clients' own credentials to the backend; Patina's key then comes as `x-patina-key`.
+        origins: web pages that may call the proxy; default: none.
+        name: of this process, one of several gateways on one port.
+        locks: on adapter versions, shared with the other gateways.
+        on_crash: called when a background task ends with an unexpected error; the process should exit.
     """
 
     def __init__(
         self,
         *,
-        engine: Engine,
+        backend: BackendClient,
         policy: str,
-        opening: Callable[[], Awaitable[Record]],
-        keys: Door | str,
+        open_record: Callable[[], Awaitable[Record]],
+        keys: KeyStore | str,
         is_local: bool,
-        wait_s: float = 0.25,
-        patience_s: float = PATIENCE_S,
-        learnt: Learnt | None = None,
-        journal: Journal | None = None,
+        journal: JournalWriter,
+        backend_wait_s: float = BACKEND_WAIT_S,
+        quirks: BackendQuirks | None = None,
         passes_credentials: bool = False,
-        origins: Origins | None = None,
+        origins: CorsPolicy | None = None,
+        name: str = "proxy",
+        locks: VersionLocks | None = None,
         on_crash: Callable[[], None] = lambda: None,
     ) -> None:
-        self._engine = engine
+        self._backend = backend
         self._policy = policy
+        self._name = name
         self._keys = keys
-        self._is_open = not keys if isinstance(keys, str) else keys.is_open
+        self._allows_anonymous = not keys if isinstance(keys, str) else keys.is_open
         self._passes_credentials = passes_credentials
-        self._origins = origins or Origins()
+        self._origins = origins or CorsPolicy()
         self._on_crash = on_crash
         self._started = time.time()
         self._counters = Counters()
         self._heartbeat_errors = 0
-        self._large_seen, self._tidied_at = 0, 0.0
-        self._recorder = Recorder(opening, wait_s=wait_s, journal=journal)
+        self._large_seen, self._trimmed_at = 0, 0.0
+        self._record = RecordHandle(open_record)
+        self._journal = journal
         self._alias: Alias = (
-            AdapterAlias(engine, policy, lambda: self._recorder.record)
+            AdapterAlias(backend, policy, lambda: self._record.record, locks=locks)
             if is_local
-            else UpstreamAlias(engine, policy)
+            else UpstreamAlias(backend, policy)
         )
         self._is_local = is_local
-        self._through = PassThrough(engine, self._counters)
+        self._pass_through = PassThrough(backend, self._counters)
         self._chat = ChatRelay(
-            engine,
+            backend,
             self._alias,
-            self._recorder,
+            journal,
             self._counters,
-            self._through,
-            learnt=learnt,
-            patience_s=patience_s,
+            self._pass_through,
+            quirks=quirks,
+            backend_wait_s=backend_wait_s,
         )
+        self._feedback_keys: dict[str, None] = {}  # of the newest feedback that may not be recorded yet
         self._tasks: list[asyncio.Task[None]] = []
 
-    # ---- life
+    # ---- lifecycle
 
     async def start(self) -> None:
         """Start the background work."""
-        for work in (self._recorder.run(), self._alias.run(), self._beat()):
+        for work in (self._alias.run(), self._heartbeat_loop()):
             self._spawn(work)
-        if isinstance(self._engine, EngineByTurns):
-            self._spawn(self._engine.run(lambda: self._recorder.record))
+        if isinstance(self._backend, GpuSharingBackend):
+            self._spawn(self._backend.run(lambda: self._record.record))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_done)
         self._tasks.append(task)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            # A proxy without its writer or its alias would look alive and do harm; the supervisor starts a new one.
-            log.critical("background work ended: %s: %s", type(error).__name__, error, exc_info=error)
+            # Without its heartbeat or its alias a proxy would look healthy and serve old versions; the supervisor starts a new one.
+            log.critical("a background task ended: %s: %s", type(error).__name__, error, exc_info=error)
             self._on_crash()
 
     async def stop(self) -> None:
-        """Write what still waits, then end the background work."""
-        left = await self._recorder.drain(_DRAIN_S)
+        """Append to the journal what waits in memory, then stop the background tasks."""
+        left = await self._journal.close()
         if left:
-            log.error("%d turns could not be written before the end; they go into the journal", left)
-        await self._recorder.stow()
-        record = self._recorder.record
+            self._journal.lost += left
+            self._journal.last_loss = (
+                f"{left} entries: the journal cannot be written ({self._journal.last_error})"
+            )
+        record = self._record.record
         if record is not None:
-            await self._beat_once(record, "stopped")
+            await self._write_heartbeat(record, "stopped")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._engine.close()
-        if record is not None:
-            await record.close()
+        await self._backend.close()
+        await self._record.close()
 
-    async def _beat(self) -> None:
-        """Open the record and say every second that this process lives."""
+    @property
+    def lost(self) -> int:
+        """Return the number of exchanges that neither the journal nor the memory could take."""
+        return self._journal.lost
+
+    @property
+    def last_loss(self) -> str | None:
+        return self._journal.last_loss
+
+    async def _heartbeat_loop(self) -> None:
+        """Open the record and write a heartbeat every second; keep the journal's segments in order."""
         while True:
             try:
-                record = await self._recorder.opened()
-            except RecordError as exc:
-                # Away or not there yet: replies flow without it, `status` says so, and the next beat tries again.
+                record = await self._record.get()
+            except RecordError:
+                # The record is unavailable: replies continue without it, `status` reports it, and the next heartbeat retries.
                 self._heartbeat_errors += 1
-                self._recorder.last_error = str(exc)
             else:
-                await self._beat_once(record, "running")
-            await self._tidy()
+                await self._write_heartbeat(record, "running")
+            self._journal.maintain()
+            await self._trim_heap()
             await asyncio.sleep(_HEARTBEAT_S)
 
-    async def _tidy(self) -> None:
-        """Give back what large bodies have left in the heap."""
+    async def _trim_heap(self) -> None:
+        """Return free heap memory to the system after large bodies."""
         now = time.monotonic()
-        if self._counters.large != self._large_seen and now - self._tidied_at > _TIDY_S:
-            self._large_seen, self._tidied_at = self._counters.large, now
-            await asyncio.to_thread(give_back)
+        if self._counters.large != self._large_seen and now - self._trimmed_at > _TRIM_INTERVAL_S:
+            self._large_seen, self._trimmed_at = self._counters.large, now
+            await asyncio.to_thread(trim_heap)
 
-    async def _beat_once(self, record: Record, state: str) -> None:
+    async def _write_heartbeat(self, record: Record, state: str) -> None:
         beat = Heartbeat(
-            process="proxy", pid=os.getpid(), state=state, detail=self._own_state(), at=time.time()
+            process=self._name, pid=os.getpid(), state=state, detail=self._process_state(), at=time.time()
         )
         try:
             await record.heartbeat(beat)
         except RecordError:
-            self._heartbeat_errors += 1  # shown in `status`; the next beat tries again
+            self._heartbeat_errors += 1  # shown in `status`; the next heartbeat retries
 
-    def _own_state(self) -> Json:
+    def _process_state(self) -> Json:
         counters = self._counters
         return {
             "pid": os.getpid(),
@@ -193,17 +230,18 @@ class Proxy:
             "passed_through": counters.passed_through,
             "unfinished": counters.unfinished,
             "unrecorded": counters.unrecorded,
+            "busy": counters.busy,
             "not_captured": dict(counters.not_captured),
             "requests_refused": counters.requests_refused,
             "upstream_errors": counters.upstream_errors,
             "heartbeat_errors": self._heartbeat_errors,
             "refused_fields": self._chat.refused,
             "keys_problem": getattr(self._keys, "problem", None),
-            "recorder": self._recorder.state(),
+            "journal": self._journal.state(),
             "backend": self._alias.state(),
         }
 
-    # ---- doors
+    # ---- routing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -213,25 +251,25 @@ class Proxy:
             await send({"type": "websocket.close", "code": 1003})
             return
         path: str = scope["path"]
-        if path == "/healthz":
+        if path == HEALTH.path:
             await self._health(send)
             return
-        origin = header(scope["headers"], b"origin")
+        origin = get_header(scope["headers"], b"origin")
         if origin is not None:
             if self._origins.allows(origin):
                 if is_preflight(scope["method"], scope["headers"]):
-                    await send_head(send, 204, self._origins.preflight(origin, scope["headers"]))
+                    await send_head(send, 204, self._origins.preflight_headers(origin, scope["headers"]))
                     await send_body(send, b"")
                     return
-                send = _adding(send, self._origins.fields(origin))
-            elif self._is_open:
-                # No key stands between a web page and the model here, so the page must be known.
+                send = _with_response_headers(send, self._origins.response_fields(origin))
+            elif self._allows_anonymous:
+                # Without a key, any web page could reach the model, so the page's origin must be allowed.
                 await send_error(
-                    send, 403, "Web pages may not call this server: see --cors-origins.", code="origin"
+                    send, 403, "This origin may not call this server: see --cors-origins.", code="origin"
                 )
                 return
-        caller = read_caller(scope["headers"], self._keys, passes_credentials=self._passes_credentials)
-        if caller is None:
+        principal = authenticate(scope["headers"], self._keys, passes_credentials=self._passes_credentials)
+        if principal is None:
             how = "in the header x-patina-key" if self._passes_credentials else "as a Bearer token"
             await send_error(
                 send,
@@ -246,35 +284,36 @@ class Proxy:
             path = unquote(target)
         query: bytes = scope.get("query_string") or b""
         target = f"{target}?{query.decode('latin-1')}" if query else target
-        await self._enter(scope, receive, send, caller, path, target, session)
+        await self._dispatch(scope, receive, send, principal, path, target, session)
 
-    async def _enter(
+    async def _dispatch(
         self,
         scope: Scope,
         receive: Receive,
         send: Send,
-        caller: Caller,
+        principal: Principal,
         path: str,
         target: str,
         session: str | None,
     ) -> None:
-        """Open the door that ``path`` leads to; ``target`` is the same for the backend, percent-encoded as the client sent it."""
+        """Route a request; ``target`` is the path and query for the backend, percent-encoded as the client sent it."""
         method: str = scope["method"]
-        if path == _CHAT and method == "POST":
-            await self._chat(scope, receive, send, caller=caller, path=target, session=session)
-        elif path == "/v1/patina/status" and method == "GET":
+        endpoint = find_endpoint(method, path, is_local=self._is_local)
+        if endpoint is CHAT:
+            await self._chat(scope, receive, send, principal=principal, path=target, session=session)
+        elif endpoint is STATUS:
             await send_json(send, 200, await self._status())
-        elif path == "/v1/feedback" and method == "POST":
-            await self._feedback(scope["headers"], receive, send, caller)
-        elif self._is_local and path == "/v1/models" and method == "GET":
-            await send_json(send, 200, {"object": "list", "data": [self._card()]})
-        elif self._is_local and path.startswith("/v1/models/") and method == "GET":
-            await self._one_model(send, path.removeprefix("/v1/models/"))
-        elif _is_forbidden(path) or not path.startswith("/v1/"):
+        elif endpoint is FEEDBACK:
+            await self._feedback(scope["headers"], receive, send, principal)
+        elif endpoint is MODELS:
+            await send_json(send, 200, {"object": "list", "data": [self._model_card()]})
+        elif endpoint is MODEL:
+            await self._retrieve_model(send, path.removeprefix(MODEL.path[:-1]))
+        elif _is_forbidden(path) or not path.startswith(FORWARDED_PREFIX):
             await send_error(send, 404, f"There is no {path} here.", code="not_found")
         else:
-            await self._through(
-                scope, receive, send, path=target, passes_credentials=caller.passes_credentials
+            await self._pass_through(
+                scope, receive, send, path=target, passes_credentials=principal.passes_credentials
             )
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
@@ -285,10 +324,9 @@ class Proxy:
         await self.stop()
         await send({"type": "lifespan.shutdown.complete"})
 
-    # ---- our own
+    # ---- own endpoints
 
     async def _health(self, send: Send) -> None:
-        recorder = self._recorder.state()
         await send_json(
             send,
             200,
@@ -296,26 +334,41 @@ class Proxy:
                 "status": "ok",
                 "policy": self._policy,
                 "backend": self._alias.state(),
-                "record": {"available": recorder["available"], "last_error": recorder["last_error"]},
+                "record": {
+                    "available": self._record.record is not None,
+                    "last_error": self._record.last_error,
+                },
             },
         )
 
     async def _status(self) -> Json:
-        """Return the record's counts and this process's own; the latter even when the record is away."""
-        own = {"policy": self._policy, "proxy": self._own_state(), "store": self._recorder.state()}
+        """Return the record's counts and the state of this process; the latter even when the record is unavailable."""
+        own: Json = {"policy": self._policy, "proxy": self._process_state()}
         try:
             async with asyncio.timeout(_STATUS_TIMEOUT_S):
-                record = await self._recorder.opened()
+                record = await self._record.get()
+                lag = await wait_recorded(record, self._journal.folder, _STATUS_WAIT_S)
                 found = (await record.status()).to_json()
         except (RecordError, TimeoutError) as exc:
-            return {**own, "record_error": str(exc) or "the record does not answer"}
+            error = str(exc) or "the record does not answer"
+            return {**own, "store": self._describe_store(), "record_error": error}
         now = time.time()
         processes = {
             beat["process"]: {**beat, "age_s": round(now - beat["at"], 3)} for beat in found["heartbeats"]
         }
-        return {**found, **own, "processes": processes, "record_error": None}
+        others = [
+            beat["detail"]
+            for name, beat in processes.items()
+            if name.startswith("proxy") and name != self._name and beat["age_s"] < SILENT_S
+        ]
+        own["proxy"] = add_up([own["proxy"], *others])
+        store = {**self._describe_store(lag), "lost": own["proxy"]["journal"]["lost"]}
+        return {**found, **own, "store": store, "processes": processes, "record_error": None}
 
-    def _card(self) -> Json:
+    def _describe_store(self, lag: Lag | None = None) -> Json:
+        return describe_store(self._journal, read_recorder_state(self._journal.folder), lag)
+
+    def _model_card(self) -> Json:
         state = self._alias.state()
         return {
             "id": self._policy,
@@ -325,18 +378,18 @@ class Proxy:
             "metadata": {"version": state["live"], "name": f"{self._policy}@{state['live']}"},
         }
 
-    async def _one_model(self, send: Send, name: str) -> None:
+    async def _retrieve_model(self, send: Send, name: str) -> None:
         if name == self._policy:
-            await send_json(send, 200, self._card())
+            await send_json(send, 200, self._model_card())
         else:
             await send_error(
                 send, 404, f"The model `{name}` does not exist.", code="model_not_found", param="model"
             )
 
-    async def _feedback(self, headers: Headers, receive: Receive, send: Send, caller: Caller) -> None:
+    async def _feedback(self, headers: Headers, receive: Receive, send: Send, principal: Principal) -> None:
         try:
-            raw = await read_body(receive, told_length(headers))
-        except ClientLeft:
+            raw = await read_body(receive, content_length(headers))
+        except ClientDisconnected:
             return
         except BodyTooLarge:
             await send_error(send, 413, "The request body is larger than 64 MB.", code="request_too_large")
@@ -344,57 +397,83 @@ class Proxy:
         try:
             body = parse_feedback(orjson.loads(raw))
         except orjson.JSONDecodeError:
-            await send_error(send, 400, "The body is not JSON.")
+            await send_error(send, 400, "The body is not valid JSON.")
             return
         except WireError as exc:
             await send_error(send, 400, f"Feedback: {exc}.")
             return
         try:
-            record = await self._recorder.opened()
-
-            async def find() -> str | None:
-                if body.reference is not None:
-                    return await record.find_turn(caller.scope, body.reference)
-                return await record.find_exchange(caller.scope, body.prompt or "", body.response or "")
-
-            asked = asyncio.get_running_loop().time()
-            while True:
-                is_held = self._recorder.may_hold(body.reference, asked)  # now: it may be written meanwhile
-                turn_id = await find()
-                if turn_id is not None:
-                    break
-                if not is_held:
-                    await send_error(send, 404, "No turn of yours is known by that.", code="unknown_turn")
-                    return
-                if asyncio.get_running_loop().time() > asked + _FEEDBACK_PATIENCE_S:
-                    raise RecordUnavailable("turns are waiting to be written, and it may be one of them")
-                await asyncio.sleep(_FEEDBACK_POLL_S)
-            key = body.idempotency_key or digest("content", turn_id, repr(body.score), body.text)
-            is_new = await record.add_feedback(
-                Feedback(
-                    feedback_id=f"feedback_{uuid.uuid4().hex}",
-                    turn_id=turn_id,
-                    score=body.score,
-                    text=body.text,
-                    idempotency_key=f"{caller.scope}:{key}",
-                    created_at=time.time(),
-                )
-            )
-        except RecordError as exc:
-            log.warning("feedback was not taken: %s", exc)
+            turn_id = await self._find_turn(principal.scope, body)
+            if turn_id is None:
+                await send_error(send, 404, "No turn of this key matches.", code="unknown_turn")
+                return
+            status = await self._append_feedback(principal.scope, turn_id, body)
+        except (RecordError, OSError) as exc:
+            log.warning("feedback was not recorded: %s", exc)
             await send_error(
                 send,
                 503,
-                f"The record cannot be written now: {exc}. Send it again.",
+                f"The feedback cannot be kept now: {exc}. Retry the request.",
                 kind="server_error",
                 headers=[(b"retry-after", b"1")],
             )
             return
-        await send_json(send, 200, {"status": "recorded" if is_new else "duplicate", "turn_id": turn_id})
+        await send_json(send, 200, {"status": status, "turn_id": turn_id})
+
+    async def _find_turn(self, scope: str, body: FeedbackBody) -> str | None:
+        """Return the id of the turn that feedback is about: a recently issued one, or a recorded one.
+
+        Another gateway may have issued it a moment ago: what is in the journal when the request comes is waited for.
+
+        Raises:
+            RecordError: the record does not know it, and not all of the journal is recorded yet.
+        """
+        if body.reference is not None:
+            issued = self._chat.issued.find(scope, body.reference)
+            if issued is not None:
+                return issued
+        record = await self._record.get()
+        lag = await wait_recorded(record, self._journal.folder, _FEEDBACK_WAIT_S)
+        if body.reference is not None:
+            turn_id = await record.find_turn(scope, body.reference)
+        else:
+            turn_id = await record.find_exchange(scope, body.prompt or "", body.response or "")
+        if turn_id is None and lag.entries:
+            raise RecordUnavailable("turns wait to be recorded, and the turn may be among them")
+        return turn_id
+
+    async def _append_feedback(self, scope: str, turn_id: str, body: FeedbackBody) -> str:
+        """Append feedback to the journal, behind its turn; returns "recorded" or "duplicate". Raises: OSError, RecordError."""
+        given = body.idempotency_key or digest("content", turn_id, repr(body.score), body.text)
+        key = f"{scope}:{given}"
+        is_known = key in self._feedback_keys
+        if not is_known and self._record.record is not None:
+            is_known = await self._record.record.has_feedback(key)
+        if is_known or key in self._feedback_keys:  # an equal request may have come meanwhile
+            return "duplicate"
+        self._feedback_keys[key] = None
+        feedback = Feedback(
+            feedback_id=f"feedback_{uuid.uuid4().hex}",
+            turn_id=turn_id,
+            score=body.score,
+            text=body.text,
+            idempotency_key=key,
+            created_at=time.time(),
+        )
+        lost = self._journal.lost
+        written = self._journal.append(EntryKind.FEEDBACK, orjson.dumps(feedback))
+        if written is not None:
+            await asyncio.wait((written,), timeout=JOURNAL_WAIT_S)
+        if self._journal.lost > lost or (written is not None and not written.done()):
+            self._feedback_keys.pop(key, None)
+            raise OSError(self._journal.last_error or "the disk does not answer")
+        while len(self._feedback_keys) > _MAX_FEEDBACK_KEYS:
+            del self._feedback_keys[next(iter(self._feedback_keys))]
+        return "recorded"
 
 
 def _session_of(raw: str) -> tuple[str | None, str]:
-    """Split ``/s/<session>/v1/…``, still percent-encoded; other paths come back as they are."""
+    """Split ``/s/<session>/v1/…``, still percent-encoded; return other paths unchanged."""
     if raw.startswith("/s/"):
         session, slash, rest = raw[3:].partition("/")
         if slash and session and rest.startswith("v1/"):
@@ -402,19 +481,19 @@ def _session_of(raw: str) -> tuple[str | None, str]:
     return None, raw
 
 
-def _adding(send: Send, fields: list[tuple[bytes, bytes]]) -> Send:
-    """Return a ``send`` that adds fields to the head."""
+def _with_response_headers(send: Send, response_fields: list[tuple[bytes, bytes]]) -> Send:
+    """Return a ``send`` that adds header fields to the response."""
 
     async def adding(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], *fields]}
+            message = {**message, "headers": [*message["headers"], *response_fields]}
         await send(message)
 
     return adding
 
 
 def _is_forbidden(path: str) -> bool:
-    """Whether a path leads to the backend's administration, however it is written."""
+    """Whether a path leads to the backend's administration, in any spelling."""
     decoded = unquote(unquote(path)).lower()
     parts = posixpath.normpath(decoded).split("/")
     return ".." in decoded.split("/") or any(part in _FORBIDDEN for part in parts)

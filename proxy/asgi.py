@@ -1,4 +1,4 @@
-"""Small pieces of ASGI that both relays use: reading a body, answering, noticing that the client has left."""
+"""ASGI helpers: read a body, send a response, detect a client's disconnect."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import orjson
 from starlette.types import Message, Receive, Scope, Send
 
-from proxy.guard import EXTENSION, Line
-from proxy.wire import error_body
+from proxy.api_error import build_error_body
+from proxy.http_protocol import CONNECTION_EXTENSION, ClientConnection
 
-#: Largest body that is read into memory. Whatever is larger passes only where it is streamed through.
+#: Largest body that is read into memory. Larger bodies pass only where they are streamed.
 MAX_BODY = 64 << 20
 
 _JSON = (b"content-type", b"application/json")
 
 
-class ClientLeft(Exception):
+class ClientDisconnected(Exception):
     """The client closed the connection before its request was answered."""
 
 
@@ -26,13 +26,13 @@ class BodyTooLarge(Exception):
     """The body is larger than `MAX_BODY`."""
 
 
-async def read_body(receive: Receive, told: int | None = None) -> bytes:
-    """Return the whole body, of which ``told`` bytes are announced. Raises: ClientLeft, BodyTooLarge."""
-    if told is not None and told > MAX_BODY:
+async def read_body(receive: Receive, content_length: int | None = None) -> bytes:
+    """Return the whole body; ``content_length`` is the announced size. Raises: ClientDisconnected, BodyTooLarge."""
+    if content_length is not None and content_length > MAX_BODY:
         raise BodyTooLarge
     message = await receive()
     if message["type"] == "http.disconnect":
-        raise ClientLeft
+        raise ClientDisconnected
     body: bytes = message.get("body", b"")
     if not message.get("more_body", False):
         return body
@@ -41,7 +41,7 @@ async def read_body(receive: Receive, told: int | None = None) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientLeft
+            raise ClientDisconnected
         part: bytes = message.get("body", b"")
         parts.append(part)
         size += len(part)
@@ -61,7 +61,7 @@ async def send_body(send: Send, body: bytes, *, more: bool = False) -> None:
 
 
 async def send_json(send: Send, status: int, value: Any, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-    """Answer with JSON; ``value`` may be encoded already."""
+    """Send a JSON response; ``value`` may be encoded already."""
     body = value if isinstance(value, bytes) else orjson.dumps(value)
     await send_head(send, status, [_JSON, (b"content-length", str(len(body)).encode()), *headers])
     await send_body(send, body)
@@ -77,42 +77,42 @@ async def send_error(
     param: str | None = None,
     headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> None:
-    """Answer with an error in the shape that OpenAI clients understand."""
-    await send_json(send, status, error_body(message, kind=kind, code=code, param=param), headers)
+    """Send an error in the OpenAI format."""
+    await send_json(send, status, build_error_body(message, kind=kind, code=code, param=param), headers)
 
 
-def line_of(scope: Scope) -> Line | None:
-    """Return the connection of a request, where the server is ours (`proxy.guard`)."""
-    line: Line | None = scope.get("extensions", {}).get(EXTENSION)
-    return line
+def client_connection(scope: Scope) -> ClientConnection | None:
+    """Return the connection of a request, where the server is `proxy.http_protocol`."""
+    connection: ClientConnection | None = scope.get("extensions", {}).get(CONNECTION_EXTENSION)
+    return connection
 
 
-class Watch:
-    """Stop a piece of work as soon as the client leaves.
+class DisconnectWatcher:
+    """Cancel a piece of work when the client disconnects.
 
-    ``await watch.during(work)`` runs the work in the caller's own task and returns False when it was stopped. Whatever the caller does
-    afterwards (recording what there is) is not cancelled: a generator's ``finally`` inside a streaming response would be.
+    ``await watcher.run(work)`` runs the work in the caller's task and returns False when it was cancelled. What the caller does afterwards
+    (record the partial turn) is not cancelled, unlike a generator's ``finally`` inside a streaming response.
 
     Args:
-        line: tells that the connection is lost; without one a task waits for the server to say so.
+        connection: reports the loss of the connection; without one, a task waits for the server's disconnect message.
     """
 
-    def __init__(self, receive: Receive, line: Line | None = None) -> None:
+    def __init__(self, receive: Receive, connection: ClientConnection | None = None) -> None:
         self._receive = receive
-        self._line = line
+        self._connection = connection
 
-    async def during(self, work: Coroutine[Any, Any, None]) -> bool:
+    async def run(self, work: Coroutine[Any, Any, None]) -> bool:
         main = asyncio.current_task()
         assert main is not None  # ASGI servers call applications in tasks
-        if self._line is not None:
-            return await self._on_line(self._line, work, main)
-        state = _State()
-        watcher = asyncio.create_task(self._wait(main, state))
+        if self._connection is not None:
+            return await self._run_with_connection(self._connection, work, main)
+        state = _WatchState()
+        watcher = asyncio.create_task(self._wait_for_disconnect(main, state))
         try:
             await work
         except asyncio.CancelledError:
             if not state.has_left:
-                raise  # the server is shutting down, not our doing
+                raise  # the server is shutting down
             main.uncancel()
             return False
         finally:
@@ -120,7 +120,9 @@ class Watch:
             watcher.cancel()
         return True
 
-    async def _on_line(self, line: Line, work: Coroutine[Any, Any, None], main: asyncio.Task[Any]) -> bool:
+    async def _run_with_connection(
+        self, connection: ClientConnection, work: Coroutine[Any, Any, None], main: asyncio.Task[Any]
+    ) -> bool:
         has_left = False
 
         def leave() -> None:
@@ -128,21 +130,21 @@ class Watch:
             has_left = True
             main.cancel()
 
-        line.on_lost = leave
+        connection.on_lost = leave
         try:
             await work
             if has_left:
-                await asyncio.sleep(0)  # the cancellation comes with the next wait: let it be this one
+                await asyncio.sleep(0)  # the cancellation is raised at the next await: make it this one
         except asyncio.CancelledError:
             if not has_left:
                 raise  # the server is shutting down, not our doing
             main.uncancel()
             return False
         finally:
-            line.on_lost = None
+            connection.on_lost = None
         return True
 
-    async def _wait(self, main: asyncio.Task[Any], state: _State) -> None:
+    async def _wait_for_disconnect(self, main: asyncio.Task[Any], state: _WatchState) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         if not state.is_over:
@@ -150,7 +152,7 @@ class Watch:
             main.cancel()
 
 
-class _State:
+class _WatchState:
     __slots__ = ("has_left", "is_over")
 
     def __init__(self) -> None:
@@ -158,12 +160,12 @@ class _State:
         self.is_over = False
 
 
-async def streamed_body(receive: Receive, consumed: asyncio.Event) -> AsyncIterator[bytes]:
-    """Yield a request body as it arrives. Raises: ClientLeft."""
+async def stream_body(receive: Receive, consumed: asyncio.Event) -> AsyncIterator[bytes]:
+    """Yield a request body as it arrives. Raises: ClientDisconnected."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientLeft
+            raise ClientDisconnected
         if message.get("body"):
             yield message["body"]
         if not message.get("more_body", False):

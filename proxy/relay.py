@@ -1,13 +1,12 @@
-"""The hot route: one chat request to the backend and its reply to the client, recorded on the way.
+"""The chat relay: forwards one chat request to the backend and its reply to the client, and records both.
 
-Plain ASGI, because awaits in the ``finally`` of a streaming response's generator are cancelled when the client leaves. What everything
-here keeps to:
+Plain ASGI, because awaits in the ``finally`` of a streaming response's generator are cancelled when the client disconnects. Rules:
 
-* the client first: a chunk goes on to the client before (or, where bytes have to be taken out, as soon as) it is read by us;
-* the row before the last byte: only the closing ``data: [DONE]``, or the last piece of a reply that is not streamed, waits for the
-  commit, and never longer than the recorder's bound;
-* what breaks, breaks visibly: a reply that the backend cuts is the same head and a cut for the client, streamed or not; only a
-  backend that gave no answer at all is a 502, or a 504 when it could not be reached in time. Each is a recorded turn that says so.
+* The client comes first: a chunk is sent to the client before it is parsed or, where bytes must be removed, as soon as it is parsed.
+* The journal precedes the last byte: the closing ``data: [DONE]``, or the last piece of a reply that is not streamed, leaves when the exchange
+  is in the journal. If the journal cannot be written, the client is served all the same, and the exchange waits in memory.
+* Failures stay visible: a reply that the backend truncates is the same head and a truncated body for the client, streamed or not. Only a
+  backend without any response is a 502, or a 504 after a connection timeout. Each is a recorded turn with its drop reason.
 """
 
 from __future__ import annotations
@@ -25,47 +24,26 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from proxy.adapters import Alias, Lease, UnknownModel
+from proxy.api_error import build_error_body
 from proxy.asgi import (
+    MAX_BODY,
     BodyTooLarge,
-    ClientLeft,
-    Watch,
-    line_of,
+    ClientDisconnected,
+    DisconnectWatcher,
+    client_connection,
     read_body,
     send_body,
     send_error,
     send_head,
-    streamed_body,
+    stream_body,
 )
-from proxy.canonical import History, body_key, read_history
-from proxy.chunks import Usual, usual
-from proxy.classify import Kind, classify
-from proxy.clients import with_shape
-from proxy.drafts import Draft, request_of
-from proxy.earlier import Requests
-from proxy.encoding import Packer, Unpacker, Unreadable, can_unpack, is_packed, readable_only, unpack
-from proxy.guard import Line
-from proxy.learnt import Learnt
-from proxy.memory import LARGE
-from proxy.ours import Caller, Wishes, header, read_wishes, request_headers, response_headers, told_length
-from proxy.recorder import Recorder
-from proxy.sse import DONE, EventSplitter, LastEventGate, event_data, with_data
-from proxy.wire import (
-    Assembler,
-    ChatRequest,
-    Habits,
-    Injection,
-    build_request,
-    error_body,
-    first_addition,
-    is_tokens_only,
-    is_usage_only,
-    learn_habits,
-    parse_chat,
-    read_reply,
-    refused_fields,
-    strip_reply,
-)
-from serving.protocol import Engine, Reply
+from proxy.auth import Principal
+from proxy.backend_quirks import BackendQuirks
+from proxy.client_names import add_client_hint
+from proxy.heap import LARGE_BODY_BYTES
+from proxy.http_protocol import ClientConnection
+from proxy.issued import IssuedTurns
+from serving.protocol import BackendClient, BackendReply
 from store.errors import (
     UpstreamConnectTimeout,
     UpstreamError,
@@ -73,60 +51,105 @@ from store.errors import (
     UpstreamUnreachable,
     WireError,
 )
+from store.journal import EntryKind, JournalWriter
 from store.lifecycle import DropReason
 from store.values import Json
+from wire.captured_exchange import CapturedExchange, dump_exchange
+from wire.chat_request import ChatRequest, Injection, build_request, parse_chat
+from wire.chunk_template import ChunkTemplate, derive_template
+from wire.content_encoding import (
+    Compressor,
+    Decompressor,
+    UndecodableBody,
+    can_decode,
+    decompress,
+    is_encoded,
+    supported_encodings,
+)
+from wire.headers import (
+    RequestOptions,
+    content_length,
+    forward_request_headers,
+    forward_response_headers,
+    get_header,
+    parse_request_options,
+)
+from wire.prefix_cache import MAX_BYTES as MAX_CACHED_BYTES
+from wire.prefix_cache import PrefixCache
+from wire.reply_assembly import Assembler
+from wire.reply_strip import (
+    NullFieldStyle,
+    find_first_addition,
+    is_tokens_only,
+    is_usage_only,
+    observe_null_style,
+    read_reply,
+    refused_fields,
+    strip_reply,
+)
+from wire.sse import DONE, DoneEventHolder, EventSplitter, event_data, replace_data
 
 log = logging.getLogger(__name__)
 
-#: So long is a local backend waited for that is being restarted, before the client is told.
-PATIENCE_S = 60.0
-#: A request that brought the backend down once may be tried again; one that does so every time must not.
-_MOST_ATTEMPTS = 3
+#: Longest time that a request waits for a local backend that restarts.
+BACKEND_WAIT_S = 60.0
+#: A request during which the backend died may be retried; one that kills it each time must not.
+_MAX_ATTEMPTS = 3
 
-_LENGTH = frozenset({b"content-length"})
-#: The body's length is another one once something was added, and a reply has to be readable here.
+_CONTENT_LENGTH = frozenset({b"content-length"})
+#: Fields that are replaced: additions change the length, and the proxy must be able to decode the reply.
 _REPLACED = frozenset({b"content-length", b"accept-encoding"})
-#: A refusal of a field comes as one of these; the second kind only counts when it names the field.
-_REFUSALS, _NAMED_REFUSALS = frozenset({400, 422}), frozenset({400, 403, 422, 500, 501})
-#: So much of a reply that is passed on as it comes is kept to be read for the record.
-_MOST_KEPT = 64 << 20
-#: The opening chunks of a stream tell a backend's habits.
-_OPENING = 3
-#: So many chunks of a stream are tried as the pattern for the others.
-_TRIES = 12
+#: Statuses with which backends refuse an unknown field.
+_FIELD_REFUSALS = frozenset({400, 422})
+#: Statuses that count as a refusal of a field when the error names the field.
+_NAMED_FIELD_REFUSALS = frozenset({400, 403, 422, 500, 501})
+#: A longer reply is forwarded as it comes and not recorded: parsed, it would take many times its size.
+_MAX_KEPT_BYTES = 64 << 20
+_TOO_LARGE = "the reply is too large to be read"
+#: Bytes of all requests in flight; beyond it a large request is asked to come again.
+MAX_HELD_BYTES, _LARGE_REQUEST_BYTES = 256 << 20, 1 << 20
+#: Bodies of more bytes are parsed in a thread. They are not in the prefix cache, which is not thread-safe.
+_THREAD_PARSE_BYTES = MAX_CACHED_BYTES
+#: The first chunks of a stream show the backend's null style.
+_NULL_STYLE_CHUNKS = 3
+#: Chunks of a stream that are tried as a template for the others.
+_MAX_TEMPLATE_ATTEMPTS = 12
 _BLANK = b" \t\r\n"
 
-_UPSTREAM_KIND = "upstream_error"
-#: What a backend in good health says of a request that is wrong in itself: bad content, too long, of another type. Not 401 and 404:
-#: a key or a model that the backend does not take may be our own setting.
-_REFUSALS = frozenset({400, 413, 415, 422})
-#: Ids are no secrets: a generator that is seeded once will do.
-_CHANCE = random.Random(secrets.randbits(256))
+#: Longest time that a reply waits for a slow disk.
+JOURNAL_WAIT_S = 5.0
+
+_UPSTREAM_ERROR_TYPE = "upstream_error"
+#: Statuses with which a healthy backend refuses an invalid request. Not 401 and 404: a refused key or model may be Patina's own setting.
+_INVALID_REQUEST_STATUSES = frozenset({400, 413, 415, 422})
+#: Ids are not secrets: a generator that is seeded once suffices.
+_RANDOM = random.Random(secrets.randbits(256))
 
 
 def new_turn_id() -> str:
-    """Return an id that sorts by time: microseconds since the epoch, then chance."""
-    return f"turn_{time.time_ns() // 1000:014x}{_CHANCE.getrandbits(32):08x}"
+    """Return an id that sorts by time: microseconds since the epoch, then random bits."""
+    return f"turn_{time.time_ns() // 1000:014x}{_RANDOM.getrandbits(32):08x}"
 
 
 @dataclass(slots=True)
 class Counters:
-    """What the relays count, for `status`."""
+    """Counters of the relays, for `status`."""
 
     in_flight: int = 0
     requests: int = 0
     passed_through: int = 0
     unfinished: int = 0
-    requests_refused: int = 0  #: by the backend, for what the client had sent
+    requests_refused: int = 0  #: by the backend, because of the client's request
     upstream_errors: int = 0
     unrecorded: int = 0
-    large: int = 0  #: bodies that may leave holes in the heap
-    not_captured: Counter[str] = field(default_factory=Counter)  #: chat requests passed on unread, by why
+    busy: int = 0  #: large requests refused because too many were in flight
+    large: int = 0  #: large bodies, after which the heap is trimmed
+    not_captured: Counter[str] = field(default_factory=Counter)  #: chat requests forwarded unread, by reason
 
 
 @dataclass(slots=True)
-class _Answer:
-    """What the client gets once the turn is written: a whole reply, or (``status`` None) the rest of a stream."""
+class _FinalResponse:
+    """What the client gets after the turn is in the journal: a whole response, or (``status`` None) the rest of a stream."""
 
     status: int | None
     headers: tuple[tuple[bytes, bytes], ...]
@@ -134,8 +157,8 @@ class _Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
-    """An error's body, read to see what it is about; ``fault`` when it was cut short."""
+class _ErrorBody:
+    """The body of an error response; ``fault`` when it was truncated."""
 
     body: bytes
     fault: UpstreamError | None
@@ -143,50 +166,35 @@ class _Heard:
 
 @dataclass(slots=True, kw_only=True)
 class _Exchange:
-    """One request on its way, and what is known of it so far."""
+    """The state of one request in flight."""
 
     turn_id: str
     created_at: float
-    caller: Caller
+    principal: Principal
     raw: bytes
     chat: ChatRequest
-    wishes: Wishes
+    options: RequestOptions
     size: int
     assembler: Assembler
-    line: Line | None = None
+    reply_size: int = 0  # bytes that came of the reply
+    connection: ClientConnection | None = None
     injection: Injection = field(default_factory=Injection)
     lease: Lease | None = None
-    reply: Reply | None = None
-    heard: _Heard | None = None
+    reply: BackendReply | None = None
+    error_body: _ErrorBody | None = None
     chunks_read: int = 0
-    usual: list[Usual] = field(default_factory=list)
-    habits: Habits | None = None  # those that ``usual`` was found under
-    tries: int = 0
+    templates: list[ChunkTemplate] = field(default_factory=list)
+    template_null_style: NullFieldStyle | None = None  # the style under which ``templates`` were derived
+    template_attempts: int = 0
     status: int = 0
     has_started: bool = False
     is_stream: bool = False
     fault: tuple[DropReason, str] | None = None
-    answer: _Answer | None = None
-    history: History | None = None
-    kind: Kind | None = None
+    final_response: _FinalResponse | None = None
 
     @property
-    def header(self) -> tuple[bytes, bytes]:
+    def turn_header(self) -> tuple[bytes, bytes]:
         return b"x-patina-turn", self.turn_id.encode()
-
-    def prepare(self) -> tuple[History, Kind]:
-        """Read the history and classify the request; once, and best while the backend is at work."""
-        if self.history is None or self.kind is None:
-            chat = self.chat
-            before = chat.before.history if chat.before is not None else None
-            self.history = read_history(chat.messages, self.caller.scope, self.wishes.user, before)
-            if chat.remembered is not None:
-                chat.remembered.history = self.history
-            if self.wishes.kind is not None:
-                self.kind = Kind(kind=self.wishes.kind, reason="said by the client")
-            else:
-                self.kind = classify(self.chat.messages, self.chat.body)
-        return self.history, self.kind
 
     def release(self) -> None:
         if self.reply is not None:
@@ -196,10 +204,10 @@ class _Exchange:
 
 
 class PassThrough:
-    """Every path that is not ours: bytes in both directions, as they come."""
+    """Forwards every other path: bytes in both directions, as they arrive."""
 
-    def __init__(self, engine: Engine, counters: Counters) -> None:
-        self._engine = engine
+    def __init__(self, backend: BackendClient, counters: Counters) -> None:
+        self._backend = backend
         self._counters = counters
 
     async def __call__(
@@ -212,27 +220,31 @@ class PassThrough:
         body: bytes | None = None,
         passes_credentials: bool = False,
     ) -> None:
-        """Relay one request; ``body`` is the request's body where it was read already."""
+        """Relay one request; ``body`` is the request's body if it was read already."""
         self._counters.passed_through += 1
         headers = scope["headers"]
         consumed = asyncio.Event()
-        has_body = header(headers, b"transfer-encoding") or header(headers, b"content-length") not in (
+        has_body = get_header(headers, b"transfer-encoding") or get_header(
+            headers, b"content-length"
+        ) not in (
             None,
             "0",
         )
         if body is not None or not has_body:
             consumed.set()
-            sent = request_headers(headers, drop=_LENGTH, passes_credentials=passes_credentials)
+            forwarded = forward_request_headers(
+                headers, drop=_CONTENT_LENGTH, passes_credentials=passes_credentials
+            )
         else:
-            sent = request_headers(headers, passes_credentials=passes_credentials)
+            forwarded = forward_request_headers(headers, passes_credentials=passes_credentials)
         started = False
 
-        async def pump() -> None:
+        async def forward() -> None:
             nonlocal started
-            data = body if body is not None or not has_body else streamed_body(receive, consumed)
-            reply = await self._engine.open(scope["method"], path, sent, data)
+            data = body if body is not None or not has_body else stream_body(receive, consumed)
+            reply = await self._backend.open(scope["method"], path, forwarded, data)
             try:
-                await send_head(send, reply.status, response_headers(reply.headers))
+                await send_head(send, reply.status, forward_response_headers(reply.headers))
                 started = True
                 async for chunk in reply.chunks():
                     await send_body(send, chunk, more=True)
@@ -245,78 +257,132 @@ class PassThrough:
             return await receive()
 
         try:
-            await Watch(after_body, line_of(scope) if consumed.is_set() else None).during(pump())
+            await DisconnectWatcher(after_body, client_connection(scope) if consumed.is_set() else None).run(
+                forward()
+            )
         except UpstreamError as exc:
             self._counters.upstream_errors += 1
             if not started:
                 await _send_upstream_error(send, exc)
-            # else: nothing more is sent, and the server cuts the connection, as the upstream did
+            # else: nothing more is sent, and the server closes the connection, as the backend did
 
 
 class ChatRelay:
-    """``POST …/chat/completions``."""
+    """Serves ``POST …/chat/completions``."""
 
     def __init__(
         self,
-        engine: Engine,
+        backend: BackendClient,
         alias: Alias,
-        recorder: Recorder,
+        journal: JournalWriter,
         counters: Counters,
-        through: PassThrough,
+        pass_through: PassThrough,
         *,
-        learnt: Learnt | None = None,
-        patience_s: float = PATIENCE_S,
+        quirks: BackendQuirks | None = None,
+        backend_wait_s: float = BACKEND_WAIT_S,
     ) -> None:
-        self._engine = engine
+        self._backend = backend
         self._alias = alias
-        self._recorder = recorder
+        self._journal = journal
+        self.issued = IssuedTurns()
         self._counters = counters
-        self._through = through
-        self._patience_s = patience_s
-        self._learnt = learnt or Learnt(engine.address)
-        self._earlier = Requests()
+        self._pass_through = pass_through
+        self._patience_s = backend_wait_s
+        self._quirks = quirks or BackendQuirks(backend.address)
+        self._prefix_cache = PrefixCache()
+        self._held_bytes = 0
 
     @property
     def refused(self) -> list[str]:
-        """Fields that this backend does not take, learnt from its own errors."""
-        return self._learnt.refused
+        """Return the fields that this backend refuses, observed from its errors."""
+        return self._quirks.refused
 
     async def __call__(
-        self, scope: Scope, receive: Receive, send: Send, *, caller: Caller, path: str, session: str | None
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        principal: Principal,
+        path: str,
+        session: str | None,
     ) -> None:
-        """Relay and record one chat request of ``caller``; ``session`` is what the path says."""
+        """Relay and record one chat request of ``principal``; ``session`` comes from the path."""
+        announced = content_length(scope["headers"])
+        # Counted from here on: many large bodies may be on their way at once.
+        held = announced if announced is not None and announced <= MAX_BODY else 0
+        if await self._refuse_if_full(send, held):
+            return
+        self._held_bytes += held
         try:
-            raw = await read_body(receive, told_length(scope["headers"]))
-        except ClientLeft:
+            raw = await read_body(receive, announced)
+            if announced is None:  # sent in chunks
+                if await self._refuse_if_full(send, len(raw)):
+                    return
+                held = len(raw)
+                self._held_bytes += held
+            await self._serve(scope, receive, send, raw, principal=principal, path=path, session=session)
+        except ClientDisconnected:
             return
         except BodyTooLarge:
             await send_error(send, 413, "The request body is larger than 64 MB.", code="request_too_large")
-            return
+        finally:
+            self._held_bytes -= held
+
+    async def _serve(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        raw: bytes,
+        *,
+        principal: Principal,
+        path: str,
+        session: str | None,
+    ) -> None:
         self._counters.requests += 1
         self._counters.in_flight += 1
         try:
-            chat = parse_chat(raw, self._earlier)
+            if len(raw) > _THREAD_PARSE_BYTES:
+                chat = await asyncio.to_thread(parse_chat, raw)
+            else:
+                chat = parse_chat(raw, self._prefix_cache)
             exchange = _Exchange(
                 turn_id=new_turn_id(),
                 created_at=time.time(),
-                caller=caller,
+                principal=principal,
                 raw=raw,
                 chat=chat,
-                wishes=_wishes(scope["headers"], chat, session, caller),
+                options=_request_options(scope["headers"], chat, session, principal),
                 size=len(raw),
                 assembler=Assembler(chat.n),
-                line=line_of(scope),
+                connection=client_connection(scope),
             )
             await self._exchange(exchange, scope, receive, send, path)
         except WireError as exc:
-            # Nothing was sent yet. What is wrong with the request is the backend's to say, in its own words.
+            # Nothing was sent yet. The backend reports what is wrong with the request.
             self._counters.not_captured[str(exc).partition(":")[0]] += 1
-            await self._through(
-                scope, receive, send, path=path, body=raw, passes_credentials=caller.passes_credentials
+            await self._pass_through(
+                scope, receive, send, path=path, body=raw, passes_credentials=principal.passes_credentials
             )
         finally:
             self._counters.in_flight -= 1
-            self._counters.large += len(raw) >= LARGE
+            self._counters.large += len(raw) >= LARGE_BODY_BYTES
+
+    async def _refuse_if_full(self, send: Send, size: int) -> bool:
+        """Refuse a large request while the requests in flight take too much memory; returns whether it was refused."""
+        if size < _LARGE_REQUEST_BYTES or self._held_bytes + size <= MAX_HELD_BYTES:
+            return False
+        self._counters.busy += 1
+        await send_error(
+            send,
+            503,
+            "Too many large requests are in flight. Retry the request.",
+            kind="server_error",
+            code="overloaded",
+            headers=[(b"retry-after", b"1")],
+        )
+        return True
 
     async def _exchange(
         self,
@@ -326,9 +392,11 @@ class ChatRelay:
         send: Send,
         path: str,
     ) -> None:
-        stayed, line = True, exchange.line
+        client_stayed, connection = True, exchange.connection
         try:
-            stayed = await Watch(receive, line).during(self._pump(exchange, scope["headers"], send, path))
+            client_stayed = await DisconnectWatcher(receive, connection).run(
+                self._forward(exchange, scope["headers"], send, path)
+            )
         except UnknownModel as exc:
             await send_error(
                 send, 404, str(exc), kind="invalid_request_error", code="model_not_found", param="model"
@@ -336,85 +404,82 @@ class ChatRelay:
             return
         except UpstreamError as exc:
             self._counters.upstream_errors += 1
-            self._fail(exchange, exc)
+            self._record_failure(exchange, exc)
         except asyncio.CancelledError:
             exchange.fault = (DropReason.UNFINISHED, "the proxy was stopped")
             self._submit(exchange)
             raise
         finally:
             exchange.release()
-        if not stayed:
-            exchange.fault = (DropReason.UNFINISHED, "the client left")
+        if not client_stayed:
+            exchange.fault = (DropReason.UNFINISHED, "the client disconnected")
             self._counters.unfinished += 1
             self._submit(exchange)
             return
         written = self._submit(exchange)
         if written is not None:
-            await self._settle(exchange, written)
-        answer = exchange.answer
-        if answer is None:
-            return  # cut short by the backend: the server closes the connection without an end, as the backend did
-        if answer.status is None:
-            await send_body(send, answer.body)
+            await self._wait_written(written)
+        final_response = exchange.final_response
+        if final_response is None:
+            return  # truncated by the backend: the server closes the connection without an end, as the backend did
+        if final_response.status is None:
+            await send_body(send, final_response.body)
             return
-        if line is not None:
-            line.hold()
-        await send_head(send, answer.status, answer.headers)
-        await send_body(send, answer.body)
-        if line is not None:
-            line.let_go()
+        if connection is not None:
+            connection.buffer_writes()
+        await send_head(send, final_response.status, final_response.headers)
+        await send_body(send, final_response.body)
+        if connection is not None:
+            connection.flush_writes()
 
-    def _fail(self, exchange: _Exchange, error: UpstreamError) -> None:
-        """The backend failed: tell the client if its reply has not begun, else leave it cut."""
+    def _record_failure(self, exchange: _Exchange, error: UpstreamError) -> None:
+        """Record a failure of the backend: an error response if the reply has not begun, otherwise a truncated reply."""
         if exchange.has_started:
             exchange.fault = (DropReason.UNFINISHED, str(error))
             return
         exchange.fault = (DropReason.UPSTREAM_ERROR, str(error))
-        exchange.status, body = _upstream_error(error)
-        exchange.answer = _Answer(
+        exchange.status, body = _build_upstream_error(error)
+        exchange.final_response = _FinalResponse(
             exchange.status,
             (
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
-                exchange.header,
+                exchange.turn_header,
             ),
             body,
         )
 
     def _submit(self, exchange: _Exchange) -> asyncio.Future[None] | None:
+        """Append the exchange to the journal; returns a future where that takes a while."""
         try:
-            return self._recorder.submit(self._draft(exchange))
+            captured = self._capture(exchange)
+            self.issued.add(captured)
+            return self._journal.append(EntryKind.EXCHANGE, dump_exchange(captured, exchange.raw))
         except Exception as exc:  # noqa: BLE001 - a request no reader was made for must not cost its reply
             self._counters.unrecorded += 1
             log.error("turn %s cannot be recorded: %s: %s", exchange.turn_id, type(exc).__name__, exc)
             return None
 
-    async def _settle(self, exchange: _Exchange, written: asyncio.Future[None]) -> None:
-        try:
-            await self._recorder.settle(written)
-        except Exception as exc:  # noqa: BLE001 - what cannot be kept must not cost its reply
-            self._counters.unrecorded += 1
-            log.error("turn %s cannot be kept safe: %s: %s", exchange.turn_id, type(exc).__name__, exc)
+    async def _wait_written(self, written: asyncio.Future[None]) -> None:
+        """Wait for the journal; while it cannot be written the client is served at once."""
+        if self._journal.last_error is None:
+            await asyncio.wait((written,), timeout=JOURNAL_WAIT_S)
 
-    def _draft(self, exchange: _Exchange) -> Draft:
-        history, kind = exchange.prepare()
+    def _capture(self, exchange: _Exchange) -> CapturedExchange:
         chat, lease = exchange.chat, exchange.lease
         capabilities = self._alias.capabilities
-        return Draft(
+        return CapturedExchange(
             turn_id=exchange.turn_id,
             created_at=exchange.created_at,
             finished_at=time.time(),
-            scope=exchange.caller.scope,
-            client=with_shape(exchange.caller.client, chat.body),
-            wishes=exchange.wishes,
-            kind=kind,
+            scope=exchange.principal.scope,
+            client=add_client_hint(exchange.principal.client, chat.body),
+            options=exchange.options,
             policy=lease.policy if lease is not None else self._alias.policy,
             adapter_version=lease.version if lease is not None else 0,
             status_code=exchange.status,
             streamed=exchange.is_stream,
             chat=chat,
-            history=history,
-            body_key=body_key(history, request_of(chat)),
             reply=exchange.assembler.close(),
             fault=exchange.fault,
             temperature=capabilities.default_temperature if chat.temperature is None else chat.temperature,
@@ -424,146 +489,155 @@ class ChatRelay:
 
     # ---- to the backend
 
-    async def _pump(
+    async def _forward(
         self, exchange: _Exchange, headers: Iterable[tuple[bytes, bytes]], send: Send, path: str
     ) -> None:
-        """Get the reply and pass it on, but for what has to wait until the turn is written (`exchange.answer`)."""
-        # Runs while the request is on its way to the backend, so that nobody waits for it.
-        asyncio.get_running_loop().call_soon(self._prepare, exchange)
-        passes = exchange.caller.passes_credentials
-        sent = request_headers(headers, drop=_REPLACED, passes_credentials=passes)
-        accept = header(headers, b"accept-encoding")
+        """Get the reply and forward it, except what must wait until the turn is in the journal (`exchange.final_response`)."""
+        passes_credentials = exchange.principal.passes_credentials
+        forwarded = forward_request_headers(headers, drop=_REPLACED, passes_credentials=passes_credentials)
+        accept = get_header(headers, b"accept-encoding")
         if accept is not None:
-            sent.append((b"accept-encoding", readable_only(accept).encode("latin-1")))
-        reply = await self._open(exchange, sent, path)
-        exchange.raw = b""
+            forwarded.append((b"accept-encoding", supported_encodings(accept).encode("latin-1")))
+        reply = await self._open(exchange, forwarded, path)
         exchange.status = reply.status
-        content_type = (header(reply.headers, b"content-type") or "").lower()
+        content_type = (get_header(reply.headers, b"content-type") or "").lower()
         exchange.is_stream = content_type.startswith("text/event-stream")
-        if reply.status in _REFUSALS:
+        if reply.status in _INVALID_REQUEST_STATUSES:
             exchange.fault = (DropReason.REQUEST_REFUSED, f"the backend answered {reply.status}")
             self._counters.requests_refused += 1
         elif reply.status >= 400:
             exchange.fault = (DropReason.UPSTREAM_ERROR, f"the backend answered {reply.status}")
             self._counters.upstream_errors += 1
-        encoding = header(reply.headers, b"content-encoding")
+        encoding = get_header(reply.headers, b"content-encoding")
         is_editable = (
             exchange.injection.changes_reply
             and reply.status < 400
-            and (not is_packed(encoding) or can_unpack(encoding))
+            and (not is_encoded(encoding) or can_decode(encoding))
         )
-        packing = encoding if encoding is not None and is_packed(encoding) else None
+        packing = encoding if encoding is not None and is_encoded(encoding) else None
         if exchange.is_stream and is_editable:
             await self._stream_edited(exchange, reply, send, packing)
         elif exchange.is_stream:
-            await self._stream_as_is(exchange, reply, send, packing)
+            await self._stream_unchanged(exchange, reply, send, packing)
         elif is_editable and (not content_type or "json" in content_type):
-            await self._whole_edited(exchange, reply, send, packing)
+            await self._send_edited_body(exchange, reply, send, packing)
         else:
-            await self._whole_as_is(exchange, reply, send, packing)
+            await self._send_body_unchanged(exchange, reply, send, packing)
 
-    def _prepare(self, exchange: _Exchange) -> None:
-        try:
-            exchange.prepare()
-        except Exception as exc:  # noqa: BLE001 - told and counted when the draft is made from it
-            log.debug("turn %s: %s", exchange.turn_id, exc)
-
-    async def _open(self, exchange: _Exchange, headers: list[tuple[bytes, bytes]], path: str) -> Reply:
-        """Send the request until an answer has begun that the client should see."""
+    async def _open(self, exchange: _Exchange, headers: list[tuple[bytes, bytes]], path: str) -> BackendReply:
+        """Send the request until a response begins that the client should see."""
         deadline = time.monotonic() + self._patience_s
         attempts = 0
-        left_out: frozenset[str] = frozenset()
+        omitted: frozenset[str] = frozenset()
         was_broken = False
         while True:
             attempts += 1
             lease = await self._alias.lease(exchange.chat.model, wait_s=max(0.0, deadline - time.monotonic()))
             exchange.lease = lease
-            # A turn that will never train needs no tokens; its reply, left alone, also shows the backend's habits.
-            wanted = frozenset[str]() if exchange.wishes.is_opted_out else self._alias.fields
-            fields = self._learnt.takes(wanted, exchange.chat.model) - left_out
+            # A turn that opted out needs no tokens; its unchanged reply also shows the backend's null style.
+            wanted = frozenset[str]() if exchange.options.is_opted_out else self._alias.fields
+            fields = self._quirks.accepted_fields(wanted, exchange.chat.model) - omitted
             body, exchange.injection = build_request(
                 exchange.raw, exchange.chat, fields=fields, served_model=lease.name
             )
             try:
-                reply = await self._engine.open("POST", path, headers, body)
+                reply = await self._backend.open("POST", path, headers, body)
             except (UpstreamUnreachable, UpstreamConnectTimeout):
                 lease.release()
-                if not self._alias.can_wait or attempts >= _MOST_ATTEMPTS:
+                if not self._alias.can_wait or attempts >= _MAX_ATTEMPTS:
                     raise
-                self._alias.suspect()
+                self._alias.mark_unhealthy()
                 continue
-            exchange.reply = reply  # from here on it is closed whatever happens
-            if reply.status == 404 and lease.version and attempts < _MOST_ATTEMPTS:
-                # A restarted backend does not know its adapters any more: the alias brings the live one back.
+            exchange.reply = reply  # from here on it is always closed
+            if reply.status == 404 and lease.version and attempts < _MAX_ATTEMPTS:
+                # A restarted backend has lost its adapters: the alias loads the live version again.
                 reply.close()
                 lease.release()
-                self._alias.suspect()
+                self._alias.mark_unhealthy()
                 continue
-            suspected = await self._suspected(exchange, reply, is_retry=bool(left_out))
+            suspected = await self._suspect_fields(exchange, reply, is_retry=bool(omitted))
             if suspected:
-                left_out |= suspected
+                omitted |= suspected
                 was_broken = reply.status >= 500
                 reply.close()
                 lease.release()
-                attempts -= 1  # bounded by the number of fields
+                attempts -= 1  # limited by the number of fields
                 continue
             if reply.status < 400:
-                self._learnt.prove(exchange.injection.fields)
-                if left_out:
-                    self._learnt.refuse(left_out, exchange.chat.model, is_sure=not was_broken)
+                self._quirks.record_accepted(exchange.injection.fields)
+                if omitted:
+                    self._quirks.record_refused(omitted, exchange.chat.model, is_certain=not was_broken)
             return reply
 
-    async def _suspected(self, exchange: _Exchange, reply: Reply, *, is_retry: bool) -> frozenset[str]:
-        """Return which of the fields that we added may be what the backend refuses; they are left out and it is asked again.
+    async def _suspect_fields(
+        self, exchange: _Exchange, reply: BackendReply, *, is_retry: bool
+    ) -> frozenset[str]:
+        """Return which of the added fields the backend may refuse; the request is repeated without them.
 
-        If it answers then, they were. If it refuses again with none of them left, it is the client's own error, told about the
+        If that request succeeds, the backend refuses them. If it fails with none of them left, the error is the client's own, about the
         client's own request.
         """
-        exchange.heard = None
+        exchange.error_body = None
         added = exchange.injection.fields
-        if not added or reply.status not in _NAMED_REFUSALS:
+        if not added or reply.status not in _NAMED_FIELD_REFUSALS:
             return frozenset()
-        exchange.heard = heard = await _hear(reply)
-        encoding = header(reply.headers, b"content-encoding")
+        exchange.error_body = error_body = await _read_error_body(reply)
+        encoding = get_header(reply.headers, b"content-encoding")
         try:
-            said = unpack(heard.body, encoding) if encoding and is_packed(encoding) else heard.body
-        except Unreadable:
-            said = b""
-        if named := refused_fields(said, exchange.injection):
+            body = (
+                decompress(error_body.body, encoding)
+                if encoding and is_encoded(encoding)
+                else error_body.body
+            )
+        except UndecodableBody:
+            body = b""
+        if named := refused_fields(body, exchange.injection):
             return frozenset(named)
-        if reply.status in _REFUSALS and (is_retry or not self._learnt.is_proven(added)):
+        if reply.status in _FIELD_REFUSALS and (is_retry or not self._quirks.has_accepted(added)):
             return frozenset(added)
         return frozenset()
 
     # ---- to the client: a reply that is not streamed
 
-    async def _head(self, exchange: _Exchange, reply: Reply, send: Send, *, is_edited: bool) -> None:
-        """Send the backend's head and the turn's id. The length of what will be edited is not known yet."""
-        headers = response_headers(reply.headers, drop=_LENGTH if is_edited else frozenset())
+    async def _send_response_head(
+        self, exchange: _Exchange, reply: BackendReply, send: Send, *, is_edited: bool
+    ) -> None:
+        """Send the backend's head with the turn's id. The length of a body that will be edited is not known yet."""
+        headers = forward_response_headers(reply.headers, drop=_CONTENT_LENGTH if is_edited else frozenset())
         exchange.has_started = True
-        await send_head(send, reply.status, [*headers, exchange.header])
+        await send_head(send, reply.status, [*headers, exchange.turn_header])
 
-    async def _pieces(self, exchange: _Exchange, reply: Reply) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives, and count it."""
-        if exchange.heard is not None:
-            exchange.size += len(exchange.heard.body)
-            if exchange.heard.body:
-                yield exchange.heard.body
-            if exchange.heard.fault is not None:
-                raise exchange.heard.fault
+    async def _body_pieces(self, exchange: _Exchange, reply: BackendReply) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives, and count its bytes."""
+        if exchange.error_body is not None:
+            exchange.size += len(exchange.error_body.body)
+            if exchange.error_body.body:
+                yield exchange.error_body.body
+            if exchange.error_body.fault is not None:
+                raise exchange.error_body.fault
             return
         async for data in reply.chunks():
             exchange.size += len(data)
+            exchange.reply_size += len(data)
+            if (
+                exchange.reply_size > _MAX_KEPT_BYTES
+                and exchange.is_stream
+                and not exchange.assembler.has_given_up
+            ):
+                exchange.templates, exchange.template_attempts = [], _MAX_TEMPLATE_ATTEMPTS
+                exchange.assembler.give_up(_TOO_LARGE)
             yield data
 
-    async def _whole_as_is(self, exchange: _Exchange, reply: Reply, send: Send, encoding: str | None) -> None:
-        """Pass a body on as it comes, but for its last piece, or its end where its length was not told."""
-        left = told_length(reply.headers)
-        await self._head(exchange, reply, send, is_edited=False)
+    async def _send_body_unchanged(
+        self, exchange: _Exchange, reply: BackendReply, send: Send, encoding: str | None
+    ) -> None:
+        """Forward a body as it arrives, except its last piece, or its end where its length was not announced."""
+        left = content_length(reply.headers)
+        await self._send_response_head(exchange, reply, send, is_edited=False)
         kept: list[bytes] = []
         last = b""
-        async for data in self._pieces(exchange, reply):
-            if exchange.size <= _MOST_KEPT:
+        async for data in self._body_pieces(exchange, reply):
+            if exchange.reply_size <= _MAX_KEPT_BYTES:
                 kept.append(data)
             if left is not None:
                 left -= len(data)
@@ -571,34 +645,43 @@ class ChatRelay:
                     last = data
                     continue
             await send_body(send, data, more=True)
-        exchange.answer = _Answer(None, (), last)
+        exchange.final_response = _FinalResponse(None, (), last)
         if reply.status >= 400:
             return
-        if exchange.size > _MOST_KEPT:
-            exchange.assembler.complain("the reply is too large to be read")
+        if exchange.reply_size > _MAX_KEPT_BYTES:
+            exchange.assembler.add_problem(_TOO_LARGE)
             return
         try:
             body = b"".join(kept)
-            payload, problem = read_reply(unpack(body, encoding) if encoding is not None else body)
-        except Unreadable as exc:
-            exchange.assembler.complain(str(exc))
+            payload, problem = read_reply(decompress(body, encoding) if encoding is not None else body)
+        except UndecodableBody as exc:
+            exchange.assembler.add_problem(str(exc))
             return
-        self._take_whole(exchange, payload, problem)
+        self._consume_body(exchange, payload, problem)
 
-    async def _whole_edited(
-        self, exchange: _Exchange, reply: Reply, send: Send, encoding: str | None
+    async def _send_edited_body(
+        self, exchange: _Exchange, reply: BackendReply, send: Send, encoding: str | None
     ) -> None:
-        """Read a body to its end, to pass it on without what was only asked for by us.
+        """Read a whole body, to forward it without the additions.
 
-        White space in front keeps impatient clients waiting while a model is at work: it goes on at once, as does the head where no
-        length is told.
+        White space at the front keeps impatient clients waiting while a model works. It is forwarded at once, as is the head where no
+        length is announced.
         """
-        is_open = header(reply.headers, b"content-length") is None
+        is_open = get_header(reply.headers, b"content-length") is None
+        if (content_length(reply.headers) or 0) > _MAX_KEPT_BYTES:
+            await self._send_body_unchanged(exchange, reply, send, encoding)
+            return
         if is_open:
-            await self._head(exchange, reply, send, is_edited=True)
+            await self._send_response_head(exchange, reply, send, is_edited=True)
         kept: list[bytes] = []
         try:
-            async for data in self._pieces(exchange, reply):
+            async for data in self._body_pieces(exchange, reply):
+                if exchange.reply_size > _MAX_KEPT_BYTES:
+                    # Its length was not announced. From here on it is forwarded as it comes.
+                    exchange.assembler.give_up(_TOO_LARGE)
+                    await send_body(send, b"".join([*kept, data]), more=True)
+                    kept = []
+                    continue
                 if is_open and not kept and encoding is None:
                     rest = data.lstrip(_BLANK)
                     if blank := data[: len(data) - len(rest)]:
@@ -608,152 +691,165 @@ class ChatRelay:
                     kept.append(data)
         except UpstreamError:
             if not is_open:
-                # As the client would see it from the backend: this head, and less than it promises.
-                await self._head(exchange, reply, send, is_edited=False)
+                # What the client would see from the backend: this head, and less than it announces.
+                await self._send_response_head(exchange, reply, send, is_edited=False)
             raise
-        body = self._stripped(exchange, b"".join(kept), encoding)
-        if is_open:
-            exchange.answer = _Answer(None, (), body)
+        if exchange.assembler.has_given_up:
+            exchange.final_response = _FinalResponse(None, (), b"")
             return
-        headers = response_headers(reply.headers, drop=_LENGTH)
+        body = self._strip_body(exchange, b"".join(kept), encoding)
+        if is_open:
+            exchange.final_response = _FinalResponse(None, (), body)
+            return
+        headers = forward_response_headers(reply.headers, drop=_CONTENT_LENGTH)
         length = (b"content-length", str(len(body)).encode())
-        exchange.answer = _Answer(reply.status, (*headers, length, exchange.header), body)
+        exchange.final_response = _FinalResponse(reply.status, (*headers, length, exchange.turn_header), body)
 
-    def _stripped(self, exchange: _Exchange, body: bytes, encoding: str | None) -> bytes:
-        """Return a whole reply without what was added, read and noted down on the way."""
+    def _strip_body(self, exchange: _Exchange, body: bytes, encoding: str | None) -> bytes:
+        """Return a whole reply without the additions; it is parsed and recorded on the way."""
         try:
-            plain = unpack(body, encoding) if encoding is not None else body
-        except Unreadable as exc:
-            exchange.assembler.complain(str(exc))
+            plain = decompress(body, encoding) if encoding is not None else body
+        except UndecodableBody as exc:
+            exchange.assembler.add_problem(str(exc))
             return body
         payload, problem = read_reply(plain)
-        self._take_whole(exchange, payload, problem)
+        self._consume_body(exchange, payload, problem)
         if not isinstance(payload, dict):
             return body
         try:
-            stripped = strip_reply(plain, payload, exchange.injection, self._learnt.habits)
+            stripped = strip_reply(plain, payload, exchange.injection, self._quirks.null_style)
         except ValueError as exc:
-            exchange.assembler.complain(f"the reply cannot be edited: {exc}")
+            exchange.assembler.add_problem(f"the reply cannot be edited: {exc}")
             return body
         if stripped == plain:
             return body
-        return stripped if encoding is None else Packer(encoding).end(stripped)
+        return stripped if encoding is None else Compressor(encoding).end(stripped)
 
-    def _take_whole(self, exchange: _Exchange, payload: Any, problem: str) -> None:
+    def _consume_body(self, exchange: _Exchange, payload: Any, problem: str) -> None:
         if problem:
-            exchange.assembler.complain(problem)
+            exchange.assembler.add_problem(problem)
         if payload is None:
             return
-        exchange.assembler.take(payload, part="message")
+        exchange.assembler.consume(payload, part="message")
         if isinstance(payload, dict):
-            self._learn(exchange, payload)
+            self._observe_null_style(exchange, payload)
 
-    def _learn(self, exchange: _Exchange, payload: Json) -> None:
-        self._learnt.note(learn_habits(self._learnt.habits, payload, exchange.injection, exchange.chat.body))
+    def _observe_null_style(self, exchange: _Exchange, payload: Json) -> None:
+        self._quirks.record_null_style(
+            observe_null_style(self._quirks.null_style, payload, exchange.injection, exchange.chat.body)
+        )
 
     # ---- to the client: a stream
 
     async def _stream_edited(
-        self, exchange: _Exchange, reply: Reply, send: Send, encoding: str | None
+        self, exchange: _Exchange, reply: BackendReply, send: Send, encoding: str | None
     ) -> None:
-        """Pass a stream on event by event, without what was only asked for by us; its closing event waits for the commit."""
-        line = exchange.line if getattr(reply, "is_ahead", False) else None
-        if line is not None:
-            line.hold()  # the first events came with the head: they leave with it
-        await self._head(exchange, reply, send, is_edited=True)
+        """Forward a stream event by event without the additions; the closing event waits for the journal."""
+        connection = exchange.connection if getattr(reply, "has_buffered_body", False) else None
+        if connection is not None:
+            connection.buffer_writes()  # the first events came with the head and leave with it
+        await self._send_response_head(exchange, reply, send, is_edited=True)
         splitter = EventSplitter()
-        unpacker = Unpacker(encoding) if encoding is not None else None
-        packer = Packer(encoding) if encoding is not None else None
+        unpacker = Decompressor(encoding) if encoding is not None else None
+        packer = Compressor(encoding) if encoding is not None else None
         tail: list[bytes] = []
         try:
-            async for data in self._pieces(exchange, reply):
+            async for data in self._body_pieces(exchange, reply):
                 out: list[bytes] = []
-                rest = self._usual_events(
+                rest = self._consume_template_events(
                     exchange, splitter, unpacker.feed(data) if unpacker is not None else data, out, tail
                 )
                 for event in splitter.feed(rest) if rest else ():
-                    self._take_event(exchange, event, out, tail)
+                    self._edit_event(exchange, event, out, tail)
                 if piece := b"".join(out):
                     await send_body(send, packer.feed(piece) if packer is not None else piece, more=True)
-                if line is not None:
-                    line.let_go()
-                    line = None
+                if connection is not None:
+                    connection.flush_writes()
+                    connection = None
         except UpstreamError:
-            if rest := b"".join(tail) + self._torn(exchange, splitter.flush()):
+            if rest := b"".join(tail) + self._visible_part(exchange, splitter.flush()):
                 await send_body(send, packer.feed(rest) if packer is not None else rest, more=True)
             raise
-        except Unreadable as exc:
-            # Half of it has left in another packing: it cannot go on as it is.
-            raise UpstreamError(f"the backend at {self._engine.address} broke off its answer: {exc}") from exc
+        except UndecodableBody as exc:
+            # A part was sent with another encoding: the rest cannot be forwarded unchanged.
+            raise UpstreamError(
+                f"the backend at {self._backend.address} truncated its response: {exc}"
+            ) from exc
         finally:
-            if line is not None:
-                line.let_go()
+            if connection is not None:
+                connection.flush_writes()
         rest = splitter.flush()
         payload = event_data(rest) if rest else None
         if payload is not None and payload != DONE:
-            rest = self._edit(exchange, rest, payload)  # an event that was never closed
+            rest = self._edit_chunk(exchange, rest, payload)  # an event that was not closed
         end = b"".join(tail) + rest
-        exchange.answer = _Answer(None, (), packer.end(end) if packer is not None else end)
+        exchange.final_response = _FinalResponse(None, (), packer.end(end) if packer is not None else end)
 
-    def _usual_events(
+    def _consume_template_events(
         self, exchange: _Exchange, splitter: EventSplitter, data: bytes, out: list[bytes], tail: list[bytes]
     ) -> bytes:
-        """Take whole events off the front of ``data``, the usual ones in strides; returns what is left for the splitter."""
-        if tail:
+        """Consume whole events at the front of ``data``, by template where possible; returns the rest for the splitter."""
+        if tail or b"\r" in data:
             return data
+        if splitter.extend(data):
+            return b""
         buffer = splitter.flush() + data
         if b"\r" in buffer:
             return buffer
         at = 0
         while not tail:
             began = at
-            for known in exchange.usual if exchange.habits is self._learnt.habits else ():
-                at = known.take(buffer, at, out)
+            for known in (
+                exchange.templates if exchange.template_null_style is self._quirks.null_style else ()
+            ):
+                at = known.consume(buffer, at, out)
             if at > began:
                 exchange.chunks_read = (
-                    _OPENING  # what is like one that was read teaches nothing that it did not
+                    _NULL_STYLE_CHUNKS  # a chunk that matches a template shows no new null style
                 )
                 continue
             end = buffer.find(b"\n\n", at)
             if end < 0:
                 break
-            self._take_event(exchange, buffer[at : end + 2], out, tail)
+            self._edit_event(exchange, buffer[at : end + 2], out, tail)
             at = end + 2
         return buffer[at:]
 
-    def _take_event(self, exchange: _Exchange, event: bytes, out: list[bytes], tail: list[bytes]) -> None:
-        """Add what the client gets of an event to ``out``; from the closing one on they wait in ``tail``."""
+    def _edit_event(self, exchange: _Exchange, event: bytes, out: list[bytes], tail: list[bytes]) -> None:
+        """Append what the client gets of an event to ``out``; from the closing event on, append to ``tail``."""
         payload = event_data(event)
         if tail or payload == DONE:
             tail.append(event)
         elif payload is None:
             out.append(event)
         else:
-            out.append(self._edit(exchange, event, payload))
+            out.append(self._edit_chunk(exchange, event, payload))
 
-    def _look_for_usual(
+    def _derive_template(
         self, exchange: _Exchange, event: bytes, payload: bytes, chunk: Json, shown: bytes
     ) -> None:
-        """See whether the next chunks will be like this one."""
-        exchange.tries += 1
-        found = usual(event, payload, chunk, shown)
+        """Try to derive a template for the following chunks from this one."""
+        exchange.template_attempts += 1
+        found = derive_template(event, payload, chunk, shown)
         if found is not None:
-            exchange.assembler.follow(found)
-            exchange.habits = self._learnt.habits
-            exchange.usual = [known for known in exchange.usual if known.index != found.index] + [found]
+            exchange.assembler.attach_template(found)
+            exchange.template_null_style = self._quirks.null_style
+            exchange.templates = [known for known in exchange.templates if known.index != found.index] + [
+                found
+            ]
 
-    def _edit(self, exchange: _Exchange, event: bytes, payload: bytes) -> bytes:
+    def _edit_chunk(self, exchange: _Exchange, event: bytes, payload: bytes) -> bytes:
         chunk, problem = read_reply(payload)
         if problem:
-            exchange.assembler.complain("an event is not JSON")
+            exchange.assembler.add_problem("an event is not JSON")
         if chunk is None:
             return event
-        exchange.assembler.take(chunk, part="delta")
+        exchange.assembler.consume(chunk, part="delta")
         if not isinstance(chunk, dict):
             return event
-        if exchange.chunks_read < _OPENING:
+        if exchange.chunks_read < _NULL_STYLE_CHUNKS:
             exchange.chunks_read += 1
-            self._learn(exchange, chunk)
+            self._observe_null_style(exchange, chunk)
         injection = exchange.injection
         if injection.usage and is_usage_only(chunk):
             return b""
@@ -761,47 +857,47 @@ class ChatRelay:
         if adds and is_tokens_only(chunk, exchange.chat.body):
             return b""
         try:
-            stripped = strip_reply(payload, chunk, exchange.injection, self._learnt.habits)
+            stripped = strip_reply(payload, chunk, exchange.injection, self._quirks.null_style)
         except ValueError as exc:
-            exchange.assembler.complain(f"an event cannot be edited: {exc}")
+            exchange.assembler.add_problem(f"an event cannot be edited: {exc}")
             return event
-        shown = event if stripped == payload else with_data(event, payload, stripped)
-        if exchange.tries < _TRIES and exchange.chunks_read > 1:
-            self._look_for_usual(exchange, event, payload, chunk, shown)
+        shown = event if stripped == payload else replace_data(event, payload, stripped)
+        if exchange.template_attempts < _MAX_TEMPLATE_ATTEMPTS and exchange.chunks_read > 1:
+            self._derive_template(exchange, event, payload, chunk, shown)
         return shown
 
-    def _torn(self, exchange: _Exchange, event: bytes) -> bytes:
-        """Return what a client may see of the event that a stream was cut in: nothing from the first thing on that only we asked for."""
+    def _visible_part(self, exchange: _Exchange, event: bytes) -> bytes:
+        """Return the part of a truncated event that a client may see: up to the first addition."""
         payload = event_data(event)
         if payload is not None and payload != DONE and read_reply(payload)[0] is not None:
-            return self._edit(exchange, event, payload)  # all of it but its last line end
-        return event[: first_addition(event, exchange.injection)]
+            return self._edit_chunk(exchange, event, payload)  # complete but for its last line end
+        return event[: find_first_addition(event, exchange.injection)]
 
-    async def _stream_as_is(
-        self, exchange: _Exchange, reply: Reply, send: Send, encoding: str | None
+    async def _stream_unchanged(
+        self, exchange: _Exchange, reply: BackendReply, send: Send, encoding: str | None
     ) -> None:
-        """Pass a stream on byte by byte and read along; its closing event waits for the commit."""
-        await self._head(exchange, reply, send, is_edited=False)
-        gate, splitter = LastEventGate(), EventSplitter()
-        unpacker = Unpacker(encoding) if encoding is not None and can_unpack(encoding) else None
+        """Forward a stream byte by byte while reading it; the closing event waits for the journal."""
+        await self._send_response_head(exchange, reply, send, is_edited=False)
+        gate, splitter = DoneEventHolder(), EventSplitter()
+        unpacker = Decompressor(encoding) if encoding is not None and can_decode(encoding) else None
         is_readable = encoding is None or unpacker is not None
         if not is_readable:
-            exchange.assembler.complain(f"the reply is compressed ({encoding})")
+            exchange.assembler.add_problem(f"the reply is compressed ({encoding})")
         held: list[bytes] = []
         try:
-            async for data in self._pieces(exchange, reply):
+            async for data in self._body_pieces(exchange, reply):
                 plain = data
                 if unpacker is not None:
                     try:
                         plain = unpacker.feed(data)
-                    except Unreadable as exc:
-                        exchange.assembler.complain(str(exc))
+                    except UndecodableBody as exc:
+                        exchange.assembler.add_problem(str(exc))
                         is_readable, unpacker = False, None
                 if is_readable:
                     piece = gate.feed(plain)
                     if (
                         encoding is not None
-                    ):  # what is packed is not cut in two: from the closing event's piece on it waits
+                    ):  # compressed data cannot be split: from the closing event's piece on, all of it waits
                         piece = b"" if gate.is_closed else data
                         held += [data] if gate.is_closed else []
                 else:
@@ -810,56 +906,58 @@ class ChatRelay:
                     await send_body(send, piece, more=True)
                 if is_readable:
                     for event in splitter.feed(plain):
-                        self._read_along(exchange, event)
+                        self._observe_event(exchange, event)
         except UpstreamError:
             if rest := b"".join(held) if encoding is not None else gate.flush():
                 await send_body(send, rest, more=True)
             raise
         if rest := splitter.flush():
-            self._read_along(exchange, rest)
-        exchange.answer = _Answer(None, (), b"".join(held) if encoding is not None else gate.flush())
+            self._observe_event(exchange, rest)
+        exchange.final_response = _FinalResponse(
+            None, (), b"".join(held) if encoding is not None else gate.flush()
+        )
 
-    def _read_along(self, exchange: _Exchange, event: bytes) -> None:
+    def _observe_event(self, exchange: _Exchange, event: bytes) -> None:
         payload = event_data(event)
         if payload is None or payload == DONE:
             return
         chunk, problem = read_reply(payload)
         if problem:
-            exchange.assembler.complain("an event is not JSON")
+            exchange.assembler.add_problem("an event is not JSON")
         if chunk is None:
             return
-        exchange.assembler.take(chunk, part="delta")
-        if exchange.chunks_read < _OPENING and isinstance(chunk, dict):
+        exchange.assembler.consume(chunk, part="delta")
+        if exchange.chunks_read < _NULL_STYLE_CHUNKS and isinstance(chunk, dict):
             exchange.chunks_read += 1
-            self._learn(exchange, chunk)
+            self._observe_null_style(exchange, chunk)
 
 
-async def _hear(reply: Reply) -> _Heard:
-    """Read an error's body; what came of one that is cut short is kept."""
+async def _read_error_body(reply: BackendReply) -> _ErrorBody:
+    """Read the body of an error response; keep what arrived of a truncated one."""
     parts: list[bytes] = []
     try:
         async for data in reply.chunks():
             parts.append(data)
     except UpstreamError as exc:
-        return _Heard(b"".join(parts), exc)
-    return _Heard(b"".join(parts), None)
+        return _ErrorBody(b"".join(parts), exc)
+    return _ErrorBody(b"".join(parts), None)
 
 
-def _wishes(
-    headers: Iterable[tuple[bytes, bytes]], chat: ChatRequest, session: str | None, caller: Caller
-) -> Wishes:
-    wishes = read_wishes(headers, chat.body, session)
-    return wishes if caller.trains else replace(wishes, is_opted_out=True)
+def _request_options(
+    headers: Iterable[tuple[bytes, bytes]], chat: ChatRequest, session: str | None, principal: Principal
+) -> RequestOptions:
+    options = parse_request_options(headers, chat.body, session)
+    return options if principal.trains else replace(options, is_opted_out=True)
 
 
-def _upstream_error(error: UpstreamError) -> tuple[int, bytes]:
+def _build_upstream_error(error: UpstreamError) -> tuple[int, bytes]:
     status = 504 if isinstance(error, UpstreamTimeout) else 502
     code = {504: "upstream_timeout", 502: "upstream_unavailable"}[status]
-    return status, error_body(str(error), kind=_UPSTREAM_KIND, code=code)
+    return status, build_error_body(str(error), kind=_UPSTREAM_ERROR_TYPE, code=code)
 
 
 async def _send_upstream_error(send: Send, error: UpstreamError) -> None:
-    status, body = _upstream_error(error)
+    status, body = _build_upstream_error(error)
     await send_head(
         send,
         status,

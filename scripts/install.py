@@ -1,7 +1,7 @@
 """Install the pinned dependencies of pyproject.toml (and of the extras named as arguments) into this environment.
 
-Patina runs from its checkout and is not itself installed: `run.py` is the front door. torch goes first, alone: with it in
-place no other requirement can pull another build of it.
+Patina itself is not installed: a checkout runs in place by `run.py`, and `pip install .` makes the command `patina` elsewhere. torch goes
+first, alone: with it in place no other requirement can pull another build of it.
 """
 
 import subprocess

@@ -1,39 +1,39 @@
-"""Which engine speaks to a backend: the one place that knows them all by name."""
+"""Builds the client of a backend: the only module that names every implementation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serving.http import HttpEngine
-from serving.protocol import Engine
-from serving.replicas import ReplicaEngine
-from serving.vllm.engine import VllmEngine
-from serving.vllm.folder import read_facts
-from serving.vllm.turns import EngineByTurns
+from serving.http import HttpBackend
+from serving.protocol import BackendClient
+from serving.replicas import ReplicatedBackend
+from serving.vllm.engine import VllmBackend
+from serving.vllm.gpu_sharing import GpuSharingBackend
+from serving.vllm.model_folder import read_model_facts
 from store.settings import Settings
 
-#: A vLLM that was started anew loads its model for so long, and longer where it compiles kernels; requests wait for it,
-#: as long as the usual clients wait for an answer.
-VLLM_PATIENCE_S = 600.0
+#: A restarted vLLM needs this long to load its model, and longer where it compiles kernels. Requests wait for it as long as usual clients
+#: wait for a response.
+VLLM_BACKEND_WAIT_S = 600.0
 
 
-def make_engine(settings: Settings, urls: Sequence[str], *, is_local: bool) -> Engine:
-    """Return the engine that serves the policy.
+def make_backend_client(settings: Settings, urls: Sequence[str], *, is_local: bool) -> BackendClient:
+    """Return the client of the backend that serves the policy.
 
     Args:
-        urls: copies of one backend; at least one.
-        is_local: it is ours to load adapters into; otherwise it is somebody else's endpoint.
+        urls: replicas of one backend; at least one.
+        is_local: Patina manages the backend and loads its adapters; otherwise it is a remote endpoint.
 
     Raises:
-        ConfigError: there is no such model.
+        ConfigError: the model does not exist.
     """
     if not is_local:
-        return HttpEngine(urls[0], api_key=settings.upstream_api_key, speaks_vllm=False)
+        return HttpBackend(urls[0], api_key=settings.upstream_api_key, speaks_vllm=False)
     if settings.backend != "vllm":
-        return HttpEngine(urls[0])
-    facts = read_facts(settings.model_path)
+        return HttpBackend(urls[0])
+    facts = read_model_facts(settings.model_path)
     engines = [
-        VllmEngine(
+        VllmBackend(
             url,
             api_key=settings.upstream_api_key,
             facts=facts,
@@ -42,5 +42,5 @@ def make_engine(settings: Settings, urls: Sequence[str], *, is_local: bool) -> E
         for url in urls
     ]
     if settings.colocate == "sleep":
-        return EngineByTurns(engines[0], max_hold_s=settings.max_hold)
-    return engines[0] if len(engines) == 1 else ReplicaEngine(engines)
+        return GpuSharingBackend(engines[0], max_hold_s=settings.max_hold)
+    return engines[0] if len(engines) == 1 else ReplicatedBackend(engines)

@@ -1,4 +1,4 @@
-"""Ports and sockets to listen on: one place for every process that serves."""
+"""Listening sockets of every server process."""
 
 from __future__ import annotations
 
@@ -8,24 +8,27 @@ from store.errors import ConfigError
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on at this moment."""
+    """Return a port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def bind(host: str, port: int, *, option: str) -> socket.socket:
-    """Take a port, without listening yet: until then clients are refused, not kept waiting.
+def bind(host: str, port: int, *, option: str, is_shared: bool = False) -> socket.socket:
+    """Bind a port without listening: until then clients are refused instead of waiting.
 
     Args:
-        option: the flag by which a person gives another port.
+        option: flag with which a user chooses another port.
+        is_shared: other processes of this user listen on the port as well (SO_REUSEPORT).
 
     Raises:
-        ConfigError: somebody has it, or it is not ours to take.
+        ConfigError: the port is in use, or may not be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
     except OSError as exc:
@@ -35,7 +38,7 @@ def bind(host: str, port: int, *, option: str) -> socket.socket:
 
 
 def listen(listener: socket.socket, *, backlog: int, option: str) -> tuple[str, int]:
-    """Let clients in; returns the address. Raises: ConfigError when another process listens there already."""
+    """Start listening and return the address. Raises: ConfigError when another process listens there."""
     host, port = listener.getsockname()[:2]
     try:
         listener.listen(backlog)

@@ -1,7 +1,7 @@
-"""What a serving backend is to the rest of the house: one protocol, spoken by every engine.
+"""The protocol of a serving backend, as the rest of Patina sees it.
 
-Rules: this file knows no library and no transport. Errors are those of `store.errors` (`UpstreamUnreachable`, `UpstreamTimeout`,
-`UpstreamError`); a backend's own error *answer* (a 400, a 503) is not an exception but a reply with that status.
+Rules: this module imports no library and no transport. Errors are those of `store.errors` (`UpstreamUnreachable`, `UpstreamTimeout`,
+`UpstreamError`). A backend's own error *response* (a 400, a 503) is not an exception but a reply with that status.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Any, Protocol
 
 from store.values import LogprobMode
 
-#: Header fields as they are on the wire, in order, repeated where repeated.
+#: Header fields as they were sent, in order, repeated where repeated.
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What can be asked of a backend.
+    """What a backend supports.
 
     Attributes:
-        token_ids: it understands `return_token_ids` (vLLM's dialect).
+        token_ids: it accepts `return_token_ids` (a vLLM extension).
         logprobs: it reports the sampled tokens' log-probabilities.
-        adapters: LoRA adapters can be loaded and unloaded while it runs.
-        logprob_mode: of what distribution the log-probabilities are.
-        default_temperature: what it samples with when a request does not say.
-        engine: what it is, e.g. ``vLLM 0.32.0``; "" where it does not say.
-        tools: optional tools (`tool_choice` auto) are understood and calls parsed; None: nobody asked.
-        constrained: `response_format` and forced calls are kept by a grammar; None: nobody asked.
-        token_stream: a stream comes token by token, not from the finished reply.
-        adapter_slots: versions it serves at once; None: as many as memory takes.
-        notes: what it cannot do, in sentences for people.
+        adapters: LoRA adapters can be loaded and unloaded at runtime.
+        logprob_mode: which distribution the log-probabilities belong to.
+        default_temperature: sampling temperature of a request that sets none.
+        engine: name and version, e.g. ``vLLM 0.32.0``; "" if unknown.
+        tools: optional tools (`tool_choice` auto) are accepted and calls parsed; None: unknown.
+        constrained: a grammar enforces `response_format` and forced calls; None: unknown.
+        token_stream: a stream arrives token by token, not from the finished reply.
+        adapter_slots: versions that are served at once; None: limited by memory only.
+        notes: limitations, as sentences for the user.
     """
 
     token_ids: bool
@@ -55,8 +55,8 @@ class ServedModel:
     parent: str | None = None
 
 
-class Reply(Protocol):
-    """An answer whose head has arrived. The body is read once, by `chunks` or `read`; `close` is due in any case."""
+class BackendReply(Protocol):
+    """A response whose head has arrived. The body is read once, by `chunks` or `read`; `close` must be called in any case."""
 
     @property
     def status(self) -> int: ...
@@ -65,62 +65,62 @@ class Reply(Protocol):
     def headers(self) -> Headers: ...
 
     def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives, content encoding untouched. Raises: UpstreamError when it is cut short."""
+        """Yield the body as it arrives, content encoding untouched. Raises: UpstreamError when it is truncated."""
         ...
 
     async def read(self) -> bytes:
-        """Return the whole body. Raises: UpstreamError when it is cut short."""
+        """Return the whole body. Raises: UpstreamError when it is truncated."""
         ...
 
     def close(self) -> None:
-        """Let go of the connection; an unread body is abandoned, which tells the backend to stop."""
+        """Release the connection; an unread body is abandoned, which stops the backend."""
         ...
 
 
-class Engine(Protocol):
-    """A backend that serves a policy."""
+class BackendClient(Protocol):
+    """A client of a backend that serves a policy."""
 
     @property
     def address(self) -> str:
-        """Where it is, for error messages; never with credentials."""
+        """The backend's address for error messages, without credentials."""
         ...
 
     async def capabilities(self) -> Capabilities:
-        """Ask what it can do. Raises: UpstreamError when it cannot be asked."""
+        """Return the backend's capabilities. Raises: UpstreamError when it cannot be queried."""
         ...
 
     async def open(
         self, method: str, path: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None
-    ) -> Reply:
-        """Send a request and return once the head of the answer is there.
+    ) -> BackendReply:
+        """Send a request and return once the response's head has arrived.
 
         Args:
             path: absolute, with its query, still percent-encoded, e.g. ``/v1/chat/completions``.
 
         Raises:
-            UpstreamUnreachable: nobody answers there, or it went away before it answered.
-            UpstreamTimeout: it took too long.
+            UpstreamUnreachable: no connection, or the backend closed it before a response.
+            UpstreamTimeout: no response in time.
         """
         ...
 
     async def models(self) -> tuple[ServedModel, ...]:
-        """Return what it serves now. Raises: UpstreamError."""
+        """Return the models that are served now. Raises: UpstreamError."""
         ...
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Load a LoRA folder under an immutable name; harmless when it is loaded. Raises: AdapterError, UpstreamError."""
+        """Load a LoRA folder under an immutable name; a loaded adapter is not an error. Raises: AdapterError, UpstreamError."""
         ...
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload it; harmless when it is not there. Raises: UpstreamError."""
+        """Unload an adapter; a missing adapter is not an error. Raises: UpstreamError."""
         ...
 
     async def is_healthy(self) -> bool:
-        """Whether it would serve a request now. Never raises."""
+        """Whether the backend would serve a request now. Never raises."""
         ...
 
     async def activity(self) -> Mapping[str, Any]:
-        """What it is doing now, for `status`; empty where it does not tell. Raises: UpstreamError."""
+        """Return the backend's current activity for `status`; empty if unknown. Raises: UpstreamError."""
         ...
 
     async def close(self) -> None: ...

@@ -1,7 +1,7 @@
-"""Several copies of one engine as one (`serving.protocol.Engine`): an adapter is on all of them before it counts as loaded.
+"""Several replicas as one backend (`serving.protocol.BackendClient`): an adapter counts as loaded when all replicas have it.
 
-A copy that does not answer is left out, and comes back once it has every adapter that the others have. A request goes to the copy with
-the fewest requests in flight, by turns; one that cannot be reached is tried on the next.
+A replica that does not respond is excluded until it has every adapter that the others have. A request goes to the replica with the fewest
+requests in flight, round-robin among equals. If that replica is unreachable, the next one gets the request.
 """
 
 from __future__ import annotations
@@ -12,190 +12,193 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from serving.protocol import Capabilities, Engine, Headers, Reply, ServedModel
-from serving.replies import WatchedReply
+from serving.protocol import BackendClient, BackendReply, Capabilities, Headers, ServedModel
+from serving.replies import NotifyingReply
 from store.errors import AdapterError, UpstreamError, UpstreamUnreachable
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Copy:
-    engine: Engine
+class _Replica:
+    engine: BackendClient
     in_flight: int = 0
-    last_asked: int = 0
+    last_request: int = 0
     is_ready: bool = False
     problem: str | None = None
 
-    def leave(self) -> None:
-        """A request that was under way there is done with."""
+    def finish_request(self) -> None:
+        """Note the end of a request."""
         self.in_flight -= 1
 
 
-class ReplicaEngine:
-    """Copies of one engine, each with the same base model.
+class ReplicatedBackend:
+    """Replicas with the same base model.
 
     Args:
         engines: at least one.
     """
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
-        self._copies = [_Copy(engine) for engine in engines]
+    def __init__(self, engines: Sequence[BackendClient]) -> None:
+        self._replicas = [_Replica(engine) for engine in engines]
         self._adapters: dict[str, str] = {}
-        self._asked = 0
+        self._request_count = 0
 
     @property
     def address(self) -> str:
-        return " and ".join(copy.engine.address for copy in self._copies)
+        return " and ".join(replica.engine.address for replica in self._replicas)
 
-    def _ready(self) -> list[_Copy]:
+    def _ready(self) -> list[_Replica]:
         return sorted(
-            (copy for copy in self._copies if copy.is_ready),
-            key=lambda copy: (copy.in_flight, copy.last_asked),
+            (replica for replica in self._replicas if replica.is_ready),
+            key=lambda replica: (replica.in_flight, replica.last_request),
         )
 
     async def capabilities(self) -> Capabilities:
-        """Ask all that answer; what one of them cannot do, they cannot do."""
+        """Query all replicas that respond, and return what all of them support."""
         found: list[Capabilities] = []
         problem: UpstreamError | None = None
-        for copy in self._copies:
+        for replica in self._replicas:
             try:
-                found.append(await copy.engine.capabilities())
+                found.append(await replica.engine.capabilities())
             except UpstreamError as exc:
                 problem = exc
         if not found:
             assert problem is not None
             raise problem
         first = found[0]
-        slots = [one.adapter_slots for one in found if one.adapter_slots is not None]
-        notes = dict.fromkeys(note for one in found for note in one.notes)
-        if any(one.logprob_mode != first.logprob_mode for one in found):
-            notes["the copies report different kinds of log-probabilities"] = None
+        slots = [item.adapter_slots for item in found if item.adapter_slots is not None]
+        notes = dict.fromkeys(note for item in found for note in item.notes)
+        if any(item.logprob_mode != first.logprob_mode for item in found):
+            notes["the replicas report different kinds of log-probabilities"] = None
             first = replace(first, logprob_mode=type(first.logprob_mode).UNKNOWN)
         return replace(
             first,
-            token_ids=all(one.token_ids for one in found),
-            logprobs=all(one.logprobs for one in found),
-            adapters=all(one.adapters for one in found),
-            tools=None if first.tools is None else all(one.tools for one in found),
-            constrained=None if first.constrained is None else all(one.constrained for one in found),
+            token_ids=all(item.token_ids for item in found),
+            logprobs=all(item.logprobs for item in found),
+            adapters=all(item.adapters for item in found),
+            tools=None if first.tools is None else all(item.tools for item in found),
+            constrained=None if first.constrained is None else all(item.constrained for item in found),
             adapter_slots=min(slots, default=None),
             notes=tuple(notes),
         )
 
     async def open(
         self, method: str, path: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None
-    ) -> Reply:
-        """Send a request to the least busy copy that is ready."""
-        tried: UpstreamUnreachable | None = None
-        for copy in self._ready():
-            copy.in_flight += 1
-            self._asked += 1
-            copy.last_asked = self._asked
+    ) -> BackendReply:
+        """Send a request to the least busy ready replica."""
+        last_error: UpstreamUnreachable | None = None
+        for replica in self._ready():
+            replica.in_flight += 1
+            self._request_count += 1
+            replica.last_request = self._request_count
             try:
-                reply = await copy.engine.open(method, path, headers, body)
+                reply = await replica.engine.open(method, path, headers, body)
             except UpstreamUnreachable as exc:
-                copy.leave()
-                copy.is_ready, copy.problem = False, str(exc)
-                tried = exc
+                replica.finish_request()
+                replica.is_ready, replica.problem = False, str(exc)
+                last_error = exc
                 if body is not None and not isinstance(body, bytes):
-                    raise  # a streamed body is spent
+                    raise  # a streamed body cannot be sent twice
                 continue
             except BaseException:
-                copy.leave()
+                replica.finish_request()
                 raise
-            return WatchedReply(reply, copy.leave)
-        raise tried or UpstreamUnreachable(f"no copy is ready at {self.address}: {self._problems()}")
+            return NotifyingReply(reply, replica.finish_request)
+        raise last_error or UpstreamUnreachable(
+            f"no replica is ready at {self.address}: {self._describe_problems()}"
+        )
 
-    def _problems(self) -> str:
+    def _describe_problems(self) -> str:
         return (
-            "; ".join(dict.fromkeys(copy.problem for copy in self._copies if copy.problem)) or "no answer yet"
+            "; ".join(dict.fromkeys(replica.problem for replica in self._replicas if replica.problem))
+            or "no response yet"
         )
 
     async def models(self) -> tuple[ServedModel, ...]:
-        """Return what all copies that are ready serve; a copy is ready when it answers and has every adapter."""
-        listed = await asyncio.gather(*(self._look(copy) for copy in self._copies))
+        """Return the models that all ready replicas serve; a replica is ready when it responds and has every adapter."""
+        listed = await asyncio.gather(*(self._refresh(replica) for replica in self._replicas))
         found = [models for models in listed if models is not None]
         if not found:
-            raise UpstreamUnreachable(f"no copy is ready at {self.address}: {self._problems()}")
+            raise UpstreamUnreachable(f"no replica is ready at {self.address}: {self._describe_problems()}")
         common = set.intersection(*({m.name for m in models} for models in found))
         return tuple(model for model in found[0] if model.name in common)
 
-    async def _look(self, copy: _Copy) -> tuple[ServedModel, ...] | None:
+    async def _refresh(self, replica: _Replica) -> tuple[ServedModel, ...] | None:
         try:
-            models = await copy.engine.models()
+            models = await replica.engine.models()
             names = {model.name for model in models}
             for name, path in tuple(self._adapters.items()):
                 if name not in names:
-                    await copy.engine.load_adapter(name, path)
+                    await replica.engine.load_adapter(name, path)
                     models = (*models, ServedModel(name=name, parent=models[0].name if models else None))
         except (UpstreamError, AdapterError) as exc:
-            if copy.is_ready or copy.problem != str(exc):
-                log.warning("%s is left out: %s", copy.engine.address, exc)
-            copy.is_ready, copy.problem = False, str(exc)
+            if replica.is_ready or replica.problem != str(exc):
+                log.warning("%s is excluded: %s", replica.engine.address, exc)
+            replica.is_ready, replica.problem = False, str(exc)
             return None
-        if not copy.is_ready:
-            log.info("%s is in", copy.engine.address)
-        copy.is_ready, copy.problem = True, None
+        if not replica.is_ready:
+            log.info("%s is in", replica.engine.address)
+        replica.is_ready, replica.problem = True, None
         return models
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Load it on every copy that is ready; the others get it when they come back.
+        """Load an adapter on every ready replica; the others get it when they are ready again.
 
         Raises:
-            AdapterError: one would not; it is unloaded where it was.
-            UpstreamError: no copy is left.
+            AdapterError: a replica refused it; the others unload it.
+            UpstreamError: no replica is left.
         """
         ready = self._ready()
         results = await asyncio.gather(
-            *(copy.engine.load_adapter(name, path) for copy in ready), return_exceptions=True
+            *(replica.engine.load_adapter(name, path) for replica in ready), return_exceptions=True
         )
         refusal: AdapterError | None = None
-        for copy, result in zip(ready, results, strict=True):
+        for replica, result in zip(ready, results, strict=True):
             if isinstance(result, AdapterError):
                 refusal = result
             elif isinstance(result, UpstreamError):
-                copy.is_ready, copy.problem = False, str(result)
+                replica.is_ready, replica.problem = False, str(result)
             elif isinstance(result, BaseException):
                 raise result
         if refusal is not None:
             await self.unload_adapter(name)
             raise refusal
-        if not any(copy.is_ready for copy in self._copies):
-            raise UpstreamUnreachable(f"no copy is ready at {self.address}: {self._problems()}")
+        if not any(replica.is_ready for replica in self._replicas):
+            raise UpstreamUnreachable(f"no replica is ready at {self.address}: {self._describe_problems()}")
         self._adapters[name] = path
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload it everywhere. A copy that fails at it is left out until it answers again."""
+        """Unload an adapter everywhere. A replica that fails is excluded until it responds again."""
         self._adapters.pop(name, None)
         ready = self._ready()
         results = await asyncio.gather(
-            *(copy.engine.unload_adapter(name) for copy in ready), return_exceptions=True
+            *(replica.engine.unload_adapter(name) for replica in ready), return_exceptions=True
         )
-        for copy, result in zip(ready, results, strict=True):
+        for replica, result in zip(ready, results, strict=True):
             if isinstance(result, UpstreamError):
-                copy.is_ready, copy.problem = False, str(result)
+                replica.is_ready, replica.problem = False, str(result)
             elif isinstance(result, BaseException):
                 raise result
 
     async def is_healthy(self) -> bool:
-        return any(await asyncio.gather(*(copy.engine.is_healthy() for copy in self._copies)))
+        return any(await asyncio.gather(*(replica.engine.is_healthy() for replica in self._replicas)))
 
     async def activity(self) -> Mapping[str, Any]:
-        """What each copy does, by its address."""
+        """Return each replica's activity by its address."""
         found: dict[str, Any] = {}
-        for copy in self._copies:
-            own: dict[str, Any] = {"ready": copy.is_ready, "in_flight": copy.in_flight}
-            if copy.problem:
-                own["problem"] = copy.problem
-            if copy.is_ready:
+        for replica in self._replicas:
+            own: dict[str, Any] = {"ready": replica.is_ready, "in_flight": replica.in_flight}
+            if replica.problem:
+                own["problem"] = replica.problem
+            if replica.is_ready:
                 try:
-                    own |= await copy.engine.activity()
+                    own |= await replica.engine.activity()
                 except UpstreamError as exc:
                     own["problem"] = str(exc)
-            found[copy.engine.address] = own
+            found[replica.engine.address] = own
         return found
 
     async def close(self) -> None:
-        for copy in self._copies:
-            await copy.engine.close()
+        for replica in self._replicas:
+            await replica.engine.close()

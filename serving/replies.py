@@ -1,18 +1,18 @@
-"""A reply that tells when it is done with, for engines that stand in front of engines."""
+"""A reply wrapper that reports its end, for backends that wrap other backends."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 
-from serving.protocol import Headers, Reply
+from serving.protocol import BackendReply, Headers
 
 
-class WatchedReply:
-    """Another engine's reply (`serving.protocol.Reply`); ``done`` is called once, when it is closed."""
+class NotifyingReply:
+    """Wraps a reply (`serving.protocol.BackendReply`); ``on_close`` is called once, when it is closed."""
 
-    def __init__(self, reply: Reply, done: Callable[[], None]) -> None:
+    def __init__(self, reply: BackendReply, on_close: Callable[[], None]) -> None:
         self._reply = reply
-        self._done: Callable[[], None] | None = done
+        self._on_close: Callable[[], None] | None = on_close
 
     @property
     def status(self) -> int:
@@ -30,6 +30,6 @@ class WatchedReply:
 
     def close(self) -> None:
         self._reply.close()
-        if self._done is not None:
-            self._done()
-            self._done = None
+        if self._on_close is not None:
+            self._on_close()
+            self._on_close = None

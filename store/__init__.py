@@ -1,1 +1,1 @@
-"""The record: what the processes share. Values, errors, life of a turn, settings, schema, queries. The only SQL in the house."""
+"""The record: what the processes share. Values, errors, life of a turn, settings, schema, queries. The only SQL of the project."""

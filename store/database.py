@@ -3,7 +3,7 @@
 A query is a plain function of a synchronous `sqlalchemy.Connection`; `Database` runs it as one transaction:
 
 * SQLite: the whole function in one hop to aiosqlite's thread. (One hop for each statement, as SQLAlchemy's dialect for it
-  does, costs a turn about 39 hops, three quarters of all the proxy's work.) One thread and one connection write, so that writers of this process never
+  does, costs a turn about 39 hops, three quarters of the cost of recording it.) One thread and one connection write, so that writers of this process never
   wait for each other inside SQLite; others read.
 * PostgreSQL: `AsyncConnection.run_sync`; each statement is a round trip to the server anyway.
 
@@ -33,6 +33,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from store.disk import sync_path
 from store.errors import RecordCorrupt, RecordError, RecordUnavailable
 
 P = ParamSpec("P")
@@ -119,6 +120,11 @@ class Database:
         file = self._file_of()
         return await self._writer.run(lambda: file.write(lambda sync: work(sync, *args, **kwargs)))
 
+    async def sync(self) -> None:
+        """Make every commit so far survive a power cut. PostgreSQL does so at each commit. Raises: RecordUnavailable."""
+        if self._file is not None:
+            await self._writer.run(self._file.sync)
+
     def _file_of(self) -> _SqliteFile:
         assert self._file is not None  # either a file or a server
         return self._file
@@ -129,7 +135,7 @@ class _Writer(aiosqlite.Connection):
 
     def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
         super().__init__(connector, iter_chunk_size=64)
-        # Whoever forgets to close a record does not keep the program from ending, and SQLite needs no farewell.
+        # A record that is not closed must not keep the program from ending; SQLite needs no close.
         self._thread.daemon = True
         self._thread.name = f"record-write-{self._thread.name}"
 
@@ -197,7 +203,7 @@ class _SqliteFile:
     def read(self, work: Callable[[sa.Connection], T]) -> T:
         with _mapped():
             if self._engine is None or (self._identity != self._on_disk() and not self._is_missing()):
-                # Opened anew by the next write; a reader must not take the connections from under the writer.
+                # Opened again by the next write; a reader must not take the connections from under the writer.
                 raise RecordUnavailable(f"the record's file {self._path} was replaced by another")
             with self._engine.connect() as connection:
                 return work(connection)
@@ -211,7 +217,7 @@ class _SqliteFile:
             # Take the write lock at once: a read that later turns into a write fails with SQLITE_BUSY at any timeout.
             raw.execute("BEGIN IMMEDIATE")
             try:
-                # Seen under the lock, so that nothing is written to a file that somebody is restoring elsewhere.
+                # Seen under the lock, so that nothing is written to a file that another process is restoring.
                 if self._identity == self._on_disk():
                     result = work(self._writing)
                     raw.execute("COMMIT")
@@ -227,8 +233,15 @@ class _SqliteFile:
             raw.execute("ROLLBACK")
             self.close()
             raise RecordUnavailable(
-                f"the record's file {self._path} was removed or replaced; it is opened anew"
+                f"the record's file {self._path} was removed or replaced; it is opened again"
             )
+
+    def sync(self) -> None:
+        """Sync the write-ahead log: what is no longer in it was synced by the checkpoint that moved it."""
+        with _mapped():
+            # Never the database file itself: to close it would release SQLite's locks on it.
+            for path in (self._path.with_name(self._path.name + "-wal"), self._path.parent):
+                sync_path(path)
 
     def _restore(self) -> None:
         """Write what the removed file held back to its place; the caller holds its write lock."""
@@ -364,10 +377,20 @@ def _mapped() -> Iterator[None]:
         raise RecordUnavailable(f"the record cannot be reached: {exc}") from exc
 
 
-def _ours(error: BaseException, may_pass: bool) -> RecordError:
+def is_corrupt(error: BaseException) -> bool:
+    """Whether SQLite reports a damaged file."""
     code = getattr(error, "sqlite_errorcode", None)
-    if code is not None and code & 0xFF in _CORRUPT:
-        return RecordCorrupt(f"the record's file is damaged: {error}")
+    return code is not None and code & 0xFF in _CORRUPT
+
+
+def damaged_sentence(error: BaseException) -> str:
+    """Return the sentence for a person whose record is damaged."""
+    return f"the record's file is damaged: {error}; stop Patina and run `run.py recover`, which salvages what can be read"
+
+
+def _ours(error: BaseException, may_pass: bool) -> RecordError:
+    if is_corrupt(error):
+        return RecordCorrupt(damaged_sentence(error))
     if may_pass:
         return RecordUnavailable(f"the record cannot be used: {error}")
     return RecordError(f"the record refused: {error}")

@@ -9,15 +9,16 @@
       . RecordCorrupt        its file is damaged
     - IllegalTransition      a turn was asked to skip or repeat a stage of its life
     - AdapterError           an adapter folder is missing, torn, or not what its hash says
+    - ClaimLost              a worker asked to end the life of turns that it does not hold any more: nothing is written
     - AliasMoved             the live version is not the one a new version was trained from: it is not published
     - GateRejected           a trained version failed the gate; the old one stays live
-  + TheirError               somebody else's input or service is wrong
+  + TheirError               another party's input or service is wrong
     - WireError              bytes that are not the OpenAI format
     - AlignmentError         per-token streams differ in length; never repaired by padding
     - UpstreamError          the serving backend failed; carries its status and body
-      . UpstreamUnreachable  nobody answers there
+      . UpstreamUnreachable  no answer at its address
       . UpstreamTimeout      it answered too late
-    - JudgeError             the judge answered in a form nobody can parse
+    - JudgeError             the judge answered in a form that cannot be parsed
       . JudgeUnavailable     the judge cannot be reached: the turn waits, it is never mis-scored
     - RewardError            the user's own reward function raised or returned nonsense
 """
@@ -61,6 +62,10 @@ class AdapterError(OurError):
     """An adapter folder is missing, torn, or not what its hash says."""
 
 
+class ClaimLost(OurError):
+    """A worker's lease ran out, and its turns wait again or another worker has claimed them."""
+
+
 class AliasMoved(OurError):
     """The live version changed while another was trained from it: what a person undid is not built upon."""
 
@@ -70,7 +75,7 @@ class GateRejected(OurError):
 
 
 class TheirError(PatinaError):
-    """Somebody else's input or service is wrong."""
+    """Another party's input or service is wrong."""
 
 
 class WireError(TheirError):
@@ -82,7 +87,7 @@ class AlignmentError(TheirError):
 
 
 class UpstreamError(TheirError):
-    """The serving backend failed; ``status`` and ``body`` are what it said."""
+    """The serving backend failed; ``status`` and ``body`` are its response."""
 
     def __init__(self, message: str, *, status: int | None = None, body: bytes = b"") -> None:
         super().__init__(message)
@@ -91,7 +96,7 @@ class UpstreamError(TheirError):
 
 
 class UpstreamUnreachable(UpstreamError):
-    """Nobody answers at the backend's address."""
+    """The backend's address does not answer."""
 
 
 class UpstreamTimeout(UpstreamError):
@@ -99,11 +104,11 @@ class UpstreamTimeout(UpstreamError):
 
 
 class UpstreamConnectTimeout(UpstreamTimeout):
-    """No connection to the backend came about in time: it has not heard of the request."""
+    """No connection to the backend was made in time: the request was not sent."""
 
 
 class JudgeError(TheirError):
-    """The judge answered in a form nobody can parse."""
+    """The judge answered in a form that cannot be parsed."""
 
 
 class JudgeUnavailable(JudgeError):

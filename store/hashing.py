@@ -1,7 +1,7 @@
 """Content addresses. Sans-IO: values in, names out.
 
 Two rules. The address of a message is of its bytes **as sent**, so that the record can prove what it stored. The canonical
-keys by which a conversation is recognised (`proxy.canonical`) forgive what clients change and are never used as addresses.
+keys by which a conversation is recognised (`recorder.canonical`) forgive what clients change and are never used as addresses.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from store.errors import ConfigError
 log = logging.getLogger(__name__)
 
 DEFAULT = "default"
-#: Names that mean somebody else.
+#: Reserved names.
 _RESERVED = frozenset({DEFAULT, "anonymous"})
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LOOK_S = 0.2
@@ -98,7 +98,7 @@ class KeyFile:
         return key
 
     def revoke(self, name: str) -> None:
-        """Close the door to a key. Raises: ConfigError when nobody of that name has one."""
+        """Revoke a key. Raises: ConfigError when there is none of that name."""
         with self._locked():
             keys = self.read()
             if not any(key.name == name and key.revoked_at is None for key in keys):
@@ -180,7 +180,7 @@ class Keyring:
                 self._first = replace(self._first, digest=digest_of(text))
             named = self._named.read() if self._named is not None else ()
         except (OSError, ConfigError) as exc:
-            # Whoever could come in still can; it is looked at again as soon as the file changes, and `status` says so.
+            # The earlier keys stay valid until the file changes; `status` shows the error.
             self.problem = str(exc)
             log.error("the keys on disk cannot be read, the last ones known stay: %s", exc)
         else:

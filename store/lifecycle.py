@@ -1,7 +1,7 @@
 """The life of a turn, as one table.
 
 Rule 1: everything that decides which stage may follow which lives in this file.
-Rule 2: this file does not know who asks (proxy, scorer or trainer) nor how a stage is stored.
+Rule 2: this file does not know who asks (recorder, scorer or trainer) nor how a stage is stored.
 (Both rules after h11's `_state.py`.)
 
     recorded -> answered -> scored -> claimed -> trained      or dropped, always with the reason in the row
@@ -38,7 +38,7 @@ class DropReason(StrEnum):
     """Why a turn will never train. `status` counts these."""
 
     SIDE_TURN = "side_turn"  #: housekeeping: title, summary, heartbeat
-    OPTED_OUT = "opted_out"  #: the client said so
+    OPTED_OUT = "opted_out"  #: the client asked for it
     UNFINISHED = "unfinished"  #: the client left or the backend broke the stream
     REQUEST_REFUSED = "request_refused"  #: the backend is well and would not take the request as it was
     UPSTREAM_ERROR = "upstream_error"  #: the reply was an error
@@ -52,7 +52,8 @@ class DropReason(StrEnum):
     STALE = "stale"  #: sampled by a version too long ago, or too unlike today's policy
     TEACHER_FAILED = "teacher_failed"  #: the teacher could not be asked; never replaced by zeros
     HINT_IRRELEVANT = "hint_irrelevant"  #: the hint does not move the teacher: nothing to distil
-    TOO_LONG = "too_long"  #: does not fit the trainer's context
+    TOO_LONG = "too_long"  #: does not fit the trainer's context, or the memory and time it plans with
+    OUT_OF_MEMORY = "out_of_memory"  #: alone in a pass it took more memory than there is
     GATE_REJECTED = "gate_rejected"  #: its step failed the gate, and again
     STEP_FAILED = "step_failed"  #: its step raised an error, again and again
     FORGOTTEN = "forgotten"  #: the person asked for it

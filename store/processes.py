@@ -1,4 +1,4 @@
-"""What the processes of a house ask about each other."""
+"""Checks on other processes of this machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is a process of that id, whoever's it is."""
+    """Whether a process of that id exists, of any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,13 +1,13 @@
 """The record: the one door to the database. What is asked and written there is in `store.queries`, by who asks.
 
 Values in, values out; each method is one short transaction (`store.database` says how it is run and what a commit promises). Errors are
-`store.errors.RecordError`s: nobody else sees SQLAlchemy.
+`store.errors.RecordError`s: no other module sees SQLAlchemy.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -15,9 +15,8 @@ from sqlalchemy.exc import DBAPIError
 from store.database import BUSY_TIMEOUT_S, Database
 from store.errors import RecordError, RecordTooNew
 from store.lifecycle import DropReason, Stage
-from store.queries import common, person, proxy, scorer, story, trainer
+from store.queries import common, journal, person, proxy, scorer, story, trainer
 from store.queries.turns import TurnWriter
-from store.texts import last_user_text
 from store.values import (
     AdapterVersion,
     AliasMove,
@@ -29,19 +28,20 @@ from store.values import (
     RecordStatus,
     Remembered,
     ScoredTurn,
+    StatedHint,
     StepReport,
     Tip,
     Tips,
     TurnFate,
+    UnusedComplaint,
     Verdict,
     Waiting,
+    WishEdit,
 )
 from store.verify import verify
 
-__all__ = ["SCHEMA_REVISION", "Record", "RecordStatus", "Tips", "Waiting", "check_revision", "last_user_text"]
-
 #: Newest migration this code knows. A test holds it against `migrations/`.
-SCHEMA_REVISION = "0003"
+SCHEMA_REVISION = "0007"
 
 
 class Record:
@@ -75,9 +75,16 @@ class Record:
     async def close(self) -> None:
         await self._database.close()
 
-    # ------------------------------------------------------------------ proxy
+    # ------------------------------------------------------------------ proxy and recorder
 
-    async def write_turns(self, turns: Sequence[NewTurn], done: Sequence[tuple[str, str]] = ()) -> None:
+    async def write_turns(
+        self,
+        turns: Sequence[NewTurn],
+        done: Sequence[tuple[str, str]] = (),
+        *,
+        feedback: Sequence[Feedback] = (),
+        offsets: Mapping[str, int] | None = None,
+    ) -> list[Feedback]:
         """Write turns with their new messages and their parents' next states, all in one transaction.
 
         A turn id that is there already is skipped, so that a retried write is harmless.
@@ -85,12 +92,36 @@ class Record:
         Args:
             done: (scope, session) of sessions that their clients say are over: what nothing has followed in them will not
                 be answered any more.
+            feedback: explicit feedback, stored after the turns.
+            offsets: segment of the journal -> byte offset up to which it is recorded with this transaction.
+
+        Returns:
+            feedback about turns that the record does not have; it is not stored.
 
         Raises:
             RecordUnavailable: locked, full or gone; nothing of it was written.
         """
-        if turns:
-            self._turns.keep(await self._database.write(self._turns.write, turns, done))
+        written, unmatched = await self._database.write(
+            journal.record_batch, self._turns, turns, done, feedback, offsets or {}
+        )
+        self._turns.keep(written)
+        return unmatched
+
+    async def journal_offsets(self) -> dict[str, int]:
+        """Return how far each segment of the journal is recorded, in bytes, by name."""
+        return await self._database.read(journal.journal_offsets)
+
+    async def sync(self) -> None:
+        """Make everything that was written so far survive a power cut. Raises: RecordUnavailable."""
+        await self._database.sync()
+
+    async def forget_segments(self, names: Sequence[str]) -> None:
+        """Delete the offsets of segments that were removed."""
+        await self._database.write(journal.forget_segments, names)
+
+    async def has_feedback(self, idempotency_key: str) -> bool:
+        """Whether feedback with this key is recorded."""
+        return await self._database.read(journal.has_feedback, idempotency_key)
 
     async def known_turns(self, turn_ids: Sequence[str]) -> set[str]:
         """Return those of ``turn_ids`` that are recorded."""
@@ -129,7 +160,7 @@ class Record:
         await self._database.write(proxy.heartbeat, beat)
 
     async def beat_of(self, process: str) -> Heartbeat | None:
-        """Return what a process last said of itself; None: it never did."""
+        """Return the newest heartbeat of a process, or None."""
         return await self._database.read(proxy.beat_of, process)
 
     # ----------------------------------------------------------------- scorer
@@ -141,7 +172,7 @@ class Record:
     async def add_verdict(self, verdict: Verdict, *, drop: DropReason | None = None) -> None:
         """Store a verdict and move its turn to scored, or with ``drop`` to dropped.
 
-        A turn that is not waiting any more (forgotten, scored by somebody faster) keeps its stage; the verdict stays in
+        A turn that is not waiting any more (forgotten, scored by another worker) keeps its stage; the verdict stays in
         the record all the same.
         """
         await self._database.write(scorer.add_verdict, verdict, drop=drop)
@@ -169,46 +200,66 @@ class Record:
         """Keep a worker's claims for another ``lease_s`` seconds; returns how many it still holds."""
         return await self._database.write(trainer.renew, worker, lease_s, _now(now))
 
-    async def release(self, turn_ids: Sequence[str], now: float | None = None) -> int:
-        """Give claimed turns back, as a step that failed does."""
-        return await self._database.write(trainer.release, turn_ids, _now(now))
+    async def release(self, turn_ids: Sequence[str], now: float | None = None, *, worker: str) -> int:
+        """Give back those of these turns that ``worker`` holds, as a step that failed does; returns how many."""
+        return await self._database.write(trainer.release, turn_ids, _now(now), worker=worker)
 
     async def release_expired(self, now: float | None = None) -> int:
         """Give back the claims of workers that died: their leases ran out."""
         return await self._database.write(trainer.release_expired, _now(now))
 
     async def drop(
-        self, turn_ids: Sequence[str], reason: DropReason, now: float | None = None, *, detail: str = ""
+        self,
+        turn_ids: Sequence[str],
+        reason: DropReason,
+        now: float | None = None,
+        *,
+        worker: str,
+        detail: str = "",
     ) -> int:
-        """End the life of turns that cannot train, with the reason and, in ``detail``, why in words."""
-        return await self._database.write(trainer.drop, turn_ids, reason, _now(now), detail)
+        """End the life of those of these turns that ``worker`` holds: they cannot train.
+
+        Args:
+            detail: the reason in words.
+
+        Returns:
+            How many there were.
+        """
+        return await self._database.write(trainer.drop, turn_ids, reason, _now(now), detail, worker=worker)
 
     async def next_version(self, policy: str) -> int:
         """Return a version number no adapter of this policy ever had, rejected ones included."""
         return await self._database.read(trainer.next_version, policy)
 
     async def publish(
-        self, adapter: AdapterVersion, turn_ids: Sequence[str], step: StepReport, *, by: str = "trainer"
+        self,
+        adapter: AdapterVersion,
+        turn_ids: Sequence[str],
+        step: StepReport,
+        *,
+        worker: str,
+        by: str = "trainer",
     ) -> None:
         """Publish a version, move the alias to it and mark its turns trained: one transaction, all or nothing.
 
         Raises:
-            IllegalTransition: a turn is not claimed any more (its lease ran out and somebody else has it): nothing is
-                written, so that no turn is ever trained twice.
-            AliasMoved: the live version is not the parent any more (somebody rolled back meanwhile): nothing is written.
+            ClaimLost: ``worker`` does not hold one of the turns any more (its lease ran out): nothing is written, so that no
+                turn is ever trained twice.
+            AliasMoved: the live version is not the parent any more (a rollback came between): nothing is written.
         """
-        await self._database.write(trainer.publish, adapter, turn_ids, step, by=by)
+        await self._database.write(trainer.publish, adapter, turn_ids, step, worker=worker, by=by)
 
     async def reject(
         self,
         adapter: AdapterVersion,
         step: StepReport,
         *,
+        worker: str,
         release: Sequence[str] = (),
         drop: Sequence[str] = (),
     ) -> None:
-        """Record a version the gate refused; its turns go back or, when they caused it twice, out."""
-        await self._database.write(trainer.reject, adapter, step, release=release, drop=drop)
+        """Record a version the gate refused; those of its turns that ``worker`` holds go back or, when they caused it twice, out."""
+        await self._database.write(trainer.reject, adapter, step, worker=worker, release=release, drop=drop)
 
     async def write_step(self, step: StepReport) -> None:
         """Store (or complete) the report of a step that published nothing."""
@@ -233,7 +284,7 @@ class Record:
         return await self._database.read(trainer.scored_turns, turn_ids)
 
     async def recent_verdict_values(self, policy: str, limit: int) -> list[int]:
-        """Return the values of a policy's newest verdicts that had an opinion, newest first: the baseline's window."""
+        """Return the newest verdicts of a policy's settled (trained or dropped) turns, oldest first: the baseline's window."""
         return await self._database.read(trainer.recent_verdict_values, policy, limit)
 
     # ----------------------------------------------------------------- person
@@ -274,6 +325,26 @@ class Record:
 
     async def is_paused(self) -> bool:
         return await self._database.read(person.is_paused)
+
+    async def add_wish_edits(self, policy: str, edits: Sequence[WishEdit], now: float | None = None) -> None:
+        """Store what the owner changed in the playbook. Rows are kept; of each turn the newest counts.
+
+        Raises:
+            RecordError: a turn of these edits is not in the record.
+        """
+        await self._database.write(person.add_wish_edits, policy, edits, _now(now))
+
+    async def wish_edits(self, policy: str) -> list[WishEdit]:
+        """Return the edits that count; see `store.queries.person.wish_edits`."""
+        return await self._database.read(person.wish_edits, policy)
+
+    async def stated_hints(self, policy: str, turn_ids: Sequence[str]) -> list[StatedHint]:
+        """Return these turns and all others of the policy with a hint in the same words, oldest first."""
+        return await self._database.read(person.stated_hints, policy, turn_ids)
+
+    async def unused_complaints(self, policy: str, since: float) -> list[UnusedComplaint]:
+        """Return the complaints that were dropped since then because they have nothing to teach, newest first."""
+        return await self._database.read(person.unused_complaints, policy, since)
 
     async def story(self, reference: str) -> Json | None:
         """Return everything recorded about one turn, named by its id, the end of it, or its completion id; None: no such turn."""

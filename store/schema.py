@@ -1,11 +1,12 @@
 """The tables, one place. `migrations/` creates them; a test holds the two against each other.
 
-Rules: `turns`, `messages`, `nodes`, `next_states`, `feedback`, `verdicts`, `alias_moves` are append-only: a row never changes once it is
+Rules: `turns`, `messages`, `nodes`, `next_states`, `feedback`, `verdicts`, `alias_moves`, `wish_edits` are append-only: a row never changes once it is
 written (what a person asks to forget is deleted, not edited). `lives` is the one baton that processes hand on, and it only
 moves by compare-and-set along `store.lifecycle`. Every other table has one writing process:
 
     proxy   messages, nodes, turns, next_states, feedback        trainer  adapters, steps
     scorer  verdicts                                             alias_moves: trainer (publish) and a person (rollback)
+    person  controls, wish_edits (`run.py`)
 
 A conversation is stored as a chain of nodes, each naming its parent and one message; messages are content-addressed, so a
 200-turn session costs what is new in it. Leading system messages form a chain of their own (`preamble_node`): clients change
@@ -15,6 +16,7 @@ them every turn, and with them in front of the history every later node would be
 from __future__ import annotations
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     Column,
     Float,
@@ -67,6 +69,7 @@ turns = Table(
     Column("kind", String(8), nullable=False),
     Column("relation", String(16), nullable=False),
     Column("link_reason", String(200), nullable=False),
+    Column("kind_reason", String(32), nullable=False, server_default=""),
     Column("link_confidence", Float, nullable=False),
     Column("policy", String(128), nullable=False),
     Column("scope", String(128), nullable=False),
@@ -88,7 +91,7 @@ turns = Table(
     Column("completion_token_ids", Text, nullable=False),  # JSON list
     Column("sampling_logprobs", Text, nullable=False),  # JSON list
     Column("finish_reason", String(64)),
-    # Prompt ids grow with the session; what the parent's prompt + completion already says is not said again.
+    # Prompt ids grow with the session; the part that equals the parent's prompt + completion is not stored again.
     Column("prompt_base_turn_id", _ID),
     Column("prompt_base_length", Integer, nullable=False),
     Column("prompt_token_ids", Text, nullable=False),  # JSON list: the ids after the base
@@ -140,6 +143,7 @@ verdicts = Table(
     Column("value", Integer),
     Column("hint", Text),
     Column("hint_is_reaction", Boolean, nullable=False),
+    Column("wishes", Text, nullable=False, server_default="[]"),  # labels of `store.wishes`: a JSON list
     Column("source", String(256), nullable=False),
     Column("confidence", Float, nullable=False),
     Column("detail", Text, nullable=False),
@@ -219,12 +223,31 @@ heartbeats = Table(
     Column("at", Float, nullable=False),
 )
 
+journal_offsets = Table(
+    "journal_offsets",
+    metadata,
+    Column("segment", String(128), primary_key=True),
+    Column("recorded", BigInteger, nullable=False),  # bytes
+)
+
 controls = Table(
     "controls",
     metadata,
     Column("name", String(32), primary_key=True),  # written by a person through run.py: "training" = "paused"
     Column("value", Text, nullable=False),
     Column("at", Float, nullable=False),
+)
+
+wish_edits = Table(
+    "wish_edits",
+    metadata,
+    Column("edit_id", Integer, primary_key=True, autoincrement=True),  # the newest row of a turn counts
+    Column("policy", String(128), nullable=False),
+    Column("turn_id", _ID, ForeignKey("turns.turn_id", ondelete="CASCADE"), nullable=False),
+    Column("text", Text),  # NULL: its wish is withdrawn; "": this wording is not used; else what replaces it
+    Column("created_at", Float, nullable=False),
+    Index(None, "policy", "edit_id"),
+    Index(None, "turn_id"),
 )
 
 #: Columns of the view `trajectories`, in order: a fixed interface.

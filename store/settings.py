@@ -15,15 +15,18 @@ import os
 import re
 import shlex
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from store.errors import ConfigError
 from store.keys import new_key
+from store.learning import DEFAULTS, LearningConfig, parse_learning, split_learning
 
+#: Folder that holds the packages: a checkout, or site-packages where Patina was installed by pip.
 REPOSITORY = Path(__file__).resolve().parent.parent
+IS_CHECKOUT = (REPOSITORY / "pyproject.toml").is_file()
 #: The built-in model's name; any other name or path is a Hugging Face one.
 BUILTIN_MODEL = "patina-tiny"
 BUILTIN_FOLDER = REPOSITORY / "models" / BUILTIN_MODEL
@@ -43,7 +46,7 @@ def _checked_url(value: str) -> str:
 
 
 def _field(default: Any, env: str, help: str, group: str = "Patina") -> Any:
-    """A setting: its default, environment name and one line of help, told once."""
+    """A setting: its default, environment name and one line of help."""
     names = [env, *([] if env.startswith("PATINA_") else [f"PATINA_{env}"])]
     return Field(
         default=default,
@@ -84,14 +87,7 @@ class Settings(BaseSettings):
     learning_rate: float | None = _field(
         None,
         "LEARNING_RATE",
-        "AdamW learning rate; default 1e-4, and 5e-3 for the built-in model",
-        "learning",
-    )
-    rate_by_signal: bool = _field(
-        True,
-        "PATINA_RATE_BY_SIGNAL",
-        "lower the learning rate in proportion to how little a batch asks for; Adam alone makes as long a step out of one complaint "
-        "among thanks as out of complaints only",
+        "AdamW learning rate, a cap on how far a version moves; default 5e-3 for the built-in model, 1e-4 on a Tinker server, 4e-4 else",
         "learning",
     )
     batch_size: int = _field(4, "BATCH_SIZE", "turns per step", "learning")
@@ -153,12 +149,6 @@ class Settings(BaseSettings):
     custom_rm_path: str = _field(
         "", "PATINA_CUSTOM_RM_PATH", "own reward: module:function or file.py:function", "scoring"
     )
-    opd_support: Literal["topk", "token"] = _field(
-        "topk",
-        "PATINA_OPD_SUPPORT",
-        "directive term on the student's top-K (ours) or on sampled tokens only (the seeds' form)",
-        "learning",
-    )
     backend: Literal["embedded", "vllm", "tinker", "auto"] = _field(
         "auto",
         "PATINA_BACKEND",
@@ -191,7 +181,7 @@ class Settings(BaseSettings):
         "auto",
         "PATINA_JUDGE",
         "who scores besides the rules: none, self (the policy's base model) or a litellm model such as "
-        "openai/gpt-4.1-mini; auto: none for the built-in model, self otherwise",
+        "openai/gpt-4.1-mini; auto: self where the model passes a start-up self-test, none for the built-in model",
         "scoring",
     )
     judge_api_base: str = _field("", "PATINA_JUDGE_API_BASE", "own base URL for the judge", "scoring")
@@ -233,6 +223,19 @@ class Settings(BaseSettings):
         "--max-hold); auto: share where both fit, which is computed and shown at start",
         "serving",
     )
+    workers: int = _field(
+        1,
+        "PATINA_WORKERS",
+        "gateway processes that share the port; one serves some hundred requests a second",
+        "serving",
+    )
+    sync: Literal["none", "group"] = _field(
+        "none",
+        "PATINA_SYNC",
+        "journal: none survives a crash of any process; group also syncs to disk before a reply ends, many turns at a time, "
+        "and survives a power cut",
+        "serving",
+    )
     max_hold: float = _field(
         10.0,
         "PATINA_MAX_HOLD",
@@ -266,13 +269,6 @@ class Settings(BaseSettings):
         "key of the Tinker server (tml-...); a server on this machine needs none",
         "serving",
     )
-    tinker_gradients: Literal["auto", "sums", "means"] = _field(
-        "auto",
-        "PATINA_TINKER_GRADIENTS",
-        "how the Tinker server adds up losses: sums over tokens and batch (as documented), or means (SkyRL); auto: means "
-        "where the server says that it is SkyRL's",
-        "learning",
-    )
     tinker_model: str = _field(
         "",
         "PATINA_TINKER_MODEL",
@@ -292,117 +288,10 @@ class Settings(BaseSettings):
         "serving",
     )
 
-    # -- learning knobs beyond the seeds
-    teacher: Literal["base", "ema", "live"] = _field(
-        "base",
-        "PATINA_TEACHER",
-        "whose weights teach when the hint is in context: the base model, the adapter's EMA, or live (the policy before the "
-        "step, as user_interactions has it: it drifts)",
-        "learning",
-    )
-    teacher_hints: int = _field(
-        4,
-        "PATINA_TEACHER_HINTS",
-        "hints that the teacher hears at most before a question: what was said of this very answer, and the newest about others",
-        "learning",
-    )
-    teacher_carry: float = _field(
-        0.3,
-        "PATINA_TEACHER_CARRY",
-        "how much of what was learnt so far of what the hint asks for the base model carries along when it teaches, 0 to "
-        "below 1",
-        "learning",
-    )
-    teacher_carry_rest: float = _field(
-        0.3,
-        "PATINA_TEACHER_CARRY_REST",
-        "the same for what the hints say nothing about, 0 to 1; at 1 nothing is taken back that nobody speaks of, and what broke "
-        "grows with it",
-        "learning",
-    )
-    teacher_min_p: float = _field(
-        0.1,
-        "PATINA_TEACHER_MIN_P",
-        "a token that neither the teacher, with the hint and without, nor the policy holds for so many times as likely as the "
-        "likeliest is unlearnt (1 nat), where something is carried along: facts wear less as wishes add up; 0: never",
-        "learning",
-    )
-    blame_hinted: bool = _field(
-        False,
-        "PATINA_BLAME_HINTED",
-        "combine: a complaint that says what was wrong also counts as -1 on every token of the reply",
-        "learning",
-    )
-    baseline: Literal["running", "none"] = _field(
-        "running",
-        "PATINA_BASELINE",
-        "subtract the running mean of recent verdicts; none is the seeds' A = r",
-        "learning",
-    )
-    alpha: float | None = _field(
-        None,
-        "PATINA_ALPHA",
-        "divergence from the teacher: 0 forward KL, 1 reverse KL, between: Jensen-Shannon; "
-        "default .5 for sdpo, 1 for combine",
-        "learning",
-    )
-    top_k: int = _field(
-        20, "PATINA_TOP_K", "tokens of the student's support in the directive term", "learning"
-    )
-    support_of: Literal["student", "teacher"] = _field(
-        "student",
-        "PATINA_SUPPORT_OF",
-        "whose likeliest tokens the directive term compares on; CLaaS takes the teacher's",
-        "learning",
-    )
-    support_mass: Literal["tail", "renormalised"] = _field(
-        "tail",
-        "PATINA_SUPPORT_MASS",
-        "what becomes of the mass outside the support: a bin of its own, or nothing (renormalised, as in CLaaS: blind to it)",
-        "learning",
-    )
-    opd_clip: float = _field(
-        1.0, "PATINA_OPD_CLIP", "clip of the per-token directive advantage (token support)", "learning"
-    )
-    opd_centred: bool = _field(
-        False,
-        "PATINA_OPD_CENTRED",
-        "subtract the mean over the reply from the per-token directive advantage (user_interactions; it removes what all "
-        "tokens share, such as a wrong language)",
-        "learning",
-    )
-    hint_gate: bool = _field(
-        True,
-        "PATINA_HINT_GATE",
-        "a hint has to change what the teacher says, about the same subject, before it teaches",
-        "learning",
-    )
-    steps_per_batch: int = _field(
-        6, "PATINA_STEPS_PER_BATCH", "optimizer steps per batch of turns", "learning"
-    )
-    settle: bool = _field(
-        True,
-        "PATINA_SETTLE",
-        "the learning rate falls over the optimizer steps of a batch: the last ones mend what the first ones broke",
-        "learning",
-    )
-    answer_anew: bool = _field(
-        True,
-        "PATINA_ANSWER_ANEW",
-        "complaints and anchors are answered anew before each further optimizer step: judged is what the weights would say by "
-        "then (not on a Tinker server)",
-        "learning",
-    )
-    adam_beta1: float = _field(
-        0.6,
-        "PATINA_ADAM_BETA1",
-        "how much of the last steps' direction a step keeps (AdamW; on a Tinker server .9)",
-        "learning",
-    )
-    update_clip: float = _field(
-        1.0,
-        "PATINA_UPDATE_CLIP",
-        "most that a step moves a tensor, in learning rates (root mean square of its entries; not on a Tinker server); 0: no bound",
+    learning: Annotated[LearningConfig, NoDecode] = _field(
+        DEFAULTS,
+        "PATINA_LEARNING",
+        "learning settings as key=value, separated by commas; see docs/reference/settings.md",
         "learning",
     )
     max_wait_s: float = _field(
@@ -411,41 +300,12 @@ class Settings(BaseSettings):
         "train on fewer turns than --batch-size once one has waited so long",
         "learning",
     )
-    anchors: int = _field(
-        16, "PATINA_ANCHORS", "anchor samples per step that keep explicit instructions obeyed", "learning"
-    )
-    anchor_choice: Literal["drift", "unexcused"] = _field(
-        "drift",
-        "PATINA_ANCHOR_CHOICE",
-        "which explicit wishes are anchored most: those whose replies drifted most, or whose drift no hint explains (explicit "
-        "wishes keep best, preferences come more slowly)",
-        "learning",
-    )
-    anchor_bound: float = _field(
-        0.1,
-        "PATINA_ANCHOR_BOUND",
-        "unexcused: nats of drift beyond which an anchor weighs more in proportion (0: never)",
-        "learning",
-    )
-    anchor_weight: float = _field(
-        4.0, "PATINA_ANCHOR_WEIGHT", "unexcused: most that one anchor weighs, in samples", "learning"
-    )
-    replay: int = _field(
-        2,
-        "PATINA_REPLAY",
-        "complaints a step is filled up to with past ones, whose prompts are answered anew (rl: turns, as recorded)",
-        "learning",
-    )
-    max_kl_step: float = _field(
-        0.5,
-        "PATINA_MAX_KL_STEP",
-        "trust region: stop the inner steps beyond this KL (nat/token) to the step's start",
-        "learning",
-    )
-    max_staleness: int = _field(
-        8, "PATINA_MAX_STALENESS", "drop turns sampled more than so many versions ago", "learning"
-    )
     seed: int = _field(0, "PATINA_SEED", "seed of training", "learning")
+
+    @field_validator("learning", mode="before")
+    @classmethod
+    def _learning(cls, value: Any) -> Any:
+        return parse_learning(value) if isinstance(value, str) else value
 
     @field_validator("proxy_port", "backend_port")
     @classmethod
@@ -459,10 +319,8 @@ class Settings(BaseSettings):
         "lora_rank",
         "prm_m",
         "prm_max_tokens",
-        "top_k",
-        "steps_per_batch",
         "save_interval",
-        "teacher_hints",
+        "workers",
     )
     @classmethod
     def _positive(cls, value: int) -> int:
@@ -472,22 +330,14 @@ class Settings(BaseSettings):
 
     @field_validator(
         "max_steps",
-        "anchors",
-        "anchor_bound",
-        "anchor_weight",
-        "replay",
         "threads",
-        "max_staleness",
         "kl_loss_coef",
         "w_opd",
         "w_rl",
         "prm_temperature",
-        "max_kl_step",
         "max_wait_s",
         "max_hold",
-        "opd_clip",
         "max_model_len",
-        "update_clip",
     )
     @classmethod
     def _not_negative(cls, value: float) -> float:
@@ -500,13 +350,6 @@ class Settings(BaseSettings):
     def _rate(cls, value: float | None) -> float | None:
         if value is not None and not 0 < value < 1:
             raise ValueError("must lie between 0 and 1")
-        return value
-
-    @field_validator("alpha", "teacher_carry_rest")
-    @classmethod
-    def _share(cls, value: float | None) -> float | None:
-        if value is not None and not 0 <= value <= 1:
-            raise ValueError("must lie in [0, 1]")
         return value
 
     @field_validator("adapter_slots")
@@ -525,7 +368,7 @@ class Settings(BaseSettings):
             raise ValueError(f"cannot be split into words: {exc}") from exc
         return value
 
-    @field_validator("teacher_carry", "teacher_min_p", "adam_beta1", "gpu_memory_share")
+    @field_validator("gpu_memory_share")
     @classmethod
     def _below_one(cls, value: float) -> float:
         if not 0 <= value < 1:
@@ -560,6 +403,12 @@ class Settings(BaseSettings):
             raise ValueError(f"--upstream and --backend {self.backend} exclude each other")
         if len(self.upstreams) > 1 and self.backend != "vllm":
             raise ValueError("several --upstream are copies of one vLLM: give --backend vllm as well")
+        if self.workers > 1 and self.proxy_port == 0:
+            raise ValueError("--workers needs a --proxy-port that the processes can share")
+        if self.workers > 1 and self.colocate == "sleep":
+            raise ValueError(
+                "--colocate sleep and --workers exclude each other: one gateway decides when vLLM sleeps"
+            )
         if self.colocate == "sleep" and (self.upstream or self.backend not in ("vllm", "auto")):
             raise ValueError(
                 "--colocate sleep is for a vLLM that Patina starts: --backend vllm without --upstream"
@@ -570,7 +419,7 @@ class Settings(BaseSettings):
             raise ValueError("--upstream-auth passthrough needs --upstream")
         return self
 
-    # -- derived: told once here, so that no process computes its own variant
+    # -- derived here only, so that all processes agree
     @property
     def policy(self) -> str:
         """Name the policy is served and recorded under."""
@@ -601,13 +450,16 @@ class Settings(BaseSettings):
     def resolved_learning_rate(self) -> float:
         if self.learning_rate is not None:
             return self.learning_rate
-        return 5e-3 if self.is_builtin else 1e-4
+        if self.is_builtin:
+            return 5e-3
+        # A cap where a version's movement is measured and bounded (`trainer.step_size`); on a Tinker server it is the step.
+        return 1e-4 if self.backend == "tinker" else 4e-4
 
     @property
     def resolved_alpha(self) -> float:
-        """Measured (docs/log.md): with the verdict term beside it the reverse KL learns several times faster."""
-        if self.alpha is not None:
-            return self.alpha
+        """Measured (research/2026-11-21-combine-defaults.md): with the verdict term beside it the reverse KL learns several times faster."""
+        if self.learning.alpha is not None:
+            return self.learning.alpha
         return 1.0 if self.method == "combine" else 0.5
 
     @property
@@ -645,6 +497,14 @@ class Settings(BaseSettings):
         return self.home / "logs"
 
     @property
+    def version_locks_folder(self) -> Path:
+        return self.home / "run" / "versions"
+
+    @property
+    def journal_folder(self) -> Path:
+        return self.home / "journal"
+
+    @property
     def key_file(self) -> Path:
         return self.home / "api_key"
 
@@ -669,6 +529,7 @@ class Settings(BaseSettings):
             if not isinstance(data, dict):
                 raise ConfigError(f"the settings in {path} are not an object")
             missing = cls.model_fields.keys() - data.keys()
+            missing |= LearningConfig.model_fields.keys() - (data.get("learning") or {}).keys()
             if missing:
                 raise ConfigError(f"the settings in {path} lack {', '.join(sorted(missing))}")
             return cls(**{_first_alias(name): value for name, value in data.items()})
@@ -677,13 +538,23 @@ class Settings(BaseSettings):
 
 
 def read_settings(given: dict[str, Any]) -> Settings:
-    """Return the settings from command-line values ``given`` (by field name), the environment and the defaults.
+    """Return the settings from ``given`` values, the environment and the defaults.
+
+    Args:
+        given: by field name; a learning setting may stand beside the others or in "learning".
 
     Raises:
         ConfigError: one clear sentence for the first wrong value.
     """
+    others, learning = split_learning(given)
     try:
-        return Settings(**{_first_alias(name): value for name, value in given.items()})
+        if learning:
+            whole = others.get("learning") or {}
+            others["learning"] = {
+                **(parse_learning(whole) if isinstance(whole, str) else dict(whole)),
+                **learning,
+            }
+        return Settings(**{_first_alias(name): value for name, value in others.items()})
     except ValidationError as exc:
         error = exc.errors()[0]
         raise ConfigError(_sentence(error, given)) from None
@@ -700,6 +571,9 @@ def _sentence(error: Any, given: dict[str, Any]) -> str:
     message: str = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if not place:
         return message
+    if len(error["loc"]) > 1:
+        message = error["msg"].replace("Input should be", "must be", 1)
+        return f"--learning {error['loc'][1]}={error['input']}: {message}"
     for field, info in Settings.model_fields.items():
         alias = info.validation_alias
         if isinstance(alias, AliasChoices) and place in alias.choices and field not in given:
@@ -732,10 +606,14 @@ def ensure_api_key(settings: Settings) -> tuple[str, bool]:
 
 
 def child_environment(**extra: str) -> dict[str, str]:
-    """Return the environment for a child process: ours, plus ``extra``, offline and quiet where libraries allow."""
+    """Return the environment for a child process: ours, plus ``extra``, offline and quiet where libraries allow.
+
+    A child imports the packages that this process has, never a folder of the same name in the working directory.
+    """
     return {
         **os.environ,
-        "PYTHONPATH": str(REPOSITORY),
+        **({"PYTHONPATH": str(REPOSITORY)} if IS_CHECKOUT else {}),
+        "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -744,7 +622,7 @@ def child_environment(**extra: str) -> dict[str, str]:
 
 
 def default_environment(**values: str) -> None:
-    """Set variables of this process that nobody has set: for libraries that are told in no other way."""
+    """Set environment variables that are not set: for libraries without another interface."""
     for name, value in values.items():
         os.environ.setdefault(name, value)
 

@@ -1,8 +1,8 @@
-"""The words in messages. Sans-IO."""
+"""Text of messages. Sans-IO."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from store.values import Json
@@ -17,10 +17,17 @@ def last_user_text(messages: Sequence[Json]) -> str:
 
 
 def content_text(content: Any) -> str:
-    """Return the text of a message's content: a string as it is, the text parts of a list, nothing of the rest."""
+    """Return the text of a message's content: a string, or a list's strings and text parts, joined; other parts are left out."""
     if isinstance(content, str):
         return content
-    if isinstance(content, list):
-        texts = [part.get("text") for part in content if isinstance(part, dict)]
-        return "\n".join(text for text in texts if isinstance(text, str))
+    if isinstance(content, Sequence):
+        texts = []
+        for part in content:
+            if isinstance(part, str):
+                texts.append(part)
+            elif isinstance(part, Mapping):
+                text = part.get("text")
+                if isinstance(text, str):
+                    texts.append(text)
+        return "\n".join(texts)
     return ""

@@ -1,4 +1,4 @@
-"""What flows through the house. Plain values that nobody changes, stdlib only: no I/O, no torch, no SQL.
+"""The values that packages exchange. Frozen, stdlib only: no I/O, no torch, no SQL.
 
 Those that are made for every turn are not declared frozen: Python then takes three times as long to make one.
 
@@ -33,11 +33,11 @@ class TurnKind(StrEnum):
 
 
 class Relation(StrEnum):
-    """How a turn stands to its parent (decided by `proxy.linking`)."""
+    """How a turn stands to its parent (decided by `recorder.linking`)."""
 
     FIRST = "first"  #: no earlier turn is a prefix of this request
     NEXT = "next"  #: extends the newest turn of its branch
-    BRANCH = "branch"  #: an earlier message was edited: extends an older turn
+    BRANCH = "branch"  #: an earlier message was edited, or a prompt sampled again: extends an older turn
     RETRY = "retry"  #: the same prompt asked again: an implicit negative
     COMPACTION = "compaction"  #: the history was replaced by a summary
 
@@ -83,11 +83,13 @@ class Completion:
 
 @dataclass(slots=True, kw_only=True)
 class NewTurn:
-    """What the proxy hands to the record when a turn ends. Written in one transaction, then immutable.
+    """What the recorder hands to the record for each exchange. Written in one transaction, then immutable.
 
     Attributes:
         messages: the request's messages exactly as sent; stored once each, content-addressed.
         request: the other fields of the request body (tools, sampling parameters, ...), without ``messages``.
+        link_reason: code of how it was linked (`recorder.linking.LinkReason`).
+        kind_reason: code of why it is main or side (`recorder.classify.MEANINGS`).
         prompt_token_ids: [P] what the engine says it was given; empty when it did not say.
         request_key: canonical hash of the whole request history (same prompt again -> retry).
         reply_key: canonical hash of history + reply; the next request of this branch contains it as a prefix.
@@ -103,6 +105,7 @@ class NewTurn:
     kind: TurnKind
     relation: Relation
     link_reason: str
+    kind_reason: str
     link_confidence: float
     policy: str
     scope: str
@@ -135,7 +138,7 @@ class NextState:
         turn_id: the turn that is answered by this.
         by_turn_id: the turn whose request carried it.
         role: role of the first message that followed ("user", "tool"); for a retry "user".
-        text: the person's words (or the tools' output), as far as they can be told from harness noise.
+        text: the person's words (or the tools' output), without what the client added, as far as that is known.
         messages: everything that followed, as sent.
         relation: relation of ``by_turn_id`` to ``turn_id``: next, branch (edited away), retry, ...
     """
@@ -165,7 +168,7 @@ class Tip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
-    """A stored turn as the proxy reads it back when it starts.
+    """A stored turn as the recorder reads it back when it starts.
 
     Attributes:
         messages: leading system messages, and the end of what came after them.
@@ -179,6 +182,7 @@ class Remembered:
     kind: TurnKind
     relation: Relation
     link_reason: str
+    kind_reason: str
     scope: str
     user: str | None
     created_at: float
@@ -209,22 +213,42 @@ class Feedback:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FollowUp:
+    """The user's own text after a reply, bounded in length.
+
+    Attributes:
+        is_question: the text opens a new topic, so that it is no hint for the reply.
+    """
+
+    text: str
+    is_question: bool = False
+
+
+#: `Verdict.source` where no scorer had an opinion. The word is stored: it stays as it is.
+NO_SOURCE = "nobody"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a scorer says of a turn.
+    """A scorer's verdict on a turn.
 
     Attributes:
         value: -1, 0 or +1; None means it abstained.
         hint: hindsight text that would have helped, or None.
         hint_is_reaction: the hint is the person's own words (raw follow-up), not a judge's phrasing.
-        source: who said so ("rule:thanks", "judge:openai/gpt-…", "feedback", "custom:mod:fn").
+        wishes: labels of `store.wishes` that the hint states; () when it states no known one.
+        follow_up: the user's text after the reply; None when only tools or nothing followed.
+        source: the scorer or rule ("rule:thanks", "judge:openai/gpt-…", "feedback", "custom:mod:fn").
         confidence: in [0, 1]; the share of votes, or a rule's own estimate.
-        detail: votes, raw texts, rejected hints with their reasons.
+        detail: votes, opinions, rejected hints with their reasons.
     """
 
     turn_id: str
     value: int | None
     hint: str | None = None
     hint_is_reaction: bool = True
+    wishes: tuple[str, ...] = ()
+    follow_up: FollowUp | None = None
     source: str
     confidence: float = 1.0
     detail: Json = field(default_factory=dict)
@@ -311,6 +335,11 @@ class AdapterVersion:
         return adapter_name(self.policy, self.version)
 
 
+def gateway_name(worker: int) -> str:
+    """Return the process name of a gateway, counted from 1: proxy, proxy-2, ..."""
+    return "proxy" if worker == 1 else f"proxy-{worker}"
+
+
 def adapter_name(policy: str, version: int) -> str:
     """Return the immutable name the backend serves a version under."""
     return f"{policy}@{version}"
@@ -358,6 +387,48 @@ class TurnFate:
     drop_reason: DropReason | None
     trained_in_version: int | None
     detail: str = ""  #: why it was dropped, in words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WishEdit:
+    """What the owner changed in one wording of the playbook.
+
+    Attributes:
+        turn_id: the turn whose reaction the wording is.
+        text: the words that replace it; "": the wording is not used; None: its wish is withdrawn.
+    """
+
+    turn_id: str
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedHint:
+    """One turn whose newest verdict has a hint: what the person asked for there."""
+
+    turn_id: str
+    hint: str
+    wishes: tuple[str, ...] = ()  #: labels of `store.wishes` that the hint states
+    created_at: float  #: of the turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnusedComplaint:
+    """A complaint that taught nothing.
+
+    Attributes:
+        text: the person's words.
+        hint: the hint that a scorer made of them; None when they do not say what to do differently.
+        detail: why it was dropped, in words; "" when only the code is known.
+        dropped_at: when it was dropped.
+    """
+
+    turn_id: str
+    text: str
+    hint: str | None
+    drop_reason: DropReason
+    detail: str
+    dropped_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

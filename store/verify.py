@@ -87,7 +87,7 @@ def _life_faults(row: Any, adapters: set[tuple[str, int]]) -> list[str]:
 
 def _orphans(connection: sa.Connection) -> list[str]:
     wrong = []
-    for table in (schema.next_states, schema.feedback, schema.verdicts, schema.lives):
+    for table in (schema.next_states, schema.feedback, schema.verdicts, schema.lives, schema.wish_edits):
         rows = connection.execute(
             sa.select(table.c.turn_id)
             .outerjoin(schema.turns, schema.turns.c.turn_id == table.c.turn_id)

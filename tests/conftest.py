@@ -1,4 +1,4 @@
-"""Fixtures that several rooms share."""
+"""Fixtures that several packages share, and the Hypothesis profiles."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 from migrations import upgrade
 from store.record import Record
 from tests.tiny import make_tiny_adapter, make_tiny_model
+
+# No property depends on the clock: the tests share a busy machine with training runs. In CI the examples are Hypothesis's fixed ones.
+hypothesis_settings.register_profile(
+    "tests", hypothesis_settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.register_profile("quick", hypothesis_settings.get_profile("tests"), max_examples=10)
+hypothesis_settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from store.catch_up import wait_recorded
+from store.record import Record
+from store.settings import read_settings
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = 120) -> Any:
@@ -15,3 +21,18 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 120) -> Any:
             return found
         time.sleep(0.1)
     raise AssertionError(f"{what} did not happen within {seconds:.0f} s")
+
+
+def recorded(home: Path, seconds: float = 60.0) -> Path:
+    """Wait until what is in the journal now is recorded, and return the record's file. A home without a running recorder is not waited for."""
+
+    async def wait() -> None:
+        settings = read_settings({"home": home})
+        record = await Record.open(settings.database_url)
+        try:
+            await wait_recorded(record, settings.journal_folder, seconds)
+        finally:
+            await record.close()
+
+    asyncio.run(wait())
+    return home / "patina.db"

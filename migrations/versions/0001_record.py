@@ -13,6 +13,15 @@ depends_on = None
 
 
 def upgrade() -> None:
+    _create_policy_tables()
+    _create_messages()
+    _create_turns()
+    _create_turn_tables()
+    _create_verdicts()
+    op.execute(_VIEW[op.get_bind().dialect.name])
+
+
+def _create_policy_tables() -> None:
     op.create_table(
         "adapters",
         sa.Column("policy", sa.String(length=128), nullable=False),
@@ -53,6 +62,9 @@ def upgrade() -> None:
         sa.Column("at", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("process", name=op.f("pk_heartbeats")),
     )
+
+
+def _create_messages() -> None:
     op.create_table(
         "messages",
         sa.Column("hash", sa.String(length=32), nullable=False),
@@ -81,6 +93,9 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["message"], ["messages.hash"], name=op.f("fk_nodes_message")),
         sa.PrimaryKeyConstraint("node", name=op.f("pk_nodes")),
     )
+
+
+def _create_turns() -> None:
     op.create_table(
         "turns",
         sa.Column("turn_id", sa.String(length=64), nullable=False),
@@ -131,6 +146,9 @@ def upgrade() -> None:
     op.create_index(
         op.f("ix_turns_session_id_turn_index"), "turns", ["session_id", "turn_index"], unique=False
     )
+
+
+def _create_turn_tables() -> None:
     op.create_table(
         "feedback",
         sa.Column("feedback_id", sa.String(length=64), nullable=False),
@@ -179,6 +197,9 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("turn_id", "by_turn_id", name=op.f("pk_next_states")),
     )
+
+
+def _create_verdicts() -> None:
     op.create_table(
         "verdicts",
         sa.Column("verdict_id", sa.Integer(), autoincrement=True, nullable=False),
@@ -198,7 +219,6 @@ def upgrade() -> None:
     op.create_index(
         op.f("ix_verdicts_turn_id_verdict_id"), "verdicts", ["turn_id", "verdict_id"], unique=False
     )
-    op.execute(_VIEW[op.get_bind().dialect.name])
 
 
 def downgrade() -> None:

@@ -1,7 +1,7 @@
 """The command line of the built-in engine: `python -m serving.embedded --model DIR --port N`.
 
-Nothing heavy is imported before the arguments are right, so that `--help` and a wrong flag answer at once. What cannot start says
-why in one sentence on stderr and leaves with exit code 2.
+Heavy libraries are imported only after the arguments were checked, so that `--help` and a wrong flag respond at once. A failed start ends with
+one sentence on stderr and exit code 2.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OPTION = "--port"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The flags; where vLLM has the same thing it has the same name."""
+    """Return the parser; flags that vLLM has too have the same names."""
     parser = argparse.ArgumentParser(
         prog="python -m serving.embedded",
         description="Serve a Hugging Face causal LM and LoRA adapters of it over an OpenAI-compatible HTTP interface.",
@@ -38,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="auto: float32 below 200 million parameters, else bfloat16")  # fmt: skip
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
     add("--threads", type=_positive, help="CPU threads (default: 1 for tiny models, else all cores)")
-    add("--max-model-len", type=_positive, help="context in tokens (default: what the model was made for)")
+    add("--max-model-len", type=_positive, help="context in tokens (default: the model's own)")
     add("--max-num-seqs", type=_positive, default=16, help="sequences in one batch (default: %(default)s)")
     add(
         "--max-loras",
@@ -66,7 +66,7 @@ def _positive(text: str) -> int:
 
 
 def check_folder(name: str) -> None:
-    """See at once what needs no library to see. Raises ConfigError if `name` can be neither a model folder nor a hub name."""
+    """Check what needs no library. Raises ConfigError if `name` can be neither a model folder nor a hub name."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -76,7 +76,7 @@ def check_folder(name: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; 0 after a clean end, 2 if it could not start."""
+    """Serve until SIGTERM or SIGINT. Returns 0 after a clean end, 2 after a failed start."""
     arguments = build_parser().parse_args(argv)
     try:
         check_folder(arguments.model)
@@ -89,13 +89,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
-    """Load the model and serve it on a bound socket. Raises ConfigError if either cannot be had."""
+    """Load the model and serve it on a bound socket. Raises ConfigError if either fails."""
     import torch
 
-    from serving.dialect.app import Server
-    from serving.dialect.serve import serve as run
-    from serving.embedded.host import EmbeddedHost, HostOptions
+    from serving.embedded.embedded_engine import EmbeddedEngine, EmbeddedOptions
     from serving.embedded.model import default_threads, load_model
+    from serving.openai_server.app import OpenAIServer
+    from serving.openai_server.serve import serve as run
 
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
@@ -107,9 +107,9 @@ def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
     )
     if arguments.threads is None:
         torch.set_num_threads(default_threads(model.parameters, os.cpu_count() or 1))
-    host = EmbeddedHost(
+    host = EmbeddedEngine(
         model,
-        HostOptions(
+        EmbeddedOptions(
             max_num_seqs=arguments.max_num_seqs,
             max_loras=arguments.max_loras,
             max_lora_rank=arguments.max_lora_rank,
@@ -117,7 +117,9 @@ def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
             cache_bytes=int(arguments.kv_cache_gb * (1 << 30)),
         ),
     )
-    server = Server(host, served_names=arguments.served_model_name or [arguments.model], root=arguments.model)
+    server = OpenAIServer(
+        host, served_names=arguments.served_model_name or [arguments.model], root=arguments.model
+    )
     address, port = listen(listener, backlog=512, option=_OPTION)
     size = f"{model.parameters / 1e6:.1f} M parameters, {str(model.dtype).removeprefix('torch.')}, {model.device}"
     print(

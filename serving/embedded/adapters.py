@@ -1,12 +1,11 @@
 """LoRA adapters: reading peft folders, and applying several of them to the rows of one batch.
 
-For a batch whose rows use different adapters, the A matrices of all of them are stacked into one [R, in] and the B matrices into one
-[out, R], R the sum of their ranks. A row's activations under the A of somebody else's adapter are multiplied by 0, so two matrix
-products serve the whole mixed batch, and a row without an adapter gets exactly the base model's output plus 0. When all rows share
-one adapter there is nothing to mask, and when none has one there is nothing to add.
+For a batch whose rows use different adapters, the A matrices of all of them are stacked into one [R, in] and the B matrices into one [out, R],
+where R is the sum of their ranks. A row's activations under other adapters' A are multiplied by 0, so two matrix products serve the whole mixed
+batch, and a row without an adapter gets exactly the base model's output plus 0. When all rows share one adapter, no mask is needed; when none
+has one, nothing is added.
 
-An adapter is immutable: its name never gets other weights. Whoever samples with it holds a reference; the memory goes when the last
-one does.
+An adapter is immutable: its name never gets other weights. Its users hold references; the memory is freed with the last one.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from torch import Tensor, nn
 from store.errors import AdapterError
 
 _PREFIX = "base_model.model."
-_KEPT_STACKS = (
-    4  # combinations of adapters that keep their stacked matrices; a new one costs one copy of its adapters
+_MAX_CACHED_STACKS = (
+    4  # combinations of adapters whose stacked matrices are cached; a new one costs a copy of its adapters
 )
-# Each of these changes what the adapter computes. Ignoring one would serve another policy than the trainer made.
-_MUST_BE_EMPTY = (
+# Each of these changes what the adapter computes. Ignoring one would serve another policy than the trained one.
+_UNSUPPORTED_FIELDS = (
     "alora_invocation_tokens",
     "arrow_config",
     "kasa_config",
@@ -49,7 +48,7 @@ _MUST_BE_EMPTY = (
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Adapter:
-    """One adapter in memory: for each module it touches, A [r, in] and B [out, r], the scaling already in B."""
+    """A loaded adapter: for each module, A [r, in] and B [out, r] with the scaling included."""
 
     name: str
     path: str
@@ -64,9 +63,9 @@ def read_adapter(
     *,
     max_rank: int,
 ) -> Adapter:
-    """Read a peft folder and check it against the model it is for. May run in any thread.
+    """Read a peft folder and check it against the served model. Callable from any thread.
 
-    Raises AdapterError with the reason if the folder is missing, torn, of another model, or uses what this engine cannot apply.
+    Raises AdapterError if the folder is missing, truncated, of another model, or uses an unsupported feature.
     """
     config = _read_config(folder)
     rank, alpha = config.get("r"), config.get("lora_alpha")
@@ -116,7 +115,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise AdapterError(f"{folder}: adapter_config.json cannot be read: {error}") from None
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise AdapterError(f"{folder}: only LoRA adapters can be served")
-    unsupported = [key for key in _MUST_BE_EMPTY if config.get(key)]
+    unsupported = [key for key in _UNSUPPORTED_FIELDS if config.get(key)]
     if config.get("bias", "none") != "none":
         unsupported.append("bias")
     for key in ("rank_pattern", "alpha_pattern", "fan_in_fan_out"):
@@ -131,7 +130,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     path = folder / "adapter_model.safetensors"
     try:
         with safe_open(path, framework="pt") as file:
-            # Cloned: a mapped file that somebody truncates later would take the engine down with SIGBUS.
+            # Cloned: if a mapped file were truncated later, the engine would die with SIGBUS.
             return {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise AdapterError(f"{folder} has no adapter_model.safetensors") from None
@@ -148,12 +147,12 @@ def _split_key(key: str, folder: Path) -> tuple[str, str]:
 
 
 class LoraLinear(nn.Linear):
-    """A linear layer that adds the low-rank product of the adapters that are active now."""
+    """A linear layer that adds the low-rank product of the active adapters."""
 
     active: tuple[Tensor, Tensor, Tensor | None] | None
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., in] -> [..., out]; the first dimension is the batch row that the mask speaks of."""
+        """[..., in] -> [..., out]; the first dimension is the batch row of the mask."""
         output = nn.functional.linear(input, self.weight, self.bias)
         if self.active is None:
             return output
@@ -164,13 +163,13 @@ class LoraLinear(nn.Linear):
         return output + nn.functional.linear(hidden, b)
 
 
-class LoraSwitch:
-    """Decides, forward by forward, which row is served by which adapter. One thread only."""
+class AdapterSelector:
+    """Selects the adapter of each row, forward by forward. One thread only."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules: dict[str, LoraLinear] = {}
         for name, module in model.named_modules():
-            if type(module) is nn.Linear:  # a subclass computes something else than a plain product
+            if type(module) is nn.Linear:  # a subclass may compute more than a plain product
                 module.__class__ = LoraLinear
                 assert isinstance(module, LoraLinear)
                 module.active = None
@@ -179,7 +178,7 @@ class LoraSwitch:
         self._stacks: dict[tuple[Adapter, ...], dict[str, tuple[Tensor, Tensor, tuple[Adapter, ...]]]] = {}
 
     def activate(self, rows: Sequence[Adapter | None]) -> None:
-        """Row i of the next forwards is served by rows[i]; None is the base model."""
+        """Serve row i of the next forwards with rows[i]; None is the base model."""
         rows = tuple(rows)
         if rows == self._rows:
             return
@@ -198,7 +197,7 @@ class LoraSwitch:
         distinct = tuple(sorted(distinct, key=id))
         stack = self._stacks.get(distinct)
         if stack is None:
-            while len(self._stacks) >= _KEPT_STACKS:
+            while len(self._stacks) >= _MAX_CACHED_STACKS:
                 del self._stacks[next(iter(self._stacks))]
             stack = self._stacks[distinct] = self._build_stack(distinct)
         masks: dict[tuple[Adapter, ...], Tensor] = {}
@@ -225,8 +224,8 @@ class LoraSwitch:
                 stack[name] = (torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs], 1), owners)
         return stack
 
-    def keep_only(self, adapters: Sequence[Adapter | None]) -> None:
-        """Drop what is kept for adapters other than these, so that their memory can go."""
+    def retain_only(self, adapters: Sequence[Adapter | None]) -> None:
+        """Drop cached stacks of other adapters, so that their memory is freed."""
         wanted = set(adapters)
         self._stacks = {key: stack for key, stack in self._stacks.items() if wanted.issuperset(key)}
         if not wanted.issuperset(self._rows):

@@ -1,4 +1,4 @@
-"""Loading a Hugging Face causal LM, and one forward of the batch. The only file that calls the model."""
+"""Loads a Hugging Face causal LM and runs one forward of the batch. The only module that calls the model."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from serving.dialect.values import SamplingDefaults
-from serving.dialect.vocabulary import Vocabulary
-from serving.embedded.adapters import Adapter, LoraSwitch
-from serving.embedded.cache import SlotCache, build_mask
+from serving.embedded.adapters import Adapter, AdapterSelector
+from serving.embedded.kv_cache import BatchKvCache, build_mask
+from serving.openai_server.values import SamplingDefaults
+from serving.openai_server.vocabulary import Vocabulary
 from store.errors import ConfigError
 
 # Below this size float32 costs little and makes outputs independent of the batch to six digits.
-_FLOAT32_BELOW = 200_000_000
-_TINY_BELOW = 20_000_000
+_FLOAT32_MAX_PARAMETERS = 200_000_000
+_SINGLE_THREAD_MAX_PARAMETERS = 20_000_000
 
 
 class Model:
-    """A causal LM with a cache of rows and adapters per row. One thread only, but for `vocabulary`."""
+    """A causal LM with a cache row and an adapter per sequence. One thread only, except `vocabulary`."""
 
     def __init__(self, *, network: Any, tokenizer: Any, max_model_len: int, device: torch.device) -> None:
         self.network = network
@@ -32,7 +32,7 @@ class Model:
         self.max_model_len = max_model_len
         config = network.config.get_text_config()
         self.vocabulary = Vocabulary(tokenizer, int(config.vocab_size))
-        self.loras = LoraSwitch(network)
+        self.loras = AdapterSelector(network)
         self.parameters = sum(parameter.numel() for parameter in network.parameters())
         self.dtype: torch.dtype = network.dtype
         self.end_ids = _end_ids(network, tokenizer)
@@ -49,20 +49,20 @@ class Model:
         if "sliding_attention" not in layer_types and getattr(config, "layer_types", None):
             self._window = None
         self._masks_by_layer_type = bool(getattr(config, "layer_types", None))
-        self._takes_keep = "logits_to_keep" in inspect.signature(network.forward).parameters
+        self._supports_logits_to_keep = "logits_to_keep" in inspect.signature(network.forward).parameters
 
     @torch.inference_mode()
     def forward(
         self,
-        cache: SlotCache,
+        cache: BatchKvCache,
         ids: Sequence[Sequence[int]],
         starts: Sequence[int],
         adapters: Sequence[Adapter | None],
         last: Sequence[int],
     ) -> Tensor:
-        """Logits [B, V] in float32 at position last[i] of row i's new tokens.
+        """Return logits [B, V] in float32 at position last[i] of row i's new tokens.
 
-        Row i of the cache gets ids[i], all rows the same number Q of tokens (shorter ones padded behind: causality hides the
+        Row i of the cache gets ids[i], the same number Q of tokens in all rows (shorter ones are padded at the end: causality hides the
         padding, and the row's next tokens overwrite it), the first at index starts[i].
         """
         length = len(ids[0])
@@ -71,7 +71,7 @@ class Model:
         begin = torch.tensor(starts, device=self.device)[:, None]
         position = begin + torch.arange(length, device=self.device) if length > 1 else begin
         arguments: dict[str, Any] = {}
-        if self._takes_keep and length > 1:
+        if self._supports_logits_to_keep and length > 1:
             arguments["logits_to_keep"] = torch.tensor(last, device=self.device)[:, None]
         logits: Tensor = self.network(
             input_ids=torch.tensor(ids, device=self.device),
@@ -86,7 +86,7 @@ class Model:
         return logits[:, 0].to(torch.float32)
 
     def _mask(self, starts: Sequence[int], length: int) -> Any:
-        """What the model's layers want as attention mask, one for all or one for each layer type."""
+        """Return the attention mask in the form that the model's layers expect: one for all, or one for each layer type."""
         if not self._masks_by_layer_type:
             return self._shape(build_mask(starts, length, self.device, self._window))
         masks: dict[str, Tensor | None] = {}
@@ -108,9 +108,9 @@ class Model:
         return torch.where(seen, zero, torch.finfo(self.dtype).min)
 
     def check(self) -> None:
-        """Serve a few tokens in two rows of different length, against the model's own forward without a cache.
+        """Compare a few tokens in two rows of different length with the model's own forward without a cache.
 
-        Architectures differ in how they take masks, positions and caches; what does not come out right is refused at start.
+        Architectures differ in how they use masks, positions and caches; a model with different results is refused at start.
         """
         for masks_by_layer_type, attention in (
             (self._masks_by_layer_type, None),
@@ -121,7 +121,7 @@ class Model:
             if attention is not None:
                 self.network.set_attn_implementation(attention)
             try:
-                error = self._probe()
+                error = self._compare_with_reference()
             except (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError) as failure:
                 error, reason = float("inf"), f"{type(failure).__name__}: {failure}"
             else:
@@ -133,13 +133,13 @@ class Model:
         )
 
     @torch.inference_mode()
-    def _probe(self) -> float:
+    def _compare_with_reference(self) -> float:
         usable = [i for i in range(self.vocabulary.size) if i not in self.vocabulary.special][:64] or [0]
         long, short = usable[: min(12, self.max_model_len - 2)], usable[-5:]
         long = (long * 12)[: min(12, self.max_model_len - 2)]
         rows = [long, short]
         padded = [long, [*short, *[short[-1]] * (len(long) - len(short))]]
-        cache = SlotCache()
+        cache = BatchKvCache()
         self.forward(cache, padded, [0, 0], [None, None], [len(row) - 1 for row in rows])
         worst = 0.0
         for step in range(2):
@@ -158,39 +158,43 @@ class Model:
 def load_model(
     name: str, *, dtype: str = "auto", device: str = "auto", max_model_len: int | None = None
 ) -> Model:
-    """A model folder, or the name of a model in the Hugging Face cache. Nothing is downloaded.
+    """Load a model folder, or a model of the local Hugging Face cache. Nothing is downloaded.
 
-    Raises ConfigError, one sentence, if there is no such model or it cannot be served.
+    Raises ConfigError, one sentence, if the model does not exist or cannot be served.
     """
     transformers_logging.disable_progress_bar()
     folder = Path(name).expanduser()
     local = folder.is_dir()
     source = str(folder) if local else name
-    place = _device(device)
+    target_device = _device(device)
     try:
         config = AutoConfig.from_pretrained(source, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
         network = AutoModelForCausalLM.from_pretrained(
-            source, local_files_only=True, dtype=_dtype(dtype, config, place)
+            source, local_files_only=True, dtype=_dtype(dtype, config, target_device)
         )
     except (
         Exception
-    ) as error:  # a dozen libraries read these files, each with its own errors; all of them end the start
-        what = "the model folder" if local else "the model (no such folder, and not whole in the local cache)"
+    ) as error:  # many libraries read these files, each with its own errors; all of them end the start
+        what = (
+            "the model folder" if local else "the model (no such folder, and not complete in the local cache)"
+        )
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(f"{what} {name} cannot be loaded: {first}") from error
-    network.to(place).eval().requires_grad_(False)
+    network.to(target_device).eval().requires_grad_(False)
     limit = int(getattr(config.get_text_config(), "max_position_embeddings", None) or 2048)
     if max_model_len is not None and max_model_len > limit:
         raise ConfigError(f"--max-model-len {max_model_len} is above what {name} was made for ({limit})")
-    model = Model(network=network, tokenizer=tokenizer, max_model_len=max_model_len or limit, device=place)
+    model = Model(
+        network=network, tokenizer=tokenizer, max_model_len=max_model_len or limit, device=target_device
+    )
     model.check()
     return model
 
 
 def default_threads(parameters: int, cores: int) -> int:
-    """Threads for a model of that size: a tiny one loses more by handing work around than it wins."""
-    return 1 if parameters < _TINY_BELOW else cores
+    """Return the number of threads for a model of this size: a tiny one is slower with several."""
+    return 1 if parameters < _SINGLE_THREAD_MAX_PARAMETERS else cores
 
 
 def _device(wanted: str) -> torch.device:
@@ -211,11 +215,11 @@ def _dtype(wanted: str, config: Any, device: torch.device) -> torch.dtype:
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[wanted]
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
-    return torch.float32 if size < _FLOAT32_BELOW else torch.bfloat16
+    return torch.float32 if size < _FLOAT32_MAX_PARAMETERS else torch.bfloat16
 
 
 def _end_ids(network: Any, tokenizer: Any) -> frozenset[int]:
-    """The ids that end a turn: the generation config's, the model config's, the tokenizer's."""
+    """Return the ids that end a turn: of the generation config, the model config and the tokenizer."""
     ends: set[int] = set()
     for value in (
         getattr(network.generation_config, "eos_token_id", None),

@@ -1,13 +1,13 @@
-"""From logits to the next tokens of a batch, and what their log-probabilities are. Pure tensor functions.
+"""Samples the next tokens of a batch from logits, with their log-probabilities. Pure tensor functions.
 
 Shapes: B rows (one per running sequence), V vocabulary. Logits are float32, whatever the model's dtype.
 
-Each row is drawn by inverting its own cumulative distribution at one uniform number that the caller brings. The number comes from
-the request's own generator, so a seeded sample does not depend on who else is in the batch.
+Each row is sampled by inverting its cumulative distribution at one uniform number that the caller passes. The number comes from the request's own
+generator, so a seeded sample does not depend on the rest of the batch.
 
 Two log-probabilities can be reported, named as in vLLM:
 * raw: log-softmax of the model's logits, before temperature, penalties and truncation. The default.
-* processed: under the distribution the token was drawn from. Greedy rows count as temperature 1.
+* processed: under the distribution that the token was sampled from. Greedy rows count as temperature 1.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from serving.dialect.values import LogprobsMode, SamplingParams
+from serving.openai_server.values import LogprobsMode, SamplingParams
 
 
 class SamplingBatch:
-    """The parameters of the running rows as tensors; built once each time the batch changes, not each step."""
+    """The parameters of the running rows as tensors; built when the batch changes, not at each step."""
 
     __slots__ = (
         "all_greedy",
@@ -65,8 +65,8 @@ class SamplingBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
-    """The tokens of one step. Row i has `top[i]`, its most likely (id, logprob) pairs, as many as the largest wish in the batch."""
+class SampledTokens:
+    """The tokens of one step. `top[i]` has row i's most likely (id, logprob) pairs, as many as the largest request in the batch."""
 
     ids: list[int]
     logprobs: list[float]
@@ -81,7 +81,7 @@ def edit_logits(
     counts: Counter[int],
     end_ids: frozenset[int],
 ) -> None:
-    """Apply one row's penalties, biases and ban on ending early, in place. `counts`: how often each id was sampled so far."""
+    """Apply one row's penalties, biases and minimum length, in place. `counts`: how often each id was sampled so far."""
     line = logits[row]
     if params.repetition_penalty != 1.0:
         seen = torch.tensor(sorted(prompt_ids | counts.keys()), device=logits.device)
@@ -90,9 +90,9 @@ def edit_logits(
             values > 0, values / params.repetition_penalty, values * params.repetition_penalty
         )
     if counts and (params.presence_penalty or params.frequency_penalty):
-        said = torch.tensor(list(counts), device=logits.device)
-        times = torch.tensor(list(counts.values()), dtype=torch.float32, device=logits.device)
-        line[said] -= params.frequency_penalty * times + params.presence_penalty
+        sampled_ids = torch.tensor(list(counts), device=logits.device)
+        sample_counts = torch.tensor(list(counts.values()), dtype=torch.float32, device=logits.device)
+        line[sampled_ids] -= params.frequency_penalty * sample_counts + params.presence_penalty
     if params.logit_bias:
         biased = torch.tensor(list(params.logit_bias), device=logits.device)
         line[biased] += torch.tensor(
@@ -102,8 +102,8 @@ def edit_logits(
         line[torch.tensor(sorted(end_ids), device=logits.device)] = -math.inf
 
 
-def truncate(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """Logits [B, V] after min-p, top-k and top-p (in this order); what is out is -inf, the most likely token never is."""
+def truncate_logits(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """Return logits [B, V] after min-p, top-k and top-p, in this order; removed tokens are -inf, the most likely one is never removed."""
     if batch.any_min_p:
         floor = logits.amax(-1, keepdim=True) + batch.log_min_p
         logits = logits.masked_fill(logits < floor, -math.inf)
@@ -120,14 +120,14 @@ def truncate(logits: Tensor, batch: SamplingBatch) -> Tensor:
     return logits
 
 
-def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
-    """Ids [B] drawn from softmax(logits [B, V]) by inverting the distribution function at `uniforms` [B], each in [0, 1).
+def draw_ids(logits: Tensor, uniforms: Tensor) -> Tensor:
+    """Return ids [B] sampled from softmax(logits [B, V]) by inverting the distribution function at `uniforms` [B], each in [0, 1).
 
-    In float64: with a large vocabulary the rounding of a float32 sum is as big as the rare tokens.
+    In float64: with a large vocabulary, the rounding error of a float32 sum is as large as rare tokens' probabilities.
     """
     cumulative = logits.to(torch.float64).softmax(-1).cumsum(-1)
     total = cumulative[:, -1:]
-    # Below the total, also after rounding; `right=True` passes over tokens of probability 0.
+    # Below the total, also after rounding; `right=True` skips tokens of probability 0.
     target = torch.minimum(uniforms[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
 
@@ -139,18 +139,18 @@ def sample(
     uniforms: Sequence[float],
     forced: Mapping[int, int],
     mode: LogprobsMode,
-) -> Sampled:
-    """One token for each row.
+) -> SampledTokens:
+    """Sample one token for each row.
 
-    `raw` [B, V] are the model's logits, `edited` the same after penalties (the same tensor if no row has any). `forced` maps rows
-    to ids that are not drawn but prescribed.
+    `raw` [B, V] are the model's logits, `edited` the same after penalties (the same tensor if no row has any). `forced` maps rows to
+    prescribed ids.
     """
     processed = edited
     if batch.all_greedy:
         ids = edited.argmax(-1)
     else:
-        processed = truncate(edited / batch.temperature, batch)
-        ids = draw(processed, torch.tensor(uniforms, dtype=torch.float64, device=raw.device))
+        processed = truncate_logits(edited / batch.temperature, batch)
+        ids = draw_ids(processed, torch.tensor(uniforms, dtype=torch.float64, device=raw.device))
         if batch.any_greedy:
             ids = torch.where(batch.greedy, edited.argmax(-1), ids)
     if forced:
@@ -168,4 +168,4 @@ def sample(
             list(zip(row_ids, row_values, strict=True))
             for row_ids, row_values in zip(places.tolist(), (values - norm).tolist(), strict=True)
         ]
-    return Sampled(ids=ids.tolist(), logprobs=logprobs.tolist(), top=top)
+    return SampledTokens(ids=ids.tolist(), logprobs=logprobs.tolist(), top=top)

@@ -1,5 +1,5 @@
-"""Tinker as the backend: the model and its versions are on a Tinker server, hosted or one's own; here they speak OpenAI's dialect.
+"""Tinker as the backend: model and versions are on a Tinker server, hosted or self-hosted, and are served here as an OpenAI API.
 
-Rules: `version` and `names` know no SDK and no socket. `tinker` itself is imported inside functions only: it brings torch along, and the
-rest of the house has no need of it. `service` is what serving and training share about the connection.
+Rules: `version` and `model_names` import no SDK and open no socket. `tinker` is imported inside functions only, because it imports torch.
+`service` is shared by serving and training.
 """

@@ -1,7 +1,7 @@
 """Serve the policy from a Tinker server: `python -m serving.tinker --settings PATH --port N`.
 
-Speaks the dialect of the other backends (`serving.dialect`); the model is elsewhere. Exit codes: 0 told to end, 2 it cannot be set up, with
-the reason in one sentence as the last line on stderr. A server that is away is no such reason: it is waited for, and requests are told.
+It has the same API as the other backends (`serving.openai_server`); the model is remote. Exit codes: 0 stopped, 2 wrong set-up, with one sentence
+as the last line on stderr. An unreachable server is not a wrong set-up: the process waits for it, and requests get an error.
 """
 
 from __future__ import annotations
@@ -47,19 +47,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         listener = bind(arguments.host, arguments.port, option=_OPTION)
         default_environment(TINKER_TELEMETRY="0")
 
-        from serving.dialect.app import Server
-        from serving.dialect.serve import serve
-        from serving.tinker.host import TinkerHost
-        from serving.tinker.vocabulary import load_text_side
+        from serving.openai_server.app import OpenAIServer
+        from serving.openai_server.serve import serve
+        from serving.tinker.local_tokenizer import load_local_tokenizer
+        from serving.tinker.tinker_engine import TinkerEngine
 
-        wrong: list[ConfigError] = []
+        config_errors: list[ConfigError] = []
 
-        def fatal(error: ConfigError) -> None:
-            wrong.append(error)
+        def on_config_error(error: ConfigError) -> None:
+            config_errors.append(error)
             os.kill(os.getpid(), signal.SIGTERM)
 
-        host = TinkerHost(settings, load_text_side(settings.model_path), fatal=fatal)
-        server = Server(host, served_names=[settings.policy], root=settings.model_path)
+        host = TinkerEngine(
+            settings, load_local_tokenizer(settings.model_path), on_config_error=on_config_error
+        )
+        server = OpenAIServer(host, served_names=[settings.policy], root=settings.model_path)
         name, port = listen(listener, backlog=512, option=_OPTION)
         print(
             f"serving.tinker: {settings.model_name} of {address(settings)} on http://{name}:{port}",
@@ -67,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             flush=True,
         )
         serve(server, listener)
-        if wrong:
-            raise wrong[0]
+        if config_errors:
+            raise config_errors[0]
     except ConfigError as error:
         print(f"serving.tinker: {error}", file=sys.stderr)
         return 2

@@ -1,7 +1,7 @@
-"""The connection to a Tinker server, hosted or one's own: where it is, whether anybody is there, and what it calls the model.
+"""Access to a Tinker server, hosted or self-hosted: address, key, health, and the name of the base model.
 
-Shared by serving and training. The SDK waits 355 s for a server that is down, so everything begins with a probe of our own. `tinker` is
-imported inside the functions that need it: it takes seconds and brings torch along.
+Shared by serving and training. The SDK waits 355 s for a server that is down, so every access begins with a probe. `tinker` is imported inside the
+functions that need it: the import takes seconds and imports torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from serving.tinker.names import choose_base_model
+from serving.tinker.model_names import choose_base_model
 from store.errors import ConfigError, UpstreamError, UpstreamTimeout, UpstreamUnreachable
 from store.settings import Settings, default_environment
 
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("patina.tinker")
 
-#: Where Tinker is hosted (`tinker.lib.base_url.DEFAULT_BASE_URL` of SDK 0.38, which the probe must not import).
+#: URL of hosted Tinker (`tinker.lib.base_url.DEFAULT_BASE_URL` of SDK 0.38, which the probe must not import).
 HOSTED = "https://tinker.thinkingmachines.dev/services/tinker-prod"
-#: Servers of one's own check no key, but the SDK sends none that does not begin like this.
+#: Self-hosted servers check no key, but the SDK requires one with this prefix.
 DUMMY_KEY = "tml-self-hosted"
 _PREFIXES = ("tml-", "eyJ")  # a key, or a signed token
-_PROBE_S = 5.0
+_PROBE_TIMEOUT_S = 5.0
 _ASK_S, _CLOSE_S = 30.0, 5.0
 
 
 def base_url(settings: Settings) -> str:
-    """Return the server's base URL, without a slash at its end."""
+    """Return the server's base URL, without a trailing slash."""
     return settings.tinker_base_url or HOSTED
 
 
 def api_key(settings: Settings) -> str:
-    """Return the key to send.
+    """Return the API key.
 
     Raises:
-        ConfigError: there is none and the server is not on this machine, or it is none of Tinker's.
+        ConfigError: there is no key and the server is not on this machine, or it is not a Tinker key.
     """
     key = settings.tinker_api_key
     if not key:
@@ -59,23 +59,23 @@ def api_key(settings: Settings) -> str:
             )
         return DUMMY_KEY
     if not key.startswith(_PREFIXES):
-        raise ConfigError(f"TINKER_API_KEY is not a key of Tinker's: it has to begin with {_PREFIXES[0]}")
+        raise ConfigError(f"TINKER_API_KEY is not a Tinker key: it must begin with {_PREFIXES[0]}")
     return key
 
 
 def address(settings: Settings) -> str:
-    """Return the base URL without credentials: what may be shown."""
+    """Return the base URL without credentials, for display."""
     parts = urlsplit(base_url(settings))
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
-def probe(settings: Settings, *, timeout_s: float = _PROBE_S) -> float:
-    """Ask the server whether it is well; returns the seconds that took. Blocks.
+def probe(settings: Settings, *, timeout_s: float = _PROBE_TIMEOUT_S) -> float:
+    """Check the server's health; returns the response time in seconds. Blocks.
 
     Raises:
-        ConfigError: it refuses our key.
-        UpstreamUnreachable, UpstreamTimeout: nobody is there.
-        UpstreamError: it is not well, or no Tinker server.
+        ConfigError: it refuses the key.
+        UpstreamUnreachable, UpstreamTimeout: no server responds.
+        UpstreamError: it is unhealthy, or not a Tinker server.
     """
     shown = address(settings)
     request = urllib.request.Request(
@@ -92,9 +92,9 @@ def probe(settings: Settings, *, timeout_s: float = _PROBE_S) -> float:
                     f"the Tinker server at {shown} refuses TINKER_API_KEY ({exc.code})"
                 ) from exc
             if exc.code == 404:
-                raise UpstreamError(f"what answers at {shown} is no Tinker server", status=404) from exc
+                raise UpstreamError(f"the server at {shown} is not a Tinker server", status=404) from exc
             raise UpstreamError(
-                f"the Tinker server at {shown} is not well: {exc.code}", status=exc.code
+                f"the Tinker server at {shown} is unhealthy: {exc.code}", status=exc.code
             ) from exc
     except urllib.error.URLError as exc:
         if isinstance(exc.reason, TimeoutError):
@@ -106,14 +106,14 @@ def probe(settings: Settings, *, timeout_s: float = _PROBE_S) -> float:
     except TimeoutError as exc:
         raise UpstreamTimeout(f"the Tinker server at {shown} did not answer in {timeout_s:.3g} s") from exc
     except (HTTPException, OSError, ValueError) as exc:
-        raise UpstreamError(f"what answers at {shown} does not speak HTTP: {type(exc).__name__}") from exc
+        raise UpstreamError(f"the server at {shown} does not speak HTTP: {type(exc).__name__}") from exc
     return time.monotonic() - began
 
 
-def connect(settings: Settings, *, timeout_s: float = _PROBE_S) -> tinker.ServiceClient:
-    """Return a new client of the server, with a session of its own (made at its first use). Blocks; `close` it when done.
+def connect(settings: Settings, *, timeout_s: float = _PROBE_TIMEOUT_S) -> tinker.ServiceClient:
+    """Return a new client of the server, with its own session (created at first use). Blocks; `close` it after use.
 
-    Telemetry is off unless TINKER_TELEMETRY says otherwise: it would post what goes wrong here to whoever is at the other end.
+    Telemetry is off unless TINKER_TELEMETRY enables it: it would send errors to the server's operator.
 
     Raises:
         ConfigError, UpstreamError: as `probe`.
@@ -127,7 +127,7 @@ def connect(settings: Settings, *, timeout_s: float = _PROBE_S) -> tinker.Servic
 
 
 def close(service: tinker.ServiceClient) -> None:
-    """End a client's session and its connections; blocks for some seconds at most. A server that is away ends it by itself."""
+    """End a client's session and its connections; blocks for a few seconds at most. An unreachable server ends the session itself."""
     import tinker
 
     try:
@@ -137,7 +137,7 @@ def close(service: tinker.ServiceClient) -> None:
 
 
 def made(found: Any) -> Any:
-    """Return the client itself: what creates clients returns futures of them since SDK 0.38, before the clients. Blocks.
+    """Return the client itself: since SDK 0.38, functions that create clients return futures. Blocks.
 
     Raises what the creation raised.
     """
@@ -145,10 +145,10 @@ def made(found: Any) -> Any:
 
 
 def supported_models(settings: Settings) -> tuple[tinker.types.SupportedModel, ...]:
-    """Return the models that the server lists; none where it cannot list. Blocks.
+    """Return the models that the server lists; none if it cannot list them. Blocks.
 
     Raises:
-        ConfigError, UpstreamError: as `probe`; also when it refuses to tell.
+        ConfigError, UpstreamError: as `probe`; also when the list is refused.
     """
     key = api_key(settings)
     probe(settings)
@@ -158,7 +158,7 @@ def supported_models(settings: Settings) -> tuple[tinker.types.SupportedModel, .
     service = tinker.ServiceClient(base_url=base_url(settings), api_key=key)
     try:
         with warnings.catch_warnings():
-            # `tinker.RestClient()`, which is to take its place, keeps its connections open for ever.
+            # Its replacement, `tinker.RestClient()`, never closes its connections.
             warnings.simplefilter("ignore", FutureWarning)
             client = service.create_rest_client()
         return tuple(client.get_server_capabilities().result(timeout=_ASK_S).supported_models)
@@ -168,17 +168,17 @@ def supported_models(settings: Settings) -> tuple[tinker.types.SupportedModel, .
         raise ConfigError(f"the Tinker server at {address(settings)} refuses TINKER_API_KEY: {exc}") from exc
     except (tinker.TinkerError, TimeoutError) as exc:
         raise UpstreamError(
-            f"the Tinker server at {address(settings)} does not tell its models: {exc}"
+            f"the Tinker server at {address(settings)} does not list its models: {exc}"
         ) from exc
     finally:
         close(service)
 
 
 def base_model(settings: Settings) -> tuple[str, int | None]:
-    """Return the server's name of our base model, and the longest context that it says it has. Blocks.
+    """Return the server's name of the base model, and the longest context that it reports. Blocks.
 
     Raises:
-        ConfigError: it has no such model, with the likely name; or it cannot be trained.
+        ConfigError: the server has no such model (names a likely one), or cannot train it.
         UpstreamError: as `supported_models`.
     """
     models = {model.model_name: model for model in supported_models(settings) if model.model_name}

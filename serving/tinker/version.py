@@ -1,7 +1,7 @@
-"""What a published version is where Tinker trains it: a folder with `tinker.json` in it instead of weights. Knows no SDK.
+"""A version trained by Tinker: a folder with `tinker.json` instead of weights. Imports no SDK.
 
-The weights stay on the Tinker server; the file says under which paths. Both are written by the trainer's side
-(`TrainingClient.save_weights_for_sampler`, `save_state`) and never changed afterwards.
+The weights stay on the Tinker server; the file holds their paths. The trainer writes both (`TrainingClient.save_weights_for_sampler`, `save_state`),
+and they never change.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _SCHEME = "tinker://"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TinkerVersion:
-    """Where a version's weights are.
+    """Location of a version's weights.
 
     Attributes:
-        sampler_path: ``tinker://`` path that a sampling client is made from.
-        state_path: ``tinker://`` path of weights and optimizer state, from which training goes on; "" where none was saved.
-        base_model: the Tinker server's name of the model that was trained.
+        sampler_path: ``tinker://`` path for a sampling client.
+        state_path: ``tinker://`` path of weights and optimizer state, for further training; "" if none was saved.
+        base_model: the Tinker server's name of the trained model.
         lora_rank: rank of the adapter.
-        address: the server it was made on; for people, it may have moved since.
+        address: server that trained it; for display, it may have moved.
     """
 
     sampler_path: str
@@ -37,10 +37,10 @@ class TinkerVersion:
 
 
 def write_version(folder: Path, version: TinkerVersion) -> Path:
-    """Write ``tinker.json`` into an existing folder, on the disk when this returns; returns its path.
+    """Write ``tinker.json`` into an existing folder and flush it to disk; returns its path.
 
     Raises:
-        AdapterError: a path in ``version`` is none of Tinker's.
+        AdapterError: a path in ``version`` is not a Tinker path.
         OSError: it cannot be written.
     """
     _check(version, folder)
@@ -54,16 +54,16 @@ def write_version(folder: Path, version: TinkerVersion) -> Path:
 
 
 def read_version(folder: Path) -> TinkerVersion:
-    """Read a version's folder; fields that are not known here are left alone.
+    """Read a version's folder; unknown fields are ignored.
 
     Raises:
-        AdapterError: it is missing, torn, or not what Tinker's side of the trainer writes.
+        AdapterError: the file is missing, truncated, or not written by the trainer.
     """
     path = folder / FILE
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise AdapterError(f"{folder} is no version trained by Tinker: it has no {FILE}") from None
+        raise AdapterError(f"{folder} was not trained by Tinker: it has no {FILE}") from None
     except (OSError, ValueError) as exc:
         raise AdapterError(f"{path} cannot be read: {exc}") from exc
     if not isinstance(found, dict):
@@ -83,4 +83,4 @@ def _check(version: TinkerVersion, folder: Path) -> None:
     if version.state_path and not version.state_path.startswith(_SCHEME):
         raise AdapterError(f"{folder}: the state_path in {FILE} is not a {_SCHEME} path")
     if not version.base_model:
-        raise AdapterError(f"{folder}: {FILE} does not say of which model it is")
+        raise AdapterError(f"{folder}: {FILE} does not name its base model")

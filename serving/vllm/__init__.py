@@ -1,5 +1,5 @@
-"""vLLM as the backend: in an environment of its own, started and kept by us, or one that runs already.
+"""vLLM as the backend: in an environment of its own, started and supervised here, or already running.
 
-Rules: nothing here imports vllm (it lives in another environment and wants other versions of our libraries). What is decided
-(`flags`, `facts`, `probe`, `colocate`) knows no process and no socket; `environment` and `__main__` start things, `engine` asks things.
+Rules: nothing here imports vllm (it lives in another environment with other library versions). The decisions (`flags`, `model_facts`,
+`capability_probe`, `memory_plan`, `gpu_arbiter`) use no process and no socket; `environment` and `__main__` start processes, `engine` queries vLLM.
 """

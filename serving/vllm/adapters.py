@@ -1,5 +1,5 @@
-"""See an adapter's folder before vLLM does. vLLM copies weights that are too small into a corner of what it has room for, without a word:
-an adapter of another model would be served as noise. Reads heads only, no library.
+"""Checks an adapter's folder before vLLM loads it. vLLM silently copies weights that are too small into a part of its buffers: an adapter of another
+model would be served as noise. Reads file headers only, without a library.
 """
 
 from __future__ import annotations
@@ -8,27 +8,27 @@ import json
 from pathlib import Path
 from typing import Any
 
-from serving.vllm.facts import ModelFacts
+from serving.vllm.model_facts import ModelFacts
 from store.errors import AdapterError
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
-def check_adapter(folder: Path, facts: ModelFacts, *, most_rank: int | None = None) -> None:
-    """See that a LoRA folder is whole and fits the model; modules that are not known here are left to vLLM.
+def check_adapter(folder: Path, facts: ModelFacts, *, max_rank: int | None = None) -> None:
+    """Check that a LoRA folder is complete and fits the model; unknown modules are left to vLLM.
 
     Args:
-        most_rank: what the engine has room for; None: not known.
+        max_rank: the engine's limit; None: unknown.
 
     Raises:
-        AdapterError: one sentence about what is wrong.
+        AdapterError: one sentence about the problem.
     """
     config = _read_config(folder)
     rank = config.get("r")
     if not isinstance(rank, int) or rank < 1:
-        raise AdapterError(f"{folder}: {_CONFIG} tells no rank")
-    if most_rank is not None and rank > most_rank:
-        raise AdapterError(f"{folder} has rank {rank}, the engine takes up to {most_rank}")
+        raise AdapterError(f"{folder}: {_CONFIG} has no rank")
+    if max_rank is not None and rank > max_rank:
+        raise AdapterError(f"{folder} has rank {rank}, the engine takes up to {max_rank}")
     tensors = read_head(folder / _WEIGHTS)
     if not tensors:
         raise AdapterError(f"{folder} holds no weights")
@@ -48,23 +48,23 @@ def check_adapter(folder: Path, facts: ModelFacts, *, most_rank: int | None = No
 def read_head(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes in a safetensors file, by name.
 
-    Raises:
-        AdapterError: it is missing, torn, or not such a file.
+    AdapterError: it is missing, truncated, or not such a file.
+    AdapterError: it is missing, torn, or not such a file.
     """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 0 < length <= size - 8:
-                raise AdapterError(f"{path} is torn: its head is cut off")
+                raise AdapterError(f"{path} is truncated: its head is incomplete")
             head: dict[str, Any] = json.loads(file.read(length))
         found = {name: entry for name, entry in head.items() if name != "__metadata__"}
         end = max((int(entry["data_offsets"][1]) for entry in found.values()), default=0)
         if 8 + length + end != size:
-            raise AdapterError(f"{path} is torn: it has {size} bytes and should have {8 + length + end}")
+            raise AdapterError(f"{path} is truncated: it has {size} bytes instead of {8 + length + end}")
         return {name: tuple(int(side) for side in entry["shape"]) for name, entry in found.items()}
     except FileNotFoundError:
-        raise AdapterError(f"{path} is not there") from None
+        raise AdapterError(f"{path} does not exist") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as exc:
         raise AdapterError(f"{path} cannot be read: {exc}") from exc
 

@@ -1,4 +1,4 @@
-"""A running vLLM over HTTP: what it can do is tried at start, its health and its counters are asked for later."""
+"""A running vLLM over HTTP: its capabilities are tested at the start, its health and counters are queried later."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from typing import Any
 import aiohttp
 import orjson
 
-from serving.http import HttpEngine
+from serving.http import HttpBackend
 from serving.protocol import Capabilities, ServedModel
 from serving.vllm.adapters import check_adapter
-from serving.vllm.facts import ModelFacts
-from serving.vllm.hold import SLEEP_PATH, WAKE_PATH
-from serving.vllm.probe import (
+from serving.vllm.capability_probe import (
+    detect_logprobs_mode,
     has_ids,
     logprobs_request,
-    mode_of,
     read_metrics,
     started_at,
     tools_request,
     top_logprobs,
 )
+from serving.vllm.gpu_arbiter import SLEEP_PATH, WAKE_PATH
+from serving.vllm.model_facts import ModelFacts
 from store.errors import AdapterError, UpstreamError
 from store.values import Json, LogprobMode
 
 #: The first requests of an engine may wait for a compiler.
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=180.0)
-#: Weights go over the bus, tens of GB of them.
+#: Tens of GB of weights are copied over the bus.
 _SLEEP_TIMEOUT = aiohttp.ClientTimeout(total=300.0)
 _SMALL_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 
 
-class VllmEngine(HttpEngine):
-    """vLLM at a base URL (`serving.protocol.Engine`).
+class VllmBackend(HttpBackend):
+    """vLLM at a base URL (`serving.protocol.BackendClient`).
 
     Args:
-        facts: of the model; None: adapters are not looked at before they are loaded, and the default temperature is taken for 1.
-        slots: adapters it serves at once, where we started it and so know; None: not known.
+        facts: of the model; None: adapters are not checked before loading, and the default temperature is assumed to be 1.
+        slots: adapters that it serves at once; None: unknown, because Patina did not start it.
     """
 
     def __init__(
@@ -57,45 +57,49 @@ class VllmEngine(HttpEngine):
         self._found: tuple[float, Capabilities] | None = None
 
     async def models(self) -> tuple[ServedModel, ...]:
-        """Return what it serves now. Raises: UpstreamError, also when its engine is dead: it lists its models even then."""
-        status, body = await self._ask("GET", "/health", timeout=_SMALL_TIMEOUT)
+        """Return the models that are served now. Raises: UpstreamError, also when the engine is dead: vLLM lists its models even then."""
+        status, body = await self._request("GET", "/health", timeout=_SMALL_TIMEOUT)
         if status != 200:
             raise UpstreamError(
-                f"the vLLM at {self.address} is not well: /health answered {status}", status=status, body=body
+                f"the vLLM at {self.address} is unhealthy: /health answered {status}",
+                status=status,
+                body=body,
             )
         return await super().models()
 
     async def capabilities(self) -> Capabilities:
-        """Try what it can do, with four requests of one token, once for each life of its. Raises: UpstreamError when it cannot be asked."""
+        """Test the capabilities with four requests of one token, once per vLLM process. Raises: UpstreamError when it cannot be queried."""
         models = await self.models()
         born = started_at(await self._metrics())
         if self._found is not None and born is not None and self._found[0] == born:
             return self._found[1]
-        found = await self._tried(models)
+        found = await self._probe_capabilities(models)
         if born is not None:
             self._found = born, found
         return found
 
-    async def _tried(self, models: tuple[ServedModel, ...]) -> Capabilities:
+    async def _probe_capabilities(self, models: tuple[ServedModel, ...]) -> Capabilities:
         model = next((m.name for m in models if m.parent is None), "")
         notes: list[str] = []
-        one, two = [await self._try(logprobs_request(model, temperature)) for temperature in (1.0, 2.0)]
-        mode = mode_of(top_logprobs(one), top_logprobs(two))
+        one, two = [
+            await self._send_probe(logprobs_request(model, temperature)) for temperature in (1.0, 2.0)
+        ]
+        mode = detect_logprobs_mode(top_logprobs(one), top_logprobs(two))
         if mode is LogprobMode.UNKNOWN:
             notes.append(
-                "its log-probabilities are neither raw nor processed ones: start it with --logprobs-mode raw_logprobs, or turns "
+                "its log-probabilities are neither raw nor processed: start it with --logprobs-mode raw_logprobs, or turns "
                 "at other temperatures than 1 do not train"
             )
         if not has_ids(one):
             notes.append(
                 "it reports no token ids (return_token_ids): it is too old, and its turns cannot train"
             )
-        adapters = await self._loads_adapters()
+        adapters = await self._supports_adapters()
         if not adapters:
             notes.append(
                 "it loads no adapters while it runs: start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
             )
-        tools, constrained = await self._knows_tools(model), await self._constrains(model)
+        tools, constrained = await self._supports_tools(model), await self._supports_constrained(model)
         if tools is False:
             notes.append(
                 "it refuses optional tools: start it with --enable-auto-tool-choice and --tool-call-parser"
@@ -114,24 +118,24 @@ class VllmEngine(HttpEngine):
         )
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Load a LoRA folder under an immutable name, once it is seen to be whole and of this model."""
+        """Load a LoRA folder under an immutable name, after checking that it is complete and of this model."""
         if self._facts is not None:
             try:
                 await asyncio.to_thread(check_adapter, Path(path), self._facts)
             except AdapterError as exc:
-                raise AdapterError(f"{self.address} would not load {name}: {exc}") from exc
+                raise AdapterError(f"{self.address} cannot load {name}: {exc}") from exc
         await super().load_adapter(name, path)
 
     async def sleep(self) -> None:
-        """Give the device away (`serving.vllm.turns.Sleeper`). Raises: UpstreamError."""
+        """Release the GPU (`serving.vllm.gpu_sharing.SleepableBackend`). Raises: UpstreamError."""
         await self._command(SLEEP_PATH)
 
     async def wake_up(self) -> None:
-        """Take it back; harmless when it is awake. Raises: UpstreamError."""
+        """Take the GPU back; no effect when awake. Raises: UpstreamError."""
         await self._command(WAKE_PATH)
 
     async def _command(self, path: str) -> None:
-        status, body = await self._ask("POST", path, timeout=_SLEEP_TIMEOUT)
+        status, body = await self._request("POST", path, timeout=_SLEEP_TIMEOUT)
         if status != 200:
             raise UpstreamError(
                 f"the vLLM at {self.address} answered {status} to {path}: {body[:300].decode('utf-8', 'replace')}",
@@ -140,51 +144,53 @@ class VllmEngine(HttpEngine):
             )
 
     async def activity(self) -> Mapping[str, Any]:
-        """Its `/metrics`, as far as they are of interest."""
+        """Return the displayed values of `/metrics`."""
         return read_metrics(await self._metrics())
 
     async def _metrics(self) -> str:
-        status, body = await self._ask("GET", "/metrics", timeout=_SMALL_TIMEOUT)
+        status, body = await self._request("GET", "/metrics", timeout=_SMALL_TIMEOUT)
         return body.decode("utf-8", "replace") if status == 200 else ""
 
-    async def _try(self, request: Json) -> Json:
-        """Return its reply. Raises: UpstreamError, with what it said, when it is an error."""
-        status, body = await self._ask("POST", "/v1/chat/completions", request, timeout=_PROBE_TIMEOUT)
+    async def _send_probe(self, request: Json) -> Json:
+        """Return the reply to a probe. Raises: UpstreamError with the body of an error response."""
+        status, body = await self._request("POST", "/v1/chat/completions", request, timeout=_PROBE_TIMEOUT)
         if status != 200:
             raise UpstreamError(
-                f"the vLLM at {self.address} answered a trial with {status}: {body[:300].decode('utf-8', 'replace')}",
+                f"the vLLM at {self.address} answered a probe with {status}: {body[:300].decode('utf-8', 'replace')}",
                 status=status,
                 body=body,
             )
         reply: Json = orjson.loads(body)
         return reply
 
-    async def _knows_tools(self, model: str) -> bool:
-        return await self._takes(tools_request(model))
+    async def _supports_tools(self, model: str) -> bool:
+        return await self._accepts(tools_request(model))
 
-    async def _constrains(self, model: str) -> bool:
-        return await self._takes({**logprobs_request(model, 1.0), "response_format": {"type": "json_object"}})
+    async def _supports_constrained(self, model: str) -> bool:
+        return await self._accepts(
+            {**logprobs_request(model, 1.0), "response_format": {"type": "json_object"}}
+        )
 
-    async def _takes(self, request: Json) -> bool:
-        """Whether it answers a request. Raises: UpstreamError when that cannot be told."""
+    async def _accepts(self, request: Json) -> bool:
+        """Whether vLLM accepts a request. Raises: UpstreamError when that is unknown."""
         try:
-            await self._try(request)
+            await self._send_probe(request)
         except UpstreamError as exc:
             if exc.status is not None and 400 <= exc.status < 500:
                 return False
             raise
         return True
 
-    async def _loads_adapters(self) -> bool:
-        # without a name it is refused (400); where adapters are not loaded at runtime there is no such path (404, 405)
-        status, _ = await self._ask(
+    async def _supports_adapters(self) -> bool:
+        # A request without a name is refused (400); where runtime loading is off, the path does not exist (404, 405).
+        status, _ = await self._request(
             "POST", "/v1/load_lora_adapter", {"lora_name": "", "lora_path": ""}, timeout=_SMALL_TIMEOUT
         )
         return status not in (404, 405)
 
     async def _version(self) -> str:
         try:
-            return str((await self._ask_json("/version")).get("version") or "")
+            return str((await self._get_json("/version")).get("version") or "")
         except UpstreamError as exc:
             if exc.status is None:
                 raise

@@ -1,4 +1,4 @@
-"""The command line of vLLM, derived from our settings and the model; and each choice in words. Sans-IO."""
+"""Builds vLLM's command line from the settings and the model, with a reason for each choice. Sans-IO."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from serving.vllm.colocate import GIB, Fit
-from serving.vllm.facts import ModelFacts
+from serving.vllm.memory_plan import GIB, MemoryPlan
+from serving.vllm.model_facts import ModelFacts
 from store.errors import ConfigError
 
-#: What vLLM takes for `--max-lora-rank`.
+#: Allowed values of `--max-lora-rank`.
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-#: The log-probabilities of the model itself, before temperature and truncation: what the trainer compares with.
+#: Log-probabilities of the model itself, before temperature and truncation: the trainer compares them with its own.
 LOGPROBS_MODE = "raw_logprobs"
-#: Requests may ask for so many alternatives a token (OpenAI's limit).
+#: Alternatives of a token that a request may ask for (OpenAI's limit).
 MAX_LOGPROBS = 20
-#: On CPU: cache for so many full contexts, within these bounds.
-_CPU_SEQUENCES, _CPU_LEAST_GB, _CPU_MOST_GB = 8, 1, 16
+#: On CPU: cache for this many full contexts, within these limits.
+_CPU_SEQUENCES, _CPU_MIN_GB, _CPU_MAX_GB = 8, 1, 16
 
-#: Chat templates tell how a family writes its tool calls: the first mark that is in the template decides.
+#: A chat template shows how a family writes tool calls: the first mark found in it decides.
 _BY_TEMPLATE = (
     ("<function=", "qwen3_coder"),
     ("<arg_key>", "glm45"),
@@ -30,7 +30,7 @@ _BY_TEMPLATE = (
     ("<|python_tag|>", "llama3_json"),
     ("<tool_call>", "hermes"),
 )
-#: Where the template does not tell: by `model_type`, the longest beginning that fits.
+#: Where the template has no mark: by `model_type`, the longest matching prefix.
 _BY_FAMILY = {
     "qwen": "hermes",
     "llama": "llama3_json",
@@ -51,18 +51,18 @@ _BY_FAMILY = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What the settings say.
+class LaunchOptions:
+    """The settings of a launch.
 
     Attributes:
         memory_share: of the GPU's memory; 0: computed.
-        max_model_len: 0: as much of the model's context as fits.
+        max_model_len: 0: as much of the model's context as fits the memory.
         tool_parser: "" to derive it, "none" for none.
-        extra: flags of a person's own, last, so that they win.
+        extra: the user's own flags, last, so that they take precedence.
         threads: CPU threads; 0: vLLM's own choice.
-        sleeps: the trainer has the device by turns (`serving.vllm.turns`).
-        max_hold_s: how long a request waits for it then, to be told.
-        mends: folder of what vLLM runs at its start on a CPU (`serving/vllm/for_cpu`).
+        sleeps: engine and trainer share the GPU in time (`serving.vllm.gpu_sharing`).
+        max_hold_s: longest wait of a request during a step, for display.
+        cpu_patches: folder of code that vLLM runs at its start on a CPU (`serving/vllm/cpu_patches`).
     """
 
     model: str
@@ -78,17 +78,17 @@ class Wishes:
     threads: int = 0
     sleeps: bool = False
     max_hold_s: float = 0.0
-    mends: str = ""
+    cpu_patches: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """How vLLM is started.
+class LaunchCommand:
+    """The command that starts vLLM.
 
     Attributes:
         arguments: of `python -m vllm.entrypoints.openai.api_server`.
-        environment: variables beside the inherited ones.
-        reasons: one line for each choice that was made for the person.
+        environment: variables in addition to the inherited ones.
+        reasons: one line for each automatic choice.
     """
 
     arguments: tuple[str, ...]
@@ -96,11 +96,11 @@ class Launch:
     reasons: tuple[str, ...] = ()
 
 
-def rank_for(rank: int) -> int:
+def smallest_allowed_rank(rank: int) -> int:
     """Return the smallest `--max-lora-rank` of vLLM that takes adapters of ``rank``.
 
     Raises:
-        ConfigError: it takes none so large.
+        ConfigError: the rank is too large.
     """
     for allowed in RANKS:
         if rank <= allowed:
@@ -108,7 +108,7 @@ def rank_for(rank: int) -> int:
     raise ConfigError(f"--lora-rank {rank}: vLLM takes adapters up to rank {RANKS[-1]}")
 
 
-def tool_parser_for(facts: ModelFacts) -> tuple[str, str]:
+def choose_tool_parser(facts: ModelFacts) -> tuple[str, str]:
     """Return vLLM's tool-call parser for a model and why; ("", why) when its family is not known."""
     for mark, parser in _BY_TEMPLATE:
         if mark in facts.template:
@@ -116,93 +116,118 @@ def tool_parser_for(facts: ModelFacts) -> tuple[str, str]:
     fitting = [family for family in _BY_FAMILY if facts.family.startswith(family)]
     if fitting:
         return _BY_FAMILY[max(fitting, key=len)], f"it is a {facts.family}"
-    return "", f"nothing is known of how a {facts.family or 'model of this kind'} calls tools"
+    return "", f"the tool-call format of {facts.family or 'this model'} is unknown"
 
 
-def derive(
-    wishes: Wishes, facts: ModelFacts, *, is_cpu: bool, fit: Fit | None = None, memory: int = 0
-) -> Launch:
-    """Return how vLLM is started for these wishes.
+def build_launch_command(
+    options: LaunchOptions,
+    facts: ModelFacts,
+    *,
+    is_cpu: bool,
+    memory_plan: MemoryPlan | None = None,
+    memory: int = 0,
+) -> LaunchCommand:
+    """Return the command that starts vLLM with these options.
 
     Args:
-        fit: how the GPU is shared with the trainer; None: the engine has it to itself.
+        memory_plan: how the GPU is shared with the trainer; None: the engine has it alone.
         memory: bytes of main memory, on CPU.
 
     Raises:
-        ConfigError: something wished for cannot be had.
+        ConfigError: an option exceeds the model's or vLLM's limits.
     """
-    rank = rank_for(wishes.lora_rank)
+    rank = smallest_allowed_rank(options.lora_rank)
     reasons = [
         f"dtype {facts.dtype}: {facts.parameters / 1e6:,.1f} M parameters",
-        f"adapters up to rank {rank}, {wishes.slots} of them at once; a version beyond that waits until an older one is idle",
+        f"adapters up to rank {rank}, {options.slots} of them at once; a version beyond that waits until an older one is idle",
     ]
     arguments = [
-        "--model", wishes.model, "--served-model-name", wishes.served_name, "--host", wishes.host, "--port", str(wishes.port),
-        "--dtype", facts.dtype, "--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(wishes.slots),
-        # twice as many on the host: what was unloaded by name stays cached there, and must not push out what is in use
-        "--max-cpu-loras", str(2 * wishes.slots), "--logprobs-mode", LOGPROBS_MODE, "--max-logprobs", str(MAX_LOGPROBS),
-        # asked every second, by its keeper and by the proxy
+        "--model", options.model, "--served-model-name", options.served_name, "--host", options.host, "--port", str(options.port),
+        "--dtype", facts.dtype, "--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(options.slots),
+        # twice as many on the host: unloaded adapters stay cached there and must not evict those in use
+        "--max-cpu-loras", str(2 * options.slots), "--logprobs-mode", LOGPROBS_MODE, "--max-logprobs", str(MAX_LOGPROBS),
+        # queried every second, by its supervisor and by the proxy
         "--disable-access-log-for-endpoints", "/health,/metrics,/v1/models",
     ]  # fmt: skip
     environment = {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        # ours is the repository; vLLM would have modules of the same names in view
+        # the inherited path is the repository, whose module names would shadow vLLM's
         "PYTHONPATH": "",
     }
-    if wishes.max_model_len > facts.context:
+    if options.max_model_len > facts.context:
         raise ConfigError(
-            f"--max-model-len {wishes.max_model_len}: the model was made for {facts.context} tokens"
+            f"--max-model-len {options.max_model_len}: the model was made for {facts.context} tokens"
         )
-    arguments += ["--max-model-len", str(wishes.max_model_len or "auto")]
-    if not wishes.max_model_len:
+    arguments += ["--max-model-len", str(options.max_model_len or "auto")]
+    if not options.max_model_len:
         reasons.append(f"context: what fits of the model's {facts.context:,} tokens")
-    parser, why = (wishes.tool_parser, "as you said") if wishes.tool_parser else tool_parser_for(facts)
-    if parser and parser != "none":
-        arguments += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
-    else:
-        why += "; requests whose tools are optional will be refused by vLLM (see --tool-call-parser)"
-    reasons.append(f"tool calls: {parser or 'none'} ({why})")
+    _add_tool_parser(options, facts, arguments, reasons)
     if is_cpu:
-        gigabytes = _cpu_cache(facts, wishes.max_model_len or facts.context, memory)
-        environment |= {
-            "VLLM_CPU_KVCACHE_SPACE": str(gigabytes),
-            # without it the first request that asks for log-probabilities waits for a compiler, up to half a minute
-            "TORCHDYNAMO_DISABLE": "1",
-            "PYTHONPATH": wishes.mends,
-        }
-        if wishes.threads:
-            # bound to cores it would fight with the trainer for the first ones
-            environment |= {"OMP_NUM_THREADS": str(wishes.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        reasons.append(f"on CPU, {gigabytes} GB for keys and values")
+        _add_cpu(options, facts, memory, environment, reasons)
     else:
-        share = wishes.memory_share or (fit.share if fit is not None else 0.9)
-        arguments += ["--gpu-memory-utilization", f"{share:.2f}"]
-        reasons.append(
-            f"{share:.0%} of the GPU's memory"
-            + (" (as you said)" if wishes.memory_share else f" ({fit.why})" if fit is not None else "")
-        )
-        if fit is not None and not fit.fits:
-            reasons.append(
-                "the trainer may run out of the GPU's memory: take a smaller model or a larger GPU, or set --gpu-memory-share"
-            )
-    if wishes.sleeps:
-        if not is_cpu:  # refused there; on a CPU sleeping holds requests and frees nothing
+        _add_gpu(options, memory_plan, arguments, reasons)
+    if options.sleeps:
+        if not is_cpu:  # refused on a CPU, where sleep holds requests and frees no memory
             arguments.append("--enable-sleep-mode")
         environment["VLLM_SERVER_DEV_MODE"] = "1"
         reasons.append(
-            f"sleeps while a training step runs; a request waits {wishes.max_hold_s:g} s at most, and until the step's next boundary"
+            f"sleeps while a training step runs; a request waits {options.max_hold_s:g} s at most, and until the step's next boundary"
         )
-    if wishes.extra:
-        arguments += wishes.extra
-        reasons.append("beside these, your own: " + " ".join(wishes.extra))
-    return Launch(
+    if options.extra:
+        arguments += options.extra
+        reasons.append("your own flags: " + " ".join(options.extra))
+    return LaunchCommand(
         arguments=tuple(arguments), environment=MappingProxyType(environment), reasons=tuple(reasons)
     )
 
 
+def _add_tool_parser(
+    options: LaunchOptions, facts: ModelFacts, arguments: list[str], reasons: list[str]
+) -> None:
+    parser, why = (options.tool_parser, "as set") if options.tool_parser else choose_tool_parser(facts)
+    if parser and parser != "none":
+        arguments += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
+    else:
+        why += "; vLLM will refuse requests with optional tools (see --tool-call-parser)"
+    reasons.append(f"tool calls: {parser or 'none'} ({why})")
+
+
+def _add_cpu(
+    options: LaunchOptions, facts: ModelFacts, memory: int, environment: dict[str, str], reasons: list[str]
+) -> None:
+    gigabytes = _cpu_cache(facts, options.max_model_len or facts.context, memory)
+    environment |= {
+        "VLLM_CPU_KVCACHE_SPACE": str(gigabytes),
+        # without it, the first request for log-probabilities waits up to half a minute for a compiler
+        "TORCHDYNAMO_DISABLE": "1",
+        "PYTHONPATH": options.cpu_patches,
+    }
+    if options.threads:
+        # bound to cores, it would compete with the trainer for the first ones
+        environment |= {"OMP_NUM_THREADS": str(options.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    reasons.append(f"on CPU, {gigabytes} GB for keys and values")
+
+
+def _add_gpu(
+    options: LaunchOptions, memory_plan: MemoryPlan | None, arguments: list[str], reasons: list[str]
+) -> None:
+    share = options.memory_share or (memory_plan.share if memory_plan is not None else 0.9)
+    arguments += ["--gpu-memory-utilization", f"{share:.2f}"]
+    why = ""
+    if options.memory_share:
+        why = " (as set)"
+    elif memory_plan is not None:
+        why = f" ({memory_plan.why})"
+    reasons.append(f"{share:.0%} of the GPU's memory{why}")
+    if memory_plan is not None and not memory_plan.fits:
+        reasons.append(
+            "the trainer may run out of the GPU's memory: use a smaller model or a larger GPU, or set --gpu-memory-share"
+        )
+
+
 def _cpu_cache(facts: ModelFacts, context: int, memory: int) -> int:
     wanted = facts.kv_bytes_per_token * context * _CPU_SEQUENCES / GIB
-    most = min(_CPU_MOST_GB, memory // GIB // 4) if memory else _CPU_LEAST_GB
-    return int(max(_CPU_LEAST_GB, min(-(-wanted // 1), most)))
+    most = min(_CPU_MAX_GB, memory // GIB // 4) if memory else _CPU_MIN_GB
+    return int(max(_CPU_MIN_GB, min(-(-wanted // 1), most)))

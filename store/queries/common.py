@@ -11,9 +11,18 @@ from sqlalchemy.engine import Row
 
 from store import schema
 from store.errors import RecordError
-from store.hashing import ROOT
+from store.hashing import ROOT, exact_json
 from store.lifecycle import REVIVABLE, Event, Stage, advance, sources
-from store.values import AdapterState, AdapterVersion, AliasMove, Completion, Json, StepReport
+from store.values import (
+    AdapterState,
+    AdapterVersion,
+    AliasMove,
+    Completion,
+    FollowUp,
+    Json,
+    StepReport,
+    Verdict,
+)
 
 # ---- the life of a turn
 
@@ -58,6 +67,25 @@ def answer(connection: sa.Connection, turn_id: str, at: float) -> None:
         drop_reason=None,
         detail=None,
     )
+
+
+# ---- verdicts
+
+
+def encode_verdict_detail(verdict: Verdict) -> str:
+    """Return the JSON text of the column ``verdicts.detail``, which holds `Verdict.follow_up` too."""
+    detail = dict(verdict.detail)
+    if verdict.follow_up is not None:
+        detail["follow_up"] = verdict.follow_up.text
+        detail["follow_up_is_question"] = verdict.follow_up.is_question
+    return exact_json(detail)
+
+
+def decode_verdict_detail(stored: str) -> tuple[Json, FollowUp | None]:
+    """Return (detail, follow-up) from the column ``verdicts.detail``."""
+    detail: Json = json.loads(stored)
+    text, is_question = detail.pop("follow_up", None), detail.pop("follow_up_is_question", False)
+    return detail, FollowUp(text=text, is_question=bool(is_question)) if isinstance(text, str) else None
 
 
 # ---- messages
@@ -145,7 +173,7 @@ def control(connection: sa.Connection, name: str) -> str | None:
 
 
 def lock_aliases(connection: sa.Connection) -> None:
-    """Let nobody else move an alias before this transaction ends; SQLite's write transactions are alone anyway."""
+    """Lock the aliases until this transaction ends; SQLite's write transactions are alone anyway."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.text(f"LOCK TABLE {schema.alias_moves.name} IN SHARE ROW EXCLUSIVE MODE"))
 

@@ -1,4 +1,4 @@
-"""What a person (or a program for one) asks and sets: status, versions, rollback, pause, trajectories."""
+"""What a person (or a program for one) asks and sets: status, versions, rollback, pause, wishes, trajectories."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from store.values import (
     Heartbeat,
     Json,
     RecordStatus,
+    StatedHint,
     TurnFate,
+    UnusedComplaint,
+    WishEdit,
 )
 
 
@@ -121,6 +124,137 @@ def fates(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, TurnF
         )
         for row in rows
     }
+
+
+def add_wish_edits(connection: sa.Connection, policy: str, edits: Sequence[WishEdit], now: float) -> None:
+    """Store what the owner changed in the playbook.
+
+    Raises:
+        RecordError: a turn of these edits is not in the record.
+    """
+    t = schema.turns.c
+    wanted = {edit.turn_id for edit in edits}
+    known = set(connection.execute(sa.select(t.turn_id).where(t.turn_id.in_(sorted(wanted)))).scalars())
+    if missing := sorted(wanted - known):
+        raise RecordError(f"turn {missing[0]} is not in the record: its wish cannot be changed")
+    if edits:
+        connection.execute(
+            sa.insert(schema.wish_edits),
+            [
+                {"policy": policy, "turn_id": edit.turn_id, "text": edit.text, "created_at": now}
+                for edit in edits
+            ],
+        )
+
+
+def wish_edits(connection: sa.Connection, policy: str) -> list[WishEdit]:
+    """Return the edits that count: of each turn its newest words, and a withdrawal where that is the newest row.
+
+    A withdrawn wish keeps its edited words, because it is unlearnt by them. Withdrawals come last.
+    """
+    e = schema.wish_edits.c
+    words: dict[str, str] = {}
+    withdrawn: dict[str, None] = {}
+    rows = connection.execute(sa.select(e.turn_id, e.text).where(e.policy == policy).order_by(e.edit_id))
+    for turn_id, text in rows:
+        withdrawn.pop(turn_id, None)
+        if text is None:
+            withdrawn[turn_id] = None
+        else:
+            words[turn_id] = text
+    return [
+        *(WishEdit(turn_id=turn_id, text=text) for turn_id, text in words.items()),
+        *(WishEdit(turn_id=turn_id, text=None) for turn_id in withdrawn),
+    ]
+
+
+def stated_hints(connection: sa.Connection, policy: str, turn_ids: Sequence[str]) -> list[StatedHint]:
+    """Return these turns and all others of the policy with a hint in the same words, oldest first."""
+    v, t = schema.verdicts.c, schema.turns.c
+    hints = sa.select(v.hint).where(v.turn_id.in_(list(turn_ids)), v.hint.is_not(None), _is_newest_verdict())
+    rows = connection.execute(
+        sa.select(t.turn_id, v.hint, v.wishes, t.created_at)
+        .join(schema.verdicts, v.turn_id == t.turn_id)
+        .where(
+            t.policy == policy, v.hint.in_(list(connection.execute(hints).scalars())), _is_newest_verdict()
+        )
+        .order_by(t.created_at, t.turn_id)
+    )
+    return [
+        StatedHint(
+            turn_id=row.turn_id,
+            hint=row.hint,
+            wishes=tuple(json.loads(row.wishes)),
+            created_at=row.created_at,
+        )
+        for row in rows
+    ]
+
+
+def unused_complaints(connection: sa.Connection, policy: str, since: float) -> list[UnusedComplaint]:
+    """Return the complaints that were dropped since then because they have nothing to teach, newest first.
+
+    A complaint is a turn whose newest verdict is -1, or has a hint and is not +1.
+    """
+    v, lv, s, f = schema.verdicts.c, schema.lives.c, schema.next_states.c, schema.feedback.c
+    followed = (
+        sa.select(s.text)
+        .where(s.turn_id == lv.turn_id)
+        .order_by(s.created_at.desc(), s.by_turn_id)
+        .limit(1)
+        .correlate(schema.lives)
+        .scalar_subquery()
+    )
+    given = (
+        sa.select(f.text)
+        .where(f.turn_id == lv.turn_id, f.text != "")
+        .order_by(f.created_at.desc(), f.feedback_id)
+        .limit(1)
+        .correlate(schema.lives)
+        .scalar_subquery()
+    )
+    rows = connection.execute(
+        sa.select(
+            lv.turn_id,
+            v.hint,
+            sa.func.coalesce(given, followed, v.hint, "").label("text"),
+            lv.drop_reason,
+            lv.detail,
+            lv.since,
+        )
+        .join(schema.verdicts, v.turn_id == lv.turn_id)
+        .where(
+            lv.stage == Stage.DROPPED.value,
+            lv.policy == policy,
+            lv.since >= since,
+            lv.drop_reason.in_([DropReason.HINT_IRRELEVANT.value, DropReason.NO_SIGNAL.value]),
+            _is_newest_verdict(),
+            sa.or_(v.value == -1, sa.and_(v.hint.is_not(None), sa.func.coalesce(v.value, 0) <= 0)),
+        )
+        .order_by(lv.since.desc(), lv.turn_id)
+    )
+    return [
+        UnusedComplaint(
+            turn_id=row.turn_id,
+            text=row.text,
+            hint=row.hint,
+            drop_reason=DropReason(row.drop_reason),
+            detail=row.detail or "",
+            dropped_at=row.since,
+        )
+        for row in rows
+    ]
+
+
+def _is_newest_verdict() -> sa.ColumnElement[bool]:
+    """Whether the row of `verdicts` is the newest one of its turn."""
+    later = schema.verdicts.alias("later")
+    v = schema.verdicts.c
+    return ~(
+        sa.exists()
+        .where(later.c.turn_id == v.turn_id, later.c.verdict_id > v.verdict_id)
+        .correlate(schema.verdicts)
+    )
 
 
 def trajectories(

@@ -1,6 +1,6 @@
-"""What the proxy asks: which recorded turns a request may rest on, and what a client's feedback is about.
+"""What recorder and proxy ask: which recorded turns a request may continue, and which turn a client's feedback is about.
 
-What it writes with every turn is `store.queries.turns`.
+What the recorder writes with every turn is in `store.queries.turns`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def heartbeat(connection: sa.Connection, beat: Heartbeat) -> None:
 
 
 def beat_of(connection: sa.Connection, process: str) -> Heartbeat | None:
-    """Return what a process last said of itself."""
+    """Return the newest heartbeat of a process, or None."""
     row = connection.execute(
         sa.select(schema.heartbeats).where(schema.heartbeats.c.process == process)
     ).one_or_none()
@@ -127,6 +127,15 @@ def known_turns(connection: sa.Connection, turn_ids: Sequence[str]) -> set[str]:
     return present(connection, schema.turns.c.turn_id, turn_ids)
 
 
+def _unindexed(column: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
+    """Return a text column as an expression, so that SQLite does not take the index on it.
+
+    Without statistics it prefers the index on the kind to the one on the session, and then reads most of the record.
+    SQLite's unary plus does the same, but PostgreSQL has none for text.
+    """
+    return sa.func.coalesce(column, "")
+
+
 def _tip_select(key: sa.ColumnElement[Any]) -> sa.Select[Any]:
     c = schema.turns.c
     child = schema.turns.alias("child")
@@ -137,7 +146,7 @@ def _tip_select(key: sa.ColumnElement[Any]) -> sa.Select[Any]:
             child.c.session_id == c.session_id,
             child.c.turn_index == c.turn_index + 1,
             child.c.parent_turn_id == c.turn_id,
-            child.c.kind == TurnKind.MAIN.value,
+            _unindexed(child.c.kind) == TurnKind.MAIN.value,
             child.c.relation != Relation.RETRY.value,
         )
         .correlate(schema.turns)
@@ -170,7 +179,7 @@ _SESSION_TIP = (
     _tip_select(sa.func.coalesce(schema.turns.c.reply_key, schema.turns.c.request_key))
     .where(
         schema.turns.c.session_id == sa.bindparam("session_id"),
-        schema.turns.c.kind == TurnKind.MAIN.value,
+        _unindexed(schema.turns.c.kind) == TurnKind.MAIN.value,
     )
     .order_by(schema.turns.c.turn_index.desc(), schema.turns.c.created_at.desc())
     .limit(1)

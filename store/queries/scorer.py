@@ -12,7 +12,7 @@ from sqlalchemy.engine import Row
 from store import schema
 from store.hashing import exact_json
 from store.lifecycle import DropReason, Event, Stage
-from store.queries.common import bodies, chain_messages, completion_of, move
+from store.queries.common import bodies, chain_messages, completion_of, encode_verdict_detail, move
 from store.values import AnsweredTurn, Feedback, NextState, Relation, Verdict
 
 
@@ -77,9 +77,10 @@ def add_verdict(connection: sa.Connection, verdict: Verdict, *, drop: DropReason
             value=verdict.value,
             hint=verdict.hint,
             hint_is_reaction=verdict.hint_is_reaction,
+            wishes=exact_json(list(verdict.wishes)),
             source=verdict.source[:256],
             confidence=verdict.confidence,
-            detail=exact_json(verdict.detail),
+            detail=encode_verdict_detail(verdict),
             created_at=verdict.created_at,
         )
     )

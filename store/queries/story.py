@@ -1,4 +1,4 @@
-"""What is told of single turns: all that `explain` shows of one, and what the proxy reads back of the newest when it starts."""
+"""Queries about single turns: all that `explain` shows of one, and the newest ones for the recorder when it starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def story(connection: sa.Connection, reference: str) -> Json | None:
     """
     t, lv = schema.turns.c, schema.lives.c
     columns = (
-        t.turn_id, t.completion_id, t.session_id, t.parent_turn_id, t.turn_index, t.kind, t.relation, t.link_reason,
+        t.turn_id, t.completion_id, t.session_id, t.parent_turn_id, t.turn_index, t.kind, t.relation, t.link_reason, t.kind_reason,
         t.link_confidence, t.policy, t.scope, t.adapter_version, t.client, t.user, t.created_at, t.preamble_node, t.history_node,
         t.request, t.completion, t.tool_calls, t.finish_reason, t.drop_detail,
         lv.stage, lv.drop_reason, lv.trained_in_version,
@@ -60,12 +60,13 @@ def story(connection: sa.Connection, reference: str) -> Json | None:
         connection,
         sa.select(f.score, f.text, f.created_at).where(f.turn_id == turn_id).order_by(f.created_at),
     )
-    found["verdicts"] = _rows(
+    verdicts = _rows(
         connection,
-        sa.select(v.value, v.hint, v.source, v.confidence, v.created_at)
+        sa.select(v.value, v.hint, v.wishes, v.source, v.confidence, v.created_at)
         .where(v.turn_id == turn_id)
         .order_by(v.verdict_id),
     )
+    found["verdicts"] = [{**verdict, "wishes": json.loads(verdict["wishes"])} for verdict in verdicts]
     return found
 
 
@@ -88,7 +89,7 @@ def recollect(connection: sa.Connection, limit: int) -> list[Remembered]:
     """Return the newest turns, oldest first, with the end of what each was asked."""
     t = schema.turns.c
     columns = (
-        t.turn_id, t.session_id, t.parent_turn_id, t.turn_index, t.kind, t.relation, t.link_reason, t.scope, t.user,
+        t.turn_id, t.session_id, t.parent_turn_id, t.turn_index, t.kind, t.relation, t.link_reason, t.kind_reason, t.scope, t.user,
         t.created_at, t.finished_at, t.request_key, t.reply_key, t.preamble_node, t.history_node, t.request, t.completion,
         t.tool_calls,
     )  # fmt: skip
@@ -158,6 +159,7 @@ def _remembered(
         kind=TurnKind(row.kind),
         relation=Relation(row.relation),
         link_reason=row.link_reason,
+        kind_reason=row.kind_reason,
         scope=row.scope,
         user=row.user,
         created_at=row.created_at,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
 from store import schema
 from store.database import upsert
-from store.errors import AliasMoved, IllegalTransition
+from store.errors import AliasMoved, ClaimLost
 from store.hashing import exact_json
 from store.lifecycle import DropReason, Event, Stage
 from store.queries.common import (
@@ -17,6 +18,7 @@ from store.queries.common import (
     bodies,
     chain_messages,
     completion_of,
+    decode_verdict_detail,
     lock_aliases,
     move,
     prompt_ids,
@@ -96,16 +98,9 @@ def renew(connection: sa.Connection, worker: str, lease_s: float, now: float) ->
     return done.rowcount
 
 
-def release(connection: sa.Connection, turn_ids: Sequence[str], now: float) -> int:
-    """Give claimed turns back, as a step that failed does."""
-    return move(
-        connection,
-        turn_ids,
-        Event.RELEASE,
-        now,
-        claimed_by=None,
-        lease_until=None,
-    )
+def release(connection: sa.Connection, turn_ids: Sequence[str], now: float, *, worker: str) -> int:
+    """Give back those of these turns that ``worker`` holds, as a step that failed does; returns how many."""
+    return _end_claim(connection, turn_ids, Event.RELEASE, now, worker)
 
 
 def release_expired(connection: sa.Connection, now: float) -> int:
@@ -127,17 +122,12 @@ def drop(
     reason: DropReason,
     now: float,
     detail: str,
+    *,
+    worker: str,
 ) -> int:
-    """End the life of turns that cannot train, with the reason."""
-    return move(
-        connection,
-        turn_ids,
-        Event.DROP,
-        now,
-        drop_reason=reason.value,
-        detail=detail or None,
-        claimed_by=None,
-        lease_until=None,
+    """End the life of those of these turns that ``worker`` holds, with the reason why they cannot train; returns how many."""
+    return _end_claim(
+        connection, turn_ids, Event.DROP, now, worker, drop_reason=reason.value, detail=detail or None
     )
 
 
@@ -157,28 +147,29 @@ def publish(
     turn_ids: Sequence[str],
     step: StepReport,
     *,
+    worker: str,
     by: str = "trainer",
 ) -> None:
     """Publish a version, move the alias to it and mark its turns trained: one transaction, all or nothing.
 
     Raises:
-        IllegalTransition: a turn is not claimed any more (its lease ran out and somebody else has it): nothing is
-            written, so that no turn is ever trained twice.
-        AliasMoved: the live version is not the parent any more: somebody rolled back while this one was trained, and
+        ClaimLost: ``worker`` does not hold one of the turns any more: its lease ran out. Nothing is written, so that no turn
+            is ever trained twice.
+        AliasMoved: the live version is not the parent any more: a rollback came while this one was trained, and
             publishing it would undo that. Nothing is written.
     """
-    moved = move(
+    moved = _end_claim(
         connection,
         turn_ids,
         Event.STEPPED,
         adapter.created_at,
+        worker,
         trained_in_version=adapter.version,
-        claimed_by=None,
-        lease_until=None,
     )
     if moved != len(turn_ids):
-        raise IllegalTransition(
-            f"{len(turn_ids) - moved} of {len(turn_ids)} turns are not claimed by this step any more"
+        raise ClaimLost(
+            f"version {adapter.version} is not published: {len(turn_ids) - moved} of {len(turn_ids)} turns are not claimed "
+            f"by {worker} any more"
         )
     # After the turns: a worker that was late must not take another's version of the same bytes for its own, and remove it.
     lock_aliases(connection)
@@ -203,21 +194,21 @@ def reject(
     adapter: AdapterVersion,
     step: StepReport,
     *,
+    worker: str,
     release: Sequence[str] = (),
     drop: Sequence[str] = (),
 ) -> None:
-    """Record a version the gate refused; its turns go back or, when they caused it twice, out."""
+    """Record a version the gate refused; those of its turns that ``worker`` holds go back or, when they caused it twice, out."""
     _insert_adapter(connection, adapter)
     _upsert_step(connection, step)
-    move(connection, release, Event.RELEASE, adapter.created_at, claimed_by=None, lease_until=None)
-    move(
+    _end_claim(connection, release, Event.RELEASE, adapter.created_at, worker)
+    _end_claim(
         connection,
         drop,
         Event.DROP,
         adapter.created_at,
+        worker,
         drop_reason=DropReason.GATE_REJECTED.value,
-        claimed_by=None,
-        lease_until=None,
     )
 
 
@@ -266,16 +257,44 @@ def scored_turns(connection: sa.Connection, turn_ids: Sequence[str]) -> list[Sco
 
 
 def recent_verdict_values(connection: sa.Connection, policy: str, limit: int) -> list[int]:
-    """Return the values of a policy's newest verdicts that had an opinion, newest first: the baseline's window."""
+    """Return the newest verdicts of a policy's settled turns, oldest first: the baseline's window.
+
+    A turn is settled once it is trained or dropped. A turn that waits for training, is claimed, or waits for a new verdict
+    does not count: a batch must not be compared with itself, nor with what came after it. A turn counts once, with its
+    newest verdict; neutral verdicts and abstentions do not count, however many there are between two opinions.
+    """
     v, lv = schema.verdicts.c, schema.lives.c
+    later = schema.verdicts.alias("later")
     rows = connection.execute(
         sa.select(v.value)
         .join(schema.lives, lv.turn_id == v.turn_id)
-        .where(lv.policy == policy, v.value.is_not(None))
+        .where(
+            lv.policy == policy,
+            lv.stage.in_([Stage.TRAINED.value, Stage.DROPPED.value]),
+            v.value != 0,
+            ~sa.exists().where(later.c.turn_id == v.turn_id, later.c.verdict_id > v.verdict_id),
+        )
         .order_by(v.verdict_id.desc())
         .limit(limit)
     )
-    return [int(value) for value in rows.scalars()]
+    return [int(value) for value in rows.scalars()][::-1]
+
+
+def _end_claim(
+    connection: sa.Connection, turn_ids: Sequence[str], event: Event, at: float, worker: str, **columns: Any
+) -> int:
+    """Compare-and-set: move those of ``turn_ids`` that ``worker`` holds out of their claim; returns how many moved."""
+    return move(
+        connection,
+        turn_ids,
+        event,
+        at,
+        only=(Stage.CLAIMED,),
+        extra=schema.lives.c.claimed_by == worker,
+        claimed_by=None,
+        lease_until=None,
+        **columns,
+    )
 
 
 def _scored(connection: sa.Connection, turn_id: str) -> ScoredTurn:
@@ -291,6 +310,7 @@ def _scored(connection: sa.Connection, turn_id: str) -> ScoredTurn:
             sa.select(n.text).where(n.turn_id == turn_id).order_by(n.created_at.desc(), n.by_turn_id).limit(1)
         )
     ).scalar_one_or_none()
+    detail, follow_up = decode_verdict_detail(verdict.detail)
     return ScoredTurn(
         turn_id=row.turn_id,
         session_id=row.session_id,
@@ -309,9 +329,11 @@ def _scored(connection: sa.Connection, turn_id: str) -> ScoredTurn:
             value=verdict.value,
             hint=verdict.hint,
             hint_is_reaction=verdict.hint_is_reaction,
+            wishes=tuple(json.loads(verdict.wishes)),
+            follow_up=follow_up,
             source=verdict.source,
             confidence=verdict.confidence,
-            detail=json.loads(verdict.detail),
+            detail=detail,
             created_at=verdict.created_at,
         ),
         next_text=next_text or "",

@@ -1,8 +1,8 @@
-"""Writing turns: what the proxy does with every reply.
+"""Writing turns: what the recorder does with every exchange.
 
 The cost of a turn is what is new in it. Its request carries the whole history again, so that of the newest turn of every conversation
 is remembered what was stored for it (`_Stored`); where nothing is remembered (after a restart, in a branch) the record is asked.
-Whatever memory says, the record decides: a parent that somebody forgot meanwhile is not built upon.
+The record decides, not the recorder's memory: a parent that was removed meanwhile is not used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Stored:
     """What is in the record for a turn that was written.
 
     Attributes:
-        messages: those behind the leading system ones, as the proxy read them; ``texts`` is their JSON, ``hashes`` and ``nodes``
+        messages: those behind the leading system ones, as the gateway read them; ``texts`` is their JSON, ``hashes`` and ``nodes``
             are theirs.
         ids: [T] prompt and completion ids.
         size: about what it takes in memory, bytes.
@@ -47,6 +47,10 @@ class _Stored:
     nodes: list[str]
     ids: array[int]
     size: int
+
+
+#: What `TurnWriter.write` returns for `TurnWriter.keep`.
+Written = list[tuple[NewTurn, _Stored]]
 
 
 class TurnWriter:
@@ -71,7 +75,7 @@ class TurnWriter:
 
     def write(
         self, connection: sa.Connection, turns: Sequence[NewTurn], done: Sequence[tuple[str, str]] = ()
-    ) -> list[tuple[NewTurn, _Stored]]:
+    ) -> Written:
         """Write turns with their new messages and their parents' next states; returns what to `keep`.
 
         Args:
@@ -232,7 +236,7 @@ class _Batch:
 
 
 def _columns(turn: NewTurn) -> Json:
-    """Return what of a row can be said without the record."""
+    """Return the columns of a row that need no query."""
     completion = turn.completion
     return {
         "turn_id": turn.turn_id,
@@ -241,7 +245,8 @@ def _columns(turn: NewTurn) -> Json:
         "turn_index": turn.turn_index,
         "kind": turn.kind.value,
         "relation": turn.relation.value,
-        "link_reason": turn.link_reason[:200],
+        "link_reason": turn.link_reason,
+        "kind_reason": turn.kind_reason,
         "link_confidence": turn.link_confidence,
         "policy": turn.policy,
         "scope": turn.scope,

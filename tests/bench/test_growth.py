@@ -7,7 +7,7 @@ from bench.growth import fill
 from store.record import Record
 
 
-async def test_a_filled_record_holds_what_it_says_and_is_sound(tmp_path: Path) -> None:
+async def test_a_filled_record_has_its_turns_and_is_sound(tmp_path: Path) -> None:
     await asyncio.to_thread(fill, tmp_path, 60)
     record = await Record.open(f"sqlite+aiosqlite:///{tmp_path / 'patina.db'}")
     assert (await record.status()).turns == 60

@@ -11,6 +11,7 @@ def test_after_kills_under_load_every_turn_whose_end_a_client_saw_is_recorded() 
         0,
         0,
     )
+    assert (found["rejected"], found["segments_left"]) == (0, 0)
     assert found["upstream_connections_leaked"] == 0
     assert isinstance(found["ended"], int)
     assert found["ended"] > 10

@@ -20,6 +20,6 @@ def test_a_filled_record_is_one_and_requests_are_linked_in_it() -> None:
             return [row["relation"] for row in mine], [row["session_id"] for row in rows]
 
         relations, sessions = asyncio.run(read())
-    assert set(found) == {"start", "opening", "next", "next, known to the record alone", "beginning dropped"}
+    assert set(found) == {"start", "opening", "next", "next, after a restart", "beginning dropped"}
     assert len(set(sessions)) == 4 + 3  # the stored ones, and one for each conversation held
     assert sorted(set(relations)) == ["compaction", "first", "next"]

@@ -1,4 +1,4 @@
-"""A few seconds of `bench.soak`: the house learns, every kind of conversation comes through, nothing is missing."""
+"""A few seconds of `bench.soak`: Patina learns, every kind of conversation comes through, nothing is missing."""
 
 import asyncio
 import socket
@@ -8,13 +8,13 @@ import orjson
 import pytest
 
 from bench.backend import TEXT
-from bench.mixed import CALL, Mixed
+from bench.hybrid_backend import CALL, HybridConnection
 from bench.soak import Clients, grown, run, tenths
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_short_soak_of_a_real_house_has_no_error_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_short_soak_of_a_real_stack_has_no_error_and_loses_nothing(tmp_path: Path) -> None:
     found = run(minutes=0.15, rate=10, learning=0.3, home=tmp_path)
     assert found["wrong"] == [], found
     assert found["replies"] >= 60
@@ -23,7 +23,7 @@ def test_a_short_soak_of_a_real_house_has_no_error_and_loses_nothing(tmp_path: P
     assert found["drop_reasons"]["token_mismatch"] >= 30  # by heart
     assert found["stages"].get("recorded", 0) + found["stages"].get("scored", 0) > 0  # sampled
     assert set(found["memory_mb_each_tenth"]) == {
-        "supervisor", "proxy", "scorer", "trainer", "engine", "scripted backend",
+        "supervisor", "proxy", "recorder", "scorer", "trainer", "engine", "scripted backend",
     }  # fmt: skip
 
 
@@ -41,17 +41,17 @@ async def test_scripted_replies_are_the_same_streamed_and_not_and_the_rest_is_th
     behind = await asyncio.start_server(engine, "127.0.0.1", 0)
     listener = socket.create_server(("127.0.0.1", 0))
     front = await asyncio.get_running_loop().create_server(
-        lambda: Mixed(behind.sockets[0].getsockname()[1]), sock=listener
+        lambda: HybridConnection(behind.sockets[0].getsockname()[1]), sock=listener
     )
     clients = Clients(listener.getsockname()[1], "key", "m")
     try:
         for stream in (False, True):
             for kind in ("text", "call"):
                 body = {"messages": [{"role": "user", "content": "hi"}], "stream": stream, "scripted": kind}
-                head, said = await clients.post("/v1/chat/completions", body)
-                assert (b"text/event-stream" in head.encode()) == stream
+                reply = await clients.post("/v1/chat/completions", body)
+                assert ("text/event-stream" in reply.head) == stream
                 wanted = TEXT.split()[-1].encode() if kind == "text" else CALL["function"]["name"].encode()
-                assert wanted in said
+                assert wanted in reply.body
         turn, message = await clients.ask("sampled", [{"role": "user", "content": "hi"}], stream=False)
         assert (turn, message["content"]) == ("t", "sampled")
         assert asked[0].count(b"\r\nconnection: close\r\n") == 1

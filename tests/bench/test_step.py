@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from bench.step import make_model, make_samples, measure
-from serving.vllm.colocate import trainer_bytes
-from serving.vllm.folder import read_facts
-from trainer.losses import Carry
-from trainer.objective import Objective
-from trainer.policy import LocalPolicy, Weights
-from trainer.step import StepPlan, train
+from serving.vllm.memory_plan import trainer_bytes
+from serving.vllm.model_folder import read_model_facts
+from tests.trainer.plans import bare_plan
+from trainer.losses import Residual
+from trainer.policy import LocalPolicy
+from trainer.step import train
 
 
 def given(model: Path, **more: int) -> argparse.Namespace:
@@ -34,9 +34,7 @@ def test_a_step_of_06_b_stays_within_what_colocation_counts_on(tmp_path: Path) -
     folder = make_model(tmp_path, "0.6b")
     policy = LocalPolicy(str(folder), rank=16)
     samples = make_samples(8, 512, 512, policy.vocabulary_size)
-    plan = StepPlan(
-        method="combine", objective=Objective(), teacher=Weights.BASE, carry=Carry.even(0.5), max_kl_step=1e9
-    )
+    plan = bare_plan(residual=Residual.even(0.5), max_kl_step=1e9)
     torch.cuda.reset_peak_memory_stats()
     train(policy, samples, plan)
-    assert torch.cuda.max_memory_reserved() <= trainer_bytes(read_facts(str(folder)), rank=16)
+    assert torch.cuda.max_memory_reserved() <= trainer_bytes(read_model_facts(str(folder)), rank=16)

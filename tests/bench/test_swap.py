@@ -63,7 +63,7 @@ def test_streams_agree_up_to_a_tie_and_no_further() -> None:
     ]
 
 
-def test_the_ratio_is_of_all_rounds_together_and_its_bounds_of_rounds_drawn_anew() -> None:
+def test_the_ratio_is_of_all_rounds_together_and_its_bounds_of_resampled_rounds() -> None:
     quick, slow = [0.01] * 99 + [0.02], [0.01] * 99 + [0.04]
     assert ratio_of({"calm": [quick, quick], "swaps": [slow, slow]}) == pytest.approx(2.0)
     assert ratio_of({"calm": [[], []], "swaps": [slow, slow]}) is None

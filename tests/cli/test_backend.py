@@ -18,6 +18,7 @@ from cli.supervisor import plan
 from serving.ports import free_port
 from store.errors import ConfigError
 from store.settings import Settings, read_settings
+from store.values import gateway_name
 from tests.proxy.upstream import Upstream, running
 
 HF = "Qwen/Qwen3-8B"
@@ -82,9 +83,16 @@ def values(command: list[str], flag: str) -> list[str]:
     return [command[i + 1] for i, word in enumerate(command) if word == flag]
 
 
-def test_the_built_in_engine_and_the_three_workers() -> None:
+def test_the_recorder_is_stopped_after_every_gateway() -> None:
+    """Processes are stopped in reverse; the gateways still append to the journal while they stop."""
+    names = list(processes(read_settings({"backend": "embedded", "workers": 2})))
+    gateways = [names.index(gateway_name(worker)) for worker in (1, 2)]
+    assert names.index("recorder") < min(gateways)
+
+
+def test_the_built_in_engine_and_the_four_processes_beside_it() -> None:
     found = processes(read_settings({"backend": "embedded", "adapter_slots": 5}))
-    assert list(found) == ["backend", "proxy", "scorer", "trainer"]
+    assert list(found) == ["backend", "recorder", "proxy", "scorer", "trainer"]
     assert values(found["backend"], "--max-loras") == ["5"]
     url = f"http://127.0.0.1:{values(found['backend'], '--port')[0]}"
     assert values(found["proxy"], "--backend-url") == values(found["scorer"], "--judge-url") == [url]
@@ -104,7 +112,7 @@ def test_vllm_is_kept_with_flags_from_the_settings(vllm_python: Path, tmp_path: 
     )
     made = plan_backend(settings)
     found = processes(settings)
-    assert list(found) == ["backend", "proxy", "scorer", "trainer"]
+    assert list(found) == ["backend", "recorder", "proxy", "scorer", "trainer"]
     command = found["backend"]
     assert command[:3] == [sys.executable, "-m", "serving.vllm"]
     assert values(command, "--python") == [str(vllm_python)]
@@ -150,7 +158,7 @@ def test_a_running_vllm_is_attached_to_and_learns() -> None:
         settings = read_settings({"backend": "vllm", "upstream": f"{one},{two}"})
         assert base_models(one, "") == ["org/patina-tiny"]
         found = processes(settings)
-    assert list(found) == ["proxy", "scorer", "trainer"]
+    assert list(found) == ["recorder", "proxy", "scorer", "trainer"]
     assert values(found["proxy"], "--backend-url") == [one, two]
     assert values(found["scorer"], "--judge-url") == [one]
     assert values(found["scorer"], "--judge-model") == ["org/patina-tiny"]
@@ -166,7 +174,7 @@ def test_an_attached_one_may_be_away_and_its_other_model_is_told() -> None:
 
 def test_an_upstream_alone_is_served_and_recorded_only() -> None:
     found = processes(read_settings({"upstream": "http://127.0.0.1:9"}))
-    assert list(found) == ["proxy", "scorer"]
+    assert list(found) == ["recorder", "proxy", "scorer"]
     assert "--backend-url" not in found["proxy"]
 
 
@@ -208,7 +216,7 @@ def test_a_tinker_server_is_asked_for_its_health_before_anything_is_started(tmp_
         )
         made = plan_backend(settings)
         found = processes(settings)
-    assert list(found) == ["backend", "proxy", "scorer", "trainer"]
+    assert list(found) == ["backend", "recorder", "proxy", "scorer", "trainer"]
     command = found["backend"]
     assert command[:3] == [sys.executable, "-m", "serving.tinker"]
     # no key on a command line: it is in the settings file, which only this user can read

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from evals.habits import lines_of
+from evals.client_models import lines_of
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_it_prints_how_often_it_is_right_and_writes_a_line_a_request(
     assert "14 of 14 main turns answer the right one" in said
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert [line["seq"] for line in lines] == list(range(1, 19))
-    assert set(lines[0]) == {"seq", "session", "kind", "parent_seq", "relation", "reason"}
+    assert set(lines[0]) == {"seq", "session", "kind", "parent_seq", "relation", "link_reason", "kind_reason"}
     assert (lines[1]["kind"], lines[1]["session"]) == ("side", lines[0]["session"])
 
 

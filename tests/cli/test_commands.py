@@ -84,7 +84,7 @@ async def _fill(record: Record) -> None:
         error=None,
         metrics={},
     )
-    await record.publish(version, ["turn-one"], report)
+    await record.publish(version, ["turn-one"], report, worker="w")
 
 
 def test_status_says_the_life_of_all_turns_in_one_sentence(

@@ -1,19 +1,18 @@
-"""`run.py explain` on a record that the proxy's own recorder wrote."""
+"""`run.py explain` on a record that the recorder wrote."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from pathlib import Path
 
 import pytest
 
 from cli.main import main
-from evals.habits import lines_of
+from evals.client_models import lines_of
 from evals.traffic import draft_of, parse_line, turn_of
 from migrations import upgrade
-from proxy.recorder import Recorder
+from recorder.turn_recorder import TurnRecorder
 from store.record import Record
 from store.settings import read_settings
 from store.values import Feedback
@@ -33,14 +32,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         async def opening() -> Record:
             return record
 
-        recorder = Recorder(opening)
-        writer = asyncio.create_task(recorder.run())
+        recorder = TurnRecorder(opening)
         for offset, name in ((0, "titled-after"), (100, "scripts")):
             for line in lines_of(name):
                 row = parse_line(json.dumps({**line, "seq": line["seq"] + offset}).encode(), name, 1)
                 draft = draft_of(row)
                 assert draft is not None
-                await recorder.submit(draft)
+                await recorder.write([draft])
         await record.add_feedback(
             Feedback(
                 feedback_id="f",
@@ -51,10 +49,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 created_at=5.0,
             )
         )
-        await record.add_verdict(make_verdict(turn_of(102)))
-        writer.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await writer
+        await record.add_verdict(make_verdict(turn_of(102), wishes=("shorter", "no_emoji")))
         await record.close()
 
     asyncio.run(fill())
@@ -71,7 +66,7 @@ def test_a_side_turn_is_told_with_its_rule_and_the_words_that_met_it(
 ) -> None:
     said = told(home, turn_of(2), capsys)
     assert "side, because: title (a name for the conversation, for the client's list)" in said
-    assert "evidence  the request says “at most five words”" in said
+    assert "evidence  the request contains “at most five words”" in said
     assert "next, because: quotes a recorded exchange (confidence 0.90)" in said
     assert f"parent  {turn_of(1)}: “My sourdough starter" in said
     assert "became  dropped (side_turn): title" in said
@@ -81,7 +76,7 @@ def test_every_next_state_is_told_branches_and_retries_alike(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = told(home, f"{turn_of(101)}.1", capsys)
-    assert "main, because: conversation (no rule knows it as housekeeping)" in first
+    assert "main, because: conversation (no rule matches)" in first
     assert "user, next" in first
     assert "“too grand”" in first
     assert "user, branch" in first
@@ -90,6 +85,16 @@ def test_every_next_state_is_told_branches_and_retries_alike(
     assert f"user, retry, {again.split('user, retry, ')[1][:19]}: asked again ({turn_of(105)})" in again
     assert "feedback  -1 no accents" in again
     assert "verdict  -1 by" in told(home, turn_of(102), capsys)
+
+
+def test_the_wishes_of_a_verdict_stand_beside_its_hint(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turn_id = turn_of(102)
+    assert "wishes: shorter, no_emoji" in told(home, turn_id, capsys)
+    assert main(["explain", turn_id, "--json", "--home", str(home)]) == 0
+    (verdict,) = json.loads(capsys.readouterr().out)["verdicts"]
+    assert verdict["wishes"] == ["shorter", "no_emoji"]
 
 
 def test_the_end_of_an_id_and_a_completion_id_name_a_turn_too(

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from serving.protocol import Engine
+from serving.protocol import BackendClient
 from tests.contract.backends import POLICY
 
 _HEADERS = [(b"content-type", b"application/json")]
@@ -52,7 +52,9 @@ class Said:
         return str((self.whole.get("error") or self.whole).get("message"))
 
 
-async def ask(engine: Engine, body: dict[str, Any] | bytes, path: str = "/v1/chat/completions") -> Said:
+async def ask(
+    engine: BackendClient, body: dict[str, Any] | bytes, path: str = "/v1/chat/completions"
+) -> Said:
     raw = body if isinstance(body, bytes) else orjson.dumps(body)
     reply = await engine.open("POST", path, _HEADERS, raw)
     try:
@@ -66,7 +68,7 @@ async def ask(engine: Engine, body: dict[str, Any] | bytes, path: str = "/v1/cha
     return said
 
 
-async def stream(engine: Engine, body: dict[str, Any]) -> Said:
+async def stream(engine: BackendClient, body: dict[str, Any]) -> Said:
     said = Said(status=0)
     async for chunk in events(engine, body, said):
         said.chunks += 1
@@ -76,7 +78,7 @@ async def stream(engine: Engine, body: dict[str, Any]) -> Said:
     return said
 
 
-async def events(engine: Engine, body: dict[str, Any], said: Said) -> AsyncIterator[dict[str, Any]]:
+async def events(engine: BackendClient, body: dict[str, Any], said: Said) -> AsyncIterator[dict[str, Any]]:
     reply = await engine.open(
         "POST", "/v1/chat/completions", _HEADERS, orjson.dumps({**body, "stream": True})
     )

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cli.backend import plan_backend
-from serving.backends import make_engine
+from serving.backends import make_backend_client
 from serving.ports import free_port
-from serving.protocol import Engine
+from serving.protocol import BackendClient
 from serving.tinker.version import TinkerVersion, write_version
 from serving.vllm.environment import find_environment
 from store.errors import ConfigError
@@ -114,6 +114,6 @@ class Backend:
                 path = self.tinker.take_in(folder, f"adapter-{number}")
                 write_version(folder, TinkerVersion(sampler_path=path, base_model=self.tinker.name))
 
-    def engine(self) -> Engine:
+    def engine(self) -> BackendClient:
         """Return a client of it; it belongs to the loop that uses it first."""
-        return make_engine(self.settings, [self.url], is_local=True)
+        return make_backend_client(self.settings, [self.url], is_local=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from serving.protocol import Capabilities, Engine
+from serving.protocol import BackendClient, Capabilities
 from store.settings import BUILTIN_FOLDER
 from tests.contract.backends import Backend, missing_vllm
 from tests.tiny import make_tiny_adapter
@@ -30,14 +30,14 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest_asyncio.fixture
-async def engine(backend: Backend) -> AsyncIterator[Engine]:
+async def engine(backend: Backend) -> AsyncIterator[BackendClient]:
     made = backend.engine()
     yield made
     await made.close()
 
 
 @pytest_asyncio.fixture
-async def able(engine: Engine) -> Capabilities:
+async def able(engine: BackendClient) -> Capabilities:
     """What the backend says it can do."""
     return await engine.capabilities()
 

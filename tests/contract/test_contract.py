@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from serving.protocol import Capabilities, Engine
+from serving.protocol import BackendClient, Capabilities
 from store.errors import AdapterError, UpstreamUnreachable
 from store.settings import BUILTIN_FOLDER
 from store.values import LogprobMode
@@ -49,7 +49,7 @@ def agree(one: Said, other: Said) -> None:
 # ---- chat
 
 
-async def test_a_reply_has_text_reason_and_counts_that_add_up(engine: Engine) -> None:
+async def test_a_reply_has_text_reason_and_counts_that_add_up(engine: BackendClient) -> None:
     said = await ask(engine, body_of())
     assert (said.status, said.message["role"]) == (200, "assistant")
     assert said.text
@@ -59,7 +59,9 @@ async def test_a_reply_has_text_reason_and_counts_that_add_up(engine: Engine) ->
     assert usage["prompt_tokens"] == len(said.prompt_ids)
 
 
-async def test_ids_are_those_of_the_template_and_of_the_text(engine: Engine, able: Capabilities) -> None:
+async def test_ids_are_those_of_the_template_and_of_the_text(
+    engine: BackendClient, able: Capabilities
+) -> None:
     assert able.token_ids
     tokenizer = AutoTokenizer.from_pretrained(BUILTIN_FOLDER)
     said = await ask(engine, body_of())
@@ -70,7 +72,7 @@ async def test_ids_are_those_of_the_template_and_of_the_text(engine: Engine, abl
     assert tokenizer.decode(said.ids, skip_special_tokens=True).strip() == said.text.strip()
 
 
-async def test_a_stream_says_the_same_token_by_token(engine: Engine, able: Capabilities) -> None:
+async def test_a_stream_says_the_same_token_by_token(engine: BackendClient, able: Capabilities) -> None:
     whole, streamed = await ask(engine, body_of()), await stream(engine, body_of())
     assert (streamed.text, streamed.ids, streamed.prompt_ids) == (whole.text, whole.ids, whole.prompt_ids)
     assert streamed.logprobs == pytest.approx(whole.logprobs, abs=1e-4)
@@ -82,7 +84,7 @@ async def test_a_stream_says_the_same_token_by_token(engine: Engine, able: Capab
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 async def test_logprobs_are_of_the_distribution_that_is_declared(
-    engine: Engine, able: Capabilities, temperature: float
+    engine: BackendClient, able: Capabilities, temperature: float
 ) -> None:
     assert able.logprobs
     assert able.logprob_mode is not LogprobMode.UNKNOWN
@@ -96,13 +98,13 @@ async def test_logprobs_are_of_the_distribution_that_is_declared(
     assert all(value <= 0 for value in said.logprobs)
 
 
-async def test_the_default_temperature_is_the_declared_one(engine: Engine, able: Capabilities) -> None:
+async def test_the_default_temperature_is_the_declared_one(engine: BackendClient, able: Capabilities) -> None:
     without = {key: value for key, value in body_of(seed=11).items() if key != "temperature"}
     default = await ask(engine, without)
     assert default.ids == (await ask(engine, body_of(seed=11, temperature=able.default_temperature))).ids
 
 
-async def test_several_choices_a_seed_and_a_stop(engine: Engine) -> None:
+async def test_several_choices_a_seed_and_a_stop(engine: BackendClient) -> None:
     two = await ask(engine, body_of(n=2, temperature=1.0, seed=3))
     assert len(two.whole["choices"]) == 2
     assert all(len(c["token_ids"]) == len(c["logprobs"]["content"]) for c in two.whole["choices"])
@@ -115,7 +117,7 @@ async def test_several_choices_a_seed_and_a_stop(engine: Engine) -> None:
     assert stopped.finish == "stop"
 
 
-async def test_a_client_that_leaves_frees_its_place(engine: Engine, able: Capabilities) -> None:
+async def test_a_client_that_leaves_frees_its_place(engine: BackendClient, able: Capabilities) -> None:
     assert able  # asked for: only then the engine is known to count what runs
     # Eight at once: a tiny model says 1500 tokens between two looks at a busy engine.
     endless = body_of(max_tokens=1500, min_tokens=1500, ignore_eos=True, temperature=1.0, n=8)
@@ -146,7 +148,9 @@ async def test_a_client_that_leaves_frees_its_place(engine: Engine, able: Capabi
 # ---- tools and schemas
 
 
-async def test_optional_tools_are_taken_and_required_ones_called(engine: Engine, able: Capabilities) -> None:
+async def test_optional_tools_are_taken_and_required_ones_called(
+    engine: BackendClient, able: Capabilities
+) -> None:
     asked = body_of("What is the weather in Paris?", tools=[WEATHER], max_tokens=80)
     optional = await ask(engine, {**asked, "tool_choice": "auto"})
     assert (optional.status == 200) is bool(able.tools)
@@ -160,7 +164,7 @@ async def test_optional_tools_are_taken_and_required_ones_called(engine: Engine,
         assert "city" in json.loads(call["function"]["arguments"])
 
 
-async def test_a_schema_is_held_or_refused(engine: Engine, able: Capabilities) -> None:
+async def test_a_schema_is_held_or_refused(engine: BackendClient, able: Capabilities) -> None:
     schema = {
         "type": "object",
         "properties": {"ok": {"type": "boolean"}},
@@ -180,21 +184,21 @@ async def test_a_schema_is_held_or_refused(engine: Engine, able: Capabilities) -
 # ---- what is wrong
 
 
-async def test_an_unknown_model_is_a_404_that_names_it(engine: Engine) -> None:
+async def test_an_unknown_model_is_a_404_that_names_it(engine: BackendClient) -> None:
     said = await ask(engine, body_of(model=f"{POLICY}@99"))
     assert said.status == 404
     assert f"{POLICY}@99" in said.error
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'{"model": "patina-tiny"}', b'{"messages": "hello"}'])
-async def test_a_wrong_request_is_refused_and_does_no_harm(engine: Engine, body: bytes) -> None:
+async def test_a_wrong_request_is_refused_and_does_no_harm(engine: BackendClient, body: bytes) -> None:
     said = await ask(engine, body)
     assert 400 <= said.status < 500
     assert said.error
     assert (await ask(engine, body_of())).status == 200
 
 
-async def test_a_prompt_beyond_the_context_is_refused(engine: Engine) -> None:
+async def test_a_prompt_beyond_the_context_is_refused(engine: BackendClient) -> None:
     said = await ask(engine, body_of("word " * 5000))
     assert said.status == 400
     assert said.error
@@ -204,7 +208,7 @@ async def test_a_prompt_beyond_the_context_is_refused(engine: Engine) -> None:
 
 
 async def test_an_adapter_is_loaded_listed_and_unloaded_while_it_runs(
-    engine: Engine, able: Capabilities, adapters: list[Path]
+    engine: BackendClient, able: Capabilities, adapters: list[Path]
 ) -> None:
     assert able.adapters
     name = f"{POLICY}@101"
@@ -222,7 +226,7 @@ async def test_an_adapter_is_loaded_listed_and_unloaded_while_it_runs(
 
 
 async def test_the_trainer_reads_the_very_log_probabilities_that_were_sampled_with(
-    engine: Engine, able: Capabilities, adapters: list[Path]
+    engine: BackendClient, able: Capabilities, adapters: list[Path]
 ) -> None:
     """Same tokens, same weights: float32 on both sides, no more than 1e-3 apart on any token."""
     name = f"{POLICY}@103"
@@ -243,7 +247,7 @@ async def test_the_trainer_reads_the_very_log_probabilities_that_were_sampled_wi
         assert one.logprobs == pytest.approx(read[row][mask[row]].tolist(), abs=1e-3)
 
 
-async def test_a_name_keeps_its_weights(engine: Engine, adapters: list[Path]) -> None:
+async def test_a_name_keeps_its_weights(engine: BackendClient, adapters: list[Path]) -> None:
     name = f"{POLICY}@102"
     await engine.load_adapter(name, str(adapters[0]))
     before = await ask(engine, body_of(model=name))
@@ -254,21 +258,21 @@ async def test_a_name_keeps_its_weights(engine: Engine, adapters: list[Path]) ->
 
 
 async def test_a_bad_adapter_is_refused_with_a_reason_and_nobody_notices(
-    engine: Engine, adapters: list[Path], tiny_adapters: tuple[Path, Path], tmp_path: Path
+    engine: BackendClient, adapters: list[Path], tiny_adapters: tuple[Path, Path], tmp_path: Path
 ) -> None:
     torn = Path(shutil.copytree(adapters[0], tmp_path / "torn"))
     for file in sorted(torn.iterdir()):  # noqa: ASYNC240
         file.write_bytes(file.read_bytes()[: min(1000, file.stat().st_size // 2)])
     of_another_model = tiny_adapters[0]
     for i, folder in enumerate((tmp_path / "nowhere", torn, of_another_model)):
-        with pytest.raises(AdapterError, match=f"would not load {POLICY}@{110 + i}"):
+        with pytest.raises(AdapterError, match=f"cannot load {POLICY}@{110 + i}"):
             await engine.load_adapter(f"{POLICY}@{110 + i}", str(folder))
     assert {model.name for model in await engine.models()} == {POLICY}
     assert (await ask(engine, body_of())).status == 200
 
 
 async def test_a_swap_under_load_fails_nothing_and_each_stream_is_of_one_version(
-    engine: Engine, adapters: list[Path]
+    engine: BackendClient, adapters: list[Path]
 ) -> None:
     """16 clients keep streaming while ten versions come and go, as the alias moves them: load, route, unload at the last lease."""
     idle: dict[int, asyncio.Event] = {}
@@ -320,7 +324,9 @@ async def test_a_swap_under_load_fails_nothing_and_each_stream_is_of_one_version
             agree(each, alone)
 
 
-async def test_more_versions_in_flight_than_one_are_all_right(engine: Engine, adapters: list[Path]) -> None:
+async def test_more_versions_in_flight_than_one_are_all_right(
+    engine: BackendClient, adapters: list[Path]
+) -> None:
     names = [f"{POLICY}@{400 + i}" for i in range(SLOTS)]
     for one, folder in zip(names, adapters, strict=True):
         await engine.load_adapter(one, str(folder))
@@ -337,7 +343,7 @@ async def test_more_versions_in_flight_than_one_are_all_right(engine: Engine, ad
 
 
 async def test_a_killed_engine_is_told_and_its_successor_says_the_same(
-    backend: Backend, engine: Engine, adapters: list[Path]
+    backend: Backend, engine: BackendClient, adapters: list[Path]
 ) -> None:
     name = f"{POLICY}@500"
     await engine.load_adapter(name, str(adapters[2]))

@@ -15,6 +15,7 @@ import pytest
 from evals.stack import Stack
 from models import BUILTIN
 from store.settings import REPOSITORY, child_environment, read_settings
+from tests.waiting import recorded as until_recorded
 from tests.waiting import until
 
 pytestmark = [
@@ -53,7 +54,7 @@ def test_the_demo_makes_versions_go_live_and_the_preference_hold_more_often(tmp_
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert len(told["went_live"]) >= 3
     assert told["status"]["drop_reasons"]["opted_out"] > 0
-    before, after = told["checkpoints"][0]["measurement"], told["checkpoints"][-1]["measurement"]
+    before, after = told["points"][0], told["points"][-1]
     assert before["compliance"] < 0.2
     assert after["compliance"] > before["compliance"] + 0.2
     # Its own house lived in a folder of its own, and is gone.
@@ -102,8 +103,10 @@ def test_kill_9_of_each_process_in_turn_during_the_demo_loses_nothing_and_trains
                 demo.kill()
                 demo.wait()
     told = json.loads(numbers.read_text(encoding="utf-8"))
-    assert len(told["interactions"]) == 32
-    with sqlite3.connect(house.home / "patina.db") as connection:
+    # The demo ends after its time, so a slow machine has fewer interactions.
+    interactions = len(told["readings"])
+    assert 8 <= interactions <= 32
+    with sqlite3.connect(until_recorded(house.home)) as connection:
         recorded = dict(connection.execute("SELECT turn_id, stage FROM trajectories"))
         trained = connection.execute(
             "SELECT count(*), count(DISTINCT turn_id) FROM trajectories WHERE trained_in_version IS NOT NULL"
@@ -119,7 +122,7 @@ def test_kill_9_of_each_process_in_turn_during_the_demo_loses_nothing_and_trains
             for version, metrics in connection.execute("SELECT version, metrics FROM adapters")
             if version in per_version
         }
-    assert len(told["seen"]) > 32 + 96
+    assert len(told["seen"]) > interactions + 96
     assert set(told["seen"]) <= set(recorded)
     assert trained[0] == trained[1] > 0
     # What each version says it was made of is what carries its number: no turn stands in two of them.

@@ -17,7 +17,7 @@ from store.settings import REPOSITORY, child_environment
 def test_an_own_house_learns_and_the_same_command_again_runs_nothing(tmp_path: Path) -> None:
     command = [
         sys.executable, str(REPOSITORY / "run.py"), "eval", "--methods", "combine", "--preferences", "concise", "--interactions", "5",
-        "--seeds", "1", "--questions", "6", "--measure-every", "0", "--anchors", "4", "--output", str(tmp_path),
+        "--seeds", "1", "--questions", "6", "--measure-every", "0", "--learning", "anchors=4", "--output", str(tmp_path),
     ]  # fmt: skip
 
     def run() -> str:

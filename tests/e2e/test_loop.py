@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 from evals.stack import Stack
 from models import BUILTIN
 from store.settings import REPOSITORY, child_environment, read_settings
-from tests.waiting import until
+from tests.waiting import recorded, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -50,7 +50,7 @@ def client(house: Stack) -> Iterator[OpenAI]:
 
 def rows(house: Stack, where: str = "1", *values: object) -> list[dict[str, Any]]:
     """What a person's plain SQL query says."""
-    connection = sqlite3.connect(house.home / "patina.db")
+    connection = sqlite3.connect(recorded(house.home))
     connection.row_factory = sqlite3.Row
     try:
         found = connection.execute(f"SELECT * FROM trajectories WHERE {where} ORDER BY created_at", values)

@@ -22,6 +22,7 @@ from evals.client import NO_TRAINING
 from evals.stack import Stack
 from store.schema import TRAJECTORY_COLUMNS
 from store.settings import REPOSITORY, child_environment, read_settings
+from tests.waiting import recorded as until_recorded
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
@@ -135,7 +136,7 @@ def test_the_snippet_and_the_commands_work_against_a_house(house: Stack, tmp_pat
         program.write_text(code, encoding="utf-8")
         done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-    connection = sqlite3.connect(house.home / "patina.db")
+    connection = sqlite3.connect(until_recorded(house.home))
     (query,) = [block for kind, block in BLOCKS if kind == "sql"]
     answered = [row for row in connection.execute(query) if row[3] is not None]
     connection.close()

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from evals.client import House
-from evals.measure import measure
+from evals.client import PatinaClient
+from evals.metrics import plan_probes
 from evals.stack import Stack
+from evals.systems import LiveSystem
 from store.processes import is_alive
 from store.settings import read_settings
 
@@ -20,14 +21,15 @@ async def test_a_house_serves_says_its_pids_keeps_probes_apart_and_ends_complete
 ) -> None:
     settings = read_settings({"model_name": str(tiny_model), "threads": 1})
     with Stack(settings, home=tmp_path / "home") as stack:
-        async with House(stack.base_url, stack.key) as house:
+        async with PatinaClient(stack.base_url, stack.key) as house:
             reply = await house.chat([{"role": "user", "content": "What is the capital of France?"}])
             assert reply.turn_id
-            found = await measure(house, ["concise"], questions=4)
-            assert found.questions == 4
+            probes = plan_probes(["concise"], questions=4, undos=0, tools=0, seed=0)
+            answers, _ = await LiveSystem(house, learns=True, batch_size=4).probe(probes, exact=False)
+            assert len(answers) == 4
             status = await house.status()
         pids = {**stack.pids(), "run": stack.pid}
-        assert set(pids) == {"run", "backend", "proxy", "scorer", "trainer"}
+        assert set(pids) == {"run", "backend", "proxy", "recorder", "scorer", "trainer"}
         assert all(is_alive(pid) for pid in pids.values())
         assert status["stages"].get("recorded") == 1
         assert status["drop_reasons"]["opted_out"] >= 4

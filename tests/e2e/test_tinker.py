@@ -44,3 +44,4 @@ def test_complaints_make_versions_live_on_tinker_and_a_rollback_takes_one_back(
         )  # fmt: skip
     finally:
         server.stop()
+        print(server.log_tail())  # pytest shows it when the test fails

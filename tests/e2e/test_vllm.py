@@ -29,6 +29,7 @@ from store.settings import read_settings
 from store.values import AdapterState
 from tests import waiting
 from tests.contract.backends import missing_vllm, vllm_python
+from tests.waiting import recorded
 
 pytestmark = [
     pytest.mark.slow,
@@ -65,7 +66,7 @@ def client(house: Stack) -> Iterator[openai.OpenAI]:
 
 
 def rows(house: Stack) -> dict[str, dict[str, Any]]:
-    connection = sqlite3.connect(house.home / "patina.db")
+    connection = sqlite3.connect(recorded(house.home))
     connection.row_factory = sqlite3.Row
     try:
         return {row["turn_id"]: dict(row) for row in connection.execute("SELECT * FROM trajectories")}

@@ -15,7 +15,7 @@ import pytest
 
 from bench.swap import QUESTIONS, Stream, agree, load, make_versions, publish, stream
 from evals.stack import Stack
-from serving.http import HttpEngine
+from serving.http import HttpBackend
 from store.record import Record
 from store.settings import read_settings
 from tests.contract.backends import Backend, missing_vllm
@@ -97,7 +97,7 @@ async def asked_alone(
     copy: Backend, versions: list[tuple[Path, str]], wanted: list[int]
 ) -> dict[tuple[int, str], Stream]:
     """What each version says under a name that this engine never heard, with nothing beside it."""
-    engine = HttpEngine(copy.url)
+    engine = HttpBackend(copy.url)
     found: dict[tuple[int, str], Stream] = {}
     try:
         for number in wanted:

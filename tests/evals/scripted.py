@@ -19,14 +19,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from evals.pools import ASKED, PROBES
+from evals.question_splits import PROBE_QUESTIONS, USER_QUESTIONS
 
-ANSWERS = {question.text: question.answer for question in (*ASKED, *PROBES)}
+ANSWERS = {question.text: question.answer for question in (*USER_QUESTIONS, *PROBE_QUESTIONS)}
 KEY = "scripted-key"
 
 
 def verbose_reply(text: str) -> str:
-    """The answer to the question that ``text`` begins with, in the manner nobody asked for."""
+    """The answer to the question that ``text`` begins with, in the manner that no user prefers."""
     return (
         f"Hey there! 😊 Thank you so much for your lovely question about this, I am happy to help you: "
         f"the answer is **{answer_to(text)}**! Just ask me again whenever you want to know more. 🎉"

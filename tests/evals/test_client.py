@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from tenacity import stop_after_delay
 
-from evals.client import House, Quiet, child_pids, live_version
+from evals.client import IdleDetector, PatinaClient, child_pids, live_version
 from store.errors import RecordUnavailable, UpstreamError, UpstreamUnreachable
 from tests.evals.scripted import KEY, ScriptedPatina, serving
 
@@ -20,35 +20,35 @@ def status(beat_at: float = 0.0, state: str = "waiting", /, **stages: int) -> di
 
 
 def test_it_is_quiet_when_less_than_a_batch_waits_and_nothing_is_under_way_twice() -> None:
-    quiet = Quiet(batch_size=4)
-    assert [quiet.see(status(scored=3, trained=8)) for _ in range(2)] == [False, True]
+    detector = IdleDetector(batch_size=4)
+    assert [detector.update(status(scored=3, trained=8)) for _ in range(2)] == [False, True]
 
 
 @pytest.mark.parametrize("busy", [{"answered": 1}, {"claimed": 4}])
 def test_it_is_not_quiet_while_a_turn_is_on_its_way(busy: dict[str, int]) -> None:
-    quiet = Quiet(batch_size=4)
-    assert not any(quiet.see(status(float(at), **busy)) for at in range(9))
+    detector = IdleDetector(batch_size=4)
+    assert not any(detector.update(status(float(at), **busy)) for at in range(9))
 
 
 def test_a_full_batch_is_waited_for_until_it_is_claimed() -> None:
-    quiet = Quiet(batch_size=4)
-    assert not any(quiet.see(status(0.0, scored=4)) for _ in range(9))
-    assert not quiet.see(status(1.0, "training", claimed=4))
-    assert [quiet.see(status(2.0, trained=4)) for _ in range(2)] == [False, True]
+    detector = IdleDetector(batch_size=4)
+    assert not any(detector.update(status(0.0, scored=4)) for _ in range(9))
+    assert not detector.update(status(1.0, "training", claimed=4))
+    assert [detector.update(status(2.0, trained=4)) for _ in range(2)] == [False, True]
 
 
 def test_turns_the_trainer_leaves_alone_are_not_waited_for_for_ever() -> None:
-    quiet = Quiet(batch_size=4)
-    assert [quiet.see(status(float(at), scored=6)) for at in range(3)] == [False, False, True]
+    detector = IdleDetector(batch_size=4)
+    assert [detector.update(status(float(at), scored=6)) for at in range(3)] == [False, False, True]
 
 
 def test_a_trainer_that_trains_or_loads_is_waited_for() -> None:
     for state in ("training", "loading", "failed"):
-        quiet = Quiet(batch_size=4)
-        assert not any(quiet.see(status(float(at), state, scored=6)) for at in range(9))
+        detector = IdleDetector(batch_size=4)
+        assert not any(detector.update(status(float(at), state, scored=6)) for at in range(9))
 
 
-def test_the_status_tells_version_and_process_ids() -> None:
+def test_the_status_has_version_and_process_ids() -> None:
     assert live_version({"live": {}}) == 0
     assert live_version({"live": {"tiny": 3}}) == 3
     beats = [
@@ -58,49 +58,49 @@ def test_the_status_tells_version_and_process_ids() -> None:
     assert child_pids({"heartbeats": beats}) == {"proxy": 7}
 
 
-async def test_settle_reports_a_house_that_never_gets_quiet() -> None:
+async def test_waiting_reports_a_system_that_never_becomes_idle() -> None:
     patina = ScriptedPatina(stuck=True)
     with serving(patina.app()) as url:
-        async with House(url, KEY) as house:
-            assert not await house.settle(batch_size=4, timeout_s=0.3)
+        async with PatinaClient(url, KEY) as client:
+            assert not await client.wait_until_idle(batch_size=4, timeout_s=0.3)
             patina.stuck = False
-            assert await house.settle(batch_size=4, timeout_s=30.0)
+            assert await client.wait_until_idle(batch_size=4, timeout_s=30.0)
 
 
-async def test_a_record_that_is_away_for_a_moment_is_waited_for_and_one_that_stays_away_is_told() -> None:
+async def test_a_record_that_is_away_for_a_moment_is_waited_for_and_one_that_stays_away_is_an_error() -> None:
     patina = ScriptedPatina(away=2)
     with serving(patina.app()) as url:
-        async with House(url, KEY) as house:
-            assert (await house.status())["stages"]
+        async with PatinaClient(url, KEY) as client:
+            assert (await client.status())["stages"]
         patina.away = 1_000
-        async with House(url, KEY) as house:
-            impatient = House.status.retry_with(stop=stop_after_delay(0.5))
+        async with PatinaClient(url, KEY) as client:
+            impatient = PatinaClient.status.retry_with(stop=stop_after_delay(0.5))
             with pytest.raises(RecordUnavailable, match="cannot be read: the record does not answer"):
-                await impatient(house)
+                await impatient(client)
 
 
 async def test_a_chat_comes_with_the_turn_it_was_recorded_as() -> None:
     with serving(ScriptedPatina().app()) as url:
-        async with House(url, KEY) as house:
-            reply = await house.chat([{"role": "user", "content": "hello"}])
+        async with PatinaClient(url, KEY) as client:
+            reply = await client.chat([{"role": "user", "content": "hello"}])
     assert reply.turn_id == "turn-1"
     assert "😊" in reply.text
 
 
-async def test_nobody_there_is_told_in_a_sentence() -> None:
+async def test_a_server_that_is_not_there_is_reported_in_a_sentence() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-        async with House(url, "") as house:
+        async with PatinaClient(url, "") as client:
             with pytest.raises(UpstreamUnreachable, match="nobody answers at"):
-                await house.chat([{"role": "user", "content": "hello"}])
+                await client.chat([{"role": "user", "content": "hello"}])
 
 
-async def test_an_endpoint_that_is_no_patina_is_told_in_a_sentence() -> None:
+async def test_an_endpoint_that_is_no_patina_is_reported_in_a_sentence() -> None:
     async def other(request: Request) -> JSONResponse:
         return JSONResponse({"hello": "world"})
 
     with serving(Starlette(routes=[Route("/v1/patina/status", other)])) as url:
-        async with House(url, "") as house:
+        async with PatinaClient(url, "") as client:
             with pytest.raises(UpstreamError, match="is no Patina"):
-                await house.status()
+                await client.status()

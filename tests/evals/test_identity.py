@@ -20,7 +20,7 @@ from evals.identity import (
     tools_are_main,
 )
 from evals.traffic import Pairs, Recorded
-from proxy.classify import RULES
+from recorder.classify import RULES
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_scores_of_all_clients_are_added_up(traffic: dict[str, list[Recorded]]) 
     scores = asyncio.run(measure(traffic, lambda _: RULES))
     total = merged(scores.values())
     assert total.pairable == sum(one.pairable for one in scores.values())
-    assert total.main == sum((one.main for one in scores.values()), start=Pairs(said=0, true=0, both=0))
+    assert total.main == sum((one.main for one in scores.values()), start=Pairs(predicted=0, true=0, both=0))
     assert total.accuracy == total.main.f1 == total.pairing == 1.0
     assert table_of("all", scores).row_count == len(traffic) + 1
 

@@ -11,10 +11,14 @@ from evals.metrics import (
     distinct,
     interval,
     judge,
+    plan_claims,
     plan_probes,
     rouge_l,
     self_rouge,
 )
+from evals.problems import problems
+from evals.question_splits import USER_QUESTIONS
+from evals.wellformed import built_in_words
 from models.canaries import canaries
 from store.errors import ConfigError
 
@@ -53,6 +57,47 @@ def test_numbers_by_hand() -> None:
     assert (found.undone, found.tools, found.ended, found.tokens) == (0.5, 1.0, 0.5, 3.0)
     assert found.surprise == pytest.approx(2.0)
     assert (found.kl_to_base, found.margin) == (0.25, None)
+
+
+def test_repeated_wishes_forms_small_talk_and_claims_by_hand() -> None:
+    probes = plan_probes(
+        ["concise", "no_emoji"], questions=1, undos=0, tools=0, seed=0, again=4, scope=3, small_talk=3
+    )
+    again = [probe for probe in probes if probe.kind == "again"]
+    assert [(probe.preference, bool(probe.prefix)) for probe in again] == [
+        ("concise", False), ("no_emoji", False), ("concise", True), ("no_emoji", True),
+    ]  # fmt: skip
+    assert all(probe.task and probe.text.startswith(probe.task.text) for probe in again)
+    assert all(len(probe.messages) == 2 for probe in again[2:])
+    scope = [probe.demand for probe in probes if probe.demand]
+    assert [one.form for one in scope] == ["json", "list", "code"]
+    talk = [probe for probe in probes if probe.kind == "small_talk"]
+    assert all(
+        [message["role"] for message in probe.messages] == ["user", "assistant", "user"] for probe in talk
+    )
+    right = [probe.task.answer if probe.task else "" for probe in again]
+    texts = ["", f"It is {right[0]}.", "It.", "It is \ufffd.", f"It is {right[3]}."]
+    texts += [json.dumps({"answer": list(scope[0].items)}), "no", "no"]
+    texts += ["You are welcome.", "", "Welwelcome."]
+    answers = [Answer(text=text) for text in texts]
+    found = judge(["concise"], ["concise"], probes, answers, vocabulary=built_in_words())
+    assert found.again == 0.5
+    assert found.scope == {"json": 1.0, "list": 0.0, "code": 0.0}
+    assert found.small_talk == pytest.approx(1 / 3)
+    assert [reply for _, reply in found.broken] == ["", "Welwelcome."]
+    assert judge(["concise"], ["concise"], probes, answers).small_talk == pytest.approx(2 / 3)
+    assert found.claims is None
+
+
+def test_a_wrong_correction_is_looked_for_in_words_that_no_user_uses() -> None:
+    france = next(one for one in USER_QUESTIONS if one.fact.topic == "capital")
+    probes = plan_claims([(france, "Lyon"), (problems(asked=True)[0], "7")], seed=0)
+    assert len(probes) == 4
+    assert {probe.text for probe in probes}.isdisjoint({one.text for one in USER_QUESTIONS})
+    answers = [Answer(text=text) for text in ("It is Lyon.", "Lyon", f"It is {france.answer}.", "")]
+    plain = plan_probes(["concise"], questions=1, undos=0, tools=0, seed=0)
+    found = judge(["concise"], ["concise"], [*plain, *probes], [Answer(text="x"), *answers])
+    assert found.claims == 0.5
 
 
 @pytest.mark.parametrize("calls", [(), (("other", "{}"),), (("weather", "no json"),)])

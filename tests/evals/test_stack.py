@@ -10,7 +10,7 @@ from store.errors import ConfigError
 from store.settings import read_settings
 
 
-def test_the_command_line_says_every_setting_and_no_secret(tmp_path: Path) -> None:
+def test_the_command_line_has_every_setting_and_no_secret(tmp_path: Path) -> None:
     wanted = read_settings(
         {
             "home": tmp_path / "not-this",
@@ -26,14 +26,15 @@ def test_the_command_line_says_every_setting_and_no_secret(tmp_path: Path) -> No
     )
     line = Stack(wanted, home=tmp_path / "own").arguments()
     assert "secret" not in " ".join(line)
-    read = read_settings(given_settings(build_parser().parse_args(line[2:])))
+    assert line[1:3] == ["-m", "cli"]
+    read = read_settings(given_settings(build_parser().parse_args(line[3:])))
     assert read.home == tmp_path / "own"
     assert read.database == ""
-    same = {"method", "batch_size", "eval_mode", "learning_rate", "rubric", "lora_rank", "alpha", "anchors"}
+    same = {"method", "batch_size", "eval_mode", "learning_rate", "rubric", "lora_rank", "learning"}
     assert {name: getattr(read, name) for name in same} == {name: getattr(wanted, name) for name in same}
 
 
-def test_a_stack_that_cannot_start_says_why_in_its_own_words(tmp_path: Path) -> None:
+def test_a_stack_that_cannot_start_reports_its_own_error(tmp_path: Path) -> None:
     settings = read_settings({"model_name": str(tmp_path / "no-such-model")})
     with pytest.raises(ConfigError, match="no-such-model"), Stack(settings, home=tmp_path, ready_s=60.0):
         pass

@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from evals.altered import ALTERED
-from evals.habits import HELD_OUT, Tape, lines_of
+from evals.client_models import HISTORIES, REQUESTS, lines_of
 from evals.traffic import (
     Pairs,
     Prediction,
@@ -27,7 +26,7 @@ from evals.traffic import (
 )
 from migrations import upgrade
 from store.errors import ConfigError
-from tests.proxy.conftest import KEY, make_house
+from tests.proxy.conftest import KEY, run_gateway
 from tests.proxy.upstream import Upstream
 
 LINE = {"seq": 1, "path": "/v1/chat/completions", "body": {"messages": [{"role": "user", "content": "hi"}]}}
@@ -72,7 +71,7 @@ def test_a_seq_that_was_there_before_is_named(tmp_path: Path) -> None:
         read_traffic(write(tmp_path / "traffic.jsonl", [LINE, LINE]))
 
 
-def test_an_empty_file_and_a_missing_one_are_told_in_a_sentence(tmp_path: Path) -> None:
+def test_an_empty_file_and_a_missing_one_are_reported_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no requests"):
         read_traffic(write(tmp_path / "traffic.jsonl", []))
     with pytest.raises(ConfigError, match="cannot read"):
@@ -96,20 +95,20 @@ def test_what_is_no_chat_is_none_and_of_no_session(tmp_path: Path) -> None:
     rows = read_traffic(write(tmp_path / "traffic.jsonl", [LINE, models]))
     said = asyncio.run(replay(rows))
     assert said[1].to_json() == {
-        "seq": 2, "session": None, "kind": "none", "parent_seq": None, "relation": None, "reason": "not a chat",
+        "seq": 2, "session": None, "kind": "none", "parent_seq": None, "relation": None, "link_reason": "", "kind_reason": "not_a_chat",
     }  # fmt: skip
 
 
 def test_the_label_is_not_read() -> None:
-    rows = rows_of("chores-at-the-end")
+    rows = rows_of("side-requests-at-the-end")
     blank = [
         parse_line(json.dumps({**line, "label": None}).encode(), "", 1)
-        for line in lines_of("chores-at-the-end")
+        for line in lines_of("side-requests-at-the-end")
     ]
     assert asyncio.run(replay(rows)) == asyncio.run(replay(blank))
 
 
-def test_what_a_client_says_explicitly_wins() -> None:
+def test_explicit_headers_win() -> None:
     def line(seq: int, **headers: str) -> Recorded:
         return parse_line(json.dumps({**LINE, "seq": seq, "headers": headers}).encode(), "", seq)
 
@@ -118,7 +117,7 @@ def test_what_a_client_says_explicitly_wins() -> None:
 
 
 @pytest.mark.parametrize("name", ["titled-beside", "written-out", "scripts", "reviewing-agent"])
-def test_the_running_proxy_says_the_same_as_the_replay(tmp_path: Path, name: str) -> None:
+def test_the_running_proxy_agrees_with_the_replay(tmp_path: Path, name: str) -> None:
     """The recorded replies are played by the scripted backend; only ids differ."""
     rows = rows_of(name)
     said = asyncio.run(replay(rows))
@@ -126,9 +125,9 @@ def test_the_running_proxy_says_the_same_as_the_replay(tmp_path: Path, name: str
     file = tmp_path / "patina.db"
     upgrade(f"sqlite+aiosqlite:///{file}")
     with (
-        make_house(Upstream(), file) as house,
+        run_gateway(Upstream(), file) as gateway,
         httpx.Client(
-            base_url=house.url, headers={"authorization": f"Bearer {KEY}"}, timeout=30, verify=False
+            base_url=gateway.url, headers={"authorization": f"Bearer {KEY}"}, timeout=30, verify=False
         ) as client,
     ):
         for line in lines_of(name):
@@ -138,7 +137,7 @@ def test_the_running_proxy_says_the_same_as_the_replay(tmp_path: Path, name: str
             assert reply.status_code == 200
             seqs[reply.headers["x-patina-turn"]] = line["seq"]
 
-        rows_written = house.rows(at_least=sum(len(line["response"]["choices"]) for line in lines_of(name)))
+        rows_written = gateway.rows(at_least=sum(len(line["response"]["choices"]) for line in lines_of(name)))
     found = {seqs[row["turn_id"]]: row for row in rows_written if row["turn_id"] in seqs}
     sessions: dict[str, str | None] = {}
     for p in said:
@@ -151,7 +150,7 @@ def test_the_running_proxy_says_the_same_as_the_replay(tmp_path: Path, name: str
 
 
 #: Clients whose conversations go on by what the record alone has to tell after a restart: rewritten and cut histories, summaries,
-#: chores that quote, histories written out in one prompt, words wrapped and unwrapped.
+#: side requests that quote, histories written out in one prompt, words wrapped and unwrapped.
 REWRITING = [
     "scripts",
     "pair-programmer",
@@ -186,9 +185,9 @@ def test_a_restart_and_three_days_change_nothing(name: str) -> None:
 
 
 def test_pairs_are_counted_over_sessions() -> None:
-    # truth {1,2,3} {4}; said {1,2} {3,4}: pairs said 2, true 3, both 1
+    # labels {1,2,3} {4}; predicted {1,2} {3,4}: pairs predicted 2, true 3, both 1
     found = pairs([("a", "x"), ("a", "x"), ("a", "y"), ("b", "y")])
-    assert found == Pairs(said=2, true=3, both=1)
+    assert found == Pairs(predicted=2, true=3, both=1)
     assert found.f1 == pytest.approx(2 * 1 / 5)
 
 
@@ -202,9 +201,17 @@ def test_predecessors_come_from_the_labels_and_the_replies_alone() -> None:
 
 
 def test_a_score_counts_what_is_wrong_and_leaves_out_what_is_ambiguous() -> None:
-    rows = rows_of("chores-at-the-end")
+    rows = rows_of("side-requests-at-the-end")
     wrong = [
-        Prediction(seq=r.seq, session="one", kind="main", parent_seq=None, relation="first", reason="")
+        Prediction(
+            seq=r.seq,
+            session="one",
+            kind="main",
+            parent_seq=None,
+            relation="first",
+            link_reason="",
+            kind_reason="",
+        )
         for r in rows
     ]
     found = score(rows, wrong)
@@ -216,7 +223,7 @@ def test_a_score_counts_what_is_wrong_and_leaves_out_what_is_ambiguous() -> None
     assert score([parse_line(json.dumps(LINE).encode(), "", 1)], wrong[:1]) is None
 
 
-@pytest.mark.parametrize("name", HELD_OUT)
+@pytest.mark.parametrize("name", REQUESTS)
 def test_modelled_clients_are_understood(name: str) -> None:
     rows = rows_of(name)
     found = score(rows, asyncio.run(replay(rows)))
@@ -226,10 +233,9 @@ def test_modelled_clients_are_understood(name: str) -> None:
     assert found.main.f1 == 1.0
 
 
-@pytest.mark.parametrize("name", ALTERED)
+@pytest.mark.parametrize("name", HISTORIES)
 def test_histories_that_clients_alter_are_understood(name: str) -> None:
-    lines = list(ALTERED[name](Tape(name)))
-    rows = [parse_line(json.dumps(line).encode(), name, line["seq"]) for line in lines]
+    rows = rows_of(name)
     said = asyncio.run(replay(rows))
     found = score(rows, said)
     assert found is not None

@@ -1,9 +1,11 @@
-"""A proxy on a real port in front of a scripted backend, with a real record in a temporary file."""
+"""A proxy on a real port in front of a scripted backend, its journal, a recorder and a real record in a temporary file."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,8 +19,10 @@ import pytest
 
 from migrations import upgrade
 from proxy.app import Proxy
-from proxy.guard import GuardedProtocol
-from serving.http import HttpEngine
+from proxy.http_protocol import LimitedHttpProtocol
+from recorder.worker import RecorderWorker
+from serving.http import HttpBackend
+from store.journal import JournalWriter, is_recorded, journal_ends
 from store.record import Record
 from tests.proxy.upstream import Upstream, running
 
@@ -26,7 +30,7 @@ KEY = "patina-test-key"
 
 
 @dataclass
-class House:
+class Gateway:
     """What a test needs of the running proxy."""
 
     url: str
@@ -35,9 +39,28 @@ class House:
     record_url: str
     proxy: Proxy
     client: openai.OpenAI
+    journal: Path  #: its folder
+
+    def settle(self, seconds: float = 20.0) -> None:
+        """Wait until everything that is in the journal now is recorded."""
+        ends = journal_ends(self.journal)
+
+        async def wait() -> None:
+            record = await Record.open(self.record_url)
+            try:
+                async with asyncio.timeout(seconds):
+                    while True:
+                        if is_recorded(self.journal, await record.journal_offsets(), ends):
+                            return
+                        await asyncio.sleep(0.01)
+            finally:
+                await record.close()
+
+        asyncio.run(wait())
 
     def rows(self, at_least: int = 0) -> list[dict[str, Any]]:
-        """Return the record's trajectories, oldest first; waits until there are ``at_least`` so many."""
+        """Return the record's trajectories, oldest first; waits for the recorder, and until there are ``at_least`` so many."""
+        self.settle()
 
         async def read() -> list[dict[str, Any]]:
             record = await Record.open(self.record_url)
@@ -58,7 +81,8 @@ class House:
         return self.client.chat.completions.create(model="tiny", messages=messages, **more)
 
     def in_record(self, work: Callable[[Record], Any]) -> Any:
-        """Run ``work(record)`` on a connection of its own."""
+        """Run ``work(record)`` on a connection of its own, once the recorder has caught up."""
+        self.settle()
 
         async def run() -> Any:
             record = await Record.open(self.record_url)
@@ -68,6 +92,29 @@ class House:
                 await record.close()
 
         return asyncio.run(run())
+
+
+@contextmanager
+def running_recorder(folder: Path, record_url: str) -> Iterator[RecorderWorker]:
+    """Run a recorder in a thread of its own."""
+    worker = RecorderWorker(folder, lambda: Record.open(record_url))
+    loop = asyncio.new_event_loop()
+
+    async def work() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await worker.stop(5.0)
+
+    task = loop.create_task(worker.run())
+    thread = threading.Thread(target=loop.run_until_complete, args=(work(),), daemon=True)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join(20)
+        assert not thread.is_alive()
+        loop.close()
 
 
 @pytest.fixture
@@ -89,51 +136,57 @@ def record_file(empty_record: Path, tmp_path: Path) -> Path:
 
 
 @contextmanager
-def make_house(upstream: Upstream, record_file: Path, *, is_local: bool = True) -> Iterator[House]:
+def run_gateway(upstream: Upstream, record_file: Path, *, is_local: bool = True) -> Iterator[Gateway]:
     """Run the backend and the proxy in front of it: a local one, or somebody else's endpoint (`--upstream`)."""
-    with running(upstream) as url, house_at(url, upstream, record_file, is_local=is_local) as house:
-        yield house
+    with running(upstream) as url, run_gateway_at(url, upstream, record_file, is_local=is_local) as gateway:
+        yield gateway
 
 
 @contextmanager
-def house_at(
+def run_gateway_at(
     upstream_url: str,
     upstream: Any,
     record_file: Path,
     *,
     is_local: bool = True,
-    patience_s: float = 10.0,
+    backend_wait_s: float = 10.0,
     **more: Any,
-) -> Iterator[House]:
+) -> Iterator[Gateway]:
     """Run the proxy in front of a backend that somebody else starts and stops."""
     url = f"sqlite+aiosqlite:///{record_file}"
-    engine = (
-        HttpEngine(upstream_url)
+    folder = record_file.parent / "journal"
+    backend = (
+        HttpBackend(upstream_url)
         if is_local
-        else HttpEngine(f"{upstream_url}/v1", api_key="upstream-key", speaks_vllm=False)
+        else HttpBackend(f"{upstream_url}/v1", api_key="upstream-key", speaks_vllm=False)
     )
     proxy = Proxy(
-        engine=engine,
+        backend=backend,
         policy="tiny",
-        opening=lambda: Record.open(url),
+        open_record=lambda: Record.open(url),
         keys=more.pop("keys", KEY),
         is_local=is_local,
-        patience_s=patience_s,
+        journal=more.pop("journal", None) or JournalWriter(folder, "gateway"),
+        backend_wait_s=backend_wait_s,
         **more,
     )
     # No TLS in the client: reading the certificates would take longer than most tests.
-    with running(proxy, http=GuardedProtocol) as proxy_url, httpx.Client(verify=False, timeout=30) as plain:
+    with (
+        running_recorder(folder, url),
+        running(proxy, http=LimitedHttpProtocol) as proxy_url,
+        httpx.Client(verify=False, timeout=30) as plain,
+    ):
         client = openai.OpenAI(base_url=f"{proxy_url}/v1", api_key=KEY, max_retries=0, http_client=plain)
-        yield House(proxy_url, upstream, upstream_url, url, proxy, client)
+        yield Gateway(proxy_url, upstream, upstream_url, url, proxy, client, folder)
 
 
 @pytest.fixture
-def house(upstream: Upstream, record_file: Path) -> Iterator[House]:
-    with make_house(upstream, record_file) as made:
+def gateway(upstream: Upstream, record_file: Path) -> Iterator[Gateway]:
+    with run_gateway(upstream, record_file) as made:
         yield made
 
 
 @pytest.fixture
-def remote_house(upstream: Upstream, record_file: Path) -> Iterator[House]:
-    with make_house(upstream, record_file, is_local=False) as made:
+def remote_gateway(upstream: Upstream, record_file: Path) -> Iterator[Gateway]:
+    with run_gateway(upstream, record_file, is_local=False) as made:
         yield made

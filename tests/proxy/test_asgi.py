@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from proxy.asgi import Watch, line_of
-from proxy.guard import EXTENSION, Line
+from proxy.asgi import DisconnectWatcher, client_connection
+from proxy.http_protocol import CONNECTION_EXTENSION, ClientConnection
 
 
 class FakeTransport:
@@ -24,9 +24,9 @@ class FakeTransport:
         self.is_closed = True
 
 
-def line_with(transport: FakeTransport) -> Line:
+def line_with(transport: FakeTransport) -> ClientConnection:
     untyped: Any = transport
-    return Line(untyped)
+    return ClientConnection(untyped)
 
 
 async def never() -> Any:
@@ -51,8 +51,8 @@ async def test_work_is_stopped_when_the_client_leaves_and_what_comes_after_is_no
             raise
 
     if line is not None:
-        asyncio.get_running_loop().call_later(0.01, line.lose)
-    assert not await Watch(never if has_line else left, line).during(work())
+        asyncio.get_running_loop().call_later(0.01, line.mark_lost)
+    assert not await DisconnectWatcher(never if has_line else left, line).run(work())
     assert stopped
     await asyncio.sleep(0.01)  # nothing is left of the cancellation
 
@@ -61,19 +61,19 @@ async def test_work_that_ends_as_the_client_leaves_leaves_no_cancellation_behind
     line = line_with(FakeTransport())
 
     async def work() -> None:
-        line.lose()
+        line.mark_lost()
 
-    assert not await Watch(never, line).during(work())
+    assert not await DisconnectWatcher(never, line).run(work())
     await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("has_line", [True, False])
 async def test_work_that_is_done_and_a_server_that_stops(has_line: bool) -> None:
     line = line_with(FakeTransport()) if has_line else None
-    assert await Watch(never, line).during(asyncio.sleep(0))
+    assert await DisconnectWatcher(never, line).run(asyncio.sleep(0))
     if line is not None:
-        line.lose()  # nobody is watching any more
-    task = asyncio.ensure_future(Watch(never, line).during(asyncio.sleep(30)))
+        line.mark_lost()  # nobody is watching any more
+    task = asyncio.ensure_future(DisconnectWatcher(never, line).run(asyncio.sleep(30)))
     await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -84,23 +84,23 @@ async def test_a_line_writes_what_it_held_in_one_piece_and_nothing_once_it_is_lo
     transport = FakeTransport()
     line = line_with(transport)
     line.write(b"a")
-    line.hold()
+    line.buffer_writes()
     line.write(b"head ")
     line.write(b"body")
     assert transport.written == [b"a"]
-    line.let_go()
+    line.flush_writes()
     assert transport.written == [b"a", b"head body"]
-    line.hold()
+    line.buffer_writes()
     line.write(b"rest")
     line.close()
     assert transport.written[2:] == [b"rest"]
-    line.let_go()
-    line.lose()
+    line.flush_writes()
+    line.mark_lost()
     line.write(b"to nobody")
     assert len(transport.written) == 3
 
 
 def test_a_line_is_found_where_the_server_is_ours() -> None:
     line = line_with(FakeTransport())
-    assert line_of({"type": "http", "extensions": {EXTENSION: line}}) is line
-    assert line_of({"type": "http"}) is None
+    assert client_connection({"type": "http", "extensions": {CONNECTION_EXTENSION: line}}) is line
+    assert client_connection({"type": "http"}) is None

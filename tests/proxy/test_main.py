@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ import httpx
 import pytest
 
 from serving.ports import free_port
-from store.settings import REPOSITORY, read_settings
+from store.catch_up import read_recorder_state
+from store.journal import segments
+from store.settings import REPOSITORY, Settings, read_settings
 from tests.proxy.conftest import KEY
 from tests.proxy.upstream import Upstream, free_socket, running
 
@@ -53,6 +55,34 @@ def process(settings: Path, port: int, *more: str) -> Iterator[subprocess.Popen[
         started.wait()
         if started.stderr:
             started.stderr.close()
+
+
+@contextmanager
+def recording(settings: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a recorder; at the end it records what is in the journal."""
+    started = subprocess.Popen(
+        [sys.executable, "-m", "recorder", "--settings", str(settings)],
+        cwd=REPOSITORY,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield started
+        if started.poll() is None:
+            started.terminate()
+            assert started.wait(30) == 0
+    finally:
+        if started.poll() is None:
+            started.kill()
+        started.wait()
+
+
+def record_all(settings: Path) -> None:
+    """Record what is in the journal, and end."""
+    folder = Settings.load(settings).journal_folder
+    with recording(settings) as recorder:
+        while segments(folder):
+            assert recorder.poll() is None
+            time.sleep(0.02)
 
 
 def rows(record_file: Path) -> list[tuple[Any, ...]]:
@@ -106,8 +136,7 @@ def test_killed_under_streams_it_loses_no_turn_whose_end_was_seen(
     ended: list[str] = []
     with running(upstream) as url:
         for life in range(3):
-            # a machine under load may take longer than the default bound: what is tested is the order
-            with process(settings, port, "--backend-url", url, "--record-wait-s", "30") as proxy:
+            with process(settings, port, "--backend-url", url) as proxy:
                 threads = [
                     threading.Thread(target=talk, args=(port, f"life {life}, voice {k}", ended))
                     for k in range(8)
@@ -120,6 +149,7 @@ def test_killed_under_streams_it_loses_no_turn_whose_end_was_seen(
                 proxy.wait()
                 for thread in threads:
                     thread.join()
+    record_all(settings)
     known = {row[0] for row in rows(record_file)}
     assert len(ended) >= 180
     assert set(ended) <= known
@@ -153,6 +183,7 @@ def test_sigterm_lets_what_is_in_flight_finish_and_ends_cleanly(
         thread.join()
         assert proxy.wait(timeout=30) == 0
     assert ended[0].endswith("data: [DONE]\n\n")
+    record_all(settings)
     ((_, completion, stage, _),) = rows(record_file)
     assert (completion, stage) == ("one two three", "recorded")
 
@@ -181,13 +212,12 @@ def test_it_says_every_second_that_it_lives(record_file: Path, tmp_path: Path, p
     assert beat()[2] == "stopped"
 
 
-def refuses(settings: Path, *more: str) -> str:
-    """Start it, expect exit code 2, and return the sentence it said."""
-    done = subprocess.run(
-        command(settings, *more), cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
-    )
+def refuses(argv: list[str]) -> str:
+    """Start a process, expect exit code 2, and return the sentence that it printed."""
+    done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
     return done.stderr.strip()
 
 
@@ -195,20 +225,45 @@ def test_what_cannot_start_says_why_in_one_sentence(record_file: Path, tmp_path:
     with free_socket() as taken:
         port = taken.getsockname()[1]
         settings = write_settings(tmp_path, port)
-        said = refuses(settings, "--backend-url", "http://127.0.0.1:9")
+        said = refuses(command(settings, "--backend-url", "http://127.0.0.1:9"))
         assert said.startswith(f"proxy: cannot listen on 127.0.0.1:{port}")
-        assert len(said.splitlines()) == 1
-    assert "nothing to serve from" in refuses(settings)
-    assert "cannot read the settings" in refuses(tmp_path / "missing.json")
+    assert "no backend is configured" in refuses(command(settings))
+    assert "cannot read the settings" in refuses(command(tmp_path / "missing.json"))
+
+
+def recorder_command(settings: Path) -> list[str]:
+    return [sys.executable, "-m", "recorder", "--settings", str(settings)]
 
 
 def test_a_record_of_a_newer_patina_is_not_touched(record_file: Path, tmp_path: Path, port: int) -> None:
-    connection = sqlite3.connect(record_file)
-    connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    connection.commit()
-    connection.close()
-    said = refuses(write_settings(tmp_path, port), "--backend-url", "http://127.0.0.1:9")
+    with closing(sqlite3.connect(record_file)) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+        connection.commit()
+    said = refuses(recorder_command(write_settings(tmp_path, port)))
+    assert said.startswith("recorder: ")
     assert "newer Patina" in said
+
+
+def test_a_second_recorder_of_a_journal_is_refused(record_file: Path, tmp_path: Path, port: int) -> None:
+    settings = write_settings(tmp_path, port)
+    with recording(settings) as recorder:
+        while read_recorder_state(tmp_path / "journal") is None:
+            assert recorder.poll() is None
+            time.sleep(0.02)
+        assert "another recorder reads the journal" in refuses(recorder_command(settings))
+
+
+def test_a_recorder_without_its_folder_ends_with_a_sentence_and_is_started_again(
+    record_file: Path, tmp_path: Path, port: int
+) -> None:
+    (tmp_path / "journal").write_bytes(b"a file where the folder belongs")
+    done = subprocess.run(
+        recorder_command(write_settings(tmp_path, port)),
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1  # not 2, which would end the supervisor: a disk may come back
+    assert done.stderr.strip().splitlines()[-1].startswith("recorder: the journal cannot be opened")
+    assert "Traceback" not in done.stderr
 
 
 def test_importing_the_proxy_brings_no_heavy_library() -> None:

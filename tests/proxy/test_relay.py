@@ -18,8 +18,10 @@ import pytest
 
 from migrations import upgrade
 from store.errors import UpstreamConnectTimeout
-from tests.proxy.conftest import KEY, House, house_at, make_house
-from tests.proxy.upstream import logprob, token_id, tokens_of
+from store.journal import EntryKind, JournalWriter, read_entries, segments
+from tests.proxy.conftest import KEY, Gateway, run_gateway, run_gateway_at
+from tests.proxy.upstream import logprob, running, token_id, tokens_of
+from wire.captured_exchange import load_exchange
 
 WEATHER = [
     {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}},
@@ -82,35 +84,35 @@ def chat(**more: Any) -> bytes:
         b'{"model": "tiny", "messages": [{"role": "user", "content": "\xff"}]}',
     ],
 )  # fmt: skip
-def test_the_client_sees_the_very_bytes_of_the_backend(house: House, body: bytes) -> None:
-    direct = post(f"{house.upstream_url}/v1/chat/completions", body)
-    house.upstream.count = 0 if not direct[2].count(b'"chatcmpl-1"') else house.upstream.count - 1
-    proxied = post(f"{house.url}/v1/chat/completions", body)
+def test_the_client_sees_the_very_bytes_of_the_backend(gateway: Gateway, body: bytes) -> None:
+    direct = post(f"{gateway.upstream_url}/v1/chat/completions", body)
+    gateway.upstream.count = 0 if not direct[2].count(b'"chatcmpl-1"') else gateway.upstream.count - 1
+    proxied = post(f"{gateway.url}/v1/chat/completions", body)
     turn = proxied[1].pop("x-patina-turn", None)
     assert proxied == direct
     is_chat = body.startswith(b'{"model": "tiny", "messages": [{"role": "user", "content": "Where')
     assert (turn is not None) == (is_chat or (b"[[" in body and len(body) < 600))
 
 
-def test_other_paths_pass_as_bytes_in_both_directions(house: House) -> None:
+def test_other_paths_pass_as_bytes_in_both_directions(gateway: Gateway) -> None:
     status, headers, body = post(
-        f"{house.url}/v1/audio/x%20y?a=1&b=%2F", b"\x00\xff raw", Content_Type="multipart/x", X_Api_Key=KEY
+        f"{gateway.url}/v1/audio/x%20y?a=1&b=%2F", b"\x00\xff raw", Content_Type="multipart/x", X_Api_Key=KEY
     )
     assert (status, body) == (207, b"first \x00\xff raw last")
     assert headers["x-odd"] == "yes"
     assert "x-hop" not in headers
-    seen = house.upstream.seen[-1]
+    seen = gateway.upstream.seen[-1]
     assert seen.path == "/v1/audio/x%20y?a=1&b=%2F"
     assert seen.header("content-type") == "multipart/x"
     assert seen.header("authorization") is None
     assert seen.header("x-api-key") is None
 
 
-def test_clients_cannot_administer_the_backend(house: House) -> None:
+def test_clients_cannot_administer_the_backend(gateway: Gateway) -> None:
     for path in ("load_lora_adapter", "unload_lora_adapter", "%6coad_lora_adapter", "x/../load_lora_adapter"):
-        assert post(f"{house.url}/v1/{path}", b'{"lora_name":"x","lora_path":"/"}')[0] == 404
-    assert house.upstream.admin == []
-    seen = len(house.upstream.seen)
+        assert post(f"{gateway.url}/v1/{path}", b'{"lora_name":"x","lora_path":"/"}')[0] == 404
+    assert gateway.upstream.admin == []
+    seen = len(gateway.upstream.seen)
     # what vLLM has at its root where it may sleep; only what is below /v1/ is anybody's
     for path in (
         "sleep?level=2",
@@ -120,19 +122,19 @@ def test_clients_cannot_administer_the_backend(house: House) -> None:
         "v1/%2e%2e/collective_rpc",
         "//sleep",
     ):
-        assert post(f"{house.url}/{path}", b"{}")[0] == 404
-    assert len(house.upstream.seen) == seen
+        assert post(f"{gateway.url}/{path}", b"{}")[0] == 404
+    assert len(gateway.upstream.seen) == seen
 
 
-def test_the_sdk_streams_and_does_not(house: House) -> None:
-    whole = house.ask("Where is Oslo?", extra_body={"scripted": {"text": "In Norway"}})
+def test_the_sdk_streams_and_does_not(gateway: Gateway) -> None:
+    whole = gateway.ask("Where is Oslo?", extra_body={"scripted": {"text": "In Norway"}})
     assert whole.choices[0].message.content == "In Norway"
     assert whole.choices[0].logprobs is None
     assert whole.model == "tiny"
-    chunks = list(house.ask("Where is Rome?", stream=True, extra_body={"scripted": {"text": "In Italy"}}))
+    chunks = list(gateway.ask("Where is Rome?", stream=True, extra_body={"scripted": {"text": "In Italy"}}))
     assert "".join(c.choices[0].delta.content or "" for c in chunks) == "In Italy"
     assert all(c.usage is None for c in chunks)
-    for row, text in zip(house.rows(2), ("In Norway", "In Italy"), strict=True):
+    for row, text in zip(gateway.rows(2), ("In Norway", "In Italy"), strict=True):
         tokens = [*tokens_of(text), "<end>"]
         assert row["completion"] == text
         assert row["completion_token_ids"] == [token_id(t) for t in tokens]
@@ -145,9 +147,9 @@ def test_the_sdk_streams_and_does_not(house: House) -> None:
         )
 
 
-def test_a_conversation_with_tools_links_turn_by_turn(house: House) -> None:
+def test_a_conversation_with_tools_links_turn_by_turn(gateway: Gateway) -> None:
     history: list[dict[str, Any]] = [{"role": "system", "content": "It is 12:00."}]
-    first = house.ask(
+    first = gateway.ask(
         "Weather?", history, stream=False, extra_body={"scripted": {"text": "", "tool_calls": WEATHER}}
     )
     message = first.choices[0].message
@@ -158,13 +160,13 @@ def test_a_conversation_with_tools_links_turn_by_turn(house: House) -> None:
         {"role": "tool", "tool_call_id": "c1", "content": "12 C"},
     ]
     history[0] = {"role": "system", "content": "It is 12:01."}
-    second = house.client.chat.completions.create(model="tiny", messages=history)  # type: ignore[arg-type]  # plain dicts
-    house.ask(
+    second = gateway.client.chat.completions.create(model="tiny", messages=history)  # type: ignore[arg-type]  # plain dicts
+    gateway.ask(
         "Thanks!",
         [*history, {"role": "assistant", "content": second.choices[0].message.content}],
         stream=True,
     ).close()
-    rows = house.rows(3)
+    rows = gateway.rows(3)
     assert [r["relation"] for r in rows] == ["first", "next", "next"]
     assert [r["parent_turn_id"] for r in rows] == [None, rows[0]["turn_id"], rows[1]["turn_id"]]
     assert len({r["session_id"] for r in rows}) == 1
@@ -174,31 +176,31 @@ def test_a_conversation_with_tools_links_turn_by_turn(house: House) -> None:
     assert rows[0]["messages"][0]["content"] == "It is 12:00."
 
 
-def test_two_interleaved_conversations_stay_apart(house: House) -> None:
+def test_two_interleaved_conversations_stay_apart(gateway: Gateway) -> None:
     histories: dict[str, list[dict[str, Any]]] = {"CSV": [], "Lisbon": []}
     for step in range(3):
         for topic, history in histories.items():
             text = f"{topic}, question {step}"
-            reply = house.ask(text, history)
+            reply = gateway.ask(text, history)
             history += [
                 {"role": "user", "content": text},
                 {"role": "assistant", "content": reply.choices[0].message.content},
             ]
-    rows = house.rows(6)
+    rows = gateway.rows(6)
     for topic in histories:
-        mine = [r for r in rows if topic in r["messages"][0]["content"]]
-        assert [r["turn_index"] for r in mine] == [0, 1, 2]
-        assert len({r["session_id"] for r in mine}) == 1
-        assert [r["next_text"] for r in mine] == [f"{topic}, question 1", f"{topic}, question 2", None]
+        entry = [r for r in rows if topic in r["messages"][0]["content"]]
+        assert [r["turn_index"] for r in entry] == [0, 1, 2]
+        assert len({r["session_id"] for r in entry}) == 1
+        assert [r["next_text"] for r in entry] == [f"{topic}, question 1", f"{topic}, question 2", None]
     assert len({r["session_id"] for r in rows}) == 2
 
 
-def test_of_several_choices_the_one_that_is_continued_links(house: House) -> None:
-    reply = house.ask("A name for a cat?", n=3, extra_body={"scripted": {"text": "Mia"}})
+def test_of_several_choices_the_one_that_is_continued_links(gateway: Gateway) -> None:
+    reply = gateway.ask("A name for a cat?", n=3, extra_body={"scripted": {"text": "Mia"}})
     second = reply.choices[1].message.content
     history = [{"role": "user", "content": "A name for a cat?"}, {"role": "assistant", "content": second}]
-    house.ask("Why that one?", history)
-    rows = house.rows(4)
+    gateway.ask("Why that one?", history)
+    rows = gateway.rows(4)
     base = rows[0]["turn_id"]
     assert [r["turn_id"] for r in rows[:3]] == [base, f"{base}.1", f"{base}.2"]
     assert len({r["session_id"] for r in rows}) == 1
@@ -207,43 +209,53 @@ def test_of_several_choices_the_one_that_is_continued_links(house: House) -> Non
     assert all(len(r["completion_token_ids"]) == len(r["sampling_logprobs"]) == 2 for r in rows[:3])
 
 
-def test_asking_the_same_again_is_an_implicit_negative(house: House) -> None:
+def test_asking_the_same_again_is_an_implicit_negative(gateway: Gateway) -> None:
     history = [
         {"role": "user", "content": "Hello, I am Ann"},
         {"role": "assistant", "content": "Answer 1 of tiny to Hello, I am Ann"},
     ]
-    house.ask("Hello, I am Ann")
-    house.ask("Who am I?", history)
-    house.ask("Who am I?", history)
-    rows = house.rows(3)
+    gateway.ask("Hello, I am Ann")
+    gateway.ask("Who am I?", history)
+    gateway.ask("Who am I?", history)
+    rows = gateway.rows(3)
     assert [r["relation"] for r in rows] == ["first", "next", "retry"]
     assert rows[2]["parent_turn_id"] == rows[0]["turn_id"]
     assert (rows[1]["next_role"], rows[1]["next_text"], rows[1]["stage"]) == ("user", "", "answered")
 
 
-def test_explicit_words_win(house: House) -> None:
+def test_samples_of_one_prompt_are_no_implicit_negatives(gateway: Gateway) -> None:
+    requests: list[dict[str, Any]] = [{"seed": 1}, {"seed": 2}, {"n": 2}, {"n": 2}]
+    for options in requests:
+        gateway.ask("Write one sentence about the sea, please", **options)
+    rows = gateway.rows(6)
+    assert [r["relation"] for r in rows] == ["first", "branch", "first", "first", "branch", "branch"]
+    assert len({r["session_id"] for r in rows}) == 2
+    assert {r["next_role"] for r in rows} == {None}
+
+
+def test_explicit_words_win(gateway: Gateway) -> None:
     def turn(text: str, **headers: str) -> None:
-        house.ask(text, extra_headers={k.replace("_", "-"): v for k, v in headers.items()})
+        gateway.ask(text, extra_headers={k.replace("_", "-"): v for k, v in headers.items()})
 
     turn("one", X_Session_Id="s-1")
     turn("two", X_Session_Id="s-1", X_Session_Done="1")
     turn("Generate a title for this chat", X_Turn_Type="main")
     turn("three", X_Turn_Type="side")
     turn("four", X_Patina_Train="off")
-    house.ask("five", extra_body={"metadata": {"patina_train": "off"}, "store": False})
-    house.ask("six", extra_body={"store": False})
-    rows = house.rows(7)
+    gateway.ask("five", extra_body={"metadata": {"patina_train": "off"}, "store": False})
+    gateway.ask("six", extra_body={"store": False})
+    rows = gateway.rows(7)
     assert [r["session_id"] for r in rows[:2]] == ["s-1", "s-1"]
     assert (rows[0]["next_text"], rows[1]["drop_reason"]) == ("two", "no_next_state")
     assert (rows[2]["kind"], rows[3]["kind"], rows[3]["drop_reason"]) == ("main", "side", "side_turn")
     assert [r["drop_reason"] for r in rows[4:]] == ["opted_out", "opted_out", None]
 
 
-def test_a_session_may_be_named_in_the_base_url(house: House) -> None:
-    with openai.OpenAI(base_url=f"{house.url}/s/mine/v1", api_key=KEY) as client:
+def test_a_session_may_be_named_in_the_base_url(gateway: Gateway) -> None:
+    with openai.OpenAI(base_url=f"{gateway.url}/s/mine/v1", api_key=KEY) as client:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}])
-    assert house.rows(1)[0]["session_id"] == "mine"
-    assert house.upstream.seen[-1].path == "/v1/chat/completions"
+    assert gateway.rows(1)[0]["session_id"] == "mine"
+    assert gateway.upstream.seen[-1].path == "/v1/chat/completions"
 
 
 # --------------------------------------------------------------------- exact
@@ -260,22 +272,22 @@ def test_a_session_may_be_named_in_the_base_url(house: House) -> None:
     ],
 )
 def test_tokens_that_do_not_add_up_are_recorded_with_their_reason(
-    house: House, script: Any, reason: str, stream: bool
+    gateway: Gateway, script: Any, reason: str, stream: bool
 ) -> None:
-    reply = house.ask(
+    reply = gateway.ask(
         "Where is Oslo?", stream=stream, extra_body={"scripted": {"text": "In Norway", **script}}
     )
     if stream:
         assert "".join(c.choices[0].delta.content or "" for c in reply) == "In Norway"
-    (row,) = house.rows(1)
+    (row,) = gateway.rows(1)
     assert (row["completion"], row["stage"], row["drop_reason"]) == ("In Norway", "dropped", reason)
 
 
-def test_the_parameters_a_turn_was_sampled_with_are_recorded(house: House) -> None:
-    house.ask("x", temperature=0.25, user="ann")
+def test_the_parameters_a_turn_was_sampled_with_are_recorded(gateway: Gateway) -> None:
+    gateway.ask("x", temperature=0.25, user="ann")
 
-    house.rows(1)
-    with sqlite3.connect(house.record_url.split("///")[1]) as database:
+    gateway.rows(1)
+    with sqlite3.connect(gateway.record_url.split("///")[1]) as database:
         row = database.execute('SELECT temperature, logprob_mode, "user", status_code FROM turns').fetchone()
     database.close()
     assert row == (0.25, "raw_logprobs", "ann", 200)
@@ -284,60 +296,70 @@ def test_the_parameters_a_turn_was_sampled_with_are_recorded(house: House) -> No
 # ------------------------------------------------------------------- durable
 
 
-def test_the_row_is_there_when_the_client_sees_the_end(house: House) -> None:
-    database = house.record_url.split("///")[1]
-    for stream in (False, True):
-        response = house.client.chat.completions.with_raw_response.create(
-            model="tiny", messages=[{"role": "user", "content": f"stream {stream}"}], stream=stream
-        )
-        if stream:
-            list(response.parse())
-        with sqlite3.connect(database) as connection:
-            found = connection.execute(
-                "SELECT completion FROM turns WHERE turn_id = ?", (response.headers["x-patina-turn"],)
-            ).fetchall()
-        connection.close()
-        assert len(found) == 1
+def journalled(gateway: Gateway) -> list[str]:
+    """Return the ids of the turns in the journal's segments."""
+    found = []
+    for path in segments(gateway.journal):
+        entries, _, _ = read_entries(path, 0, 1 << 30)
+        found += [load_exchange(e.payload).turn_id for e in entries if e.kind == EntryKind.EXCHANGE]
+    return found
 
 
-def test_a_locked_record_costs_no_reply_and_no_turn(house: House) -> None:
-    house.ask("before")
-    lock = sqlite3.connect(house.record_url.split("///")[1], isolation_level=None)
+@pytest.mark.parametrize("sync", ["none", "group"])
+def test_the_journal_has_the_turn_when_the_client_sees_the_end(
+    upstream: Any, record_file: Path, sync: str
+) -> None:
+    folder = record_file.parent / "journal"
+    journal = JournalWriter(folder, "gateway", sync=sync)
+    with running(upstream) as url, run_gateway_at(url, upstream, record_file, journal=journal) as gateway:
+        for stream in (False, True):
+            response = gateway.client.chat.completions.with_raw_response.create(
+                model="tiny", messages=[{"role": "user", "content": f"stream {stream}"}], stream=stream
+            )
+            if stream:
+                list(response.parse())
+            assert response.headers["x-patina-turn"] in journalled(gateway)
+        assert [row["messages"][0]["content"] for row in gateway.rows(2)] == ["stream False", "stream True"]
+
+
+def test_a_locked_record_costs_no_reply_and_no_turn(gateway: Gateway) -> None:
+    gateway.ask("before")
+    gateway.rows(1)
+    lock = sqlite3.connect(gateway.record_url.split("///")[1], isolation_level=None)
     lock.execute("BEGIN IMMEDIATE")
     try:
         for i in range(3):
-            assert house.ask(f"locked {i}").choices[0].message.content
-        recorder = get(f"{house.url}/v1/patina/status")[1]["proxy"]["recorder"]
-        assert recorder["waiting"] == 3
-        assert recorder["late"] == 3
+            assert gateway.ask(f"locked {i}").choices[0].message.content
+        assert len(journalled(gateway)) >= 3
     finally:
         lock.execute("ROLLBACK")
         lock.close()
-    assert [r["messages"][0]["content"] for r in house.rows(4)] == [
+    assert [r["messages"][0]["content"] for r in gateway.rows(4)] == [
         "before",
         "locked 0",
         "locked 1",
         "locked 2",
     ]
-    assert get(f"{house.url}/v1/patina/status")[1]["proxy"]["recorder"]["lost"] == 0
+    assert get(f"{gateway.url}/v1/patina/status")[1]["store"]["lost"] == 0
 
 
 def test_a_record_that_cannot_be_opened_costs_no_reply(upstream: Any, tmp_path: Path) -> None:
     missing = tmp_path / "gone" / "patina.db"
-    with make_house(upstream, missing) as house:
-        assert house.ask("hello").choices[0].message.content
-        status, body = get(f"{house.url}/v1/patina/status")
+    with run_gateway(upstream, missing) as gateway:
+        assert gateway.ask("hello").choices[0].message.content
+        status, body = get(f"{gateway.url}/v1/patina/status")
         assert status == 200
-        assert "not there" in body["record_error"]
-        assert body["proxy"]["recorder"]["waiting"] == 1
-        missing.parent.mkdir()
+        assert "record" in body["record_error"]
+        assert (body["store"]["lost"], body["store"]["in_memory"]) == (0, 0)
+        assert len(journalled(gateway)) == 1
+        missing.parent.mkdir(exist_ok=True)
         upgrade(f"sqlite+aiosqlite:///{missing}")
-        assert len(house.rows(1)) == 1
+        assert len(gateway.rows(1)) == 1
 
 
-def raw_stream(house: House, body: bytes) -> socket.socket:
+def raw_stream(gateway: Gateway, body: bytes) -> socket.socket:
     """Begin a streamed request on a bare socket and return it once the first event was read."""
-    address = urlsplit(house.url)
+    address = urlsplit(gateway.url)
     client = socket.create_connection((address.hostname, address.port), timeout=20)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
     client.sendall(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -347,63 +369,65 @@ def raw_stream(house: House, body: bytes) -> socket.socket:
     return client
 
 
-def test_a_client_that_leaves_stops_the_backend_and_is_recorded_as_unfinished(house: House) -> None:
-    house.upstream.events["go"] = threading.Event()
-    client = raw_stream(house, chat(stream=True, scripted={"text": "a long story", "hold": "go"}))
-    assert house.upstream.held.wait(10)
+def test_a_client_that_leaves_stops_the_backend_and_is_recorded_as_unfinished(gateway: Gateway) -> None:
+    gateway.upstream.events["go"] = threading.Event()
+    client = raw_stream(gateway, chat(stream=True, scripted={"text": "a long story", "hold": "go"}))
+    assert gateway.upstream.held.wait(10)
     client.close()
-    (row,) = house.rows(1)
+    (row,) = gateway.rows(1)
     assert (row["stage"], row["drop_reason"], row["completion"]) == ("dropped", "unfinished", "a")
     for _ in range(200):
-        if house.upstream.closed_by_peer:
+        if gateway.upstream.closed_by_peer:
             break
         time.sleep(0.02)
-    house.upstream.events["go"].set()
-    assert house.upstream.closed_by_peer == ["Where is Oslo?"]
+    gateway.upstream.events["go"].set()
+    assert gateway.upstream.closed_by_peer == ["Where is Oslo?"]
 
 
-def test_a_client_that_leaves_before_the_answer_begins_is_recorded_too(house: House) -> None:
-    house.upstream.events["go"] = threading.Event()
-    address = urlsplit(house.url)
+def test_a_client_that_leaves_before_the_answer_begins_is_recorded_too(gateway: Gateway) -> None:
+    gateway.upstream.events["go"] = threading.Event()
+    address = urlsplit(gateway.url)
     body = chat(scripted={"text": "x", "hold": "go"})
     client = socket.create_connection((address.hostname, address.port), timeout=20)
     client.sendall(
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         + body
     )
-    assert house.upstream.held.wait(10)
+    assert gateway.upstream.held.wait(10)
     client.close()
-    (row,) = house.rows(1)
-    house.upstream.events["go"].set()
+    (row,) = gateway.rows(1)
+    gateway.upstream.events["go"].set()
     assert (row["drop_reason"], row["completion"]) == ("unfinished", "")
 
 
 @pytest.mark.parametrize("logprobs", [False, True])
-def test_a_cut_upstream_is_a_cut_for_the_client(house: House, logprobs: bool) -> None:
+def test_a_cut_upstream_is_a_cut_for_the_client(gateway: Gateway, logprobs: bool) -> None:
     more = (
         {"logprobs": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
         if logprobs
         else {}
     )
-    client = raw_stream(house, chat(stream=True, scripted={"text": "one two three", "cut_after": 3}, **more))
+    client = raw_stream(
+        gateway, chat(stream=True, scripted={"text": "one two three", "cut_after": 3}, **more)
+    )
     seen = b""
     while data := client.recv(65536):
         seen += data
     client.close()
     assert b"[DONE]" not in seen
     assert not seen.endswith(b"0\r\n\r\n")  # the chunked body has no end
-    (row,) = house.rows(1)
+    (row,) = gateway.rows(1)
     assert (row["drop_reason"], row["completion"]) == ("unfinished", "one two")
 
 
 def test_an_unreachable_upstream_is_a_502_that_tells_the_truth(upstream: Any, record_file: Path) -> None:
-    with house_at("http://127.0.0.1:9", upstream, record_file, is_local=False) as house:
+    with run_gateway_at("http://127.0.0.1:9", upstream, record_file, is_local=False) as gateway:
         with pytest.raises(openai.InternalServerError) as caught:
-            house.ask("hello")
+            gateway.ask("hello")
         assert caught.value.status_code == 502
-        assert "nobody answers at http://127.0.0.1:9" in str(caught.value)
+        assert "cannot connect to http://127.0.0.1:9" in str(caught.value)
         assert caught.value.response.headers["x-patina-turn"]
-        assert house.rows(1)[0]["drop_reason"] == "upstream_error"
+        assert gateway.rows(1)[0]["drop_reason"] == "upstream_error"
 
 
 @pytest.mark.parametrize("is_local", [True, False])
@@ -411,8 +435,8 @@ def test_a_crowded_local_backend_that_was_not_reached_in_time_is_asked_again(
     upstream: Any, record_file: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool
 ) -> None:
     asked = 0
-    with make_house(upstream, record_file, is_local=is_local) as house:
-        engine = house.proxy._engine
+    with run_gateway(upstream, record_file, is_local=is_local) as gateway:
+        engine = gateway.proxy._backend
         right = engine.open
 
         async def slow_once(method: str, path: str, *rest: Any, **more: Any) -> Any:
@@ -424,21 +448,21 @@ def test_a_crowded_local_backend_that_was_not_reached_in_time_is_asked_again(
 
         monkeypatch.setattr(engine, "open", slow_once)
         if is_local:
-            assert house.ask("hello").choices
+            assert gateway.ask("hello").choices
             assert asked == 2
         else:  # somebody else's endpoint: their client decides what to do
             with pytest.raises(openai.InternalServerError) as caught:
-                house.ask("hello")
+                gateway.ask("hello")
             assert (caught.value.status_code, asked) == (504, 1)
 
 
-def test_errors_of_the_backend_reach_the_client_and_the_record(house: House) -> None:
-    house.upstream.is_down = True
+def test_errors_of_the_backend_reach_the_client_and_the_record(gateway: Gateway) -> None:
+    gateway.upstream.is_down = True
     with pytest.raises(openai.InternalServerError) as caught:
-        house.ask("hello")
+        gateway.ask("hello")
     assert caught.value.status_code == 503
     assert caught.value.response.headers["retry-after"] == "7"
-    (row,) = house.rows(1)
+    (row,) = gateway.rows(1)
     assert (row["stage"], row["drop_reason"]) == ("dropped", "upstream_error")
 
 
@@ -453,16 +477,16 @@ def test_errors_of_the_backend_reach_the_client_and_the_record(house: House) -> 
     ],
 )
 def test_a_request_that_the_backend_refuses_is_not_counted_as_its_failure(
-    house: House, status: int, reason: str, counter: str
+    gateway: Gateway, status: int, reason: str, counter: str
 ) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
-        house.ask(
+        gateway.ask(
             "hello", extra_body={"scripted": {"status": status, "body": '{"error": {"message": "no"}}'}}
         )
     assert caught.value.status_code == status
-    (row,) = house.rows(1)
+    (row,) = gateway.rows(1)
     assert (row["stage"], row["drop_reason"]) == ("dropped", reason)
-    state = house.proxy._own_state()
+    state = gateway.proxy._process_state()
     counted = {name: state[name] for name in ("requests_refused", "upstream_errors")}
     assert counted == {"requests_refused": 0, "upstream_errors": 0, counter: 1}
 
@@ -470,24 +494,24 @@ def test_a_request_that_the_backend_refuses_is_not_counted_as_its_failure(
 # ------------------------------------------------------- somebody else's endpoint
 
 
-def test_an_endpoint_that_refuses_our_fields_is_asked_again_without_them(remote_house: House) -> None:
-    remote_house.upstream.refuses = ("return_token_ids", "logprobs")
-    remote_house.upstream.base = "gpt-x"
-    with remote_house.client.with_options() as client:
+def test_an_endpoint_that_refuses_our_fields_is_asked_again_without_them(remote_gateway: Gateway) -> None:
+    remote_gateway.upstream.refuses = ("return_token_ids", "logprobs")
+    remote_gateway.upstream.base = "gpt-x"
+    with remote_gateway.client.with_options() as client:
         for _ in range(2):
             reply = client.chat.completions.create(
                 model="gpt-x", messages=[{"role": "user", "content": "hi"}]
             )
             assert reply.choices[0].message.content
-    bodies = [seen.body for seen in remote_house.upstream.seen]
+    bodies = [seen.body for seen in remote_gateway.upstream.seen]
     assert [("logprobs" in b, "return_token_ids" in b) for b in bodies] == [
         (True, True),
         (True, False),
         (False, False),
         (False, False),
     ]
-    assert all(seen.header("authorization") == "Bearer upstream-key" for seen in remote_house.upstream.seen)
-    rows = remote_house.rows(2)
+    assert all(seen.header("authorization") == "Bearer upstream-key" for seen in remote_gateway.upstream.seen)
+    rows = remote_gateway.rows(2)
     assert [r["drop_reason"] for r in rows] == ["no_tokens", "no_tokens"]
     assert rows[0]["policy"] == "gpt-x"
 
@@ -495,46 +519,48 @@ def test_an_endpoint_that_refuses_our_fields_is_asked_again_without_them(remote_
 # ------------------------------------------------------------------- our own
 
 
-def test_nobody_comes_in_without_the_key(house: House) -> None:
-    status, _, body = post(f"{house.url}/v1/chat/completions", chat(), Authorization="Bearer wrong")
+def test_nobody_comes_in_without_the_key(gateway: Gateway) -> None:
+    status, _, body = post(f"{gateway.url}/v1/chat/completions", chat(), Authorization="Bearer wrong")
     assert status == 401
     assert json.loads(body)["error"]["code"] == "invalid_api_key"
-    assert house.upstream.seen == []
-    with urllib.request.urlopen(f"{house.url}/healthz", timeout=10) as response:
+    assert gateway.upstream.seen == []
+    with urllib.request.urlopen(f"{gateway.url}/healthz", timeout=10) as response:
         assert json.loads(response.read())["status"] == "ok"
 
 
-def test_models_and_status_tell_what_is_live(house: House) -> None:
-    house.ask("hello")
-    house.rows(1)  # on a crowded machine a row may be late
-    status, models = get(f"{house.url}/v1/models")
+def test_models_and_status_tell_what_is_live(gateway: Gateway) -> None:
+    gateway.ask("hello")
+    gateway.rows(1)
+    status, models = get(f"{gateway.url}/v1/models")
     assert status == 200
     assert [(m["id"], m["metadata"]["version"]) for m in models["data"]] == [("tiny", 0)]
-    assert get(f"{house.url}/v1/models/other")[0] == 404
-    found = get(f"{house.url}/v1/patina/status")[1]
+    assert get(f"{gateway.url}/v1/models/other")[0] == 404
+    found = get(f"{gateway.url}/v1/patina/status")[1]
     assert (found["turns"], found["stages"], found["proxy"]["requests"]) == (1, {"recorded": 1}, 1)
     assert found["proxy"]["backend"]["ready"] is True
-    assert get(f"{house.url}/elsewhere")[0] == 404
+    assert get(f"{gateway.url}/elsewhere")[0] == 404
 
 
-def test_a_model_nobody_serves_is_a_404_as_upstream_would_say(house: House) -> None:
+def test_a_model_nobody_serves_is_a_404_as_upstream_would_say(gateway: Gateway) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
-        house.client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "x"}])
+        gateway.client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "x"}])
     assert caught.value.code == "model_not_found"
     for alias in ("tiny", "patina", "default"):
-        reply = house.client.chat.completions.create(model=alias, messages=[{"role": "user", "content": "x"}])
+        reply = gateway.client.chat.completions.create(
+            model=alias, messages=[{"role": "user", "content": "x"}]
+        )
         assert reply.model == alias
-        assert house.upstream.seen[-1].body["model"] == "tiny"
+        assert gateway.upstream.seen[-1].body["model"] == "tiny"
 
 
-def test_feedback_is_recorded_once_and_only_for_ones_own_turns(house: House) -> None:
-    reply = house.client.chat.completions.with_raw_response.create(
+def test_feedback_is_recorded_once_and_only_for_ones_own_turns(gateway: Gateway) -> None:
+    reply = gateway.client.chat.completions.with_raw_response.create(
         model="tiny", messages=[{"role": "user", "content": "Where is Oslo?"}]
     )
     turn, completion = reply.headers["x-patina-turn"], reply.parse()
 
     def give(**body: Any) -> tuple[int, Any]:
-        status, _, answer = post(f"{house.url}/v1/feedback", json.dumps(body).encode())
+        status, _, answer = post(f"{gateway.url}/v1/feedback", json.dumps(body).encode())
         return status, json.loads(answer)
 
     assert give(turn_id=turn, thumbs="up") == (200, {"status": "recorded", "turn_id": turn})
@@ -546,14 +572,14 @@ def test_feedback_is_recorded_once_and_only_for_ones_own_turns(house: House) -> 
     assert give(turn_id=turn, score=0.1, idempotency_key="k")[1]["status"] == "duplicate"
     assert give(turn_id="turn_nobody", score=1)[0] == 404
     assert give(turn_id=turn)[0] == 400
-    assert post(f"{house.url}/v1/feedback", b"{")[0] == 400
-    (row,) = house.rows(1)
+    assert post(f"{gateway.url}/v1/feedback", b"{")[0] == 400
+    (row,) = gateway.rows(1)
     assert row["stage"] == "answered"
 
 
-def test_no_secret_is_in_the_record_or_goes_to_the_backend(house: House) -> None:
-    house.ask("hello", extra_headers={"X-Api-Key": KEY})
-    house.rows(1)
-    folder = Path(house.record_url.split("///")[1]).parent
+def test_no_secret_is_in_the_record_or_goes_to_the_backend(gateway: Gateway) -> None:
+    gateway.ask("hello", extra_headers={"X-Api-Key": KEY})
+    gateway.rows(1)
+    folder = Path(gateway.record_url.split("///")[1]).parent
     assert not any(KEY.encode() in path.read_bytes() for path in folder.glob("patina.db*"))
-    assert not any(KEY.encode() in value for _, value in house.upstream.seen[-1].headers)
+    assert not any(KEY.encode() in value for _, value in gateway.upstream.seen[-1].headers)

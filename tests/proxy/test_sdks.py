@@ -18,8 +18,8 @@ import orjson
 import pytest
 
 from tests.proxy.conftest import KEY
-from tests.proxy.test_faithful import JSON_TYPE, SSE, Json, Pair, Style, pair_at
-from tests.proxy.wire import Cut, Request, Step, answer
+from tests.proxy.raw_http import Cut, Request, Step, answer
+from tests.proxy.test_transparency import JSON_TYPE, SSE, Json, Pair, Style, pair_at
 
 NODE_SDK = "openai@6.10.0"
 SCRIPT = Path(__file__).with_name("sdk.mjs")
@@ -134,7 +134,7 @@ def outcome(url: str, call: Callable[[openai.OpenAI], Any]) -> Any:
 @pytest.mark.parametrize("name", PYTHON)
 def test_the_python_sdk_cannot_tell(pair: Pair, name: str) -> None:
     direct = outcome(pair.upstream.url, PYTHON[name])
-    proxied = outcome(pair.house.url, PYTHON[name])
+    proxied = outcome(pair.gateway.url, PYTHON[name])
     # where a torn body ends is told in bytes, and differs by what was asked for
     assert proxied == direct or (name == "cut reply" and proxied[:2] == direct[:2])
     if name not in ("cut stream", "cut reply", "too many", "wrong", "broken", "missing"):
@@ -166,7 +166,7 @@ def test_the_node_sdk_cannot_tell(pair: Pair, tmp_path: Path) -> None:
     shutil.copy(SCRIPT, script)
     found = []
     try:
-        for url in (pair.upstream.url, pair.house.url):
+        for url in (pair.upstream.url, pair.gateway.url):
             command = ["node", str(script), f"{url}/v1", KEY]
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
             assert done.returncode == 0, done.stderr

@@ -125,22 +125,22 @@ class Upstream:
         path = scope["raw_path"].decode() + (
             "?" + scope["query_string"].decode() if scope["query_string"] else ""
         )
-        bare = scope["path"]
-        if bare == "/health":
+        normalise_line = scope["path"]
+        if normalise_line == "/health":
             await self._answer(send, 200, b"")
-        elif bare == "/version":
+        elif normalise_line == "/version":
             # as a vLLM that does not tell its sampling defaults, unless there are slots to tell of
             told = {"capabilities": {"adapter_slots": self.slots}}
             await (self._json(send, 200, told) if self.slots else self._answer(send, 404, b""))
-        elif bare == "/v1/models":
+        elif normalise_line == "/v1/models":
             cards: list[Json] = [{"id": self.base, "object": "model", "parent": None}]
             cards += [
                 {"id": n, "object": "model", "parent": self.base, "root": p} for n, p in self.adapters.items()
             ]
             await self._json(send, 200, {"object": "list", "data": cards})
-        elif bare == "/v1/load_lora_adapter":
+        elif normalise_line == "/v1/load_lora_adapter":
             await self._load(send, orjson.loads(raw))
-        elif bare == "/v1/unload_lora_adapter":
+        elif normalise_line == "/v1/unload_lora_adapter":
             name = orjson.loads(raw)["lora_name"]
             self.admin.append(("unload", name))
             self.adapters.pop(name, None)
@@ -148,7 +148,7 @@ class Upstream:
         else:
             seen = Seen(scope["method"], path, list(scope["headers"]), raw)
             self.seen.append(seen)
-            if bare == "/v1/chat/completions":
+            if normalise_line == "/v1/chat/completions":
                 await self._chat(seen, receive, send)
             else:
                 await self._other(seen, send)

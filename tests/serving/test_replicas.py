@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from serving.http import HttpEngine
-from serving.replicas import ReplicaEngine
+from serving.http import HttpBackend
+from serving.replicas import ReplicatedBackend
 from store.errors import AdapterError, UpstreamUnreachable
 from tests.proxy.upstream import Upstream, free_socket, running
 
@@ -16,15 +16,15 @@ BODY = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'
 
 
 @contextlib.asynccontextmanager
-async def copies_of(*urls: str) -> AsyncIterator[ReplicaEngine]:
-    engine = ReplicaEngine([HttpEngine(url) for url in urls])
+async def copies_of(*urls: str) -> AsyncIterator[ReplicatedBackend]:
+    engine = ReplicatedBackend([HttpBackend(url) for url in urls])
     try:
         yield engine
     finally:
         await engine.close()
 
 
-async def ask(engine: ReplicaEngine) -> int:
+async def ask(engine: ReplicatedBackend) -> int:
     reply = await engine.open("POST", "/v1/chat/completions", [(b"content-type", b"application/json")], BODY)
     await reply.read()
     reply.close()
@@ -32,31 +32,31 @@ async def ask(engine: ReplicaEngine) -> int:
 
 
 async def test_an_adapter_is_on_all_copies_before_it_counts() -> None:
-    one, two = Upstream(), Upstream()
-    with running(one) as first, running(two) as second:
+    capabilities_of_one, two = Upstream(), Upstream()
+    with running(capabilities_of_one) as first, running(two) as second:
         async with copies_of(first, second) as engine:
             assert [m.name for m in await engine.models()] == ["tiny"]
             await engine.load_adapter("tiny@1", "/folder")
-            assert one.adapters == two.adapters == {"tiny@1": "/folder"}
+            assert capabilities_of_one.adapters == two.adapters == {"tiny@1": "/folder"}
             assert [m.name for m in await engine.models()] == ["tiny", "tiny@1"]
             await engine.unload_adapter("tiny@1")
-            assert one.adapters == two.adapters == {}
+            assert capabilities_of_one.adapters == two.adapters == {}
 
 
 async def test_one_that_a_copy_refuses_is_on_none() -> None:
-    one, two = Upstream(), Upstream(broken_adapters={"tiny@1"})
-    with running(one) as first, running(two) as second:
+    capabilities_of_one, two = Upstream(), Upstream(broken_adapters={"tiny@1"})
+    with running(capabilities_of_one) as first, running(two) as second:
         async with copies_of(first, second) as engine:
             await engine.models()
             with pytest.raises(AdapterError, match="torn"):
                 await engine.load_adapter("tiny@1", "/folder")
-            assert one.adapters == two.adapters == {}
+            assert capabilities_of_one.adapters == two.adapters == {}
             assert [m.name for m in await engine.models()] == ["tiny"]
 
 
 async def test_what_only_one_copy_has_does_not_count() -> None:
-    one, two = Upstream(adapters={"tiny@1": "/folder", "other": "/theirs"}), Upstream()
-    with running(one) as first, running(two) as second:
+    capabilities_of_one, two = Upstream(adapters={"tiny@1": "/folder", "other": "/theirs"}), Upstream()
+    with running(capabilities_of_one) as first, running(two) as second:
         async with copies_of(first, second) as engine:
             assert [m.name for m in await engine.models()] == ["tiny"]
             await engine.load_adapter("tiny@1", "/folder")  # there already on one of them
@@ -65,12 +65,12 @@ async def test_what_only_one_copy_has_does_not_count() -> None:
 
 
 async def test_requests_go_where_fewest_are_in_flight() -> None:
-    one, two = Upstream(), Upstream()
-    with running(one) as first, running(two) as second:
+    capabilities_of_one, two = Upstream(), Upstream()
+    with running(capabilities_of_one) as first, running(two) as second:
         async with copies_of(first, second) as engine:
             await engine.models()
             held = [await engine.open("POST", "/v1/chat/completions", [], BODY) for _ in range(4)]
-            assert (len(one.seen), len(two.seen)) == (2, 2)
+            assert (len(capabilities_of_one.seen), len(two.seen)) == (2, 2)
             for reply in held:
                 await reply.read()
                 reply.close()
@@ -80,16 +80,16 @@ async def test_requests_go_where_fewest_are_in_flight() -> None:
 
 
 async def test_a_copy_that_is_away_is_left_out_and_gets_its_adapters_before_it_is_in_again() -> None:
-    one, two = Upstream(), Upstream()
+    capabilities_of_one, two = Upstream(), Upstream()
     listener = free_socket()
     port = listener.getsockname()[1]
-    with running(one) as first:
+    with running(capabilities_of_one) as first:
         async with copies_of(first, f"http://127.0.0.1:{port}") as engine:
             with running(two, listener):
                 await engine.models()
                 await engine.load_adapter("tiny@1", "/folder")
             assert [await ask(engine) for _ in range(4)] == [200] * 4  # also the one that finds it gone
-            assert len(one.seen) == 4
+            assert len(capabilities_of_one.seen) == 4
             assert "tiny@1" in {m.name for m in await engine.models()}
             await engine.load_adapter("tiny@2", "/second")
             two.adapters.clear()  # as after a restart

@@ -55,13 +55,14 @@ def test_a_record_of_the_first_schema_is_brought_up_to_date_with_what_it_holds(t
     engine.dispose()
     old = sqlite3.connect(path)
     columns = [row[1] for row in old.execute("PRAGMA table_info(turns)")]
-    for turn_id, reason, detail in (
-        ("kept", None, ""),
-        ("broken", "token_mismatch", "3 token ids but 2 logprobs"),
+    for turn_id, reason, detail, link in (
+        ("kept", None, "", "the beginning was replaced; a recorded exchange remains; main: conversation"),
+        ("broken", "token_mismatch", "3 token ids but 2 logprobs", "opening; side: said by the client"),
     ):
         values = {
             "turn_id": turn_id,
             "drop_detail": detail,
+            "link_reason": link,
             "prompt_base_turn_id": None,
             "completion_id": None,
         }
@@ -72,8 +73,16 @@ def test_a_record_of_the_first_schema_is_brought_up_to_date_with_what_it_holds(t
             "INSERT INTO lives (turn_id, policy, stage, drop_reason, since) VALUES (?, 'p', ?, ?, 1.0)",
             (turn_id, stage, reason),
         )
+    old.execute(
+        "INSERT INTO verdicts (turn_id, value, hint, hint_is_reaction, source, confidence, detail, created_at)"
+        " VALUES ('kept', -1, 'shorter', 1, 'rule', 1.0, '{}', 1.0)"
+    )
     old.commit()
     upgrade(f"sqlite+aiosqlite:///{path}")
     rows = old.execute("SELECT turn_id, stage, detail FROM lives ORDER BY turn_id").fetchall()
+    verdicts = old.execute("SELECT turn_id, hint, wishes FROM verdicts").fetchall()
+    reasons = old.execute("SELECT link_reason, kind_reason FROM turns ORDER BY turn_id").fetchall()
     old.close()
+    assert verdicts == [("kept", "shorter", "[]")]
+    assert reasons == [("opening", "client_header"), ("beginning_replaced", "conversation")]
     assert rows == [("broken", "dropped", "3 token ids but 2 logprobs"), ("kept", "recorded", None)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pwd
 import shutil
@@ -15,13 +16,17 @@ from pathlib import Path
 
 import pytest
 
+from evals.traffic import draft_of, parse_line
 from migrations import upgrade
+from recorder.worker import RecorderWorker
 from store.errors import RecordUnavailable
+from store.journal import EntryKind, JournalWriter, segments
 from store.lifecycle import Stage
 from store.record import Record
-from store.values import Feedback, Heartbeat
+from store.values import Feedback, Heartbeat, WishEdit
 from tests.making import make_answer, make_turn, make_verdict
 from tests.store.test_record import POLICY, SHORTER, adapter, step
+from wire.captured_exchange import dump_exchange
 
 pytest.importorskip("asyncpg")
 SERVERS = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
@@ -110,11 +115,14 @@ async def test_the_walk_from_recorded_to_trained_is_the_same_on_postgresql(serve
     assert await record.add_feedback(given)
     assert not await record.add_feedback(given)
     assert [turn.turn_id for turn in await record.answered(10)] == ["t"]
-    await record.add_verdict(make_verdict("t"))
+    await record.add_verdict(make_verdict("t", wishes=("shorter",)))
     assert (await record.waiting(POLICY)).ready == 1
     claims = await asyncio.gather(*(record.claim(POLICY, 4, worker=f"w{i}", lease_s=60) for i in range(4)))
     assert sum(len(claim) for claim in claims) == 1
-    await record.publish(adapter(1), ["t"], step(1))
+    assert [turn.verdict.wishes for claim in claims for turn in claim] == [("shorter",)]
+    (worker,) = (f"w{i}" for i, claim in enumerate(claims) if claim)
+    await record.publish(adapter(1), ["t"], step(1), worker=worker)
+    assert await record.recent_verdict_values(POLICY, 8) == [-1]
     await record.heartbeat(Heartbeat(process="proxy", pid=1, state="running", detail={}, at=1.0))
     await record.heartbeat(Heartbeat(process="proxy", pid=2, state="running", detail={}, at=2.0))
     await record.set_paused(True)
@@ -128,6 +136,12 @@ async def test_the_walk_from_recorded_to_trained_is_the_same_on_postgresql(serve
     assert [row["turn_id"] async for row in record.all_turns(batch=1)] == ["t", "t2"]
     status = await record.status()
     assert (status.turns, status.live, status.training) == (2, {POLICY: 1}, "paused")
+    await record.add_wish_edits(
+        POLICY, [WishEdit(turn_id="t", text="Brief."), WishEdit(turn_id="t", text=None)]
+    )
+    assert [edit.text for edit in await record.wish_edits(POLICY)] == ["Brief.", None]
+    assert [stated.turn_id for stated in await record.stated_hints(POLICY, ["t"])] == ["t"]
+    assert await record.unused_complaints(POLICY, since=0.0) == []
     await record.rollback(POLICY, 0)
     assert (await record.aliases())[POLICY].version == 0
     assert await record.verify() == []
@@ -137,3 +151,36 @@ async def test_the_walk_from_recorded_to_trained_is_the_same_on_postgresql(serve
 async def test_a_server_that_is_not_there_is_said() -> None:
     with pytest.raises(RecordUnavailable, match="cannot be reached"):
         await Record.open("postgresql+asyncpg://patina@127.0.0.1:1/postgres")
+
+
+async def test_two_homes_share_one_record_and_a_conversation_goes_on_across_them(
+    server: str, tmp_path: Path
+) -> None:
+    """Two hosts, each with a gateway, a journal and a recorder, and one PostgreSQL."""
+
+    async def open_record() -> Record:
+        return await Record.open(server)
+
+    question = {"role": "user", "content": "Which is the longest river of Europe?"}
+    reply = {"role": "assistant", "content": "The Volga."}
+    requests = [[question], [question, reply, {"role": "user", "content": "How long is it?"}]]
+    homes = [tmp_path / "one", tmp_path / "two"]
+    workers = [RecorderWorker(home, open_record) for home in homes]
+    names = []
+    for seq, (home, worker, messages) in enumerate(zip(homes, workers, requests, strict=True), 900):
+        line = {"seq": seq, "time": 2e9 + seq, "body": {"model": "m", "messages": messages},
+                "response": {"choices": [{"index": 0, "message": reply, "finish_reason": "stop"}]}}  # fmt: skip
+        captured = draft_of(parse_line(json.dumps(line).encode(), "test", seq))
+        assert captured is not None
+        journal = JournalWriter(home, "proxy")
+        assert journal.append(EntryKind.EXCHANGE, dump_exchange(captured, None)) is None
+        assert await worker.step()
+        names.append(segments(home)[0].name)
+    record = await Record.open(server)
+    first, second = [row for row in await record.trajectories() if row["turn_id"] >= "turn_00000900"][-2:]
+    assert (second["parent_turn_id"], second["session_id"]) == (first["turn_id"], first["session_id"])
+    assert set(names) <= set(await record.journal_offsets())
+    await workers[1].stop(5.0)  # removes nothing of the other home's
+    assert names[0] in await record.journal_offsets()
+    await workers[0].stop(5.0)
+    await record.close()

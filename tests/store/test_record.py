@@ -7,19 +7,21 @@ from pathlib import Path
 import pytest
 
 from migrations import upgrade
-from store.errors import AliasMoved, IllegalTransition, RecordError, RecordTooNew, RecordUnavailable
+from store.errors import AliasMoved, ClaimLost, RecordError, RecordTooNew, RecordUnavailable
 from store.lifecycle import DropReason, Stage
-from store.record import Record, Waiting
+from store.record import Record
 from store.values import (
     AdapterState,
     AdapterVersion,
     Completion,
     Feedback,
+    FollowUp,
     Heartbeat,
     Json,
     Relation,
     StepReport,
     TurnKind,
+    Waiting,
 )
 from tests.making import make_answer, make_turn, make_verdict
 
@@ -214,17 +216,47 @@ async def test_the_walk_from_recorded_to_trained(record: Record) -> None:
     (waiting,) = await record.answered(10)
     assert waiting.turn_id == turn_id
     assert waiting.next_states[0].messages == (SHORTER,)
-    await record.add_verdict(make_verdict(turn_id))
+    await record.add_verdict(make_verdict(turn_id, wishes=("shorter", "no_emoji")))
     assert await record.waiting(POLICY) == Waiting(scored=1, ready=1, oldest_since=1_020.0)
     (claimed,) = await record.claim(POLICY, 8, worker="w", lease_s=60)
     assert (claimed.verdict.value, claimed.verdict.hint) == (-1, "shorter please")
+    assert claimed.verdict.wishes == ("shorter", "no_emoji")
     assert await record.claim(POLICY, 8, worker="other", lease_s=60) == []
-    await record.publish(adapter(1), [turn_id], step(1))
+    await record.publish(adapter(1), [turn_id], step(1), worker="w")
     fate = (await record.fates([turn_id]))[turn_id]
     assert (fate.stage, fate.trained_in_version) == (Stage.TRAINED, 1)
     assert (await record.aliases())[POLICY].version == 1
     assert [t.turn_id for t in await record.trained_turns(POLICY, version=1)] == [turn_id]
     assert await record.verify() == []
+
+
+@pytest.mark.parametrize(
+    "follow_up",
+    [None, FollowUp(text="¿Y Perú? 😊"), FollowUp(text="And the capital of Peru?", is_question=True)],
+)
+async def test_a_verdict_keeps_its_follow_up_apart_from_its_detail(
+    record: Record, follow_up: FollowUp | None
+) -> None:
+    (turn_id,) = await answered(record)
+    await record.add_verdict(make_verdict(turn_id, follow_up=follow_up, detail={"votes": [-1]}))
+    (claimed,) = await record.claim(POLICY, 8, worker="w", lease_s=60)
+    assert claimed.verdict.follow_up == follow_up
+    assert claimed.verdict.detail == {"votes": [-1]}
+
+
+async def test_a_follow_up_of_an_older_release_is_read_from_the_detail(
+    record: Record, record_url: str
+) -> None:
+    (turn_id,) = await answered(record)
+    await record.add_verdict(make_verdict(turn_id))
+    with sqlite3.connect(record_url.removeprefix("sqlite+aiosqlite:///")) as connection:
+        connection.execute(
+            """UPDATE verdicts SET detail = '{"opinions":[],"follow_up":"why?","follow_up_is_question":true}'"""
+        )
+    connection.close()
+    (claimed,) = await record.claim(POLICY, 8, worker="w", lease_s=60)
+    assert claimed.verdict.follow_up == FollowUp(text="why?", is_question=True)
+    assert claimed.verdict.detail == {"opinions": []}
 
 
 async def test_what_is_ready_depends_on_whether_the_method_reads_verdicts(record: Record) -> None:
@@ -248,8 +280,8 @@ async def test_a_claim_whose_lease_ran_out_goes_back_and_the_late_worker_cannot_
     assert await record.release_expired(now=5_020) == 0
     assert await record.release_expired(now=5_030) == 2
     await record.claim(POLICY, 1, worker="new", lease_s=60, now=5_031)
-    with pytest.raises(IllegalTransition, match="1 of 2 turns"):
-        await record.publish(adapter(1), ids, step(1))
+    with pytest.raises(ClaimLost, match="2 of 2 turns are not claimed by dead"):
+        await record.publish(adapter(1), ids, step(1), worker="dead")
     assert await record.aliases() == {}
     assert await record.adapters(POLICY) == []
     assert (await record.fates(ids))[ids[0]].stage is Stage.CLAIMED
@@ -288,7 +320,7 @@ async def test_feedback_after_the_verdict_asks_for_a_new_one_and_after_training_
     assert (await record.fates([turn_id]))[turn_id].stage is Stage.ANSWERED
     await record.add_verdict(make_verdict(turn_id, 1))
     await record.claim(POLICY, 1, worker="w", lease_s=60)
-    await record.publish(adapter(1), [turn_id], step(1))
+    await record.publish(adapter(1), [turn_id], step(1), worker="w")
     await record.add_feedback(replace(given, feedback_id="late", idempotency_key="late"))
     assert (await record.fates([turn_id]))[turn_id].stage is Stage.TRAINED
 
@@ -342,7 +374,7 @@ async def test_a_rejected_version_is_kept_with_its_reason_and_never_live(record:
     first, second = await scored(record, 2)
     await record.claim(POLICY, 8, worker="w", lease_s=60)
     refused = adapter(1, state=AdapterState.REJECTED, reason="entropy fell to 0.1 of before")
-    await record.reject(refused, step(1, error=refused.reason), release=[first], drop=[second])
+    await record.reject(refused, step(1, error=refused.reason), worker="w", release=[first], drop=[second])
     fates = await record.fates([first, second])
     assert (fates[first].stage, fates[second].drop_reason) == (Stage.SCORED, DropReason.GATE_REJECTED)
     assert await record.aliases() == {}
@@ -354,7 +386,7 @@ async def test_a_rejected_version_is_kept_with_its_reason_and_never_live(record:
 async def test_rollback_moves_the_alias_and_keeps_the_history_of_moves(record: Record) -> None:
     (turn_id,) = await scored(record)
     await record.claim(POLICY, 1, worker="w", lease_s=60)
-    await record.publish(adapter(1), [turn_id], step(1))
+    await record.publish(adapter(1), [turn_id], step(1), worker="w")
     await record.rollback(POLICY, 0)
     assert [(m.version, m.by) for m in await record.alias_moves(POLICY)] == [(1, "trainer"), (0, "rollback")]
     with pytest.raises(RecordError, match="no version 7"):
@@ -364,13 +396,13 @@ async def test_rollback_moves_the_alias_and_keeps_the_history_of_moves(record: R
 async def test_a_version_whose_parent_is_not_live_any_more_is_not_published(record: Record) -> None:
     first, second = await scored(record, 2)
     await record.claim(POLICY, 2, worker="w", lease_s=60)
-    await record.publish(adapter(1), [first], step(1))
+    await record.publish(adapter(1), [first], step(1), worker="w")
     await record.rollback(POLICY, 0)
     with pytest.raises(AliasMoved, match="from version 1, and version 0 was made live meanwhile"):
-        await record.publish(replace(adapter(2), parent_version=1), [second], step(2))
+        await record.publish(replace(adapter(2), parent_version=1), [second], step(2), worker="w")
     assert [m.version for m in await record.alias_moves(POLICY)] == [1, 0]
     assert (await record.fates([second]))[second].stage is Stage.CLAIMED
-    await record.publish(replace(adapter(2), parent_version=0), [second], step(2))
+    await record.publish(replace(adapter(2), parent_version=0), [second], step(2), worker="w")
     assert (await record.aliases())[POLICY].version == 2
 
 
@@ -381,9 +413,9 @@ async def test_a_late_worker_is_told_of_its_turns_before_the_version_another_mad
     await record.claim(POLICY, 1, worker="late", lease_s=10, now=5_000)
     await record.release_expired(now=5_020)
     await record.claim(POLICY, 1, worker="new", lease_s=60, now=5_021)
-    await record.publish(adapter(1), ids, step(1))
-    with pytest.raises(IllegalTransition, match="1 of 1 turns"):
-        await record.publish(adapter(1), ids, step(1))
+    await record.publish(adapter(1), ids, step(1), worker="new")
+    with pytest.raises(ClaimLost, match="1 of 1 turns"):
+        await record.publish(adapter(1), ids, step(1), worker="late")
     assert [m.version for m in await record.alias_moves(POLICY)] == [1]
 
 

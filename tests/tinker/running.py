@@ -64,6 +64,9 @@ class TinkerServer:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(30)
 
+    def log_tail(self) -> str:
+        return _tail(self._log)
+
     def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
@@ -90,7 +93,15 @@ class SkyrlServer:
         self.url = f"http://127.0.0.1:{self.port}"
         self.name = str(model)
         self._log = folder / "skyrl.log"
-        config = json.dumps({"max_lora_adapters": slots, "max_lora_rank": rank})
+        # Without the two bounds each size of batch is compiled anew, and a large one takes all memory.
+        config = json.dumps(
+            {
+                "max_lora_adapters": slots,
+                "max_lora_rank": rank,
+                "sample_max_num_sequences": 8,
+                "train_micro_batch_size": 8,
+            }
+        )
         self._command = [
             str(python), "-I", str(REPOSITORY / "tests" / "tinker" / "skyrl_server.py"), "api", "--backend", "jax",
             "--base-model", str(model), "--port", str(self.port), "--checkpoints-base", str(folder / "checkpoints"),
@@ -125,6 +136,9 @@ class SkyrlServer:
 
     stop = kill
 
+    def log_tail(self) -> str:
+        return _tail(self._log)
+
 
 def skyrl_python() -> Path | None:
     """Return the python that has SkyRL: PATINA_TINKER_PYTHON, else that of .venv-tinker; None where there is none."""
@@ -143,17 +157,21 @@ def missing_skyrl() -> str:
     return "" if python.exists() else f"there is no {python}"
 
 
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-3000:]
+
+
 def _until_up(process: subprocess.Popen[bytes], url: str, log: Path, seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        assert process.poll() is None, f"it ended: {log.read_text()[-3000:]}"
+        assert process.poll() is None, f"it ended: {_tail(log)}"
         with (
             contextlib.suppress(OSError),
             urllib.request.urlopen(f"{url}/api/v1/get_server_capabilities", timeout=5),
         ):
             return
         time.sleep(0.1)
-    raise AssertionError(f"not ready after {seconds:.0f} s: {log.read_text()[-3000:]}")
+    raise AssertionError(f"not ready after {seconds:.0f} s: {_tail(log)}")
 
 
 def take_in(state: Path, base_model: str, adapter: Path, name: str) -> str:

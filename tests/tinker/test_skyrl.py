@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from serving.tinker.service import close, connect, made
 from serving.tinker.version import TinkerVersion, write_version
 from store.settings import BUILTIN_FOLDER, read_settings
-from tests.serving.tinker.test_host import POLICY, serving
+from tests.serving.tinker.test_tinker_engine import POLICY, serving
 from tests.tinker.running import SkyrlServer, missing_skyrl, skyrl_python
 
 pytestmark = [

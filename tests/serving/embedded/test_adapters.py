@@ -16,7 +16,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from serving.embedded.adapters import Adapter, LoraSwitch, read_adapter
+from serving.embedded.adapters import Adapter, AdapterSelector, read_adapter
 from store.errors import AdapterError
 
 # peft still asks transformers by an old attribute name.
@@ -24,12 +24,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is d
 
 
 @pytest.fixture
-def switch(tiny_model: Path) -> tuple[Any, LoraSwitch]:
+def switch(tiny_model: Path) -> tuple[Any, AdapterSelector]:
     model = AutoModelForCausalLM.from_pretrained(tiny_model).eval()
-    return model, LoraSwitch(model)
+    return model, AdapterSelector(model)
 
 
-def read(switch: LoraSwitch, folder: Path, *, max_rank: int = 64) -> Adapter:
+def read(switch: AdapterSelector, folder: Path, *, max_rank: int = 64) -> Adapter:
     return read_adapter("a", folder, switch.modules, max_rank=max_rank)
 
 
@@ -43,7 +43,7 @@ def logits_by_peft(base: Path, adapter: Path | None, ids: torch.Tensor) -> torch
 
 
 def test_a_mixed_batch_gives_each_row_what_peft_gives_it_alone(
-    switch: tuple[Any, LoraSwitch], tiny_model: Path, tiny_adapters: tuple[Path, Path]
+    switch: tuple[Any, AdapterSelector], tiny_model: Path, tiny_adapters: tuple[Path, Path]
 ) -> None:
     model, loras = switch
     one, two = (read(loras, folder) for folder in tiny_adapters)
@@ -65,7 +65,7 @@ def test_a_mixed_batch_gives_each_row_what_peft_gives_it_alone(
 
 
 def test_rank_stabilised_scaling_is_applied(
-    switch: tuple[Any, LoraSwitch], tiny_model: Path, tiny_adapters: tuple[Path, Path], tmp_path: Path
+    switch: tuple[Any, AdapterSelector], tiny_model: Path, tiny_adapters: tuple[Path, Path], tmp_path: Path
 ) -> None:
     model, loras = switch
     folder = shutil.copytree(tiny_adapters[0], tmp_path / "rs")
@@ -79,7 +79,7 @@ def test_rank_stabilised_scaling_is_applied(
 
 
 def test_an_adapter_nobody_holds_any_more_leaves_memory(
-    switch: tuple[Any, LoraSwitch], tiny_adapters: tuple[Path, Path]
+    switch: tuple[Any, AdapterSelector], tiny_adapters: tuple[Path, Path]
 ) -> None:
     _, loras = switch
     one, two = (read(loras, folder) for folder in tiny_adapters)
@@ -88,7 +88,7 @@ def test_an_adapter_nobody_holds_any_more_leaves_memory(
     del one
     gc.collect()
     assert gone() is not None
-    loras.keep_only([two])
+    loras.retain_only([two])
     gc.collect()
     assert gone() is None
 
@@ -151,7 +151,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_folder_that_cannot_be_served_says_why(
-    name: str, switch: tuple[Any, LoraSwitch], tiny_adapters: tuple[Path, Path], tmp_path: Path
+    name: str, switch: tuple[Any, AdapterSelector], tiny_adapters: tuple[Path, Path], tmp_path: Path
 ) -> None:
     break_it, reason = BREAKS[name]
     folder = shutil.copytree(tiny_adapters[0], tmp_path / "broken")
@@ -162,7 +162,7 @@ def test_a_folder_that_cannot_be_served_says_why(
 
 
 def test_a_rank_above_the_limit_is_refused(
-    switch: tuple[Any, LoraSwitch], tiny_adapters: tuple[Path, Path]
+    switch: tuple[Any, AdapterSelector], tiny_adapters: tuple[Path, Path]
 ) -> None:
     with pytest.raises(AdapterError, match="rank 8 is above"):
         read(switch[1], tiny_adapters[1], max_rank=4)

@@ -326,8 +326,8 @@ async def test_adapters_that_cannot_be_loaded_say_why_and_the_engine_goes_on(
         400,
         "/nowhere is not an adapter folder: no adapter_config.json",
     )
-    assert (await load(adapter, tiny_adapters[1]))[1] == f"the name {adapter} is taken"
-    assert (await load("tiny", tiny_adapters[1]))[1] == "the name tiny is taken"
+    assert (await load(adapter, tiny_adapters[1]))[1] == f"the name {adapter} is in use"
+    assert (await load("tiny", tiny_adapters[1]))[1] == "the name tiny is in use"
     assert "load_inplace is not supported" in (await load("x", tiny_adapters[1], load_inplace=True))[1]
     reply = await http.post("/v1/unload_lora_adapter", json={"lora_name": "x"})
     assert reply.status_code == 404
@@ -503,6 +503,6 @@ def test_sigterm_in_the_middle_of_a_stream_tells_the_client_and_ends_cleanly(tin
         assert next(lines).startswith("data: ")
         process.send_signal(signal.SIGTERM)
         assert list(lines)[-2:] == ["data: [DONE]", ""]
-        told = [line for line in queued.iter_lines() if line]
-        assert "the engine is stopping" in told[-2]
-        assert told[-1] == "data: [DONE]"
+        version_info = [line for line in queued.iter_lines() if line]
+        assert "the engine is stopping" in version_info[-2]
+        assert version_info[-1] == "data: [DONE]"

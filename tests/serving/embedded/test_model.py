@@ -19,7 +19,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from serving.embedded.cache import SlotCache
+from serving.embedded.kv_cache import BatchKvCache
 from serving.embedded.model import Model, default_threads, load_model
 from store.errors import ConfigError
 
@@ -65,7 +65,7 @@ def make(config: Any, tiny_model: Path, folder: Path) -> Path:
 
 def greedy_in_two_rows(model: Model, prompts: list[list[int]], tokens: int) -> list[list[int]]:
     """Rows of different length, side by side, through the cache."""
-    cache, rows = SlotCache(), [list(prompt) for prompt in prompts]
+    cache, rows = BatchKvCache(), [list(prompt) for prompt in prompts]
     longest = max(map(len, rows))
     padded = [row + [row[-1]] * (longest - len(row)) for row in rows]
     nobody = [None] * len(rows)

@@ -8,20 +8,20 @@ from collections import Counter
 import pytest
 import torch
 
-from serving.dialect.values import LogprobsMode, SamplingParams
-from serving.embedded.sampling import SamplingBatch, draw, edit_logits, sample, truncate
+from serving.embedded.sampling import SamplingBatch, draw_ids, edit_logits, sample, truncate_logits
+from serving.openai_server.values import LogprobsMode, SamplingParams
 
 CPU = torch.device("cpu")
 # Probabilities .5, .25, .125, .0625, .0625 at temperature 1.
 LOGITS = torch.tensor([[0.5, 0.25, 0.125, 0.0625, 0.0625]]).log()
 
 
-def params(**wishes: object) -> SamplingParams:
-    return SamplingParams(max_tokens=1, **wishes)  # type: ignore[arg-type]  # keywords of a test table
+def params(**options: object) -> SamplingParams:
+    return SamplingParams(max_tokens=1, **options)  # type: ignore[arg-type]  # keywords of a test table
 
 
-def kept(**wishes: object) -> list[int]:
-    logits = truncate(LOGITS.clone(), SamplingBatch([params(**wishes)], 5, CPU))
+def kept(**options: object) -> list[int]:
+    logits = truncate_logits(LOGITS.clone(), SamplingBatch([params(**options)], 5, CPU))
     return torch.isfinite(logits[0]).nonzero().flatten().tolist()
 
 
@@ -39,23 +39,23 @@ def test_truncation_keeps_the_tokens_derived_by_hand() -> None:
 
 def test_a_draw_inverts_the_distribution_function() -> None:
     uniforms = torch.tensor([0.0, 0.49, 0.51, 0.74, 0.76, 0.94, 1 - 2**-53], dtype=torch.float64)
-    assert draw(LOGITS.expand(7, 5), uniforms).tolist() == [0, 0, 1, 1, 2, 4, 4]
+    assert draw_ids(LOGITS.expand(7, 5), uniforms).tolist() == [0, 0, 1, 1, 2, 4, 4]
 
 
 def test_a_token_of_probability_zero_is_never_drawn() -> None:
     logits = torch.tensor([[-math.inf, 0.0, -math.inf, 0.0, -math.inf]]).expand(3, 5)
     uniforms = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
-    assert draw(logits, uniforms).tolist() == [1, 3, 3]
+    assert draw_ids(logits, uniforms).tolist() == [1, 3, 3]
 
 
 def test_frequencies_follow_the_distribution() -> None:
     uniforms = torch.linspace(0, 1, 16_001, dtype=torch.float64)[:-1]
-    counts = torch.bincount(draw(LOGITS.expand(16_000, 5), uniforms), minlength=5)
+    counts = torch.bincount(draw_ids(LOGITS.expand(16_000, 5), uniforms), minlength=5)
     assert (counts / 16_000).tolist() == pytest.approx([0.5, 0.25, 0.125, 0.0625, 0.0625], abs=1e-3)
 
 
-def one(mode: LogprobsMode, uniform: float, **wishes: object) -> list[float]:
-    row = params(logprobs=True, **wishes)
+def one(mode: LogprobsMode, uniform: float, **options: object) -> list[float]:
+    row = params(logprobs=True, **options)
     got = sample(LOGITS, LOGITS, SamplingBatch([row], 5, CPU), [uniform], {}, mode)
     return [got.ids[0], got.logprobs[0]]
 

@@ -84,8 +84,8 @@ def test_a_server_that_is_well_is_shown_our_key() -> None:
     ("status", "kind", "words"),
     [
         (401, ConfigError, "refuses TINKER_API_KEY"),
-        (404, UpstreamError, "no Tinker server"),
-        (503, UpstreamError, "not well: 503"),
+        (404, UpstreamError, "not a Tinker server"),
+        (503, UpstreamError, "unhealthy: 503"),
     ],
 )
 def test_what_it_answers_is_told(status: int, kind: type[Exception], words: str) -> None:
@@ -121,7 +121,7 @@ def test_the_models_of_a_real_server_are_compared_with_ours(server: TinkerServer
         return base_model(read_settings({**given, **more}))
 
     assert found(tinker_model="org/Tiny-1B") == found(model_name="org/Tiny-1B") == ("org/Tiny-1B", 2048)
-    with pytest.raises(ConfigError, match="say --tinker-model org/Tiny-1B"):
+    with pytest.raises(ConfigError, match="set --tinker-model org/Tiny-1B"):
         found(model_name="somebody/tiny-1b")
     with pytest.raises(ConfigError, match="refuses TINKER_API_KEY"):
         found(tinker_api_key="tml-wrong")

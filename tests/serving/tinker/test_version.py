@@ -42,7 +42,7 @@ def test_fields_of_a_newer_patina_are_left_alone(tmp_path: Path) -> None:
         (json.dumps({**GOOD, "sampler_path": 7}), "wrong type"),
         (json.dumps({**GOOD, "lora_rank": True}), "wrong type"),
         (json.dumps({**GOOD, "state_path": "file:///x"}), "state_path"),
-        (json.dumps({**GOOD, "base_model": ""}), "of which model"),
+        (json.dumps({**GOOD, "base_model": ""}), "does not name its base model"),
     ],
 )
 def test_what_is_missing_torn_or_strange_is_refused(tmp_path: Path, text: str | None, why: str) -> None:

@@ -9,25 +9,25 @@ from pathlib import Path
 import pytest
 
 from serving.vllm.adapters import check_adapter
-from serving.vllm.folder import read_facts
+from serving.vllm.model_folder import read_model_facts
 from store.errors import AdapterError
 from store.settings import BUILTIN_FOLDER
 
 
 def test_one_of_this_model_is_fine(tiny_model: Path, tiny_adapters: tuple[Path, Path]) -> None:
-    facts = read_facts(str(tiny_model))
+    facts = read_model_facts(str(tiny_model))
     for folder in tiny_adapters:
-        check_adapter(folder, facts, most_rank=8)
+        check_adapter(folder, facts, max_rank=8)
 
 
 def test_one_of_another_model_is_told_by_its_shapes(tiny_adapters: tuple[Path, Path]) -> None:
     with pytest.raises(AdapterError, match=r"is of another model than .*patina-tiny"):
-        check_adapter(tiny_adapters[0], read_facts(str(BUILTIN_FOLDER)))
+        check_adapter(tiny_adapters[0], read_model_facts(str(BUILTIN_FOLDER)))
 
 
 def test_a_rank_beyond_the_engines_is_refused(tiny_model: Path, tiny_adapters: tuple[Path, Path]) -> None:
     with pytest.raises(AdapterError, match="has rank 8, the engine takes up to 4"):
-        check_adapter(tiny_adapters[1], read_facts(str(tiny_model)), most_rank=4)
+        check_adapter(tiny_adapters[1], read_model_facts(str(tiny_model)), max_rank=4)
 
 
 @pytest.mark.parametrize("kept", [0, 4, 1000, -1])
@@ -38,13 +38,13 @@ def test_a_torn_file_is_told(
     weights = folder / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:kept])
     with pytest.raises(AdapterError, match=r"torn|cannot be read"):
-        check_adapter(folder, read_facts(str(tiny_model)))
+        check_adapter(folder, read_model_facts(str(tiny_model)))
 
 
 def test_what_is_no_adapter_is_told(
     tiny_model: Path, tiny_adapters: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    facts = read_facts(str(tiny_model))
+    facts = read_model_facts(str(tiny_model))
     with pytest.raises(AdapterError, match="not an adapter folder"):
         check_adapter(tmp_path, facts)
     folder = Path(shutil.copytree(tiny_adapters[0], tmp_path / "other"))
@@ -53,5 +53,5 @@ def test_what_is_no_adapter_is_told(
         check_adapter(folder, facts)
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4}))
     (folder / "adapter_model.safetensors").unlink()
-    with pytest.raises(AdapterError, match="is not there"):
+    with pytest.raises(AdapterError, match="does not exist"):
         check_adapter(folder, facts)

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from serving.vllm.engine import VllmEngine
-from serving.vllm.folder import read_facts
+from serving.vllm.engine import VllmBackend
+from serving.vllm.model_folder import read_model_facts
 from store.errors import UpstreamError
 from store.settings import BUILTIN_FOLDER
 from store.values import LogprobMode
@@ -69,7 +69,9 @@ class FakeVllm:
 async def test_what_it_can_do_is_tried_once_for_each_of_its_lives() -> None:
     server = FakeVllm()
     with running(server) as url:
-        engine = VllmEngine(url, facts=replace(read_facts(str(BUILTIN_FOLDER)), temperature=0.6), slots=4)
+        engine = VllmBackend(
+            url, facts=replace(read_model_facts(str(BUILTIN_FOLDER)), temperature=0.6), slots=4
+        )
         found = await engine.capabilities()
         assert (found.token_ids, found.logprobs, found.adapters, found.tools, found.constrained) == (
             True,
@@ -100,7 +102,7 @@ async def test_what_it_cannot_do_is_declared_with_how_to_mend_it(
     lack: str, field_name: str, note: str
 ) -> None:
     with running(FakeVllm(lacks={lack})) as url:
-        engine = VllmEngine(url)
+        engine = VllmBackend(url)
         found = await engine.capabilities()
         assert getattr(found, field_name) is False
         assert note in " ".join(found.notes)
@@ -110,7 +112,7 @@ async def test_what_it_cannot_do_is_declared_with_how_to_mend_it(
 
 async def test_logprobs_of_an_unknown_kind_are_told() -> None:
     with running(FakeVllm(lacks={"raw"})) as url:
-        engine = VllmEngine(url)
+        engine = VllmBackend(url)
         found = await engine.capabilities()
         assert found.logprob_mode is not LogprobMode.RAW
         await engine.close()
@@ -119,7 +121,7 @@ async def test_logprobs_of_an_unknown_kind_are_told() -> None:
 async def test_a_dead_engine_lists_its_models_and_is_ill_all_the_same() -> None:
     server = FakeVllm(health=503)
     with running(server) as url:
-        engine = VllmEngine(url)
+        engine = VllmBackend(url)
         with pytest.raises(UpstreamError, match="/health answered 503") as caught:
             await engine.models()
         assert caught.value.status == 503

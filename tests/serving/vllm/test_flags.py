@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
-from serving.vllm.colocate import GIB, colocate, resident_bytes, share_device
-from serving.vllm.facts import ModelFacts, facts_of
-from serving.vllm.flags import Launch, Wishes, derive, rank_for, tool_parser_for
-from serving.vllm.folder import read_facts
+from serving.vllm.flags import (
+    LaunchCommand,
+    LaunchOptions,
+    build_launch_command,
+    choose_tool_parser,
+    smallest_allowed_rank,
+)
+from serving.vllm.memory_plan import GIB, plan_gpu_memory, plan_memory_sharing, resident_bytes
+from serving.vllm.model_facts import ModelFacts, model_facts_from_config
+from serving.vllm.model_folder import read_model_facts
 from store.errors import ConfigError
 from store.settings import BUILTIN_FOLDER
 
@@ -19,10 +25,10 @@ QWEN3_8B: dict[str, Any] = {
     "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
     "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960, "tie_word_embeddings": False,
 }  # fmt: skip
-WISHES = Wishes(model="/m", served_name="m", host="127.0.0.1", port=8000, lora_rank=16, slots=8)
+WISHES = LaunchOptions(model="/m", served_name="m", host="127.0.0.1", port=8000, lora_rank=16, slots=8)
 
 
-def flag(launch: Launch, name: str) -> str | None:
+def flag(launch: LaunchCommand, name: str) -> str | None:
     """Return a flag's value: its last one, as vLLM reads it."""
     words = list(launch.arguments)
     places = [i for i, word in enumerate(words) if word == name]
@@ -30,7 +36,7 @@ def flag(launch: Launch, name: str) -> str | None:
 
 
 def qwen() -> ModelFacts:
-    return facts_of("Qwen/Qwen3-8B", QWEN3_8B)
+    return model_facts_from_config("Qwen/Qwen3-8B", QWEN3_8B)
 
 
 def test_the_sizes_of_a_model_follow_from_its_configuration() -> None:
@@ -42,34 +48,34 @@ def test_the_sizes_of_a_model_follow_from_its_configuration() -> None:
 
 
 def test_the_built_in_model_is_read_from_its_folder() -> None:
-    facts = read_facts(str(BUILTIN_FOLDER))
+    facts = read_model_facts(str(BUILTIN_FOLDER))
     assert (facts.family, facts.layers, facts.context, facts.dtype) == ("qwen3", 4, 2048, "float32")
     assert 1_900_000 < facts.parameters < 2_100_000
     assert facts.temperature == 1.0
-    assert tool_parser_for(facts)[0] == "hermes"
+    assert choose_tool_parser(facts)[0] == "hermes"
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./nothing", "no-such-org/no-such-model"])
 def test_a_model_that_is_not_here_is_a_sentence(name: str) -> None:
     with pytest.raises(ConfigError, match="there is no model folder"):
-        read_facts(name)
+        read_model_facts(name)
 
 
 def test_a_torn_weight_file_is_a_sentence(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text((BUILTIN_FOLDER / "config.json").read_text())
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 40)
     with pytest.raises(ConfigError, match="not a safetensors file"):
-        read_facts(str(tmp_path))
+        read_model_facts(str(tmp_path))
 
 
 def test_the_rank_is_the_smallest_that_vllm_takes() -> None:
-    assert [rank_for(r) for r in (1, 8, 9, 16, 17, 64, 200)] == [8, 8, 16, 16, 32, 64, 256]
+    assert [smallest_allowed_rank(r) for r in (1, 8, 9, 16, 17, 64, 200)] == [8, 8, 16, 16, 32, 64, 256]
     with pytest.raises(ConfigError, match="up to rank 512"):
-        rank_for(513)
+        smallest_allowed_rank(513)
 
 
 def test_adapters_are_loaded_at_runtime_and_logprobs_are_raw() -> None:
-    launch = derive(WISHES, qwen(), is_cpu=False)
+    launch = build_launch_command(WISHES, qwen(), is_cpu=False)
     assert launch.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
     assert "--enable-lora" in launch.arguments
     assert flag(launch, "--logprobs-mode") == "raw_logprobs"
@@ -80,32 +86,43 @@ def test_adapters_are_loaded_at_runtime_and_logprobs_are_raw() -> None:
 
 
 def test_on_cpu_there_is_a_cache_in_gigabytes_and_no_share_of_a_gpu() -> None:
-    launch = derive(replace(WISHES, threads=1), read_facts(str(BUILTIN_FOLDER)), is_cpu=True, memory=64 * GIB)
+    launch = build_launch_command(
+        replace(WISHES, threads=1), read_model_facts(str(BUILTIN_FOLDER)), is_cpu=True, memory=64 * GIB
+    )
     assert launch.environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
     assert launch.environment["OMP_NUM_THREADS"] == "1"
     assert flag(launch, "--gpu-memory-utilization") is None
     assert flag(launch, "--dtype") == "float32"
-    large = derive(WISHES, qwen(), is_cpu=True, memory=16 * GIB)
+    large = build_launch_command(WISHES, qwen(), is_cpu=True, memory=16 * GIB)
     assert (
         large.environment["VLLM_CPU_KVCACHE_SPACE"] == "4"
     )  # a quarter of the memory, not the 45 GB that it could use
 
 
 def test_the_share_of_the_gpu_is_the_wish_or_what_the_trainer_leaves() -> None:
-    fit = share_device(qwen(), total=80 * GIB, rank=16, engine_rank=16, slots=8)
+    memory_plan = plan_memory_sharing(qwen(), total=80 * GIB, rank=16, engine_rank=16, slots=8)
     assert (
-        flag(derive(WISHES, qwen(), is_cpu=False, fit=fit), "--gpu-memory-utilization") == f"{fit.share:.2f}"
+        flag(
+            build_launch_command(WISHES, qwen(), is_cpu=False, memory_plan=memory_plan),
+            "--gpu-memory-utilization",
+        )
+        == f"{memory_plan.share:.2f}"
     )
-    wished = derive(replace(WISHES, memory_share=0.5), qwen(), is_cpu=False, fit=fit)
+    wished = build_launch_command(
+        replace(WISHES, memory_share=0.5), qwen(), is_cpu=False, memory_plan=memory_plan
+    )
     assert flag(wished, "--gpu-memory-utilization") == "0.50"
 
 
 def test_a_context_beyond_the_models_is_refused() -> None:
     assert (
-        flag(derive(replace(WISHES, max_model_len=8192), qwen(), is_cpu=False), "--max-model-len") == "8192"
+        flag(
+            build_launch_command(replace(WISHES, max_model_len=8192), qwen(), is_cpu=False), "--max-model-len"
+        )
+        == "8192"
     )
     with pytest.raises(ConfigError, match="made for 40960 tokens"):
-        derive(replace(WISHES, max_model_len=50_000), qwen(), is_cpu=False)
+        build_launch_command(replace(WISHES, max_model_len=50_000), qwen(), is_cpu=False)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +143,8 @@ def test_the_tool_parser_follows_the_template_then_the_family(
     family: str, template: str, parser: str
 ) -> None:
     facts = replace(qwen(), family=family, template=template)
-    assert tool_parser_for(facts)[0] == parser
-    launch = derive(WISHES, facts, is_cpu=False)
+    assert choose_tool_parser(facts)[0] == parser
+    launch = build_launch_command(WISHES, facts, is_cpu=False)
     assert flag(launch, "--tool-call-parser") == (parser or None)
     assert ("--enable-auto-tool-choice" in launch.arguments) == bool(parser)
     assert any("tool calls" in reason for reason in launch.reasons)
@@ -135,17 +152,20 @@ def test_the_tool_parser_follows_the_template_then_the_family(
 
 def test_a_person_may_choose_the_parser_or_none() -> None:
     assert (
-        flag(derive(replace(WISHES, tool_parser="xlam"), qwen(), is_cpu=False), "--tool-call-parser")
+        flag(
+            build_launch_command(replace(WISHES, tool_parser="xlam"), qwen(), is_cpu=False),
+            "--tool-call-parser",
+        )
         == "xlam"
     )
     assert (
         "--enable-auto-tool-choice"
-        not in derive(replace(WISHES, tool_parser="none"), qwen(), is_cpu=False).arguments
+        not in build_launch_command(replace(WISHES, tool_parser="none"), qwen(), is_cpu=False).arguments
     )
 
 
 def test_own_flags_come_last_so_that_they_win() -> None:
-    launch = derive(replace(WISHES, extra=("--dtype", "float16")), qwen(), is_cpu=False)
+    launch = build_launch_command(replace(WISHES, extra=("--dtype", "float16")), qwen(), is_cpu=False)
     assert launch.arguments[-2:] == ("--dtype", "float16")
     assert flag(launch, "--dtype") == "float16"
 
@@ -157,24 +177,27 @@ def test_own_flags_come_last_so_that_they_win() -> None:
     ("gigabytes", "fits"), [(24, False), (40, False), (48, True), (80, True), (140, True)]
 )
 def test_an_8b_model_and_its_trainer_share_a_gpu_from_48_gb(gigabytes: int, fits: bool) -> None:
-    fit = share_device(qwen(), total=gigabytes * GIB, rank=16, engine_rank=16, slots=8)
-    assert fit.fits is fits
+    memory_plan = plan_memory_sharing(qwen(), total=gigabytes * GIB, rank=16, engine_rank=16, slots=8)
+    assert memory_plan.fits is fits
     if fits:  # both get what they need, and a margin stays
-        engine = fit.share * gigabytes * GIB
-        assert engine >= fit.engine_bytes
-        assert engine + fit.trainer_bytes <= 0.951 * gigabytes * GIB
+        engine = memory_plan.share * gigabytes * GIB
+        assert engine >= memory_plan.engine_bytes
+        assert engine + memory_plan.trainer_bytes <= 0.951 * gigabytes * GIB
     else:
-        assert "do not fit together" in fit.why
+        assert "do not fit together" in memory_plan.why
 
 
 def test_what_does_not_fit_is_told() -> None:
-    fit = share_device(qwen(), total=24 * GIB, rank=16, engine_rank=16, slots=8)
-    assert any("may run out" in reason for reason in derive(WISHES, qwen(), is_cpu=False, fit=fit).reasons)
+    memory_plan = plan_memory_sharing(qwen(), total=24 * GIB, rank=16, engine_rank=16, slots=8)
+    assert any(
+        "may run out" in reason
+        for reason in build_launch_command(WISHES, qwen(), is_cpu=False, memory_plan=memory_plan).reasons
+    )
 
 
 def test_a_bigger_gpu_gives_all_that_is_left_to_the_engine_but_never_more_than_alone() -> None:
     shares = [
-        share_device(qwen(), total=size * GIB, rank=16, engine_rank=16, slots=8).share
+        plan_memory_sharing(qwen(), total=size * GIB, rank=16, engine_rank=16, slots=8).share
         for size in (48, 80, 140, 1000)
     ]
     assert shares == sorted(shares)
@@ -182,34 +205,34 @@ def test_a_bigger_gpu_gives_all_that_is_left_to_the_engine_but_never_more_than_a
 
 
 def test_the_fit_is_told_in_gigabytes() -> None:
-    why = share_device(qwen(), total=80 * GIB, rank=16, engine_rank=16, slots=8).why
+    why = plan_memory_sharing(qwen(), total=80 * GIB, rank=16, engine_rank=16, slots=8).why
     assert why.startswith("80.0 GiB of memory: a training step needs about ")
     assert why.endswith("both fit")
 
 
 def test_by_turns_where_both_at_once_do_not_fit_and_the_arithmetic_is_told() -> None:
     sizes: Any = {"rank": 16, "engine_rank": 16, "slots": 8}
-    large = colocate(qwen(), total=80 * GIB, **sizes)
+    large = plan_gpu_memory(qwen(), total=80 * GIB, **sizes)
     assert (large.mode, large.fits) == ("share", True)
-    middle = colocate(qwen(), total=32 * GIB, **sizes)
+    middle = plan_gpu_memory(qwen(), total=32 * GIB, **sizes)
     assert (middle.mode, middle.fits) == ("sleep", True)
     assert "by turns" in middle.why
     # what the trainer keeps between its steps is not the engine's
     assert middle.share * 32 * GIB + resident_bytes(qwen(), rank=16) <= 32 * GIB
-    assert colocate(qwen(), total=80 * GIB, **sizes, wanted="sleep").mode == "sleep"
-    small = colocate(qwen(), total=24 * GIB, **sizes)
+    assert plan_gpu_memory(qwen(), total=80 * GIB, **sizes, wanted="sleep").mode == "sleep"
+    small = plan_gpu_memory(qwen(), total=24 * GIB, **sizes)
     assert (small.mode, small.fits) == ("share", False)
-    assert colocate(qwen(), total=24 * GIB, **sizes, wanted="sleep").fits is False
+    assert plan_gpu_memory(qwen(), total=24 * GIB, **sizes, wanted="sleep").fits is False
     # a base in 4 bits stays where it is; both fit where they did not
-    quarter = colocate(qwen(), total=40 * GIB, **sizes, is_quantized=True)
+    quarter = plan_gpu_memory(qwen(), total=40 * GIB, **sizes, is_quantized=True)
     assert (quarter.mode, quarter.fits) == ("share", True)
-    assert colocate(qwen(), total=40 * GIB, **sizes).mode == "sleep"
+    assert plan_gpu_memory(qwen(), total=40 * GIB, **sizes).mode == "sleep"
 
 
 def test_sleeping_needs_its_flag_on_a_gpu_and_is_refused_one_on_a_cpu() -> None:
-    wishes = replace(WISHES, sleeps=True, max_hold_s=7.0)
+    options = replace(WISHES, sleeps=True, max_hold_s=7.0)
     for is_cpu in (False, True):
-        launch = derive(wishes, qwen(), is_cpu=is_cpu)
+        launch = build_launch_command(options, qwen(), is_cpu=is_cpu)
         assert ("--enable-sleep-mode" in launch.arguments) is not is_cpu
         assert launch.environment["VLLM_SERVER_DEV_MODE"] == "1"
         assert any("7 s at most" in reason for reason in launch.reasons)

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from serving.ports import free_port
-from serving.vllm.__main__ import blame
+from serving.vllm.__main__ import find_error_line
 from store.settings import REPOSITORY, child_environment
 
 
 class Keeper:
-    """A keeper of a fake vLLM in a folder; several in a row are the same house's restarts."""
+    """A keeper of a fake vLLM in a folder; several in a row are restarts in the same run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -32,11 +32,11 @@ class Keeper:
         python.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).parent / "fake.py"} "$@"\n')
         python.chmod(0o755)
 
-    def start(self, *more: str, house: str = "one", mode: str = "ok") -> None:
+    def start(self, *more: str, run_id: str = "one", mode: str = "ok") -> None:
         self.pids_file.unlink(missing_ok=True)
         url = f"http://127.0.0.1:{self.port}"
         command = [
-            sys.executable, "-m", "serving.vllm", "--python", str(self.folder / "python"), "--url", url, "--house", house,
+            sys.executable, "-m", "serving.vllm", "--python", str(self.folder / "python"), "--url", url, "--run-id", run_id,
             "--state", str(self.folder / "vllm.json"), *more, "--set=PYTHONPATH=", f"--set=FAKE={mode}",
             f"--set=FAKE_PIDS={self.pids_file}", "--", "--port", str(self.port),
         ]  # fmt: skip
@@ -60,7 +60,7 @@ class Keeper:
         assert self.process is not None
         return self.process.wait(30)
 
-    def said(self) -> str:
+    def output_tail(self) -> str:
         return (self.folder / "log").read_text().strip().splitlines()[-1]
 
 
@@ -99,7 +99,7 @@ def test_a_killed_engine_leaves_nothing_behind_and_may_be_started_again(keeper: 
     os.kill(listener, signal.SIGKILL)
     assert keeper.ends() == 1
     assert is_gone(worker)
-    assert keeper.said() == "serving.vllm: vLLM ended with code -9"
+    assert keeper.output_tail() == "serving.vllm: vLLM ended with code -9"
     keeper.start()
     assert keeper.pids() != (listener, worker)
 
@@ -146,28 +146,30 @@ def test_an_engine_that_is_dead_and_stays_is_ended(keeper: Keeper, way: str) -> 
 def test_one_that_never_came_up_is_a_set_up_that_is_wrong(keeper: Keeper, mode: str, sentence: str) -> None:
     keeper.start(mode=mode)
     assert keeper.ends() == 2
-    assert keeper.said() == sentence
+    assert keeper.output_tail() == sentence
 
 
-def test_one_that_was_up_in_this_life_of_the_house_is_tried_again(keeper: Keeper) -> None:
+def test_a_vllm_that_was_up_in_this_run_is_restarted(keeper: Keeper) -> None:
     keeper.start()
     listener, _ = keeper.pids()
     os.kill(listener, signal.SIGKILL)
     assert keeper.ends() == 1
     keeper.start(mode="refuses")  # the memory of the dead one may not be free yet
     assert keeper.ends() == 1
-    keeper.start(mode="refuses", house="two")
+    keeper.start(mode="refuses", run_id="two")
     assert keeper.ends() == 2
 
 
 def test_the_cause_is_the_first_error_and_not_those_who_could_not_go_on() -> None:
     assert (
-        blame("hello\nKeyError: 'x'\nRuntimeError: Engine core initialization failed. See root cause above")
+        find_error_line(
+            "hello\nKeyError: 'x'\nRuntimeError: Engine core initialization failed. See root cause above"
+        )
         == "KeyError: 'x'"
     )
     assert (
-        blame("RuntimeError: Engine core initialization failed.")
+        find_error_line("RuntimeError: Engine core initialization failed.")
         == "RuntimeError: Engine core initialization failed."
     )
-    assert blame("Killed\n") == "Killed"
-    assert blame("") == ""
+    assert find_error_line("Killed\n") == "Killed"
+    assert find_error_line("") == ""

@@ -1,0 +1,42 @@
+"""The sentence of each drop reason, for people: what kept a turn from teaching. The record keeps the codes."""
+
+from __future__ import annotations
+
+from store.lifecycle import DropReason
+
+#: Each completes "this turn taught nothing: …".
+SENTENCES: dict[DropReason, str] = {
+    DropReason.SIDE_TURN: "a program asked it, not a person: a title, a summary, a check",
+    DropReason.OPTED_OUT: "its client asked not to train on it",
+    DropReason.UNFINISHED: "the reply was cut off",
+    DropReason.REQUEST_REFUSED: "the backend refused the request",
+    DropReason.UPSTREAM_ERROR: "the reply was an error",
+    DropReason.NO_TOKENS: "the backend reported no token ids or log-probabilities",
+    DropReason.TOKEN_MISMATCH: "token ids and log-probabilities do not fit together",
+    DropReason.CONSTRAINED: "the request constrained the sampler, so the log-probabilities are not the policy's",
+    DropReason.UNREADABLE: "the reply was not in the OpenAI format",
+    DropReason.NO_NEXT_STATE: "its session ended and nothing had followed",
+    DropReason.ABSTAINED: "no scorer had an opinion",
+    DropReason.NO_SIGNAL: "it does not say what to do differently",
+    DropReason.STALE: "its reply came from a version that is too old",
+    DropReason.TEACHER_FAILED: "the teacher could not read it",
+    DropReason.HINT_IRRELEVANT: "the model does not act on these words",
+    DropReason.TOO_LONG: "it does not fit the trainer's context, or the memory and time that it plans with",
+    DropReason.OUT_OF_MEMORY: "alone in a pass it took more memory than there is",
+    DropReason.GATE_REJECTED: "the gate rejected two versions made of it",
+    DropReason.STEP_FAILED: "every step that it was part of failed",
+    DropReason.FORGOTTEN: "you asked for it to be forgotten",
+}
+
+
+def sentence_of(reason: DropReason, detail: str = "") -> str:
+    """Return why a turn taught nothing.
+
+    Args:
+        detail: what the record says beside the code; of a hint its head is the reason, figures follow a colon.
+    """
+    if reason is DropReason.HINT_IRRELEVANT and detail.startswith("the "):
+        return detail.partition(":")[0]
+    if reason is DropReason.NO_SIGNAL and detail:
+        return detail
+    return SENTENCES[reason]

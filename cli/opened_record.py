@@ -1,0 +1,32 @@
+"""The record as a command reads it: with everything that was in the journal when the command began."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from store.catch_up import wait_recorded
+from store.record import Record
+from store.settings import Settings
+
+#: How long a command waits for the recorder.
+_RECORDED_WAIT_S = 10.0
+
+
+@asynccontextmanager
+async def open_record(settings: Settings, *, waits: bool = True) -> AsyncIterator[Record]:
+    """Open the record; what is not recorded yet is waited for, or reported on stderr. Raises: RecordError."""
+    record = await Record.open(settings.database_url)
+    try:
+        lag = await wait_recorded(record, settings.journal_folder, _RECORDED_WAIT_S if waits else 0.0)
+        if lag.oldest_at is not None:
+            behind = max(0.0, time.time() - lag.oldest_at)
+            print(
+                f"patina: {lag.entries} turns are not recorded yet, the oldest for {behind:.0f} s",
+                file=sys.stderr,
+            )
+        yield record
+    finally:
+        await record.close()

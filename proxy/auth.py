@@ -1,0 +1,97 @@
+"""Authentication of a request by its API key. Sans-IO."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from proxy.client_names import client_from_headers
+from store.hashing import digest
+from wire.headers import Headers
+
+
+@dataclass(slots=True, kw_only=True)
+class Principal:
+    """An authenticated client.
+
+    Attributes:
+        scope: name of the key; keeps the turns of different keys apart in the record.
+        trains: turns of this key may train.
+        passes_credentials: its own credentials are forwarded to the backend.
+    """
+
+    scope: str
+    client: str
+    trains: bool = True
+    passes_credentials: bool = False
+
+
+class KeyHolder(Protocol):
+    """The owner of a key."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def trains(self) -> bool: ...
+
+
+class KeyStore(Protocol):
+    """Looks up API keys (`store.keys.Keyring`)."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no key is required."""
+        ...
+
+    def holder(self, token: bytes) -> KeyHolder | None: ...
+
+
+def authenticate(
+    headers: Headers, keys: KeyStore | str, *, passes_credentials: bool = False
+) -> Principal | None:
+    """Return the client's principal, or None when the key is missing or wrong.
+
+    Args:
+        keys: the key store, or the only key; "": no key is required.
+        passes_credentials: the backend checks the client's own credentials; Patina's key then comes as `x-patina-key`.
+    """
+    headers = tuple(headers)
+    client = client_from_headers(headers)
+    tokens = [(name, token) for name, token in _tokens(headers) if token]
+    if isinstance(keys, str) or not keys.is_open:
+        for name, token in tokens:
+            scope, trains = _holder(keys, token)
+            if scope:
+                passes = passes_credentials and name == b"x-patina-key"
+                return Principal(scope=scope, client=client, trains=trains, passes_credentials=passes)
+        if keys:
+            return None
+    scope = "anonymous"
+    theirs = next((token for name, token in tokens if name != b"x-patina-key"), None)
+    if passes_credentials and theirs is not None:
+        # Different credentials are different users. Only this digest of a credential is stored.
+        scope = f"caller-{digest('patina-caller', theirs.decode('latin-1'))[:12]}"
+    return Principal(scope=scope, client=client, passes_credentials=passes_credentials)
+
+
+def _holder(keys: KeyStore | str, token: bytes) -> tuple[str, bool]:
+    if isinstance(keys, str):
+        return ("default" if keys and hmac.compare_digest(token, keys.encode()) else ""), True
+    found = keys.holder(token)
+    return (found.name, found.trains) if found is not None else ("", True)
+
+
+def _tokens(headers: Headers) -> Iterator[tuple[bytes, bytes]]:
+    """Yield possible keys with the field they came in."""
+    for wanted in (b"x-patina-key", b"authorization", b"x-api-key", b"api-key"):
+        for name, value in headers:
+            if name.lower() == wanted:
+                scheme, _, token = value.strip().partition(b" ")
+                if wanted != b"authorization":
+                    yield wanted, value.strip()
+                elif scheme.lower() == b"bearer":
+                    yield wanted, token.strip()
+                break

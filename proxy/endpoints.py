@@ -1,0 +1,99 @@
+"""The proxy's HTTP interface as data: endpoints, request headers, feedback fields. Sans-IO.
+
+`proxy.app` dispatches by `find_endpoint`; `scripts/generate_reference.py` writes docs/reference/http.md from the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One method and path.
+
+    Attributes:
+        path: a trailing ``*`` matches every continuation.
+        needs_key: the client must send a key, where keys are in use.
+        is_local_only: only for a backend that Patina starts; another endpoint answers for itself.
+    """
+
+    method: str
+    path: str
+    summary: str
+    needs_key: bool = True
+    is_local_only: bool = False
+
+    def matches(self, method: str, path: str) -> bool:
+        if self.method not in (method, "any"):
+            return False
+        return path.startswith(self.path[:-1]) if self.path.endswith("*") else path == self.path
+
+
+HEALTH = Endpoint(
+    method="any",
+    path="/healthz",
+    summary="whether the proxy runs, the live version, and whether the record is available",
+    needs_key=False,
+)
+CHAT = Endpoint(
+    method="POST",
+    path="/v1/chat/completions",
+    summary="a chat request: forwarded and recorded; the reply has the header `x-patina-turn`",
+)
+STATUS = Endpoint(
+    method="GET",
+    path="/v1/patina/status",
+    summary="counts of turns and versions, the processes, the backend's capabilities, the state of the store",
+)
+FEEDBACK = Endpoint(
+    method="POST", path="/v1/feedback", summary="explicit feedback on a turn (fields below); idempotent"
+)
+MODELS = Endpoint(
+    method="GET", path="/v1/models", summary="the policy and its live version", is_local_only=True
+)
+MODEL = Endpoint(
+    method="GET",
+    path="/v1/models/*",
+    summary="the same for one name, or 404 `model_not_found`",
+    is_local_only=True,
+)
+#: In the order in which they are tried.
+ENDPOINTS = (CHAT, HEALTH, STATUS, FEEDBACK, MODELS, MODEL)
+
+#: Everything else under this prefix is forwarded as bytes and not recorded.
+FORWARDED_PREFIX = "/v1/"
+
+#: Request headers that Patina reads. None of them is forwarded.
+REQUEST_HEADERS: Mapping[str, str] = {
+    "x-patina-key": "the key of the proxy; with `--upstream-auth passthrough` the only place for it",
+    "x-patina-train": "`off`: this request is never trained on (also `metadata.patina_train`)",
+    "x-turn-type": "`main` or `side`: overrides the classification",
+    "x-session-id": "names the session (also `metadata.session_id`, or a base URL `/s/<session>/v1`)",
+    "x-session-done": "`true`: the session ends with this request",
+}
+
+#: Response headers that Patina adds.
+RESPONSE_HEADERS: Mapping[str, str] = {"x-patina-turn": "the turn's id, for `/v1/feedback` and `explain`"}
+
+#: Fields of a feedback body.
+FEEDBACK_FIELDS: Mapping[str, str] = {
+    "turn_id": "the turn: its id",
+    "completion_id": "or the id of the completion",
+    "prompt": "or the prompt (a string or messages), together with `response`",
+    "response": "the completion's text",
+    "score": "a number from -1 to 1",
+    "thumbs": '"up" or "down", or a boolean',
+    "rating": 'a number from 1 to 5, or "up" or "down"',
+    "text": "what was wrong or right, in words (also `feedback`, `comment`); it becomes the hint",
+    "idempotency_key": "a string of at most 200 characters; default: made from the content",
+}
+
+
+def find_endpoint(method: str, path: str, *, is_local: bool) -> Endpoint | None:
+    """Return the endpoint that a request means; None: it is forwarded or refused."""
+    for endpoint in ENDPOINTS:
+        if endpoint.matches(method, path) and (is_local or not endpoint.is_local_only):
+            return endpoint
+    return None

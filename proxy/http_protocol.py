@@ -1,0 +1,217 @@
+"""uvicorn's HTTP protocol with limits on request heads and slow clients.
+
+With httptools, uvicorn limits neither: a head could grow without end, and a client that never finishes its request would keep its connection.
+A refused request gets an error in the OpenAI format, and the connection is closed. There is no limit on a client that reads slowly: it holds
+back the backend (uvicorn stops writing, the relay stops reading) and costs a connection, not memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from proxy.api_error import build_error_body
+
+#: Limits of a request head. Nginx allows 32 KB, Node 16 KB; agents send long lists of betas and trace contexts.
+MAX_HEAD_BYTES = 64 << 10
+MAX_FIELDS = 256
+#: Longest time for a head, from its first byte (or from the connection's opening).
+HEAD_TIMEOUT_S = 30.0
+#: A body must bring at least `BODY_MIN_BYTES` in each such window.
+BODY_WINDOW_S = 60.0
+BODY_MIN_BYTES = 1024
+
+_REASONS = {
+    405: b"Method Not Allowed",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+}
+
+
+#: Name of the ASGI extension that holds a request's connection (`ClientConnection`).
+CONNECTION_EXTENSION = "patina.line"
+
+
+class ClientConnection:
+    """A request's connection beyond ASGI: reports its loss at once, and writes a head and a body as one piece.
+
+    It wraps the transport that uvicorn's protocol writes to, and delegates everything else.
+    """
+
+    __slots__ = ("_buffered", "_is_lost", "_transport", "on_lost")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._buffered: list[bytes] | None = None
+        self._is_lost = False
+        #: Called when the connection is lost.
+        self.on_lost: Callable[[], None] | None = None
+
+    def mark_lost(self) -> None:
+        """Mark the connection as lost and notify the request."""
+        self._is_lost = True
+        if self.on_lost is not None:
+            self.on_lost()
+
+    def buffer_writes(self) -> None:
+        """Buffer what is written from now on."""
+        self._buffered = []
+
+    def flush_writes(self) -> None:
+        """Write the buffered data as one piece."""
+        buffered, self._buffered = self._buffered, None
+        if buffered:
+            self.write(b"".join(buffered))
+
+    def write(self, data: bytes) -> None:
+        if self._buffered is not None:
+            self._buffered.append(data)
+        elif not self._is_lost:  # uvicorn notifies only the newest of several pipelined requests
+            self._transport.write(data)
+
+    def close(self) -> None:
+        if self._buffered is not None:
+            self.flush_writes()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with limits on the request."""
+
+    head_timeout_s = HEAD_TIMEOUT_S
+    body_window_s = BODY_WINDOW_S
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._is_in_head = True
+        self._is_in_body = False
+        self._is_refused = False
+        self._head_bytes = 0
+        self._received_bytes = 0  # bytes of the newest piece from the network
+        self._body_bytes = 0
+        # Runs only for requests that arrive in several pieces: most arrive in one and need no timer.
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ---- a request's states: head, body, then neither until the next request's first byte
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # narrowed by uvicorn
+        super().connection_made(transport)
+        self._connection = ClientConnection(transport)
+        self.transport = self._connection  # type: ignore[assignment]  # all of a transport that is used there
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+        self._connection.mark_lost()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        self._received_bytes = len(data)
+        if not self._is_in_head and not self._is_in_body:
+            self._is_in_head = True
+            self._head_bytes = 0
+        if self._is_in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._is_in_head and self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse_head()
+        elif (self._is_in_head or self._is_in_body) and self._timer is None:
+            self._start_timer()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head = True
+
+    def on_headers_complete(self) -> None:
+        self._stop_timer()
+        self._is_in_head = False
+        if self.parser.get_method() == b"CONNECT":
+            # CONNECT asks for a tunnel: what follows is not HTTP, and the body would never end.
+            self._refuse(405, "This is not a forward proxy: CONNECT is not supported.", "method_not_allowed")
+            return
+        if len(self.headers) > MAX_FIELDS or (
+            self._head_bytes + self._received_bytes > MAX_HEAD_BYTES and self._head_size() > MAX_HEAD_BYTES
+        ):
+            self._refuse_head()
+            return
+        super().on_headers_complete()
+        self.scope["extensions"] = {CONNECTION_EXTENSION: self._connection}  # type: ignore[dict-item]  # an object, not a dictionary: it never leaves this process
+        self._is_in_body = True
+        self._body_bytes = 0
+
+    def _head_size(self) -> int:
+        """Return the size of the head alone: a body may have arrived in the same piece."""
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_refused:
+            self._body_bytes += len(body)
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._is_refused:
+            self._stop_timer()
+            self._is_in_body = False
+            super().on_message_complete()
+
+    # ---- timers
+
+    def _start_timer(self) -> None:
+        late = (
+            (self.body_window_s, self._check_body_progress)
+            if self._is_in_body
+            else (self.head_timeout_s, self._head_timed_out)
+        )
+        self._timer = self.loop.call_later(*late)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _head_timed_out(self) -> None:
+        if self._head_bytes:
+            self._refuse(408, "The request's head took too long.", "request_timeout")
+        else:
+            self.transport.close()  # opened and never used
+
+    def _check_body_progress(self) -> None:
+        if self.flow.read_paused or self._body_bytes >= BODY_MIN_BYTES:
+            self._body_bytes = 0  # while reading is paused, the backend is slow, not the client
+            self._start_timer()
+        else:
+            self._refuse(408, "The request's body took too long.", "request_timeout")
+
+    # ---- refusals
+
+    def _refuse_head(self) -> None:
+        limit = f"{MAX_HEAD_BYTES >> 10} KB or {MAX_FIELDS} fields"
+        self._refuse(431, f"The request's head is larger than {limit}.", "headers_too_large")
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        """Respond without calling the application, and close the connection."""
+        self._is_refused = True
+        self._stop_timer()
+        cycle = self.cycle
+        is_free = cycle is None or cycle.response_complete  # no response to an earlier request is in flight
+        if is_free or (self._is_in_body and not cycle.response_started):
+            body = build_error_body(message, kind="invalid_request_error", code=code)
+            self.transport.write(
+                b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+                % (status, _REASONS[status], len(body), body)
+            )
+        if not is_free:
+            cycle.disconnected = True  # notifies the application
+            cycle.message_event.set()
+        self.transport.close()

@@ -1,0 +1,156 @@
+"""Reading the journal: the entries of all segments in arrival order, and what is recorded of each segment."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+
+from store.journal import SUFFIX, Entry, folder_token, is_closed, read_entries, segments
+
+#: Entries and bytes of one batch: it becomes one transaction.
+MAX_ENTRIES, _MAX_BYTES = 256, 16 << 20
+#: An entry from further in the future than this is not waited for: the clock was set back.
+_CLOCK_JUMP_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Entries to record together.
+
+    Attributes:
+        entries: in arrival order, with their segments' names.
+        offsets: segment name -> byte offset up to which it is recorded with these entries.
+        damaged_bytes: bytes of the segments that are no entry.
+    """
+
+    entries: Sequence[tuple[str, Entry]]
+    offsets: Mapping[str, int]
+    damaged_bytes: int = 0
+
+
+class JournalReader:
+    """The recorder's position in each segment of a folder.
+
+    Args:
+        offsets: what is recorded of each segment, in bytes, by name; also of the journals of other hosts that share the record.
+    """
+
+    def __init__(self, folder: Path, offsets: Mapping[str, int]) -> None:
+        self._folder = folder
+        token, there = f"-{folder_token(folder)}", {path.name for path in segments(folder)}
+        self._offsets = {name: offset for name, offset in offsets.items() if token in name or name in there}
+
+    @property
+    def offsets(self) -> Mapping[str, int]:
+        return self._offsets
+
+    def poll(self) -> Batch:
+        """Return what was appended and is not recorded yet, oldest first; at most one batch of it.
+
+        An entry of one writer may answer an entry of another. Whatever was appended after this call began is therefore left for the
+        next one: otherwise an answer could be read before what it answers.
+        """
+        cutoff = time.time()
+        found: list[tuple[float, str, Entry]] = []
+        offsets: dict[str, int] = {}
+        damaged = total = 0
+        # Later entries are not taken: a segment that was read in part has entries that come before them.
+        horizon = math.inf
+        for path in segments(self._folder):
+            if _started_at(path) > horizon:
+                break  # nor is anything in this segment or behind it
+            start = self._offsets.get(path.name, 0)
+            try:
+                size = path.stat().st_size
+                if size <= start:
+                    continue
+                entries, end, skipped = read_entries(path, start, _MAX_BYTES)
+                if end == start and is_closed(path):
+                    entries, end, skipped = read_entries(path, start, _MAX_BYTES, is_final=True)
+            except FileNotFoundError:
+                continue
+            late = next(
+                (i for i, entry in enumerate(entries) if cutoff < entry.at < cutoff + _CLOCK_JUMP_S),
+                len(entries),
+            )
+            if late < len(entries):
+                end = entries[late].start
+            if end > start:
+                offsets[path.name] = end
+                damaged += skipped
+            newest = 0.0
+            for entry in entries[:late]:
+                newest = max(newest, entry.at)  # order within a segment stays when the clock was set back
+                found.append((newest, path.name, entry))
+                total += len(entry.payload)
+            is_partly_read = bool(entries) and late == len(entries) and end < size
+            if is_partly_read:
+                horizon = min(horizon, newest)
+            elif len(found) >= MAX_ENTRIES or total >= _MAX_BYTES:
+                horizon = min(horizon, max(at for at, _, _ in found))
+        found.sort(key=itemgetter(0))
+        return self._cut(found, horizon, offsets, damaged)
+
+    def _cut(
+        self, found: list[tuple[float, str, Entry]], horizon: float, offsets: dict[str, int], damaged: int
+    ) -> Batch:
+        """Return the batch of the oldest entries; the segments' offsets end before the first entry that is left."""
+        taken = total = 0
+        for at, _, entry in found:
+            is_full = taken >= MAX_ENTRIES or total + len(entry.payload) > _MAX_BYTES
+            if taken and (is_full or at > horizon):
+                break
+            taken += 1
+            total += len(entry.payload)
+        for _, name, entry in reversed(found[taken:]):
+            offsets[name] = min(offsets[name], entry.start)
+        return Batch([(name, entry) for _, name, entry in found[:taken]], offsets, damaged)
+
+    def commit(self, batch: Batch) -> None:
+        """Advance past a batch that is recorded."""
+        self._offsets.update(batch.offsets)
+
+    def has_recorded(self) -> bool:
+        """Whether `remove_recorded` finds something to remove or to forget."""
+        found = segments(self._folder)
+        is_gone = not self._offsets.keys() <= {path.name for path in found}
+        return is_gone or any(self._is_recorded(path) for path in found)
+
+    def _is_recorded(self, path: Path) -> bool:
+        """Whether a segment is closed and recorded to its end."""
+        if not is_closed(path):
+            return False
+        # Read after the check: nothing is appended any more.
+        offset = self._offsets.get(path.name, 0)
+        try:
+            entries, end, _ = read_entries(path, offset, 1 << 16, is_final=True)
+        except FileNotFoundError:
+            return True  # removed by another process
+        return not entries and end == offset
+
+    def remove_recorded(self) -> list[str]:
+        """Remove segments that are closed and recorded; returns the names of all segments that are gone.
+
+        Of a segment that ends with an incomplete entry, everything before it counts: its writer died while it appended, and no
+        client saw the end of that reply.
+        """
+        there = set()
+        for path in segments(self._folder):
+            if self._is_recorded(path):
+                path.unlink(missing_ok=True)
+            else:
+                there.add(path.name)
+        gone = [name for name in self._offsets if name not in there]
+        for name in gone:
+            del self._offsets[name]
+        return gone
+
+
+def _started_at(path: Path) -> float:
+    """Return when a segment was begun, seconds since the epoch; 0 when its name does not say so."""
+    start = path.name.removesuffix(SUFFIX).partition("-")[0]
+    return int(start) / 1e9 if start.isascii() and start.isdigit() else 0.0

@@ -1,0 +1,83 @@
+"""Literal prefilter for regular expressions: text that every match must contain, searched before the pattern runs. Sans-IO.
+
+Running all patterns of the rule table on every request costs more than everything else in recording it, and most patterns cannot match
+because their words do not occur. Searching for a literal is a hundred times cheaper than running a pattern. Case is ignored, which can only
+let more patterns through.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cached_property
+from re import _constants as ops  # type: ignore[attr-defined]  # private, but how `re` itself reads a pattern
+from re import _parser as parser  # type: ignore[attr-defined]
+from typing import Any
+
+#: Shorter literals occur in nearly every text.
+_MIN_WEIGHT = 3
+
+
+def required_literals(pattern: re.Pattern[str]) -> frozenset[str] | None:
+    """Return lower-case literals of which every match contains at least one; None where there are none."""
+    found = _literals_of(parser.parse(pattern.pattern, pattern.flags))
+    return None if found is None or _weight(found) < _MIN_WEIGHT else found
+
+
+def _weight(pieces: frozenset[str]) -> int:
+    """Return the weight of the weakest literal; a character of a script with short words counts twice."""
+    return min(sum(1 + (letter > "\u2e80") for letter in piece) for piece in pieces)
+
+
+def _literals_of(items: Iterable[tuple[Any, Any]]) -> frozenset[str] | None:
+    """Return the strongest requirement of a sequence: all its parts must match, so any one of them suffices."""
+    candidates: list[frozenset[str]] = []
+    run = ""
+    for op, value in items:
+        if op is ops.LITERAL:
+            run += chr(value).lower()
+            continue
+        if run:
+            candidates.append(frozenset({run}))
+            run = ""
+        if op is ops.SUBPATTERN:
+            part = _literals_of(value[3])
+        elif op is ops.BRANCH:
+            parts = [_literals_of(branch) for branch in value[1]]
+            known = [p for p in parts if p is not None]
+            part = frozenset().union(*known) if len(known) == len(parts) else None
+        elif op in (ops.MAX_REPEAT, ops.MIN_REPEAT, ops.POSSESSIVE_REPEAT) and value[0] >= 1:
+            part = _literals_of(value[2])
+        else:
+            part = None
+        if part is not None:
+            candidates.append(part)
+    if run:
+        candidates.append(frozenset({run}))
+    return max(candidates, key=lambda c: (_weight(c), -len(c))) if candidates else None
+
+
+class LiteralIndex(dict[str, list[int]]):
+    """Literals, each with the positions of the rules that require it."""
+
+    def find(self, text: str) -> set[int]:
+        """Return the positions of the rules whose literals occur in ``text``."""
+        lowered = text.lower()
+        pieces: Iterable[str] = self
+        if len(lowered) <= _SHORT_TEXT_CHARS:
+            # In a short text, only literals that begin like some position of it can occur.
+            places = {lowered[i : i + _START_CHARS] for i in range(len(lowered))}
+            places |= {place[:2] for place in places}
+            pieces = [piece for place in self._starts.keys() & places for piece in self._starts[place]]
+        return {position for piece in pieces if piece in lowered for position in self[piece]}
+
+    @cached_property
+    def _starts(self) -> dict[str, list[str]]:
+        starts: dict[str, list[str]] = {}
+        for piece in self:
+            starts.setdefault(piece[:_START_CHARS], []).append(piece)
+        return starts
+
+
+#: A shorter text is indexed faster than all literals are searched.
+_SHORT_TEXT_CHARS, _START_CHARS = 300, 3

@@ -1,0 +1,272 @@
+"""Text overlap: finds the lines of recorded turns inside a prompt. Sans-IO.
+
+Titles, summaries, suggestions and memory calls are fresh requests that *quote* the conversation. Some frameworks write the whole history into
+one prompt, and some clients wrap prompts and replies in text that is gone a turn later. Exact keys do not survive that, but lines do. A line
+counts by its letters and digits alone, so speaker names, quotation marks, mark-up, escapes and indentation do not matter, in any language.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+from store.texts import content_text
+from store.values import Completion, Tip
+from wire.user_text import strip_client_context, strip_reasoning
+
+Message = Mapping[str, Any]
+
+#: Lines of one prompt or reply that are indexed: the first and the last ones.
+_EDGE_LINES = 6
+#: Characters and lines that are read from the beginning and from the end of a prompt.
+_MAX_PROMPT_CHARS, _MAX_PROMPT_LINES = 48_000, 400
+#: Characters that are searched where lines find nothing.
+_MAX_FLAT_CHARS = 16_000
+#: Characters of a line that count: clients truncate what they quote.
+_LINE_CHARS = 48
+
+_NOT_WORDS = re.compile(r"[\W_]+")
+_ELEMENT = re.compile(r"</?[A-Za-z][\w:-]*>")
+#: A speaker's name in front of a line: "Human: …", "**USER** > …", "[2026-11-20 15:00] ASSISTANT: …", "Nutzer：…".
+_SPEAKER = re.compile(
+    r"^\s*(?:[\[(][^\])\n]{1,40}[\])]\s*)?[#>*|<\-\s\"'\[(]*[^\W\d_][\w .'-]{0,30}[\])*_\"'>]*\s*[:：>]+\s*"
+)
+#: A prompt that ends with a speaker's name alone: it waits for the next line of a dialogue.
+_WAITING = re.compile(r"[ \t]*[#*|<\[]{0,4}[ \t]*([^\W\d_][\w -]{0,24}?)[ \t]*[\]*>|]{0,3}[ \t]*[:：][ \t]*")
+#: Field names, not speakers: a form that ends with one of these waits for what a program reads.
+_FIELDS = frozenset(
+    {
+        "output", "result", "results", "json", "score", "rating", "verdict", "title", "summary", "query", "queries", "question", "keywords",
+        "category", "label", "tags", "topic", "intent", "class", "rewritten", "rephrased", "standalonequestion", "newsummary", "decision",
+        "passage", "value", "format",
+    }
+)  # fmt: skip
+#: A line that only opens or closes a block.
+_TAG = re.compile(r"^\s*(</?[A-Za-z][^>]*>|[`~]{3,}\w*|[-=*_]{3,})\s*$")
+_STRING = re.compile(r'"((?:[^"\\\n]|\\.){2,})"')
+
+
+def normalise_line(text: str) -> str:
+    """Return the first letters and digits of a line, case-folded, without tags."""
+    return _normalise_line(text[: 4 * _LINE_CHARS])
+
+
+@lru_cache(maxsize=4096)  # the lines of one prompt are requested several times
+def _normalise_line(text: str) -> str:
+    if "<" in text:
+        text = _ELEMENT.sub("", text)
+    return _NOT_WORDS.sub("", text.casefold())[:_LINE_CHARS]
+
+
+def normalised_lines(text: str) -> list[str]:
+    """Return the normalised lines of a text, without empty ones."""
+    return [line for line in map(normalise_line, text.splitlines()) if line]
+
+
+def edge_lines(text: str) -> tuple[str, ...]:
+    """Return the normalised lines by which a prompt or a reply is found again: all of a short text, the first and the last of a long one."""
+    return _edges(text.splitlines(), normalise_line)
+
+
+def _edges(lines: Sequence[str], normalise: Callable[[str], str]) -> tuple[str, ...]:
+    """Return the normalised edges of lines; lines between the edges are not looked at."""
+    first = list(islice(filter(None, map(normalise, lines)), 2 * _EDGE_LINES + 1))
+    if len(first) <= 2 * _EDGE_LINES:
+        return tuple(first)
+    last = list(islice(filter(None, map(normalise, reversed(lines))), _EDGE_LINES))
+    return (*first[:_EDGE_LINES], *reversed(last))
+
+
+@dataclass(slots=True, kw_only=True)
+class PromptLines:
+    """A prompt as lines.
+
+    Attributes:
+        positions: normalised line -> its last position; with the speaker's name and without.
+        last: the last line with text: most often the subject of a side request.
+        next_speaker: the name that stands alone at the end; None for any other prompt.
+    """
+
+    positions: Mapping[str, int]
+    last: str
+    next_speaker: str | None
+
+
+def read_prompt_lines(messages: Iterable[Message], *, with_system: bool = False) -> PromptLines:
+    """Return the lines of the user messages (and of the system messages, on request)."""
+    roles = ("user", "system", "developer") if with_system else ("user",)
+    text = "\n".join(content_text(m.get("content")) for m in messages if m.get("role") in roles)
+    if len(text) > 2 * _MAX_PROMPT_CHARS:
+        text = f"{text[:_MAX_PROMPT_CHARS]}\n{text[-_MAX_PROMPT_CHARS:]}"
+    positions: dict[str, int] = {}
+    raw = list(_raw_lines(text))
+    if len(raw) > 2 * _MAX_PROMPT_LINES:
+        raw = raw[:_MAX_PROMPT_LINES] + raw[-_MAX_PROMPT_LINES:]
+    for position, line in enumerate(raw):
+        for form in (line, _SPEAKER.sub("", line, count=1)):
+            if name := normalise_line(form):
+                positions[name] = position
+    last = ""
+    for line in reversed(raw):
+        last = "" if _TAG.match(line) else normalise_line(_SPEAKER.sub("", line, count=1))
+        if last:
+            break
+    waiting = _waiting_speaker(text)
+    speaker = waiting[0] if waiting is not None else None
+    return PromptLines(
+        positions=positions,
+        last=last,
+        next_speaker=None if speaker is None or normalise_line(speaker) in _FIELDS else speaker,
+    )
+
+
+def _raw_lines(text: str) -> Iterator[str]:
+    if "&" in text:
+        text = html.unescape(text)
+    for line in text.splitlines():
+        yield line
+        if "\\" in line or '": "' in line or '":"' in line:
+            for quoted in _STRING.finditer(line):
+                try:
+                    yield from str(json.loads(quoted[0])).splitlines()
+                except ValueError:
+                    continue
+
+
+def _waiting_speaker(text: str) -> tuple[str, int] | None:
+    """Return the speaker's name that stands alone in the last line, and where that line begins."""
+    stripped = text.rstrip()
+    start = stripped.rfind("\n") + 1
+    found = _WAITING.fullmatch(stripped, start)
+    return None if found is None else (found[1].strip(), start)
+
+
+def last_utterance(text: str) -> str:
+    """Return the last utterance of a written-out dialogue that waits for the next speaker."""
+    waiting = _waiting_speaker(text)
+    if waiting is None:
+        return text.strip()
+    _, start = waiting
+    dialogue = text[:start].rstrip().splitlines()
+    own = _speaker_of(text[start:].strip())
+    names = {name for line in dialogue if (name := _speaker_of(line))}
+    others = names - {own}
+    for i in range(len(dialogue) - 1, -1, -1):
+        name = _speaker_of(dialogue[i])
+        if name in others:
+            return "\n".join([_SPEAKER.sub("", dialogue[i], count=1), *dialogue[i + 1 :]]).strip()
+    return "\n".join(dialogue[-1:]).strip()
+
+
+def _speaker_of(line: str) -> str:
+    found = _SPEAKER.match(line)
+    return normalise_line(found[0]) if found else ""
+
+
+def flatten_user_text(messages: Iterable[Message]) -> str:
+    """Return all letters and digits of the user messages as one string, to find lines inside lines."""
+    text = "\n".join(content_text(m.get("content")) for m in messages if m.get("role") == "user")
+    if len(text) > _MAX_FLAT_CHARS:
+        text = f"{text[: _MAX_FLAT_CHARS // 2]}\n{text[-_MAX_FLAT_CHARS // 2 :]}"
+    return _NOT_WORDS.sub("", text.casefold())
+
+
+@dataclass(slots=True, kw_only=True)
+class TurnLines:
+    """The lines by which one recorded turn is found again."""
+
+    question: tuple[str, ...]
+    answer: tuple[str, ...]
+
+
+def read_turn_lines(messages: Sequence[Message], completion: Completion) -> TurnLines:
+    """Return the lines of a turn's prompt (the newest user text) and of its reply."""
+    question = _edges(
+        newest_user_text(messages).splitlines(),
+        lambda line: normalise_line(_SPEAKER.sub("", line, count=1) or line),
+    )
+    return TurnLines(question=question, answer=edge_lines(strip_reasoning(completion.text)))
+
+
+def newest_user_text(messages: Sequence[Message]) -> str:
+    """Return the user text since the last reply; of a written-out dialogue, its last utterance."""
+    words: list[str] = []
+    for message in reversed(messages):
+        role = message.get("role")
+        if role == "assistant":
+            break
+        if role == "user":
+            words.append(strip_client_context(content_text(message.get("content"))))
+    return last_utterance("\n".join(reversed([w for w in words if w])))
+
+
+@dataclass(slots=True, kw_only=True)
+class Quote:
+    """A recorded turn that a prompt quotes.
+
+    Attributes:
+        question_share, answer_share: share of the characters of its prompt and of its reply that were found.
+        size: characters found.
+        position: position of the last of them.
+        newest: newest main turn of its session.
+        has_same_side_turn: its session has had a side turn of the same kind since.
+        has_no_question: no user text preceded its reply: it continued with tool results.
+        is_left_behind: its session went on since, by turns that kept what followed it.
+    """
+
+    tip: Tip
+    question_share: float
+    answer_share: float
+    size: int
+    position: int
+    newest: Tip | None = None
+    has_same_side_turn: bool = False
+    has_no_question: bool = False
+    is_left_behind: bool = False
+
+    @property
+    def is_exchange(self) -> bool:
+        """Whether prompt and reply were both found."""
+        return self.question_share >= MATCH_SHARE and self.answer_share >= MATCH_SHARE
+
+
+#: Shorter lines occur inside others by chance.
+_MIN_SUBSTRING_CHARS = 12
+#: A prompt or a reply counts as found from this share on.
+MATCH_SHARE = 0.6
+
+
+def measure_overlap(prompt_lines: PromptLines, trace: TurnLines) -> tuple[float, float, int, int]:
+    """Return (prompt share, reply share, characters found, last position) of a turn's lines in a prompt."""
+    question_share, asked_size, asked_place = _share(prompt_lines, trace.question)
+    answer_share, said_size, said_place = _share(prompt_lines, trace.answer)
+    return question_share, answer_share, asked_size + said_size, max(asked_place, said_place)
+
+
+def measure_substrings(flat: str, trace: TurnLines) -> tuple[float, float, int]:
+    """Return (prompt share, reply share, characters found) of a turn's lines that occur anywhere in ``flat``."""
+    question_share = [line for line in trace.question if len(line) >= _MIN_SUBSTRING_CHARS and line in flat]
+    answer_share = [line for line in trace.answer if len(line) >= _MIN_SUBSTRING_CHARS and line in flat]
+    asked_size, said_size = sum(map(len, question_share)), sum(map(len, answer_share))
+    return (
+        asked_size / max(1, sum(map(len, trace.question))),
+        said_size / max(1, sum(map(len, trace.answer))),
+        asked_size + said_size,
+    )
+
+
+def _share(prompt_lines: PromptLines, wanted: Sequence[str]) -> tuple[float, int, int]:
+    total = sum(map(len, wanted))
+    size, last = 0, -1
+    for line in wanted:
+        position = prompt_lines.positions.get(line)
+        if position is not None:
+            size += len(line)
+            last = max(last, position)
+    return (size / total if total else 0.0), size, last

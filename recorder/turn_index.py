@@ -1,0 +1,671 @@
+"""An index of the newest few thousand turns. In memory, bounded.
+
+An active conversation is found here without a query: this process writes every turn, so the index is complete (it includes the batch that is
+being written). Some data exist only here: the lines and answer keys that identify a rewritten or quoted history, identical bodies, and side
+turns that preceded their conversation. All of it can be computed from stored turns; after a restart the newest are read back (`restore`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from recorder.canonical import History, Message, body_key, parse_history, reply_run_key
+from recorder.classify import is_silent_reply, is_structured
+from recorder.linking import LinkCandidates, LinkReason, Orphan, answer_keys, history_answer_keys
+from recorder.text_overlap import (
+    MATCH_SHARE,
+    PromptLines,
+    Quote,
+    TurnLines,
+    edge_lines,
+    flatten_user_text,
+    measure_overlap,
+    measure_substrings,
+    newest_user_text,
+    normalise_line,
+    read_prompt_lines,
+    read_turn_lines,
+)
+from recorder.turns import ClassifiedExchange
+from store.texts import content_text
+from store.values import Completion, Json, NewTurn, Relation, Remembered, Tip, TurnKind
+from wire.user_text import strip_reasoning
+
+#: Number of turns that are indexed, and of turns that are read back at the start.
+TURN_INDEX_CAPACITY, RESTORED_TURNS = 5000, 2000
+#: Turns that are looked at under one key, the newest ones: a key of more identifies none of them.
+_MAX_TURNS_PER_KEY = 64
+#: Turns that are measured against one prompt, newest first.
+_MAX_MEASURED_TURNS = 48
+#: Time that a side turn waits for the conversation it is about: clients send both at the same time.
+ORPHAN_TTL_S = 120.0
+#: Side requests that come in parts, or repeatedly.
+_REPEATABLE_SIDE_REASONS = frozenset({"summary", "memory", "heartbeat"})
+#: A shorter line occurs inside others by chance.
+_MIN_LINE_CHARS = 12
+#: Newest turns that are searched in a prompt that quotes inside its lines.
+_MAX_SEARCHED_TURNS = 32
+_KEY_KINDS = ("request", "body", "session", "side", "line", "reply", "exchange", "order", "opening")
+#: Side requests that concern only past conversations, and those that run independently of any conversation.
+_PAST_SIDE_REASONS = frozenset({"summary", "memory"})
+_INDEPENDENT_SIDE_REASONS = frozenset({"subagent", "cron"})
+#: Characters at the end of a system prompt that are searched for a summary.
+_SUMMARY_TAIL_CHARS = 4000
+#: Characters of the key under which edited openings are found.
+_OPENING_KEY_CHARS = 24
+#: A side request without a `user` may be about any of this many recent users of the same key.
+_MAX_USERS = 16
+#: Shorter tool arguments are not indexed; longer ones may be another agent's task.
+_MIN_DELEGATED_CHARS = 24
+#: A shorter first message is not recognised after an edit.
+_MIN_EDITED_OPENING_CHARS = 40
+
+
+@dataclass(slots=True, kw_only=True)
+class _Entry:
+    tip: Tip
+    keys: tuple[tuple[str, str], ...]  #: (index, key) under which the turn is found
+    finished_at: float
+    sampling: tuple[Any, Any]  #: of its request (`_sampling`)
+    root: str
+    trace: TurnLines
+    system_key: str
+    is_structured: bool
+    side_reason: str  #: kind reason of a side turn; "" for a main turn
+    number: int  #: number of the main turn within its scope
+    opening: str  #: the user text of a first turn, as far as it is compared
+    delegated_texts: tuple[tuple[str, ...], ...]  #: lines of each text that it passed to a tool
+    is_on_summary: bool  #: only a summary preceded its prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OrphanEntry:
+    """A side turn whose conversation has not started yet."""
+
+    root: str
+    prompt_lines: PromptLines
+    flat: str
+    side_reasons: set[str]
+    created_at: float
+
+
+class _LazyTips(Mapping[str, "list[Tip]"]):
+    """Turns under the keys of a history, looked up on access: a long history has hundreds of keys, and the newest decide."""
+
+    def __init__(
+        self,
+        history: History,
+        index: Mapping[str, Sequence[str]],
+        tips: Callable[[Sequence[str]], list[Tip]],
+    ) -> None:
+        self._history = history
+        self._index = index
+        self._tips = tips
+
+    def __getitem__(self, key: str) -> list[Tip]:
+        return self._tips(self._index[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([run.key for run in self._history.runs if run.key in self._index])
+
+    def __len__(self) -> int:
+        return sum(run.key in self._index for run in self._history.runs)
+
+    def several(self) -> list[list[Tip]]:
+        """Return the turns of those keys that several turns share."""
+        index = self._index
+        return [
+            self._tips(index[m.key]) for m in self._history.runs if m.key in index and len(index[m.key]) > 1
+        ]
+
+
+class TurnIndex:
+    """An index over the newest turns; the oldest are evicted first."""
+
+    def __init__(self, capacity: int = TURN_INDEX_CAPACITY) -> None:
+        self._capacity = capacity
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        #: By kind of key: key -> turns, oldest first.
+        self._index: dict[str, dict[str, list[str]]] = {kind: {} for kind in _KEY_KINDS}
+        self._extended: OrderedDict[str, set[str]] = OrderedDict()  # parent -> main turns that extend it
+        self._main_counts: defaultdict[str, int] = defaultdict(int)  # main turns seen, by scope
+        self._orphans: OrderedDict[str, _OrphanEntry] = OrderedDict()  # by session, housekeeping first
+        self._users: defaultdict[str, OrderedDict[str, None]] = defaultdict(
+            OrderedDict
+        )  # by scope: `user`s, newest last
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, captured: ClassifiedExchange, turns: Iterable[NewTurn]) -> None:
+        """Add the turns of one exchange, linked but perhaps not written yet."""
+        for turn in turns:
+            self._insert(
+                turn,
+                captured.history,
+                body=captured.body_key,
+                side_reason=captured.kind.reason if turn.kind is TurnKind.SIDE else "",
+                is_structured=is_structured(captured.chat.body),
+            )
+            if captured.options.session is None:
+                self._attach_orphan(captured, turn)
+        self._evict()
+
+    def restore(self, turns: Iterable[Remembered]) -> None:
+        """Add stored turns, oldest first: after a restart, this rebuilds the index."""
+        for turn in turns:
+            if turn.turn_id in self._entries:
+                continue
+            history = parse_history(turn.messages, turn.scope, turn.user)
+            self._insert(
+                turn,
+                history,
+                body=body_key(history, turn.request) if turn.is_whole else "",
+                side_reason=turn.kind_reason if turn.kind is TurnKind.SIDE else "",
+                is_structured=is_structured(turn.request),
+            )
+        self._evict()
+
+    def _insert(
+        self,
+        turn: NewTurn | Remembered,
+        history: History,
+        *,
+        body: str,
+        side_reason: str,
+        is_structured: bool,
+    ) -> None:
+        keys = [("request", turn.request_key), ("body", f"{turn.scope}:{body}")]
+        index = "session" if turn.kind is TurnKind.MAIN else "side"
+        keys.append((index, f"{turn.scope}:{turn.session_id}"))
+        trace = read_turn_lines(history.messages, turn.completion)
+        if turn.kind is TurnKind.SIDE:
+            trace = TurnLines(
+                question=(), answer=trace.answer
+            )  # the template of a side request is not text of the conversation
+        keys += [("line", f"{history.root}:{line}") for line in {*trace.question, *trace.answer}]
+        delegated_texts = _delegated_texts(turn.completion)
+        opening = _opening_text(history) if turn.kind is TurnKind.MAIN else ""
+        if len(opening) >= _MIN_EDITED_OPENING_CHARS:
+            keys.append(("opening", f"{history.root}:{normalise_line(opening)[:_OPENING_KEY_CHARS]}"))
+        keys += [("order", f"{history.root}:{turn_order[-1]}") for turn_order in delegated_texts]
+        if turn.user is not None:
+            users = self._users[turn.scope]
+            users[turn.user] = None
+            users.move_to_end(turn.user)
+            if len(users) > _MAX_USERS:
+                users.popitem(last=False)
+        if turn.reply_key is not None:
+            own, size = reply_run_key(turn.completion)
+            runs = history.runs
+            found = answer_keys(history.root, runs[-1] if runs else None, own, size)
+            keys += [("reply", turn.reply_key), *(("exchange", exchange.key) for exchange in found)]
+        is_newest = not self._extended.get(turn.turn_id)
+        tip = Tip(
+            turn_id=turn.turn_id,
+            session_id=turn.session_id,
+            turn_index=turn.turn_index,
+            kind=turn.kind,
+            parent_turn_id=turn.parent_turn_id,
+            key=turn.reply_key or turn.request_key,
+            is_newest=is_newest,
+            created_at=turn.created_at,
+        )
+        self._entries[turn.turn_id] = _Entry(
+            tip=tip,
+            keys=tuple(keys),
+            finished_at=turn.finished_at,
+            sampling=_sampling(turn.request),
+            root=history.root,
+            trace=trace,
+            system_key=history.system_key,
+            is_structured=is_structured,
+            side_reason=side_reason,
+            number=self._main_counts[turn.scope],
+            opening=opening,
+            delegated_texts=delegated_texts,
+            is_on_summary=turn.link_reason == LinkReason.RECORDED_SUMMARY,
+        )
+        self._main_counts[turn.scope] += turn.kind is TurnKind.MAIN
+        for kind, key in keys:
+            holders = self._index[kind].get(key)
+            if holders is None:
+                self._index[kind][key] = [turn.turn_id]
+            else:
+                holders.append(turn.turn_id)
+        is_extension = turn.kind is TurnKind.MAIN and turn.relation is not Relation.RETRY
+        if turn.parent_turn_id is not None and is_extension:
+            self._extended.setdefault(turn.parent_turn_id, set()).add(turn.turn_id)
+            self._set_is_newest(turn.parent_turn_id, is_newest=False)
+
+    def _evict(self) -> None:
+        while len(self._entries) > self._capacity:
+            self._remove_keys(*self._entries.popitem(last=False))
+        while len(self._extended) > 2 * self._capacity:
+            self._extended.popitem(last=False)
+
+    def _attach_orphan(self, captured: ClassifiedExchange, turn: NewTurn) -> None:
+        """Keep a side turn that preceded its conversation; drop it once a conversation includes it."""
+        if turn.kind is TurnKind.MAIN:
+            self._orphans.pop(turn.session_id, None)
+        elif turn.relation is Relation.FIRST and captured.kind.reason not in _INDEPENDENT_SIDE_REASONS:
+            waiting = self._orphans.get(turn.session_id)
+            side_reasons = {captured.kind.reason} | (waiting.side_reasons if waiting is not None else set())
+            messages = captured.history.messages
+            self._orphans[turn.session_id] = _OrphanEntry(
+                root=captured.history.root,
+                prompt_lines=waiting.prompt_lines if waiting is not None else read_prompt_lines(messages),
+                flat=waiting.flat if waiting is not None else flatten_user_text(messages),
+                side_reasons=side_reasons,
+                created_at=turn.created_at,
+            )
+            while len(self._orphans) > 256:
+                self._orphans.popitem(last=False)
+
+    def remove(self, turn_ids: Iterable[str]) -> None:
+        """Remove turns that could not be written: nothing may link to them."""
+        for turn_id in turn_ids:
+            entry = self._entries.pop(turn_id, None)
+            if entry is not None:
+                self._remove_keys(turn_id, entry)
+                self._orphans.pop(entry.tip.session_id, None)
+                children = self._extended.get(entry.tip.parent_turn_id or "")
+                if children is not None:
+                    children.discard(turn_id)
+                    if not children:
+                        self._set_is_newest(entry.tip.parent_turn_id or "", is_newest=True)
+
+    def _set_is_newest(self, turn_id: str, *, is_newest: bool) -> None:
+        """Update an entry's tip."""
+        entry = self._entries.get(turn_id)
+        if entry is not None and entry.tip.is_newest != is_newest:
+            entry.tip = replace(entry.tip, is_newest=is_newest)
+
+    def _remove_keys(self, turn_id: str, entry: _Entry) -> None:
+        for kind, key in entry.keys:
+            holders = self._index[kind][key]
+            holders.remove(turn_id)
+            if not holders:
+                del self._index[kind][key]
+
+    def refresh(self, tip: Tip) -> Tip:
+        """Return ``tip`` with its current state: it may have been extended since it was read."""
+        if tip.is_newest and self._extended.get(tip.turn_id):
+            return replace(tip, is_newest=False)
+        return tip
+
+    def _holders(self, index: str, key: str) -> list[str]:
+        """Return the newest turns under a key, newest first."""
+        return self._index[index].get(key, [])[: -_MAX_TURNS_PER_KEY - 1 : -1]
+
+    def ends_main(self, key: str) -> bool:
+        """Whether the prompt and reply of a main turn have this key."""
+        return any(self._entries[t].tip.kind is TurnKind.MAIN for t in self._holders("reply", key))
+
+    def replies(self, history: History) -> Mapping[str, list[Tip]]:
+        """Return the turns whose prompt + reply is a prefix of the history."""
+        return _LazyTips(history, self._index["reply"], self._tips)
+
+    def requests(self, history: History) -> Mapping[str, list[Tip]]:
+        """Return the turns whose prompt is a prefix of the history, or all of it."""
+        return _LazyTips(history, self._index["request"], self._tips)
+
+    def _tips(self, holders: Sequence[str]) -> list[Tip]:
+        return [self._entries[t].tip for t in holders[: -_MAX_TURNS_PER_KEY - 1 : -1]]
+
+    def exchanges(self, history: History) -> dict[str, list[Tip]]:
+        """Return the turns found by the answer keys of the history."""
+        keys = {exchange.key for exchange in history_answer_keys(history)}
+        index = self._index["exchange"]
+        return {key: self._tips(index[key]) for key in keys if key in index}
+
+    def same_body(self, captured: ClassifiedExchange) -> set[str]:
+        """Return the turns with the same body as ``captured`` that had ended before it came.
+
+        A request that arrived while the other was in flight belongs to another conversation with the same text.
+        """
+        holders = self._holders("body", f"{captured.scope}:{captured.body_key}")
+        return {t for t in holders if self._entries[t].finished_at <= captured.created_at}
+
+    def is_sample(self, captured: ClassifiedExchange, repeated: Sequence[Tip]) -> bool:
+        """Whether a request draws another sample for the prompt of ``repeated`` (newest first) instead of asking again.
+
+        It asks for several, or for another seed than the newest, or it came before an earlier reply was complete.
+        """
+        entries = [e for t in repeated if (e := self._entries.get(t.turn_id)) is not None]
+        return (
+            captured.chat.n > 1
+            or any(e.finished_at > captured.created_at for e in entries)
+            or (bool(entries) and entries[0].sampling != _sampling(captured.chat.body))
+        )
+
+    def newest(self, scope: str, session: str) -> Tip | None:
+        """Return the newest main turn of a session."""
+        return self._newest_main(f"{scope}:{session}")
+
+    def _newest_main(self, session_key: str) -> Tip | None:
+        holders = self._index["session"].get(session_key)
+        return self._entries[holders[-1]].tip if holders else None
+
+    def candidates(
+        self,
+        captured: ClassifiedExchange,
+        *,
+        replies: Mapping[str, Sequence[Tip]],
+        requests: Mapping[str, Sequence[Tip]],
+    ) -> LinkCandidates:
+        """Return the candidates for a request; expensive lookups are made only where keys find nothing."""
+        history = captured.history
+        # If the newest reply is recorded exactly, nothing else is looked up.
+        newest = next((m for m in reversed(history.runs) if m.role == "assistant"), None)
+        is_exact = newest is not None and bool(replies.get(newest.key))
+        prompt_lines = (
+            None
+            if is_exact
+            else read_prompt_lines(_quotable_messages(history), with_system=not history.is_opening)
+        )
+        other_histories = self._histories_of_other_users(captured)
+        if other_histories:
+            replies = _merge_tips(replies, other_histories, self.replies, history)
+        repeated = requests.get(history.request_key, ())
+        several = replies.several() if isinstance(replies, _LazyTips) else replies.values()
+        rivals = [t for tips in several if len(tips) > 1 for t in tips]
+        return LinkCandidates(
+            replies=replies,
+            requests=requests,
+            exchanges={} if is_exact else self.exchanges(history),
+            same_body=self.same_body(captured) if repeated else (),
+            is_sample=self.is_sample(captured, repeated),
+            same_system_prompt=self.same_system_prompt(history, rivals) if rivals else (),
+            turn_order={
+                t.turn_id: self._entries[t.turn_id].number for t in rivals if t.turn_id in self._entries
+            },
+            openings=self._edited_openings(history) if history.is_opening else (),
+            quotes=[] if prompt_lines is None else self._find_quotes(captured, prompt_lines, other_histories),
+            echoes=[] if is_exact else self.echoes(history),
+            orphans=self.orphans(captured),
+            echoed_answer=self.echoed_answer(captured),
+            inspected=self._inspected(captured, replies),
+            is_silent_reply=any(map(is_silent_reply, captured.reply.completions)),
+            awaits_next_line=prompt_lines is not None and prompt_lines.next_speaker is not None,
+            concerns_past_only=captured.kind.reason in _PAST_SIDE_REASONS,
+            is_delegated=prompt_lines is not None and history.is_opening and self._is_delegated(history),
+        )
+
+    def _histories_of_other_users(self, captured: ClassifiedExchange) -> list[History]:
+        """Return the request's history as each recent user of the key would have sent it, for a side request without a `user`.
+
+        Only for side requests, which never train and answer nothing. A main request is looked up under its own user only.
+        """
+        if (
+            captured.kind.kind is TurnKind.MAIN
+            or captured.options.user is not None
+            or captured.options.session is not None
+        ):
+            return []
+        users = self._users.get(captured.scope)
+        messages = captured.history.messages
+        return [parse_history(messages, captured.scope, user) for user in reversed(users)] if users else []
+
+    def _is_delegated(self, history: History) -> bool:
+        """Whether a fresh request repeats what a recorded turn passed to a tool: another agent was given the task."""
+        words = edge_lines(newest_user_text(history.messages))
+        if not words:
+            return False
+        prompt_lines = None
+        for line in reversed(words):
+            for turn_id in self._holders("order", f"{history.root}:{line}"):
+                prompt_lines = prompt_lines or frozenset(words)
+                if any(
+                    turn_order[-1] == line and prompt_lines.issuperset(turn_order)
+                    for turn_order in self._entries[turn_id].delegated_texts
+                ):
+                    return True
+        return False
+
+    def _inspected(self, captured: ClassifiedExchange, replies: Mapping[str, Sequence[Tip]]) -> set[str]:
+        """Return the turns that this request reads under another system prompt, to fill in a form."""
+        if not is_structured(captured.chat.body):
+            return set()
+        mine = captured.history.system_key
+        entries = (self._entries.get(t.turn_id) for tips in replies.values() for t in tips)
+        return {
+            e.tip.turn_id for e in entries if e is not None and e.system_key != mine and not e.is_structured
+        }
+
+    def _edited_openings(self, history: History) -> list[Tip]:
+        """Return the first turns that this opening extends or shortens, newest first."""
+        words = _opening_text(history)
+        if len(words) < _MIN_EDITED_OPENING_CHARS:
+            return []
+        found = []
+        key = f"{history.root}:{normalise_line(words)[:_OPENING_KEY_CHARS]}"
+        for turn_id in self._holders("opening", key):
+            entry = self._entries[turn_id]
+            shorter, longer = sorted((entry.opening, words), key=len)
+            is_part = longer.startswith(shorter) and _MIN_EDITED_OPENING_CHARS <= len(shorter) < len(longer)
+            if is_part and entry.system_key == history.system_key:
+                found.append(self.refresh(entry.tip))
+        return found
+
+    def same_system_prompt(self, history: History, tips: Iterable[Tip]) -> set[str]:
+        """Return which of the turns had this request's system prompt."""
+        mine = history.system_key
+        return {
+            t.turn_id
+            for t in tips
+            if t.turn_id in self._entries and self._entries[t.turn_id].system_key == mine
+        }
+
+    def orphans(self, captured: ClassifiedExchange) -> list[Orphan]:
+        """Return side turns that quote this opening (or what this side request quotes) and have no conversation yet, oldest first."""
+        history = captured.history
+        if not self._orphans or not history.is_opening or captured.kind.reason in _INDEPENDENT_SIDE_REASONS:
+            return []
+        if captured.kind.kind is TurnKind.SIDE:
+            last = read_prompt_lines(history.messages).last
+            return [
+                Orphan(session_id=session)
+                for session, orphan in self._orphans.items()
+                if self._is_recent_orphan(orphan, captured)
+                and orphan.prompt_lines.last == last
+                and captured.kind.reason not in orphan.side_reasons
+            ]
+        wanted = edge_lines(newest_user_text(history.messages))
+        return [
+            Orphan(session_id=session)
+            for session, orphan in self._orphans.items()
+            if self._is_recent_orphan(orphan, captured)
+            and wanted
+            and (
+                wanted[-1] == orphan.prompt_lines.last
+                or all(line in orphan.prompt_lines.positions for line in wanted)
+                or all(len(line) >= _MIN_LINE_CHARS and line in orphan.flat for line in wanted)
+            )
+        ]
+
+    def _is_recent_orphan(self, orphan: _OrphanEntry, captured: ClassifiedExchange) -> bool:
+        return (
+            orphan.root == captured.history.root
+            and abs(captured.created_at - orphan.created_at) < ORPHAN_TTL_S
+        )
+
+    def _find_quotes(
+        self, captured: ClassifiedExchange, prompt_lines: PromptLines, other_histories: Sequence[History]
+    ) -> list[Quote]:
+        history = captured.history
+        found = self._measure_quotes(history, prompt_lines, captured.kind.reason)
+        for other in other_histories:
+            found += self._measure_quotes(other, prompt_lines, captured.kind.reason)
+        if history.is_opening and captured.kind.kind is TurnKind.MAIN:
+            found += self._find_summaries(history)
+        if found or captured.kind.kind is TurnKind.MAIN or not history.is_opening:
+            return found
+        # Quotes inside lines: only the newest turns are searched, which is what side requests are about.
+        flat = flatten_user_text(history.messages)
+        inside = []
+        roots = {history.root, *(other.root for other in other_histories)}
+        newest = (e for t in reversed(self._entries) if (e := self._entries[t]).root in roots)
+        for entry in islice(newest, _MAX_SEARCHED_TURNS):
+            question_share, answer_share, size = measure_substrings(flat, entry.trace)
+            if question_share >= MATCH_SHARE or answer_share >= MATCH_SHARE:
+                inside.append(
+                    self._build_quote(entry, question_share, answer_share, size, 0, captured.kind.reason)
+                )
+        return inside
+
+    def _find_summaries(self, history: History) -> list[Quote]:
+        """Return the recorded summaries at the end of a system prompt, where a conversation continues without its beginning."""
+        found_text = [m for m in history.messages if m.get("role") in ("system", "developer")]
+        text = "\n".join(content_text(m.get("content")) for m in found_text)[-_SUMMARY_TAIL_CHARS:]
+        if not text:
+            return []
+        prompt_lines = read_prompt_lines([{"role": "user", "content": text}])
+        return [q for q in self._measure_quotes(history, prompt_lines) if q.tip.kind is TurnKind.SIDE]
+
+    def _measure_quotes(
+        self, history: History, prompt_lines: PromptLines, side_reason: str = ""
+    ) -> list[Quote]:
+        found: dict[str, None] = {}
+        for line in prompt_lines.positions:
+            for turn_id in reversed(self._holders("line", f"{history.root}:{line}")):
+                found[turn_id] = None
+        newest = sorted((self._entries[t] for t in found), key=lambda e: e.tip.created_at, reverse=True)
+        quotes = []
+        for entry in newest[:_MAX_MEASURED_TURNS]:
+            question_share, answer_share, size, position = measure_overlap(prompt_lines, entry.trace)
+            if question_share < MATCH_SHARE and answer_share < MATCH_SHARE:
+                continue
+            quotes.append(self._build_quote(entry, question_share, answer_share, size, position, side_reason))
+        return quotes
+
+    def _build_quote(
+        self,
+        entry: _Entry,
+        question_share: float,
+        answer_share: float,
+        size: int,
+        position: int,
+        side_reason: str,
+    ) -> Quote:
+        session = self._session_key(entry)
+        newest = self._newest_main(session)
+        since = entry.tip.created_at - (0.0 if entry.tip.turn_index else ORPHAN_TTL_S)
+        side_turns = (self._entries[t] for t in self._holders("side", session))
+        return Quote(
+            tip=self.refresh(entry.tip),
+            question_share=question_share,
+            answer_share=answer_share,
+            size=size,
+            position=position,
+            newest=newest,
+            is_left_behind=newest is not None
+            and newest.created_at > entry.tip.created_at
+            and not self._entries[newest.turn_id].is_on_summary,
+            has_no_question=not entry.trace.question,
+            has_same_side_turn=side_reason not in _REPEATABLE_SIDE_REASONS
+            and any(e.side_reason == side_reason and e.tip.created_at >= since for e in side_turns),
+        )
+
+    def _session_key(self, entry: _Entry) -> str:
+        return next(key for index, key in entry.keys if index in ("session", "side"))
+
+    def echoes(self, history: History) -> list[tuple[Quote, int]]:
+        """Return recorded turns whose prompt and reply the history contains with other text around them, newest first.
+
+        Each comes with the number of the run that holds its reply.
+        """
+        found: list[tuple[Quote, int]] = []
+        answers = [i for i, run in enumerate(history.runs) if run.role == "assistant"]
+        for i in reversed(answers[-4:]):
+            start = history.runs[i - 1].end if i else 0
+            before = history.runs[i - 2].end if i > 1 else 0
+            answer_text = "\n".join(
+                strip_reasoning(content_text(m.get("content")))
+                for m in history.messages[start : history.runs[i].end]
+            )
+            prompt_lines = _lines_of(newest_user_text(history.messages[before:start]), answer_text)
+            found += [(quote, i) for quote in self._measure_quotes(history, prompt_lines)]
+        return found
+
+    def echoed_answer(self, captured: ClassifiedExchange) -> Quote | None:
+        """Return the recorded turn whose reply equals this request's newest user message."""
+        messages = captured.history.messages
+        newest = next((m for m in reversed(messages) if m.get("role") in ("user", "assistant", "tool")), None)
+        if newest is None or newest.get("role") != "user":
+            return None
+        words = edge_lines(content_text(newest.get("content")))
+        for turn_id in self._holders("line", f"{captured.history.root}:{words[-1]}") if words else ():
+            entry = self._entries[turn_id]
+            if entry.trace.answer == words and entry.trace.question != words:
+                return Quote(
+                    tip=self.refresh(entry.tip),
+                    question_share=0.0,
+                    answer_share=1.0,
+                    size=sum(map(len, words)),
+                    position=0,
+                )
+        return None
+
+
+def _sampling(request: Json) -> tuple[Any, Any]:
+    """Return the fields of a request by which several samples of one prompt are drawn."""
+    return request.get("n") or 1, request.get("seed")
+
+
+def _delegated_texts(completion: Completion) -> tuple[tuple[str, ...], ...]:
+    """Return the lines of each longer text among the arguments of a reply's tool calls."""
+    found = []
+    for call in completion.tool_calls:
+        function = call.get("function")
+        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        if not isinstance(arguments, str) or len(arguments) < _MIN_DELEGATED_CHARS:
+            continue
+        try:
+            given = json.loads(arguments)
+        except (ValueError, RecursionError):
+            continue
+        for value in given.values() if isinstance(given, dict) else ():
+            if (
+                isinstance(value, str)
+                and len(value) >= _MIN_DELEGATED_CHARS
+                and (found_text := edge_lines(value))
+            ):
+                found.append(found_text)
+    return tuple(found)
+
+
+def _merge_tips(
+    candidates: Mapping[str, Sequence[Tip]],
+    other_histories: Iterable[History],
+    find: Callable[[History], Mapping[str, Sequence[Tip]]],
+    mine: History,
+) -> dict[str, Sequence[Tip]]:
+    """Return ``known`` with the tips of the same messages under other users, by the keys of ``mine``."""
+    found = {key: list(tips) for key, tips in candidates.items()}
+    for other in other_histories:
+        theirs = find(other)
+        for own, key in zip(mine.keys, other.keys, strict=True):
+            found.setdefault(own, []).extend(theirs.get(key, ()))
+    return {
+        key: sorted(tips, key=lambda t: t.created_at, reverse=True) for key, tips in found.items() if tips
+    }
+
+
+def _opening_text(history: History) -> str:
+    """Return the first user text, without its final punctuation; "" where a reply precedes."""
+    return newest_user_text(history.messages)[:400].rstrip(" .!?。！？\n") if history.is_opening else ""
+
+
+def _quotable_messages(history: History) -> Sequence[Message]:
+    """Return what may quote other turns: all of a fresh request, or what precedes a history."""
+    return history.messages if history.is_opening else history.messages[: history.runs[0].end]
+
+
+def _lines_of(question: str, answer: str) -> PromptLines:
+    return read_prompt_lines([{"role": "user", "content": question}, {"role": "user", "content": answer}])

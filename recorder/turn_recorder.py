@@ -1,0 +1,279 @@
+"""Linking captured exchanges and writing their turns, many in one transaction.
+
+Linking happens right before the write: one writer sees the turns in order, and its batch, its index and the record together are complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import tenacity
+
+from recorder.linking import Link, LinkCandidates, link
+from recorder.turn_index import RESTORED_TURNS, TurnIndex
+from recorder.turns import ClassifiedExchange, build_turns
+from store.errors import RecordCorrupt, RecordError, RecordUnavailable
+from store.record import Record
+from store.values import Feedback, NewTurn, Tip, TurnKind
+
+log = logging.getLogger(__name__)
+
+#: The newest keys of a history are looked up first: they find a continued conversation of any length.
+_NEWEST_KEYS = 6
+
+_NO_CANDIDATES = LinkCandidates()
+
+T = TypeVar("T")
+
+
+class TurnRecorder:
+    """The only writer of turns of a record.
+
+    Args:
+        open_record: opens the record; called repeatedly while the record is unavailable.
+        on_unwritable: called with an exchange or feedback that can never be written, and why.
+    """
+
+    def __init__(
+        self,
+        open_record: Callable[[], Awaitable[Record]],
+        on_unwritable: Callable[[ClassifiedExchange | Feedback, str], None] | None = None,
+    ) -> None:
+        self._open_record = open_record
+        self._on_unwritable = on_unwritable
+        self._opening_lock = asyncio.Lock()
+        self._turn_index = TurnIndex()
+        self._linked: dict[str, tuple[NewTurn, ...]] = {}  # by turn id: linked, not written yet
+        self.record: Record | None = None
+        self.written = 0
+        self.failed_writes = 0
+        self.unwritable = 0
+        self.last_error: str | None = None  # why nothing can be written at present
+        self.last_unwritable: str | None = None
+
+    async def write(
+        self,
+        captures: Sequence[ClassifiedExchange],
+        *,
+        feedback: Sequence[Feedback] = (),
+        offsets: Mapping[str, int] | None = None,
+        may_be_known: bool = False,
+    ) -> list[Feedback]:
+        """Link exchanges, in the order in which they ended, and write them, the feedback and the offsets in one transaction.
+
+        Waits as long as the record is unavailable. If the transaction fails for another reason, the exchanges are written one by
+        one, so that one that cannot be written does not take the others with it; so is the feedback.
+
+        Args:
+            may_be_known: some exchanges may be recorded already; they are skipped.
+
+        Returns:
+            feedback about turns that the record does not have.
+        """
+        if may_be_known and captures:
+            ids = [captured.turn_id for captured in captures]
+            known = await self._with_retry(lambda: self._known(ids))
+            captures = [captured for captured in captures if captured.turn_id not in known]
+        try:
+            return await self._with_retry(lambda: self._write(captures, feedback, offsets or {}))
+        except Exception:  # noqa: BLE001 - handled one by one
+            # Their links may depend on the failing exchange: link again.
+            self._discard_links(captures)
+        for captured in captures:
+            try:
+                await self._with_retry(lambda one=captured: self._write([one], (), {}))  # type: ignore[misc]
+            except Exception as exc:  # noqa: BLE001 - reported and kept by `on_unwritable`
+                self._discard_links([captured])
+                self._report_unwritable(captured, f"turn {captured.turn_id}", exc)
+        unmatched: list[Feedback] = []
+        for given in feedback:
+            try:
+                unmatched += await self._with_retry(lambda one=given: self._write((), [one], {}))  # type: ignore[misc]
+            except Exception as exc:  # noqa: BLE001 - reported and kept by `on_unwritable`
+                self._report_unwritable(given, f"feedback {given.feedback_id}", exc)
+        await self._with_retry(lambda: self._write((), (), offsets or {}))
+        return unmatched
+
+    def _report_unwritable(self, item: ClassifiedExchange | Feedback, name: str, exc: Exception) -> None:
+        self.unwritable += 1
+        self.last_unwritable = f"{name}: {type(exc).__name__}: {exc}"[:300]
+        log.error("an entry cannot be written: %s", self.last_unwritable)
+        if self._on_unwritable is not None:
+            self._on_unwritable(item, self.last_unwritable)
+
+    async def _known(self, turn_ids: Sequence[str]) -> set[str]:
+        return await (await self._get_record_or_wait()).known_turns(turn_ids)
+
+    async def _with_retry(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run ``work`` until the record is available."""
+        try:
+            done = await work()  # the usual case needs no retry machinery
+        except (RecordUnavailable, RecordCorrupt) as exc:
+            self._note_failure(exc, is_first=True)
+            done = await self._retry_until_available(work)
+        self.last_error = None
+        return done
+
+    async def _retry_until_available(self, work: Callable[[], Awaitable[T]]) -> T:
+        async for attempt in tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type((RecordUnavailable, RecordCorrupt)),
+            wait=tenacity.wait_random_exponential(multiplier=0.05, max=2.0),
+            before_sleep=self._note_attempt,
+            reraise=True,
+        ):
+            with attempt:
+                done = await work()
+        return done
+
+    def _note_attempt(self, state: tenacity.RetryCallState) -> None:
+        self._note_failure(state.outcome.exception() if state.outcome is not None else None)
+
+    def _note_failure(self, error: BaseException | None, *, is_first: bool = False) -> None:
+        self.failed_writes += 1
+        self.last_error = str(error)[:300]
+        if is_first:
+            log.warning("the record cannot be written, trying again: %s", self.last_error)
+
+    async def get_record(self) -> Record:
+        """Return the record, opening it if need be. Raises: RecordError."""
+        if self.record is None:
+            async with self._opening_lock:
+                if self.record is None:
+                    record = await self._open_record()
+                    try:
+                        self._turn_index.restore(await record.recollect(RESTORED_TURNS))
+                    except BaseException:
+                        await record.close()  # it is opened again on the next attempt
+                        raise
+                    self.record = record
+        return self.record
+
+    def _discard_links(self, captures: Sequence[ClassifiedExchange]) -> None:
+        for captured in captures:
+            self._turn_index.remove(t.turn_id for t in self._linked.pop(captured.turn_id, ()))
+
+    async def _get_record_or_wait(self) -> Record:
+        try:
+            return await self.get_record()
+        except RecordError as exc:
+            # Whatever is wrong (not migrated yet, schema too new) is not the turns' fault: they wait.
+            raise RecordUnavailable(str(exc)) from exc
+
+    async def _write(
+        self, captures: Sequence[ClassifiedExchange], feedback: Sequence[Feedback], offsets: Mapping[str, int]
+    ) -> list[Feedback]:
+        record = await self._get_record_or_wait()
+        await self._link(record, [d for d in captures if d.turn_id not in self._linked])
+        turns = [turn for captured in captures for turn in self._linked[captured.turn_id]]
+        done = [
+            (captured.scope, self._linked[captured.turn_id][0].session_id)
+            for captured in captures
+            if captured.options.is_session_done
+        ]
+        unmatched = await record.write_turns(turns, done, feedback=feedback, offsets=offsets)
+        for captured in captures:
+            del self._linked[captured.turn_id]
+        self.written += len(turns)
+        return unmatched
+
+    async def _link(self, record: Record, captures: Sequence[ClassifiedExchange]) -> None:
+        """Link the exchanges in the order in which they ended. A second attempt keeps the decisions."""
+        for captured, found in zip(captures, await self._find_candidates(record, captures), strict=True):
+            session = captured.options.session
+            tip = None
+            if session is not None:
+                tip = self._turn_index.newest(captured.scope, session) or await record.session_tip(
+                    captured.scope, session
+                )
+            candidates = self._build_candidates(captured, found)
+            decided: Link = link(captured.history, candidates, captured.kind.kind, session=session, tip=tip)
+            session_id = decided.session_id or f"session_{captured.turn_id.removeprefix('turn_')}"
+            turns = build_turns(captured, decided, session_id)
+            self._linked[captured.turn_id] = turns
+            self._turn_index.add(captured, turns)
+
+    def _build_candidates(self, captured: ClassifiedExchange, found: LinkCandidates) -> LinkCandidates:
+        """Return the candidates of the record together with those of the index."""
+        turn_index, history = self._turn_index, captured.history
+        return turn_index.candidates(
+            captured,
+            replies=_merged(turn_index.replies(history), found.replies, turn_index),
+            requests=_merged(turn_index.requests(history), found.requests, turn_index),
+        )
+
+    async def _find_candidates(
+        self, record: Record, captures: Sequence[ClassifiedExchange]
+    ) -> list[LinkCandidates]:
+        """Query the record for candidates: not at all, or one or two queries for each scope."""
+        candidates = {d.turn_id: _NO_CANDIDATES for d in captures}
+        undecided: Sequence[ClassifiedExchange] = captures
+        for keys_of in (_newest_keys, _all_keys):
+            # Earlier exchanges of this batch are found in the index.
+            undecided = [d for d in undecided if not _is_decided(d, candidates[d.turn_id], self._turn_index)]
+            if keys_of is _all_keys:
+                undecided = [d for d in undecided if len(d.history.runs) > _NEWEST_KEYS]
+            if undecided:
+                answers = await self._query_tips(record, undecided, keys_of)
+                candidates.update(zip((d.turn_id for d in undecided), answers, strict=True))
+        return [candidates[d.turn_id] for d in captures]
+
+    async def _query_tips(
+        self,
+        record: Record,
+        captures: Sequence[ClassifiedExchange],
+        keys_of: Callable[[ClassifiedExchange], Sequence[str]],
+    ) -> list[LinkCandidates]:
+        by_scope: dict[str, set[str]] = {}
+        for captured in captures:
+            by_scope.setdefault(captured.scope, set()).update(keys_of(captured))
+        tips = {scope: await record.tips_for(scope, sorted(keys)) for scope, keys in by_scope.items()}
+        found = []
+        for captured in captures:
+            answer = tips[captured.scope]
+            keys = keys_of(captured)
+            found.append(
+                LinkCandidates(
+                    replies={k: answer.replies[k] for k in keys if k in answer.replies},
+                    requests={k: answer.requests[k] for k in keys if k in answer.requests},
+                )
+            )
+        return found
+
+
+def _newest_keys(captured: ClassifiedExchange) -> list[str]:
+    return [run.key for run in captured.history.runs[-_NEWEST_KEYS:]]
+
+
+def _all_keys(captured: ClassifiedExchange) -> list[str]:
+    return captured.history.keys
+
+
+def _is_decided(captured: ClassifiedExchange, candidates: LinkCandidates, turn_index: TurnIndex) -> bool:
+    """Whether nothing in the record can change the link.
+
+    This holds for an opening (only an identical body matters, and bodies are indexed in memory), and where the newest reply in the history
+    is known to end a main turn (nothing older can then be the parent).
+    """
+    if captured.history.is_opening and captured.options.session is None:
+        return True
+    for run in reversed(captured.history.runs):
+        if run.role == "assistant":
+            tips = candidates.replies.get(run.key, ())
+            return any(t.kind is TurnKind.MAIN for t in tips) or turn_index.ends_main(run.key)
+    return False
+
+
+def _merged(
+    newer: Mapping[str, list[Tip]], older: Mapping[str, Iterable[Tip]], turn_index: TurnIndex
+) -> Mapping[str, list[Tip]]:
+    if not older:
+        return newer
+    merged: dict[str, list[Tip]] = {}
+    for key in {*newer, *older}:
+        tips = list(newer.get(key, ()))
+        ids = {tip.turn_id for tip in tips}
+        merged[key] = tips + [turn_index.refresh(tip) for tip in older.get(key, ()) if tip.turn_id not in ids]
+    return merged

@@ -1,0 +1,1 @@
+"""Commands for developers: installing, and generated documents."""

@@ -1,0 +1,119 @@
+"""Connects the built-in engine to the OpenAI server: a model, its batch thread and its limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from serving.embedded.adapters import Adapter, read_adapter
+from serving.embedded.batch_engine import BatchEngine, EmbeddedJob
+from serving.embedded.model import Model
+from serving.openai_server.engine import EngineLimits
+from serving.openai_server.values import LogprobsMode, SamplingDefaults
+from serving.openai_server.vocabulary import Vocabulary
+from store.version import VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedOptions:
+    """The command-line options."""
+
+    max_num_seqs: int = 16
+    max_loras: int = 8
+    max_lora_rank: int = 64
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    cache_bytes: int = 4 << 30
+
+
+class EmbeddedEngine:
+    """One model in this process (`serving.openai_server.engine.SamplingEngine`)."""
+
+    def __init__(self, model: Model, options: EmbeddedOptions) -> None:
+        self.model = model
+        self._options = options
+        self._engine: BatchEngine | None = None
+        self.limits = EngineLimits(
+            name="the built-in engine", max_sequences=options.max_num_seqs, option="--max-num-seqs"
+        )
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.model.vocabulary
+
+    @property
+    def defaults(self) -> SamplingDefaults:
+        return self.model.defaults
+
+    @property
+    def max_model_len(self) -> int:
+        return self.model.max_model_len
+
+    @property
+    def logprobs_mode(self) -> LogprobsMode:
+        return self._options.logprobs_mode
+
+    @property
+    def engine(self) -> BatchEngine:
+        """The running batch engine; available after `start`."""
+        if self._engine is None:
+            raise RuntimeError("the engine has not started")
+        return self._engine
+
+    @property
+    def is_ready(self) -> bool:
+        return True
+
+    def unavailable_reason(self) -> str | None:
+        return None
+
+    def start(self, post: Callable[[Callable[[], None]], None]) -> None:
+        self._engine = BatchEngine(
+            self.model,
+            post=post,
+            max_num_seqs=self._options.max_num_seqs,
+            max_loras=self._options.max_loras,
+            logprobs_mode=self._options.logprobs_mode,
+            cache_bytes=self._options.cache_bytes,
+        )
+        self._engine.start()
+
+    def stop(self) -> None:
+        self.engine.stop()
+
+    async def join(self) -> None:
+        await asyncio.to_thread(self.engine.join)
+
+    def submit(self, job: EmbeddedJob) -> bool:
+        return self.engine.submit(job)
+
+    def cancel(self, job: EmbeddedJob) -> None:
+        self.engine.cancel(job)
+
+    def load(self, name: str, path: str) -> Adapter:
+        return read_adapter(name, Path(path), self.model.loras.modules, max_rank=self._options.max_lora_rank)
+
+    def unload(self, adapter: Adapter) -> None:
+        """Do nothing: running sequences hold references, and the memory is freed with the last of them."""
+
+    def version_info(self) -> Mapping[str, Any]:
+        return {
+            "version": VERSION,
+            "engine": "patina-embedded",
+            "logprobs_mode": self.logprobs_mode,
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "device": str(self.model.device),
+            "capabilities": {
+                "tools": True,
+                "constrained": False,
+                "adapter_slots": self._options.max_loras,
+                "notes": [
+                    "no constrained decoding: response_format is refused, and a required call is opened for the model, not held to its schema"
+                ],
+            },
+        }
+
+    def stats(self) -> Mapping[str, Any]:
+        return asdict(self.engine.stats())

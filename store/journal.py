@@ -1,0 +1,440 @@
+"""The journal: append-only segment files through which the gateways hand exchanges to the recorder.
+
+A gateway appends one entry for each exchange before its client sees the end of the reply. The recorder reads the entries, writes rows, and
+removes a segment when all of it is recorded and its writer has closed it. What a client saw the end of therefore survives a crash of any
+process; with ``sync="group"`` also a power cut.
+
+* Segment: ``<start, ns>-<writer>-<folder><random>.journal`` in the journal folder. Its writer holds an exclusive ``flock`` on it while it appends.
+* Entry: a header (magic with the format version, kind, length and CRC-32 of the payload, time) and the payload.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import fcntl
+import os
+import secrets
+import struct
+import time
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from store.disk import sync_path
+from store.hashing import digest
+from store.values import Json
+
+SUFFIX = ".journal"
+#: In the journal folder: the recorder's newest state, as JSON.
+STATE_FILE = "recorder.json"
+_MAGIC = b"PJ01"
+#: magic, kind, length of the payload, its CRC-32, microseconds since the epoch
+_HEADER = struct.Struct("<4sIIIQ")
+
+#: A write that took longer means a busy disk: for a while a thread writes, not the event loop.
+_SLOW_WRITE_S, _SLOW_PERIOD_S = 0.05, 5.0
+_RETRY_S = 0.2
+#: Headers that are read to count what waits.
+_MAX_COUNTED = 5000
+#: Bytes of one write by the thread.
+_WRITE_BYTES = 16 << 20
+#: A segment that nothing was added to for so long is closed, and one that is so old: the recorder then removes it.
+_IDLE_S, _OLDEST_S = 2.0, 300.0
+
+
+class EntryKind(enum.IntEnum):
+    EXCHANGE = 1
+    FEEDBACK = 2
+
+
+class JournalFull(OSError):
+    """The journal has reached its limit on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a segment.
+
+    Attributes:
+        at: when it was appended, seconds since the epoch.
+        start, end: byte offsets in its segment.
+    """
+
+    kind: int
+    at: float
+    payload: bytes
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """What is in the journal and not recorded yet.
+
+    Attributes:
+        oldest_at: when the oldest such entry was appended, seconds since the epoch; None when there is none.
+    """
+
+    entries: int
+    bytes: int
+    oldest_at: float | None
+
+
+class JournalWriter:
+    """Appends entries to segments of its own. Not thread-safe: used by one event loop.
+
+    Args:
+        name: of the writer, in the segments' names.
+        sync: "none": an entry is handed to the operating system. "group": it is also synced to disk, many entries at a time.
+        capacity_bytes: limit of all segments of the folder; beyond it entries wait in memory, as they do on a full disk.
+        memory_bytes: limit of what waits in memory; beyond it entries are lost, counted and reported.
+        segment_bytes: a segment of this size is closed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        *,
+        sync: str = "none",
+        capacity_bytes: int = 4 << 30,
+        memory_bytes: int = 128 << 20,
+        segment_bytes: int = 64 << 20,
+    ) -> None:
+        self._folder = folder
+        self._name = name
+        self._syncs = sync == "group"
+        self._capacity_bytes = capacity_bytes
+        self._memory_bytes = memory_bytes
+        self._segment_bytes = segment_bytes
+        self._file: int | None = None
+        self._size = 0  # of the open segment
+        self._opened_at = self._appended_at = 0.0
+        self._other_bytes = 0  # of the other segments of the folder
+        self._pending: deque[tuple[bytes, asyncio.Future[None]]] = deque()
+        self._pending_bytes = 0
+        self._flushing: asyncio.Task[None] | None = None
+        self._is_closing = False
+        self._slow_until = 0.0
+        self.appended = 0
+        self.lost = 0
+        self.last_error: str | None = None  # why entries wait in memory at present
+        self.last_loss: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    def append(self, kind: EntryKind, payload: bytes) -> asyncio.Future[None] | None:
+        """Append an entry.
+
+        Returns:
+            None when it is written, or lost (see `lost`). Otherwise a future that completes when it is written (and synced).
+        """
+        entry = (
+            _HEADER.pack(_MAGIC, kind, len(payload), zlib.crc32(payload), time.time_ns() // 1000) + payload
+        )
+        began = time.monotonic()
+        if not self._syncs and not self._pending and not self._is_closing and began >= self._slow_until:
+            try:
+                self._write(entry)
+            except OSError as exc:
+                self.last_error = str(exc)
+            else:
+                self.appended += 1
+                self.last_error = None
+                if time.monotonic() - began > _SLOW_WRITE_S:
+                    self._slow_until = began + _SLOW_PERIOD_S
+                return None
+        if self._pending_bytes + len(entry) > self._memory_bytes:
+            self.lost += 1
+            self.last_loss = f"an entry of {len(entry)} bytes: the journal cannot be written ({self.last_error}) and the memory is full"
+            return None
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pending.append((entry, written))
+        self._pending_bytes += len(entry)
+        if not self._is_closing and (self._flushing is None or self._flushing.done()):
+            self._flushing = asyncio.create_task(self._flush())
+        return written
+
+    async def _flush(self) -> None:
+        """Write what waits in memory, in order, until nothing waits."""
+        while self._pending and not self._is_closing:
+            batch = self._next_batch()
+            try:
+                await asyncio.to_thread(self._write, b"".join(entry for entry, _ in batch))
+            except OSError as exc:
+                self.last_error = str(exc)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            self.last_error = None
+            self._mark_written(len(batch))
+
+    def _next_batch(self) -> list[tuple[bytes, asyncio.Future[None]]]:
+        batch, total = [], 0
+        for item in self._pending:
+            batch.append(item)
+            total += len(item[0])
+            if total >= _WRITE_BYTES:
+                break
+        return batch
+
+    def _mark_written(self, count: int) -> None:
+        for _ in range(count):
+            entry, written = self._pending.popleft()
+            self._pending_bytes -= len(entry)
+            self.appended += 1
+            if not written.done():
+                written.set_result(None)
+
+    def _write(self, data: bytes) -> None:
+        """Append bytes to the segment, all of them or none. Raises: OSError."""
+        if self._file is not None and os.fstat(self._file).st_nlink == 0:
+            self._close_segment()  # somebody removed the file
+        if self._other_bytes + self._size + len(data) > self._capacity_bytes:
+            raise JournalFull(f"the journal has reached its limit of {self._capacity_bytes} bytes")
+        file = self._file if self._file is not None else self._open_segment()
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(file, rest) :]
+            if self._syncs:
+                os.fdatasync(file)
+        except OSError:
+            try:
+                os.ftruncate(file, self._size)
+            except OSError:
+                self._close_segment()  # the reader skips what was written in part
+            raise
+        self._size += len(data)
+        self._appended_at = time.monotonic()
+        if self._size >= self._segment_bytes:
+            self._close_segment()
+
+    def _open_segment(self) -> int:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = (
+            self._folder
+            / f"{time.time_ns():020d}-{self._name}-{folder_token(self._folder)}{secrets.token_hex(4)}{SUFFIX}"
+        )
+        # Locked before it has its name: a segment that is not locked is closed.
+        hidden = path.with_suffix(".new")
+        file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            hidden.rename(path)
+            if self._syncs:
+                sync_path(self._folder)
+        except OSError:
+            os.close(file)
+            hidden.unlink(missing_ok=True)
+            raise
+        self._file, self._size = file, 0
+        self._opened_at = self._appended_at = time.monotonic()
+        return file
+
+    def _close_segment(self) -> None:
+        if self._file is not None:
+            os.close(self._file)  # gives the lock back
+            self._other_bytes += self._size
+            self._file, self._size = None, 0
+
+    def maintain(self) -> None:
+        """Close an idle or old segment, and measure the folder. To be called about every second."""
+        now = time.monotonic()
+        is_busy = self._is_closing or (self._flushing is not None and not self._flushing.done())
+        is_due = now - self._appended_at > _IDLE_S or now - self._opened_at > _OLDEST_S
+        if self._file is not None and not is_busy and self._size and is_due:
+            self._close_segment()
+        try:
+            self._other_bytes = max(0, journal_bytes(self._folder) - self._size)
+        except OSError as exc:
+            self.last_error = str(exc)  # the next append finds out more
+
+    async def close(self) -> int:
+        """Write what waits, once more, and close the segment; returns the number of entries that could not be written."""
+        self._is_closing = True
+        if self._flushing is not None:  # not cancelled: its thread would go on writing
+            await asyncio.gather(self._flushing, return_exceptions=True)
+        while self._pending:
+            batch = self._next_batch()
+            try:
+                await asyncio.to_thread(self._write, b"".join(entry for entry, _ in batch))
+            except OSError as exc:
+                self.last_error = str(exc)
+                break
+            self._mark_written(len(batch))
+        self._close_segment()
+        self._is_closing = False
+        return len(self._pending)
+
+    def state(self) -> Json:
+        """Return counters for `status`."""
+        return {
+            "appended": self.appended,
+            "waiting": len(self._pending),
+            "waiting_bytes": self._pending_bytes,
+            "lost": self.lost,
+            "last_error": self.last_error,
+            "last_loss": self.last_loss,
+        }
+
+
+def folder_token(folder: Path) -> str:
+    """Return 8 hex digits in the names of a folder's segments, by which hosts that share a record tell their offsets apart."""
+    return digest("journal", os.uname().nodename, str(folder.absolute()))[:8]
+
+
+def segments(folder: Path) -> list[Path]:
+    """Return the segments of a folder, oldest first."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX)
+    except FileNotFoundError:
+        return []
+
+
+def journal_bytes(folder: Path) -> int:
+    """Return the size of all segments of a folder."""
+    total = 0
+    for path in segments(folder):
+        try:
+            total += path.stat().st_size
+        except FileNotFoundError:
+            continue  # recorded and removed meanwhile
+    return total
+
+
+def is_closed(path: Path) -> bool:
+    """Whether no writer appends to a segment any more (it closed the segment, or died)."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return True
+
+
+def read_entries(
+    path: Path, start: int, most_bytes: int, *, is_final: bool = False
+) -> tuple[list[Entry], int, int]:
+    """Read whole entries of a segment from an offset on.
+
+    Args:
+        most_bytes: about how much is read; one entry is read whatever its size.
+        is_final: nothing is appended any more. An entry at ``start`` that is longer than the file is then skipped when a whole entry
+            follows it: its length is damaged.
+
+    Returns:
+        (entries, offset behind what was read, bytes skipped because they are no entry). An entry that is not complete yet is left.
+    """
+    with open(path, "rb") as file:
+        file.seek(start)
+        data = file.read(most_bytes)
+        if len(data) >= _HEADER.size and data.startswith(_MAGIC):
+            length = _HEADER.size + _HEADER.unpack_from(data)[2]
+            if length > len(data):
+                data += file.read(length - len(data))
+    entries: list[Entry] = []
+    at = damaged = 0
+    while at + _HEADER.size <= len(data):
+        magic, kind, length, checksum, micros = _HEADER.unpack_from(data, at)
+        end = at + _HEADER.size + length
+        if magic == _MAGIC and end > len(data):
+            # Incomplete: still being written, cut off by a crash, or its length is damaged.
+            found = _find_entry(data, at + 1) if is_final and at == 0 else -1
+            if found < 0:
+                break
+            damaged += found
+            at = found
+            continue
+        payload = data[at + _HEADER.size : end]
+        if magic != _MAGIC or zlib.crc32(payload) != checksum:
+            found = data.find(_MAGIC, at + 1)
+            skipped_to = found if found >= 0 else len(data) - len(_MAGIC) + 1
+            damaged += skipped_to - at
+            at = skipped_to
+            continue
+        entries.append(Entry(kind, micros / 1e6, payload, start + at, start + end))
+        at = end
+    return entries, start + at, damaged
+
+
+def _find_entry(data: bytes, start: int) -> int:
+    """Return where the next whole entry begins, -1 when there is none."""
+    at = data.find(_MAGIC, start)
+    while 0 <= at <= len(data) - _HEADER.size:
+        _, _, length, checksum, _ = _HEADER.unpack_from(data, at)
+        end = at + _HEADER.size + length
+        if end <= len(data) and zlib.crc32(memoryview(data)[at + _HEADER.size : end]) == checksum:
+            return at
+        at = data.find(_MAGIC, at + 1)
+    return -1
+
+
+def _headers(path: Path, start: int) -> Iterator[tuple[float, int]]:
+    """Yield time and end of each complete entry from an offset on, without reading payloads."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        at = start
+        while at + _HEADER.size <= size:
+            magic, _, length, _, micros = _HEADER.unpack(os.pread(file.fileno(), _HEADER.size, at))
+            at += _HEADER.size + length
+            if magic != _MAGIC or at > size:
+                return
+            yield micros / 1e6, at
+
+
+def measure_lag(folder: Path, offsets: Mapping[str, int], ends: Mapping[str, int] | None = None) -> Lag:
+    """Return what is in the journal and not recorded.
+
+    Beyond some thousand entries their number is estimated from their size.
+
+    Args:
+        offsets: what is recorded of each segment, in bytes, by name.
+        ends: up to where each segment counts, see `journal_ends`; default: as it is now.
+    """
+    entries = counted = total = 0
+    oldest: float | None = None
+    for name, end in (journal_ends(folder) if ends is None else ends).items():
+        start = offsets.get(name, 0)
+        total += max(0, end - start)
+        try:
+            for at, after in _headers(folder / name, start):
+                if after > end or entries >= _MAX_COUNTED:
+                    break
+                entries += 1
+                counted += after - start
+                start = after
+                oldest = at if oldest is None else min(oldest, at)
+        except FileNotFoundError:
+            total -= max(0, end - start)  # recorded and removed meanwhile
+    if entries < _MAX_COUNTED:
+        return Lag(entries, counted, oldest)
+    return Lag(round(entries * total / counted), total, oldest)
+
+
+def journal_ends(folder: Path) -> dict[str, int]:
+    """Return the present size of each segment, by name: what was journalled up to now."""
+    ends = {}
+    for path in segments(folder):
+        try:
+            ends[path.name] = path.stat().st_size
+        except FileNotFoundError:
+            continue
+    return ends
+
+
+def is_recorded(folder: Path, offsets: Mapping[str, int], ends: Mapping[str, int]) -> bool:
+    """Whether everything up to ``ends`` (see `journal_ends`) is recorded: a segment's file is removed before its offset."""
+    return all(
+        offsets.get(name, 0) >= end or (name not in offsets and not (folder / name).exists())
+        for name, end in ends.items()
+    )

@@ -1,0 +1,126 @@
+"""`run.py recover`: a damaged record loses what cannot be read, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+from cli.supervisor import hold_home
+from evals.traffic import draft_of, parse_line
+from migrations import upgrade
+from recorder.turn_recorder import TurnRecorder
+from store.record import Record
+from store.settings import read_settings
+
+TURNS = 400
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home whose record has `TURNS` turns in conversations of two."""
+    url = read_settings({"home": tmp_path}).database_url
+    upgrade(url)
+
+    async def fill() -> None:
+        record = await Record.open(url)
+
+        async def open_record() -> Record:
+            return record
+
+        recorder = TurnRecorder(open_record)
+        captures = []
+        for number in range(TURNS):
+            question = {"role": "user", "content": f"question {number // 2}: " + f"word{number // 2} " * 40}
+            answer = {"role": "assistant", "content": f"answer {number // 2}: " + "text " * 40}
+            messages = (
+                [question] if number % 2 == 0 else [question, answer, {"role": "user", "content": "thanks"}]
+            )
+            line = {
+                "seq": number + 1, "time": 1e9 + number, "body": {"model": "m", "messages": messages},
+                "response": {"choices": [{"index": 0, "message": answer, "finish_reason": "stop"}]},
+            }  # fmt: skip
+            captured = draft_of(parse_line(json.dumps(line).encode(), "test", number + 1))
+            assert captured is not None
+            captures.append(captured)
+        for start in range(0, TURNS, 100):
+            await recorder.write(captures[start : start + 100])
+        await record.close()
+
+    asyncio.run(fill())
+    return tmp_path
+
+
+def count(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as database:
+        return int(database.execute("SELECT count(*) FROM turns").fetchone()[0])
+
+
+def run(home: Path, *words: str) -> int:
+    return main([*words, f"--home={home}"])
+
+
+def test_unreadable_pages_cost_only_their_rows(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = home / "patina.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        size = database.execute("PRAGMA page_size").fetchone()[0]
+        names = "turns", "messages"
+        pages = {
+            row[0]
+            for name in names
+            for row in database.execute(
+                "SELECT pageno FROM dbstat WHERE name = ? AND pagetype = 'leaf' ORDER BY pageno", (name,)
+            )
+        }
+    with path.open("r+b") as file:
+        for page in sorted(pages)[3:6]:
+            file.seek((page - 1) * size)
+            file.write(b"\xff" * size)
+    assert run(home, "recover") == 0
+    printed = capsys.readouterr().out
+    assert "Recovered:" in printed
+    assert len(list(home.glob("patina.db.damaged-*"))) >= 1
+    assert TURNS * 0.6 < count(path) < TURNS
+    assert run(home, "verify") == 0
+
+
+def test_a_whole_record_is_copied_whole(home: Path) -> None:
+    path = home / "patina.db"
+    before = dump(path)
+    assert run(home, "recover") == 0
+    assert dump(path) == before
+    assert run(home, "verify") == 0
+
+
+def dump(path: Path) -> dict[str, list[str]]:
+    tables = ("messages", "nodes", "turns", "lives", "next_states")
+    with closing(sqlite3.connect(path)) as database:
+        return {name: sorted(map(str, database.execute(f"SELECT * FROM {name}"))) for name in tables}
+
+
+def test_a_truncated_record_is_refused_at_the_start_with_the_way_out_and_salvaged(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = home / "patina.db"
+    with path.open("r+b") as file:
+        file.write(b"not a database at all")
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    assert run(home, "status") == 2
+    assert "run.py recover" in capsys.readouterr().err
+    assert run(home, "recover") == 0
+    assert "nothing could be read" in capsys.readouterr().out
+    assert count(path) == 0
+
+
+def test_a_running_patina_is_not_recovered(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with hold_home(home):
+        assert run(home, "recover") == 2
+    assert "runs on" in capsys.readouterr().err
+    assert count(home / "patina.db") == TURNS

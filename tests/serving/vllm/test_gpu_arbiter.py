@@ -1,0 +1,182 @@
+"""Engine and trainer by turns on one device: nobody is thrown out, nobody waits beyond the bound plus a boundary, nobody starves."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.vllm.gpu_arbiter import Action, GpuArbiter, Phase
+
+
+def test_requests_in_flight_end_before_the_engine_sleeps() -> None:
+    arbiter = GpuArbiter(10.0)
+    assert arbiter.request_arrived("a", 0.0)
+    assert arbiter.trainer_requested() == []
+    assert not arbiter.request_arrived("b", 1.0)
+    assert arbiter.request_ended("a", 2.0) == [Action.SLEEP]
+    assert arbiter.engine_slept() == [Action.GRANT]
+    assert arbiter.trainer_released() == [Action.WAKE]
+    assert arbiter.engine_woken(5.0) == [Action.ADMIT]
+    assert (
+        arbiter.wait_statistics.requests,
+        arbiter.wait_statistics.seconds,
+        arbiter.wait_statistics.longest,
+    ) == (1, 4.0, 4.0)
+
+
+def test_a_wait_beyond_the_bound_asks_the_step_to_yield_once() -> None:
+    arbiter = GpuArbiter(10.0)
+    assert arbiter.trainer_requested() == [Action.SLEEP]
+    arbiter.engine_slept()
+    assert arbiter.tick(100.0) == []  # nobody waits: a step may take as long as it takes
+    arbiter.request_arrived("a", 100.0)
+    assert arbiter.tick(109.9) == []
+    assert arbiter.tick(110.0) == [Action.YIELD]
+    assert arbiter.tick(111.0) == []
+    assert arbiter.trainer_released() == [Action.WAKE]
+
+
+def test_a_trainer_that_yielded_comes_after_those_who_waited() -> None:
+    arbiter = GpuArbiter(1.0)
+    arbiter.trainer_requested()
+    arbiter.engine_slept()
+    arbiter.request_arrived("a", 0.0)
+    arbiter.tick(1.0)
+    arbiter.trainer_released()
+    arbiter.trainer_requested()  # it is not done
+    assert arbiter.engine_woken(2.0) == [Action.ADMIT]
+    assert arbiter.request_arrived("b", 2.5)  # others flow meanwhile
+    assert arbiter.phase is Phase.SERVING
+    assert arbiter.request_ended("a", 3.0) == []  # now it is the trainer's turn: b ends, nobody new begins
+    assert not arbiter.request_arrived("c", 3.5)
+    assert arbiter.request_ended("b", 4.0) == [Action.SLEEP]
+
+
+def test_requests_that_do_not_end_do_not_hold_others_beyond_the_bound() -> None:
+    arbiter = GpuArbiter(10.0)
+    arbiter.request_arrived("long", 0.0)
+    arbiter.trainer_requested()
+    assert not arbiter.request_arrived("b", 1.0)
+    assert arbiter.tick(10.9) == []
+    assert arbiter.tick(11.0) == [Action.ADMIT]
+    assert arbiter.request_arrived("c", 12.0)
+    assert arbiter.request_ended("b", 13.0) == []  # those who waited are served: it drains again
+    assert not arbiter.request_arrived("d", 13.5)
+    assert arbiter.request_ended("c", 14.0) == []
+    assert arbiter.request_ended("long", 15.0) == [Action.SLEEP]
+
+
+def test_an_engine_that_dies_asleep_gets_the_device_back_and_one_that_stays_awake_too() -> None:
+    arbiter = GpuArbiter(10.0)
+    arbiter.trainer_requested()
+    arbiter.engine_slept()
+    assert arbiter.engine_lost() == [Action.YIELD]
+    assert arbiter.engine_lost() == []
+    assert arbiter.trainer_released() == [Action.WAKE]
+    arbiter.engine_woken(1.0)
+    assert arbiter.trainer_requested() == [Action.SLEEP]
+    assert arbiter.engine_sleep_failed() == [Action.WAKE]
+    assert arbiter.phase is Phase.WAKING
+
+
+def test_a_trainer_that_gives_up_while_requests_drain_lets_those_go_on_that_wait() -> None:
+    arbiter = GpuArbiter(10.0)
+    arbiter.request_arrived("a", 0.0)
+    arbiter.trainer_requested()
+    arbiter.request_arrived("b", 1.0)
+    assert arbiter.trainer_withdrew(2.0) == [Action.ADMIT]
+    assert arbiter.request_ended("a", 3.0) == []
+    assert arbiter.request_ended("b", 3.0) == []
+    assert arbiter.phase is Phase.SERVING
+
+
+def test_a_client_that_leaves_while_it_waits_is_counted_and_forgotten() -> None:
+    arbiter = GpuArbiter(1.0)
+    arbiter.trainer_requested()
+    arbiter.engine_slept()
+    arbiter.request_arrived("a", 0.0)
+    assert arbiter.request_ended("a", 0.5) == []
+    assert (arbiter.waiting, arbiter.wait_statistics.longest) == (0, 0.5)
+    assert arbiter.tick(9.0) == []
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=200)
+def test_over_any_course_of_events_the_device_has_one_user_and_nobody_is_lost(seed: int) -> None:
+    rng = random.Random(seed)
+    arbiter = GpuArbiter(5.0)
+    now, count = 0.0, 0
+    running: set[str] = set()
+    waiting: set[str] = set()
+    due: list[Action] = []
+    training = False
+    for _ in range(120):
+        now += rng.random()
+        if due:
+            action = due.pop(0)
+            if action is Action.SLEEP:
+                assert not running  # nobody is thrown out
+                due += arbiter.engine_slept()
+            elif action is Action.GRANT:
+                training = True
+            elif action is Action.YIELD or action is Action.WAKE:
+                if action is Action.YIELD and not training:
+                    continue  # it was done before it heard of it
+                if action is Action.YIELD:
+                    training = False
+                    due += arbiter.trainer_released()
+                else:
+                    assert not training
+                    due += arbiter.engine_woken(now)
+            else:
+                running |= waiting
+                waiting.clear()
+            continue
+        move = rng.choice(["arrive", "leave", "want", "release", "tick", "lost", "give up"])
+        if move == "arrive":
+            count += 1
+            (running if arbiter.request_arrived(str(count), now) else waiting).add(str(count))
+            assert not (training and running)
+        elif move == "leave" and running:
+            due += arbiter.request_ended(gone := rng.choice(sorted(running)), now)
+            running.discard(gone)
+        elif move == "want":
+            due += arbiter.trainer_requested() if not training else []
+        elif move == "release" and training:
+            training = False
+            due += arbiter.trainer_released()
+        elif move == "tick":
+            due += arbiter.tick(now)
+        elif move == "lost":
+            due += arbiter.engine_lost()
+        elif move == "give up" and not training:
+            due += arbiter.trainer_withdrew(now)
+        while Action.ADMIT in due:  # done at once, before any other
+            due.remove(Action.ADMIT)
+            running |= waiting
+            waiting.clear()
+        assert arbiter.waiting == len(waiting)
+    # everybody who waits is let in once the trainer is done
+    for _ in range(50):
+        while due:
+            action = due.pop(0)
+            if action is Action.SLEEP:
+                due += arbiter.engine_slept()
+            elif action is Action.GRANT or action is Action.YIELD:
+                due += arbiter.trainer_released()
+            elif action is Action.WAKE:
+                due += arbiter.engine_woken(now)
+            else:
+                running |= waiting
+                waiting.clear()
+        if training:
+            training = False
+            due += arbiter.trainer_released()
+        elif running:
+            due += arbiter.request_ended(gone := running.pop(), now)
+        elif not waiting:
+            break
+    assert not waiting
+    assert arbiter.waiting == 0

@@ -1,0 +1,375 @@
+"""Both halves of taking turns on one device, through a real record, around an engine that knows whether it sleeps."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from serving.protocol import Capabilities, Headers, ServedModel
+from serving.vllm.gpu_sharing import ENGINE_ROW, LEASE_S, TRAINER_ROW, GpuSharingBackend
+from store.errors import RecordUnavailable, UpstreamUnreachable
+from store.record import Record
+from store.values import Heartbeat
+from trainer.device import DeviceByTurns
+
+
+class ScriptedReply:
+    status = 200
+    headers: Headers = ()
+
+    def __init__(self, engine: ScriptedBackend) -> None:
+        self._engine = engine
+        engine.in_flight += 1
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield b"done"
+
+    async def read(self) -> bytes:
+        return b"done"
+
+    def close(self) -> None:
+        self._engine.in_flight -= 1
+
+
+class ScriptedBackend:
+    """An engine that insists on what a GPU would: nobody uses it while it sleeps, and the trainer only then."""
+
+    address = "scripted"
+
+    def __init__(self) -> None:
+        self.is_asleep = False
+        self.is_dead = False
+        self.refuses_to_sleep = False
+        self.is_training = False
+        self.in_flight = 0
+        self.told: list[str] = []
+
+    def _require_awake(self) -> None:
+        if self.is_dead:
+            raise UpstreamUnreachable("nobody answers at scripted")
+        assert not self.is_asleep
+        assert not self.is_training
+
+    async def sleep(self) -> None:
+        if self.is_dead or self.refuses_to_sleep:
+            raise UpstreamUnreachable("nobody answers at scripted")
+        assert not self.in_flight
+        self.is_asleep = True
+        self.told.append("sleep")
+
+    async def wake_up(self) -> None:
+        if self.is_dead:
+            raise UpstreamUnreachable("nobody answers at scripted")
+        assert not self.is_training
+        self.is_asleep = False
+        self.told.append("wake")
+
+    async def open(self, method: str, path: str, headers: Headers, body: Any) -> ScriptedReply:
+        self._require_awake()
+        return ScriptedReply(self)
+
+    async def capabilities(self) -> Capabilities:
+        self._require_awake()
+        return Capabilities(token_ids=True, logprobs=True, adapters=True)
+
+    async def models(self) -> tuple[ServedModel, ...]:
+        if self.is_dead:
+            raise UpstreamUnreachable("nobody answers at scripted")
+        return (ServedModel(name="m"),)
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        self._require_awake()
+        self.told.append(f"load {name}")
+
+    async def unload_adapter(self, name: str) -> None:
+        self._require_awake()
+        self.told.append(f"unload {name}")
+
+    async def is_healthy(self) -> bool:
+        return not self.is_dead
+
+    async def activity(self) -> Mapping[str, Any]:
+        return {"running": self.in_flight}
+
+    async def close(self) -> None: ...
+
+
+@pytest.fixture
+def scripted() -> ScriptedBackend:
+    return ScriptedBackend()
+
+
+@pytest_asyncio.fixture
+async def engine(scripted: ScriptedBackend, record: Record) -> AsyncIterator[GpuSharingBackend]:
+    made = GpuSharingBackend(scripted, max_hold_s=0.3)
+    running = asyncio.create_task(made.run(lambda: record))
+    yield made
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def ask(engine: GpuSharingBackend) -> bytes:
+    reply = await engine.open("POST", "/v1/chat/completions", (), b"{}")
+    try:
+        return await reply.read()
+    finally:
+        reply.close()
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    for _ in range(1500):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it did not come true")
+
+
+class Trainer:
+    """A trainer whose work is to pass boundaries until told to stop."""
+
+    def __init__(self, record: Record, scripted: ScriptedBackend) -> None:
+        self._scripted = scripted
+        self.device = DeviceByTurns(record)
+        self.device.enter, self.device.leave = self._enter, self._end_request
+        self.done = threading.Event()
+        self.boundaries = 0
+
+    def _enter(self) -> None:
+        assert self._scripted.is_asleep
+        self._scripted.is_training = True
+
+    def _end_request(self) -> None:
+        self._scripted.is_training = False  # from here on the device may be somebody else's
+
+    def _work(self) -> None:
+        while not self.done.is_set():
+            self.device.boundary()
+            assert self._scripted.is_training
+            self.boundaries += 1
+            time.sleep(0.005)
+
+    async def attempt(self) -> None:
+        async with self.device.turn():
+            await asyncio.to_thread(self._work)
+
+
+async def test_a_step_has_the_device_and_a_request_that_waits_too_long_is_let_through(
+    engine: GpuSharingBackend, scripted: ScriptedBackend, record: Record
+) -> None:
+    assert await ask(engine) == b"done"
+    before = engine.state()["held_requests"]  # it may have waited for the start
+    trainer = Trainer(record, scripted)
+    attempt = asyncio.create_task(trainer.attempt())
+    await until(lambda: trainer.boundaries)
+    assert await ask(engine) == b"done"  # the step is not over: it stopped for this one
+    await until(lambda: scripted.is_training)  # and goes on
+    trainer.done.set()
+    await attempt
+    await until(lambda: engine.state()["phase"] == "serving")
+    state = engine.state()
+    assert (state["turn"], state["turns"], state["yields"]) == ("engine", 2, 1)
+    assert (state["held_requests"] - before, state["held_now"]) == (1, 0)
+    assert state["longest_s"] >= 0.3
+    assert trainer.device.state()["device_yields"] == 1
+    told = await record.beat_of(ENGINE_ROW)
+    assert told is not None
+    assert told.detail["held_requests"] == before + 1
+    assert scripted.told == ["wake", "sleep", "wake", "sleep", "wake"]
+
+
+async def test_many_clients_and_steps_by_turns_lose_nobody(
+    engine: GpuSharingBackend, scripted: ScriptedBackend, record: Record
+) -> None:
+    """`ScriptedBackend` asserts throughout that the device has one user."""
+    trainer = Trainer(record, scripted)
+    answers = 0
+
+    async def client(number: int) -> None:
+        nonlocal answers
+        for i in range(6):
+            reply = await engine.open("POST", "/v1/chat/completions", (), b"{}")
+            await asyncio.sleep(0.01 * ((number + i) % 5))
+            reply.close()
+            answers += 1
+
+    def passed(count: int) -> bool:
+        return trainer.boundaries >= count
+
+    async def steps() -> None:
+        for _ in range(2):
+            trainer.done.clear()
+            attempt = asyncio.create_task(trainer.attempt())
+            enough = trainer.boundaries + 10
+            await until(partial(passed, enough))
+            trainer.done.set()
+            await attempt
+
+    await asyncio.gather(steps(), *(client(i) for i in range(12)))
+    assert answers == 72
+    assert scripted.in_flight == 0
+
+
+async def test_an_adapter_is_loaded_when_the_engine_is_awake(
+    engine: GpuSharingBackend, scripted: ScriptedBackend, record: Record
+) -> None:
+    trainer = Trainer(record, scripted)
+    attempt = asyncio.create_task(trainer.attempt())
+    await until(lambda: trainer.boundaries)
+    await engine.load_adapter("m@1", "/somewhere")  # a person rolls back in the middle of a step
+    await engine.unload_adapter("m@1")
+    assert "load m@1" in scripted.told
+    trainer.done.set()
+    await attempt
+
+
+async def test_a_client_that_leaves_while_it_is_held_is_forgotten(
+    engine: GpuSharingBackend, scripted: ScriptedBackend, record: Record
+) -> None:
+    trainer = Trainer(record, scripted)
+    attempt = asyncio.create_task(trainer.attempt())
+    await until(lambda: trainer.boundaries)
+    wait_statistics = asyncio.create_task(ask(engine))
+    await until(lambda: engine.state()["held_now"])
+    wait_statistics.cancel()
+    await asyncio.gather(wait_statistics, return_exceptions=True)
+    assert engine.state()["held_now"] == 0
+    trainer.done.set()
+    await attempt
+    assert await ask(engine) == b"done"
+
+
+async def write_turn(record: Record, pid: int, turn: str | None, *, age_s: float = 0.0) -> None:
+    await record.heartbeat(
+        Heartbeat(process=TRAINER_ROW, pid=pid, state="", detail={"turn": turn}, at=time.time() - age_s)
+    )
+
+
+async def test_a_trainer_that_is_killed_in_its_turn_gives_the_device_back(
+    engine: GpuSharingBackend, scripted: ScriptedBackend, record: Record
+) -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)")
+    try:
+        await write_turn(record, process.pid, "t1")
+        await until(lambda: engine.state()["turn"] == "trainer")
+        assert scripted.is_asleep
+    finally:
+        process.kill()
+        await process.wait()
+    assert await ask(engine) == b"done"  # nobody writes anything for the dead one
+    assert not scripted.is_asleep
+
+
+async def test_a_lease_that_ran_out_gives_the_device_back(
+    engine: GpuSharingBackend, scripted: ScriptedBackend, record: Record
+) -> None:
+    await write_turn(record, os.getpid(), "t1")
+    await until(lambda: engine.state()["turn"] == "trainer")
+    await write_turn(record, os.getpid(), "t1", age_s=LEASE_S + 1)
+    assert await ask(engine) == b"done"
+
+
+async def test_a_proxy_that_is_started_in_the_middle_of_a_step_takes_the_turn_over(
+    scripted: ScriptedBackend, record: Record
+) -> None:
+    lives = [GpuSharingBackend(scripted, max_hold_s=0.2) for _ in range(2)]
+    first = asyncio.create_task(lives[0].run(lambda: record))
+    trainer = Trainer(record, scripted)
+    attempt = asyncio.create_task(trainer.attempt())
+    await until(lambda: trainer.boundaries)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    second = asyncio.create_task(lives[1].run(lambda: record))
+    await until(lambda: lives[1].state()["turn"] == "trainer")
+    assert scripted.told.count("wake") == 1  # the first life's own; nobody woke it under the trainer
+    assert await ask(lives[1]) == b"done"
+    trainer.done.set()
+    await attempt
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+
+
+async def test_a_proxy_that_finds_no_step_wakes_an_engine_that_was_left_asleep(
+    scripted: ScriptedBackend, record: Record
+) -> None:
+    scripted.is_asleep = True
+    engine = GpuSharingBackend(scripted, max_hold_s=0.2)
+    running = asyncio.create_task(engine.run(lambda: record))
+    assert await ask(engine) == b"done"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_an_engine_that_dies_asleep_gets_the_device_back_at_the_next_boundary(
+    engine: GpuSharingBackend, scripted: ScriptedBackend, record: Record
+) -> None:
+    trainer = Trainer(record, scripted)
+    attempt = asyncio.create_task(trainer.attempt())
+    await until(lambda: trainer.boundaries)
+    scripted.is_dead = True
+    await until(lambda: engine.state()["yields"] == 1)
+    await until(lambda: not scripted.is_training)  # nobody waits; still it stops
+    assert "died" in engine.state()["problem"] or "woken" in engine.state()["problem"]
+    wait_statistics = asyncio.create_task(ask(engine))
+    scripted.is_dead, scripted.is_asleep = False, False  # another one is there
+    assert await wait_statistics == b"done"
+    await until(lambda: scripted.is_training)
+    trainer.done.set()
+    await attempt
+    assert "problem" not in engine.state()
+
+
+async def test_an_engine_that_does_not_fall_asleep_is_told_and_serves_on(
+    engine: GpuSharingBackend, scripted: ScriptedBackend, record: Record
+) -> None:
+    scripted.refuses_to_sleep = True
+    trainer = Trainer(record, scripted)
+    attempt = asyncio.create_task(trainer.attempt())
+    await until(lambda: "did not fall asleep" in str(engine.state().get("problem")))
+    assert await ask(engine) == b"done"
+    assert trainer.boundaries == 0
+    scripted.refuses_to_sleep = False
+    await until(lambda: trainer.boundaries)
+    trainer.done.set()
+    await attempt
+
+
+async def test_a_record_that_is_away_changes_nobodys_turn(scripted: ScriptedBackend, record: Record) -> None:
+    class Moody:
+        is_away = False
+
+        async def beat_of(self, process: str) -> Heartbeat | None:
+            if self.is_away:
+                raise RecordUnavailable("locked")
+            return await record.beat_of(process)
+
+        async def heartbeat(self, beat: Heartbeat) -> None:
+            if self.is_away:
+                raise RecordUnavailable("locked")
+            await record.heartbeat(beat)
+
+    moody: Any = Moody()
+    engine = GpuSharingBackend(scripted, max_hold_s=5.0)
+    running = asyncio.create_task(engine.run(lambda: moody))
+    trainer = Trainer(moody, scripted)
+    attempt = asyncio.create_task(trainer.attempt())
+    await until(lambda: trainer.boundaries)
+    moody.is_away = True
+    before = trainer.boundaries
+    await until(lambda: trainer.boundaries > before + 20)
+    assert scripted.is_asleep
+    trainer.done.set()
+    await asyncio.sleep(0.1)
+    moody.is_away = False
+    await attempt
+    assert await ask(engine) == b"done"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

@@ -1,0 +1,19 @@
+"""Text of messages."""
+
+from store.texts import content_text, last_user_text
+from store.values import Json
+
+
+def test_text_of_any_content_shape() -> None:
+    assert content_text("a") == "a"
+    assert (
+        content_text([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}, "b"]) == "a\nb"
+    )
+    assert content_text(None) == content_text(7) == content_text([]) == ""
+
+
+def test_the_last_user_message_counts_whatever_its_form() -> None:
+    parts: Json = {"role": "user", "content": [{"type": "text", "text": "b"}, "c"]}
+    messages: list[Json] = [{"role": "user", "content": "a"}, parts, {"role": "assistant", "content": "d"}]
+    assert last_user_text(messages) == "b\nc"
+    assert last_user_text(messages[2:]) == ""

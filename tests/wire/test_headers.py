@@ -1,0 +1,123 @@
+"""Keys, explicit words, headers and feedback bodies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.auth import authenticate
+from proxy.feedback import parse_feedback
+from store.errors import WireError
+from store.values import TurnKind
+from wire.headers import forward_request_headers, forward_response_headers, parse_request_options
+
+KEY = "s3cret"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"authorization", b"Bearer s3cret")],
+        [(b"authorization", b"bearer s3cret ")],
+        [(b"x-api-key", b"s3cret")],
+        [(b"api-key", b"s3cret")],
+        [(b"x-patina-key", b"s3cret"), (b"authorization", b"Bearer theirs")],
+    ],
+)
+def test_the_key_is_taken_from_where_clients_put_it(headers: Any) -> None:
+    principal = authenticate(headers, KEY)
+    assert principal is not None
+    assert principal.scope == "default"
+
+
+@pytest.mark.parametrize("headers", [[], [(b"authorization", b"Bearer nope")], [(b"authorization", b"Basic s3cret")], [(b"x-api-key", b"\xff")]])  # fmt: skip
+def test_a_missing_or_wrong_key_is_nobody(headers: Any) -> None:
+    assert authenticate(headers, KEY) is None
+
+
+def test_without_a_key_everybody_is_anonymous() -> None:
+    principal = authenticate([(b"authorization", b"Bearer whatever"), (b"user-agent", b"X/1")], "")
+    assert principal is not None
+    assert (principal.scope, principal.client) == ("anonymous", "X/1")
+
+
+def test_explicit_words_in_headers_and_metadata() -> None:
+    options = parse_request_options(
+        [
+            (b"x-turn-type", b"Side"),
+            (b"x-session-id", b"s1"),
+            (b"x-session-done", b"1"),
+            (b"x-patina-train", b"off"),
+        ],
+        {"user": "ann"},
+    )
+    assert (options.kind, options.session, options.is_session_done, options.is_opted_out, options.user) == (
+        TurnKind.SIDE,
+        "s1",
+        True,
+        True,
+        "ann",
+    )
+    assert parse_request_options([], {"metadata": {"patina_train": False}}).is_opted_out
+    said = parse_request_options([], {"metadata": {"session_id": "s2", "patina_train": "off"}})
+    assert (said.session, said.is_opted_out, said.kind) == ("s2", True, None)
+    assert parse_request_options([], {}, "in-path").session == "in-path"
+
+
+def test_store_false_is_no_opting_out() -> None:
+    assert not parse_request_options([], {"store": False}).is_opted_out
+
+
+def test_secrets_our_own_words_and_hop_by_hop_fields_stay_here() -> None:
+    sent = [
+        (b"host", b"x"), (b"authorization", b"Bearer s3cret"), (b"x-api-key", b"s3cret"), (b"connection", b"keep-alive, x-mine"),
+        (b"x-mine", b"1"), (b"x-session-id", b"s"), (b"openai-organization", b"o"), (b"content-type", b"application/json"),
+    ]  # fmt: skip
+    assert forward_request_headers(sent) == [
+        (b"openai-organization", b"o"),
+        (b"content-type", b"application/json"),
+    ]
+    got = [
+        (b"Transfer-Encoding", b"chunked"),
+        (b"Set-Cookie", b"a"),
+        (b"set-cookie", b"b"),
+        (b"X-Request-Id", b"r"),
+    ]
+    assert forward_response_headers(got) == [
+        (b"Set-Cookie", b"a"),
+        (b"set-cookie", b"b"),
+        (b"X-Request-Id", b"r"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "score", "text"),
+    [
+        ({"turn_id": "t", "score": 0.5}, 0.5, ""),
+        ({"turn_id": "t", "thumbs": "up"}, 1.0, ""),
+        ({"turn_id": "t", "thumbs": False}, -1.0, ""),
+        ({"completion_id": "c", "rating": 1, "comment": "no"}, -1.0, "no"),
+        ({"turn_id": "t", "rating": "down"}, -1.0, ""),
+        ({"turn_id": "t", "rating": 4}, 0.5, ""),
+        ({"prompt": "p", "response": "r", "feedback": "shorter"}, None, "shorter"),
+        ({"prompt": [{"role": "user", "content": "p"}], "response": "r", "text": "x"}, None, "x"),
+    ],
+)
+def test_feedback_bodies_in_every_form(body: Any, score: Any, text: str) -> None:
+    found = parse_feedback(body)
+    assert (found.score, found.text) == (score, text)
+    assert found.reference is not None or (found.prompt, found.response) == ("p", "r")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [], {}, {"turn_id": "t"}, {"turn_id": 7, "score": 1}, {"turn_id": "t", "score": 2}, {"turn_id": "t", "score": True},
+        {"turn_id": "t", "thumbs": "sideways"}, {"turn_id": "t", "rating": 9}, {"prompt": "p", "text": "x"}, {"score": 1},
+        {"turn_id": "t", "score": 1, "idempotency_key": ""},
+    ],
+)  # fmt: skip
+def test_wrong_feedback_is_told_what_is_wrong(body: Any) -> None:
+    with pytest.raises(WireError):
+        parse_feedback(body)

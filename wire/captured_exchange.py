@@ -1,0 +1,109 @@
+"""One finished request with its reply, as a gateway hands it to the recorder, and its form in the journal. Sans-IO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import orjson
+
+from store.hashing import wire_json
+from store.lifecycle import DropReason
+from store.values import Completion, Json, LogprobMode, TurnKind
+from wire.chat_request import ChatRequest, parse_chat
+from wire.headers import RequestOptions
+from wire.prefix_cache import PrefixCache
+from wire.reply_assembly import AssembledReply
+
+
+@dataclass(slots=True, kw_only=True)
+class CapturedExchange:
+    """A finished request with its reply.
+
+    Attributes:
+        fault: why the whole exchange cannot train (the client disconnected, an error), or None.
+        size: bytes of request and reply.
+    """
+
+    turn_id: str
+    created_at: float
+    finished_at: float
+    scope: str
+    client: str
+    options: RequestOptions
+    policy: str
+    adapter_version: int
+    status_code: int
+    streamed: bool
+    chat: ChatRequest
+    reply: AssembledReply
+    fault: tuple[DropReason, str] | None
+    temperature: float
+    logprob_mode: LogprobMode
+    size: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the client received a complete reply: sending the same request again is then an opinion, not a second attempt."""
+        return self.fault is None and self.reply.is_finished
+
+
+_SCALAR_FIELDS = (
+    "turn_id", "created_at", "finished_at", "scope", "client", "policy", "adapter_version", "status_code", "streamed",
+    "temperature", "size",
+)  # fmt: skip
+
+
+def dump_exchange(captured: CapturedExchange, raw: bytes | None) -> bytes:
+    """Return an exchange as the payload of a journal entry: a line of JSON, then the request's bytes. `load_exchange` reads it.
+
+    Args:
+        raw: the request as it was sent; used when no secret had to be redacted in it.
+    """
+    chat = captured.chat
+    head = orjson.dumps(
+        {
+            **{name: getattr(captured, name) for name in _SCALAR_FIELDS},
+            "options": captured.options,
+            "reply": captured.reply,
+            "fault": captured.fault,
+            "logprob_mode": captured.logprob_mode,
+        },
+        option=orjson.OPT_APPEND_NEWLINE,
+    )
+    return head + (wire_json(chat.body).encode() if raw is None or chat.is_redacted else raw)
+
+
+def load_exchange(payload: bytes, prefix_cache: PrefixCache | None = None) -> CapturedExchange:
+    """Read what `dump_exchange` wrote.
+
+    Raises:
+        ValueError, KeyError, TypeError, WireError: it is no such payload.
+    """
+    head, _, raw = payload.partition(b"\n")
+    value: Json = orjson.loads(head)
+    options, reply, fault = value["options"], value["reply"], value["fault"]
+    completions = tuple(_restore_completion(values) for values in reply.pop("completions"))
+    return CapturedExchange(
+        **{name: value[name] for name in _SCALAR_FIELDS},
+        options=RequestOptions(
+            **{**options, "kind": None if options["kind"] is None else TurnKind(options["kind"])}
+        ),
+        chat=parse_chat(raw, prefix_cache),
+        reply=_restore_dataclass(AssembledReply, {**reply, "completions": completions}),
+        fault=None if fault is None else (DropReason(fault[0]), fault[1]),
+        logprob_mode=LogprobMode(value["logprob_mode"]),
+    )
+
+
+def _restore_completion(values: Json) -> Completion:
+    # JSON has no NaN and no infinity: such a log-probability was written as null.
+    logprobs = [float("nan") if value is None else value for value in values["sampling_logprobs"]]
+    completion: Completion = _restore_dataclass(Completion, {**values, "sampling_logprobs": logprobs})
+    return completion
+
+
+def _restore_dataclass(kind: Any, values: Json) -> Any:
+    """Return a dataclass value whose lists are tuples."""
+    names = {field.name for field in fields(kind)}
+    return kind(**{n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if n in names})

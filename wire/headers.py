@@ -1,0 +1,158 @@
+"""Request and response header fields: options for Patina, and which fields the proxy forwards. Sans-IO.
+
+Explicit options win over everything that is inferred. `store: false` is not an option: a popular client sends it by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from store.hashing import digest
+from store.values import Json, TurnKind
+
+#: Hop-by-hop fields (RFC 9110, 7.6.1), never forwarded.
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+
+
+#: Patina's key and options: not for the backend.
+_KEPT_HERE = frozenset(
+    {
+        b"host",
+        b"expect",
+        b"x-patina-key",
+        b"x-turn-type",
+        b"x-session-id",
+        b"x-session-done",
+        b"x-patina-train",
+    }
+)
+
+
+_CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
+
+
+#: The proxy sets these itself: a backend may be another Patina, and CORS is decided here.
+_OURS_TO_SAY = frozenset({b"x-patina-turn"})
+
+
+_CORS = b"access-control-"
+
+
+_MAX_NAME = 200
+
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestOptions:
+    """The options that a request sets explicitly.
+
+    Attributes:
+        user: the OpenAI field `user`: several users behind one key.
+    """
+
+    kind: TurnKind | None
+    session: str | None
+    is_session_done: bool
+    is_opted_out: bool
+    user: str | None
+
+
+def get_header(headers: Headers, name: bytes) -> str | None:
+    """Return the first field of this (lower-case) name."""
+    for found, value in headers:
+        if found == name or found.lower() == name:
+            return value.decode("latin-1").strip()
+    return None
+
+
+def content_length(headers: Headers) -> int | None:
+    """Return the announced length of the body, if any."""
+    told = get_header(headers, b"content-length")
+    return int(told) if told is not None and told.isascii() and told.isdigit() and len(told) < 19 else None
+
+
+def parse_request_options(headers: Headers, body: Json, session_in_path: str | None = None) -> RequestOptions:
+    """Parse the options in the headers and in the body's metadata."""
+    headers = tuple(headers)
+    metadata = body.get("metadata")
+    said: Mapping[str, Any] = metadata if isinstance(metadata, Mapping) else {}
+    kind = (get_header(headers, b"x-turn-type") or "").lower()
+    session = session_in_path or get_header(headers, b"x-session-id") or said.get("session_id")
+    train = get_header(headers, b"x-patina-train") or said.get("patina_train")
+    user = body.get("user")
+    return RequestOptions(
+        kind=TurnKind(kind) if kind in ("main", "side") else None,
+        session=_identifier(session),
+        is_session_done=(get_header(headers, b"x-session-done") or "").lower() in ("1", "true", "yes"),
+        is_opted_out=train is False
+        or (isinstance(train, str) and train.lower() in ("off", "false", "no", "0")),
+        user=_identifier(user),
+    )
+
+
+def _identifier(value: Any) -> str | None:
+    """Return a client's identifier in a form that can be stored: a long one is replaced by its digest, an unprintable one is dropped."""
+    if not isinstance(value, str) or not value or not value.isprintable():
+        return None
+    return value if len(value) <= _MAX_NAME else digest("patina-name", value)
+
+
+def forward_request_headers(
+    headers: Headers, *, drop: frozenset[bytes] = frozenset(), passes_credentials: bool = False
+) -> list[tuple[bytes, bytes]]:
+    """Return the fields that go to the backend; the client's credentials only if they are meant for it."""
+    headers = tuple(headers)
+    gone = _kept_back(drop, passes_credentials, _named_by_connection(headers))
+    return [field for field in headers if field[0].lower() not in gone]
+
+
+@lru_cache(maxsize=64)
+def _kept_back(
+    drop: frozenset[bytes], passes_credentials: bool, connection: frozenset[bytes]
+) -> frozenset[bytes]:
+    gone = _HOP_BY_HOP | _KEPT_HERE | connection | drop
+    return gone if passes_credentials else gone | _CREDENTIALS
+
+
+def forward_response_headers(
+    headers: Headers, *, drop: frozenset[bytes] = frozenset()
+) -> list[tuple[bytes, bytes]]:
+    """Return the fields that go to the client."""
+    headers = tuple(headers)
+    gone = _not_told(drop, _named_by_connection(headers))
+    return [
+        (name, value)
+        for name, value in headers
+        if name.lower() not in gone and not name.lower().startswith(_CORS)
+    ]
+
+
+@lru_cache(maxsize=64)
+def _not_told(drop: frozenset[bytes], connection: frozenset[bytes]) -> frozenset[bytes]:
+    return _HOP_BY_HOP | _OURS_TO_SAY | connection | drop
+
+
+def _named_by_connection(headers: tuple[tuple[bytes, bytes], ...]) -> frozenset[bytes]:
+    return frozenset(
+        part.strip().lower()
+        for name, value in headers
+        if name.lower() == b"connection"
+        for part in value.split(b",")
+    )

@@ -1,0 +1,215 @@
+"""The user's own text in a message, without what their client put around it. Sans-IO.
+
+Clients wrap typed text in reminders, time stamps, file contents and "runtime" blocks, and many of these are gone one turn later. The bare text
+has two readers: the scorer, which must not judge a time stamp, and the linker, to which both forms are the same message. Structure counts more
+than known strings: a block that opens and closes with matching machine markers is a wrapper whatever its name, as long as other text remains.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from store.texts import content_text
+
+Message = Mapping[str, Any]
+
+#: A pair of machine markers: <<<BEGIN_X>>> … <<<END_X>>>, [BEGIN X] … [END X].
+_FENCES = (
+    re.compile(r"<<<\s*BEGIN[_ ]([A-Z0-9_ ]+?)\s*>>>.*?<<<\s*END[_ ]\1\s*>>>", re.DOTALL),
+    re.compile(r"\[BEGIN ([A-Z0-9_ ]+)\].*?\[END \1\]", re.DOTALL),
+)
+
+#: Words in the names of elements that clients add. Only elements with such a name are removed, so that "<source>" in an instruction does not
+#: remove the text after it.
+_MACHINE_WORDS = (
+    "reminder", "context", "environment", "instructions", "metadata", "attached", "attachment", "attachments", "workspace",
+    "editor", "runtime", "memory", "memories", "session", "system", "timestamp", "status", "hooks", "hook", "skills", "files",
+    "file", "rules", "info",
+)  # fmt: skip
+_ELEMENT = re.compile(
+    rf"<((?:[A-Za-z][A-Za-z0-9]*[_:-])*(?:{'|'.join(_MACHINE_WORDS)})(?:[_:-][A-Za-z0-9]+)*)(?:\s[^<>]*)?>.*?</\1>",
+    re.DOTALL | re.IGNORECASE,
+)
+
+#: "[Fri 2026-11-20 21:29 UTC]" and similar stamps at the beginning of a line.
+_STAMP = re.compile(
+    r"^[ \t]*[\[(](?:[A-Z][a-z]{2,8},? )?\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?(?:\.\d+)?(?: ?(?:[A-Z]{2,5}|Z|[+-]\d\d:?\d\d))?[\])][ \t]*",
+    re.MULTILINE,
+)
+
+#: A line that consists of a bracketed marker ("[… heartbeat poll]"), or of key=value pairs ("Runtime: a=b | c=d | e=f").
+_MARKER = re.compile(r"^[ \t]*\[[^\[\]\n]{3,60}\][ \t]*$", re.MULTILINE)
+_PAIRS = re.compile(r"^(?:[A-Z]\w*: )?[\w.-]+=[^|\n]*(?: \| [\w.-]+=[^|\n]*){2,}$", re.MULTILINE)
+
+#: "[Runtime]" and the rows of "Name: value" under it, at the end of a message.
+_SECTION = re.compile(r"(?:\A|\n)[ \t]*\[[^\[\]\n]{3,40}\][ \t]*(?:\n[ \t]*[A-Z][\w ]{1,24}: [^\n]+)+\s*\Z")
+#: Fields of an envelope (a JSON object) that may hold the user's text.
+_ENVELOPE_TEXT_FIELDS = ("message", "text", "content")
+
+_EVENT = re.compile(r"heartbeat|timer|cron|schedul|tick|event|login", re.IGNORECASE)
+
+_THINK = re.compile(r"<(think|thinking|thought|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
+#: A template may open the block itself, so that only its end is in the text.
+_THINK_TAIL = re.compile(r"^.*?</(?:think|thinking)>", re.DOTALL | re.IGNORECASE)
+_THINK_CUT = re.compile(r"<(?:think|thinking)>.*\Z", re.DOTALL | re.IGNORECASE)
+
+#: Tool results that are sent as a user message: "Observation: …", "[read_file for 'x'] Result: …", <tool_response>…</tool_response>.
+_OUTPUT = re.compile(
+    r"\A\s*(?:(?:Observation|Tool (?:result|output|response)|Function (?:result|output)|Execution (?:result|output))s?:|"
+    r"\[[\w-]+(?: [^\]\n]*)?\] Result:|<(?:tool|function)[_-](?:response|result|output)s?>)"
+)
+#: The user's text after such a result.
+_REQUEST_AFTER_OUTPUT = re.compile(
+    r"^[ \t]*(?:New task|New request|New message|User|Human|Feedback|Question):[ \t]*\n?|<(feedback|user_message|answer)>\s*",
+    re.MULTILINE,
+)
+
+#: Roles of messages that follow a reply; some clients put the reply's own text after its tools' results.
+_INPUT_ROLES = frozenset({"user", "tool", "function"})
+
+#: Texts up to this length are cached.
+_CACHED_CHARS = 4096
+#: Placeholder of a removed element; no text contains it.
+_GAP = "\x00"
+_HEADING = re.compile(r"^#{1,6} \S", re.MULTILINE)
+
+
+def strip_client_context(text: str) -> str:
+    """Return ``text`` without the blocks and stamps that a client added; may be empty."""
+    # One request asks for the same message about six times.
+    return _cached_strip(text) if len(text) <= _CACHED_CHARS else _strip_client_context(text)
+
+
+def _strip_client_context(text: str) -> str:
+    cleaned = _open_envelope(text)
+    # A cheap substring test precedes each pattern: most messages are plain, and a whole history is processed.
+    if "BEGIN" in cleaned:
+        for fence in _FENCES:
+            cleaned = fence.sub("\n", cleaned)
+    if "</" in cleaned:
+        cleaned = _without_elements(cleaned)
+    if "[" in cleaned:
+        cleaned = _SECTION.sub("", cleaned)
+    if "[" in cleaned or "(" in cleaned:
+        cleaned = _STAMP.sub("", cleaned)
+    if "[" in cleaned:
+        cleaned = _MARKER.sub("", cleaned)
+    if " | " in cleaned:
+        cleaned = _PAIRS.sub("", cleaned)
+    return _text_after_tool_output(cleaned).strip()
+
+
+_cached_strip = lru_cache(maxsize=1024)(_strip_client_context)
+
+
+def is_tool_output(text: str) -> bool:
+    """Whether a user message is a tool's result without user text."""
+    return bool(_OUTPUT.match(text)) and _REQUEST_AFTER_OUTPUT.search(text) is None
+
+
+def _text_after_tool_output(text: str) -> str:
+    """Return the user's text after a tool's result, or the text unchanged."""
+    if not _OUTPUT.match(text):
+        return text
+    found = list(_REQUEST_AFTER_OUTPUT.finditer(text))
+    if not found:
+        return text
+    asked = found[-1]
+    behind = text[asked.end() :]
+    return behind.split(f"</{asked[1]}>")[0] if asked[1] else behind
+
+
+def _open_envelope(text: str) -> str:
+    """Return the text inside an envelope, or the text unchanged: {"type": "user_message", "message": "hi", "time": …}."""
+    stripped = text.strip()
+    if not (stripped.startswith("{") and stripped.endswith("}") and len(stripped) < 100_000):
+        return text
+    try:
+        envelope = json.loads(stripped)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(envelope, dict) or not 2 <= len(envelope) <= 8:
+        return text
+    if not all(isinstance(value, str | int | float | None) for value in envelope.values()):
+        return text
+    words = [envelope[name] for name in _ENVELOPE_TEXT_FIELDS if isinstance(envelope.get(name), str)]
+    return words[0] if len(words) == 1 else text
+
+
+def is_machine_event(text: str) -> bool:
+    """Whether a message is an envelope without user text: {"type": "heartbeat", "reason": …, "time": …}."""
+    stripped = text.strip()
+    if not (stripped.startswith("{") and stripped.endswith("}") and len(stripped) < 10_000):
+        return False
+    try:
+        envelope = json.loads(stripped)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(envelope, dict) or not isinstance(envelope.get("type"), str):
+        return False
+    return bool(_EVENT.search(envelope["type"])) and not any(
+        isinstance(envelope.get(name), str) for name in _ENVELOPE_TEXT_FIELDS
+    )
+
+
+def _without_elements(text: str) -> str:
+    """Return ``text`` without client elements.
+
+    Instructions, often with headings, precede a retrieved context; the user's question follows it.
+    """
+    cleaned = _ELEMENT.sub(_GAP, text)
+    if cleaned == text:
+        return text
+    before, gap, after = cleaned.rpartition(_GAP)
+    if gap and after.strip() and _HEADING.search(before):
+        return after
+    return cleaned.replace(_GAP, "\n")
+
+
+def strip_reasoning(text: str) -> str:
+    """Return an assistant's text without its reasoning."""
+    if "<" not in text:
+        return text.strip()
+    cleaned = _THINK.sub("", text)
+    if "</think" in cleaned.lower():
+        cleaned = _THINK_TAIL.sub("", cleaned)
+    return _THINK_CUT.sub("", cleaned).strip()
+
+
+def collapse_whitespace(text: str) -> str:
+    """Return ``text`` with every run of white space as one space."""
+    return " ".join(text.split())
+
+
+def next_state_text(messages: Sequence[Message]) -> tuple[str, str] | None:
+    """Return (role, text) of what followed a turn, or None when nothing did.
+
+    The user's text ("user"), or without one the tools' output ("tool"). ``messages`` are those after the turn's reply. If they contain
+    replies too (turns that were not recorded, or side turns), the newest text counts.
+    """
+    people: list[tuple[object, str]] = []
+    tools: list[str] = []
+    system_texts: list[str] = []  # some agents send tool results as system messages
+    for position, message in enumerate(messages):
+        role = message.get("role")
+        text = content_text(message.get("content"))
+        if role in ("tool", "function") or (role == "user" and is_tool_output(text)):
+            tools.append(text)
+        elif role == "user":
+            people.append((message.get("name"), text))
+        elif role in ("system", "developer"):
+            system_texts.append(text)
+        elif role == "assistant" and any(m.get("role") in _INPUT_ROLES for m in messages[position + 1 :]):
+            people, tools, system_texts = [], [], []
+    # Of several speakers the last one counts; the others are agents.
+    texts = [text for name, text in people if name == people[-1][0]]
+    words = [text for text in map(strip_client_context, texts) if text]
+    if words:
+        return "user", "\n".join(words)
+    if tools or (system_texts and not texts):
+        return "tool", "\n".join(tools or system_texts)
+    return ("user", "\n".join(texts).strip()) if texts else None
