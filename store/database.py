@@ -10,8 +10,10 @@ A query is a plain function of a synchronous `sqlalchemy.Connection`; `Database`
 What a commit promises on SQLite (WAL, ``synchronous=NORMAL``): a committed row survives ``kill -9`` of any process, at any moment.
 After a power cut the newest commits since the last checkpoint may be missing; the database is whole all the same.
 
-A file that is removed while it is in use goes on existing for those who have it open: it is written back to its place from there
-(`_SqliteFile.restore`), so that a slip of the hand costs nothing. SQLAlchemy's and the drivers' exceptions are mapped here, once.
+A file that is removed while it is in use goes on existing for the processes that have it open. The recorder writes it back to its place
+from there (`_SqliteFile._restore`), so an accidental `rm` costs nothing. No other process does: one that writes rarely may still have an
+older file open, one that was removed and restored before, and would bring back an older state. SQLAlchemy's and the drivers' exceptions are
+mapped here, once.
 """
 
 from __future__ import annotations
@@ -48,6 +50,9 @@ _CHECKPOINT_PAGES = 4000
 
 _READERS = 3
 
+#: Device and inode.
+FileId = tuple[int, int]
+
 
 class Database:
     """An open database. Make it with `open`; safe for concurrent tasks of one event loop."""
@@ -60,8 +65,16 @@ class Database:
             self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="record-read")
 
     @classmethod
-    async def open(cls, url: str, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Database:
-        """Raises: RecordUnavailable when it is not there, RecordCorrupt, RecordError for a URL of something else."""
+    async def open(
+        cls, url: str, busy_timeout_s: float = BUSY_TIMEOUT_S, *, restores: bool = False
+    ) -> Database:
+        """Open a database.
+
+        Args:
+            restores: put a SQLite file back that is removed while it is in use; one process of a record may do so.
+
+        Raises: RecordUnavailable when it is not there, RecordCorrupt, RecordError for a URL of something else.
+        """
         try:
             parsed = sa.make_url(url)
         except SQLAlchemyError as exc:
@@ -70,7 +83,7 @@ class Database:
         if backend == "sqlite":
             if not parsed.database or parsed.database == ":memory:":
                 raise RecordError("the record needs a file: memory is not shared between processes")
-            database = cls(_SqliteFile(Path(parsed.database), busy_timeout_s), None)
+            database = cls(_SqliteFile(Path(parsed.database), busy_timeout_s, restores=restores), None)
             try:
                 await database._writer.start()
             except BaseException:
@@ -162,10 +175,13 @@ class _Writer(aiosqlite.Connection):
 class _SqliteFile:
     """A SQLite file and the connections to it. `write` is called from one thread only."""
 
-    def __init__(self, path: Path, busy_timeout_s: float) -> None:
+    def __init__(self, path: Path, busy_timeout_s: float, *, restores: bool) -> None:
         self._path = path
+        self._wal = path.with_name(path.name + "-wal")
         self._busy_timeout_s = busy_timeout_s
-        self._identity: tuple[int, int] | None = None  # device and inode of what is open
+        self._restores = restores
+        self._open_file: FileId | None = None
+        self._open_wal: FileId | None = None  # stays the same file while a connection is open
         self._engine: sa.Engine | None = None
         self._writing: sa.Connection | None = None
         self._spare: sqlite3.Connection | None = (
@@ -185,9 +201,15 @@ class _SqliteFile:
                 pool_size=_READERS + 1,
                 isolation_level="AUTOCOMMIT",
             )
-            self._identity = self._on_disk()
+            self._open_file = _file_id(self._path)
             self._spare = self._connect()
             self._spare.execute("SELECT count(*) FROM sqlite_master").fetchone()  # opens the WAL as well
+            self._open_wal = _file_id(self._wal)
+            if self._open_wal is None:
+                self.close()
+                raise RecordUnavailable(
+                    f"the write-ahead log of {self._path} was removed; it is opened again"
+                )
             self._writing = self._engine.connect()
             return self._spare
 
@@ -198,11 +220,11 @@ class _SqliteFile:
             self._engine.dispose()
         if self._spare is not None:
             self._spare.close()
-        self._writing = self._engine = self._spare = self._identity = None
+        self._writing = self._engine = self._spare = self._open_file = self._open_wal = None
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
         with _mapped():
-            if self._engine is None or (self._identity != self._on_disk() and not self._is_missing()):
+            if self._engine is None or _file_id(self._path) not in (self._open_file, None):
                 # Opened again by the next write; a reader must not take the connections from under the writer.
                 raise RecordUnavailable(f"the record's file {self._path} was replaced by another")
             with self._engine.connect() as connection:
@@ -218,11 +240,15 @@ class _SqliteFile:
             raw.execute("BEGIN IMMEDIATE")
             try:
                 # Seen under the lock, so that nothing is written to a file that another process is restoring.
-                if self._identity == self._on_disk():
+                found = _file_id(self._path)
+                is_whole = found == self._open_file and _file_id(self._wal) == self._open_wal
+                if is_whole:
                     result = work(self._writing)
                     raw.execute("COMMIT")
                     return result
-                if self._is_missing():
+                # Where only the log is gone, the file on disk lacks what was in it.
+                is_removed = found is None or found == self._open_file
+                if is_removed and self._restores:
                     self._restore()
             except BaseException:
                 with suppress(
@@ -231,7 +257,14 @@ class _SqliteFile:
                     raw.execute("ROLLBACK")
                 raise
             raw.execute("ROLLBACK")
+            if is_removed and not self._restores:
+                # The connections stay: what they have open can be read until the file is back.
+                raise RecordUnavailable(
+                    f"the record's file {self._path} was removed; the recorder restores it"
+                )
             self.close()
+            if is_removed:
+                self.open()  # at once: after a second removal it must be restored from this file
             raise RecordUnavailable(
                 f"the record's file {self._path} was removed or replaced; it is opened again"
             )
@@ -240,7 +273,7 @@ class _SqliteFile:
         """Sync the write-ahead log: what is no longer in it was synced by the checkpoint that moved it."""
         with _mapped():
             # Never the database file itself: to close it would release SQLite's locks on it.
-            for path in (self._path.with_name(self._path.name + "-wal"), self._path.parent):
+            for path in (self._wal, self._path.parent):
                 sync_path(path)
 
     def _restore(self) -> None:
@@ -252,7 +285,10 @@ class _SqliteFile:
         # Leftovers of the old file, which nothing new may be mixed with; all they held is in the copy.
         for suffix in ("-wal", "-shm"):
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
-        # Another process may have been faster, and then its copy is the record.
+        if _file_id(self._path) == self._open_file:
+            beside.replace(self._path)
+            return
+        # A backup that was put there meanwhile is the record.
         with suppress(FileExistsError):
             os.link(beside, self._path)
         beside.unlink()
@@ -273,15 +309,14 @@ class _SqliteFile:
         connection.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
         return connection
 
-    def _on_disk(self) -> tuple[int, int] | None:
-        try:
-            found = os.stat(self._path)
-        except FileNotFoundError:
-            return None
-        return found.st_dev, found.st_ino
 
-    def _is_missing(self) -> bool:
-        return self._on_disk() is None
+def _file_id(path: Path) -> FileId | None:
+    """Return the identity of the file at a path, None where there is none."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 # -------------------------------------------------------------------------------------------------- statements

@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,8 @@ def file_of(url: str) -> Path:
     return Path(url.removeprefix("sqlite+aiosqlite:///"))
 
 
-def remove(path: Path, *, with_wal: bool = True) -> None:
-    for suffix in ("", "-wal", "-shm") if with_wal else ("",):
+def remove(path: Path, suffixes: Sequence[str] = ("", "-wal", "-shm")) -> None:
+    for suffix in suffixes:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
@@ -52,11 +53,17 @@ async def test_a_task_that_is_cancelled_does_not_tear_its_transaction(record: Re
     assert await record.verify() == []
 
 
-@pytest.mark.parametrize("with_wal", [True, False], ids=["all of it", "but for its log"])
-async def test_a_file_that_is_removed_while_in_use_is_put_back(record_url: str, with_wal: bool) -> None:
-    record, other = await Record.open(record_url), await Record.open(record_url)
+@pytest.mark.parametrize(
+    "suffixes",
+    [("", "-wal", "-shm"), ("",), ("-wal",), ("-wal", "-shm")],
+    ids=["all of it", "but for its log", "its log", "its log and index"],
+)
+async def test_a_file_that_is_removed_while_in_use_is_restored(
+    record_url: str, suffixes: Sequence[str]
+) -> None:
+    record, other = await Record.open(record_url, restores=True), await Record.open(record_url)
     await record.write_turns([make_turn(f"t{i}", session_id=f"s{i}") for i in range(50)])
-    remove(file_of(record_url), with_wal=with_wal)
+    remove(file_of(record_url), suffixes)
     with pytest.raises(RecordUnavailable, match="removed or replaced"):
         await record.write_turns([make_turn("after")])
     await record.write_turns([make_turn("after")])
@@ -69,6 +76,23 @@ async def test_a_file_that_is_removed_while_in_use_is_put_back(record_url: str, 
         assert await one.verify() == []
         await one.close()
     assert not list(file_of(record_url).parent.glob("*.restoring"))
+
+
+async def test_only_the_process_that_restores_puts_a_removed_file_back(record_url: str) -> None:
+    """A process that writes rarely has an older file open: restored from there, newer turns would be lost."""
+    record, other = await Record.open(record_url, restores=True), await Record.open(record_url)
+    for number in range(3):
+        await record.write_turns([make_turn(f"t{number}")])
+        remove(file_of(record_url))
+        with pytest.raises(RecordUnavailable, match="the recorder restores it"):
+            await other.write_turns([make_turn("elsewhere")])
+        assert (await other.status()).turns == 1  # the file of before the first removal can still be read
+        assert not file_of(record_url).exists()
+        with pytest.raises(RecordUnavailable, match="removed or replaced"):
+            await record.write_turns([make_turn("after")])
+    assert [row["turn_id"] for row in await record.trajectories()] == ["t0", "t1", "t2"]
+    await record.close()
+    await other.close()
 
 
 async def test_a_file_that_was_replaced_is_opened_anew(record_url: str, tmp_path: Path) -> None:
