@@ -1,4 +1,4 @@
-"""What goes wrong at the start is said in one sentence with exit code 2, and nothing is lost."""
+"""A start-up error prints one sentence, exits with code 2, and loses nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 def start(home: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    """Run the house until it ends by itself, which is what all of these make it do."""
+    """Run Patina until it exits by itself; every case here makes it exit."""
     return subprocess.run(
         [sys.executable, "run.py", "--home", str(home), *argv],
         cwd=REPOSITORY,
@@ -31,7 +31,7 @@ def start(home: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def said(done: subprocess.CompletedProcess[str]) -> str:
+def error_of(done: subprocess.CompletedProcess[str]) -> str:
     """The one sentence, after whatever was announced before it."""
     assert done.returncode == 2, done.stdout + done.stderr
     lines = [line for line in done.stderr.splitlines() if line.strip()]
@@ -41,12 +41,12 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_an_unknown_method(tmp_path: Path) -> None:
-    assert "--method 'ppo': 'rl', 'opd', 'combine' or 'sdpo'" in said(start(tmp_path, "--method", "ppo"))
+    assert "--method 'ppo': 'rl', 'opd', 'combine' or 'sdpo'" in error_of(start(tmp_path, "--method", "ppo"))
 
 
 def test_a_missing_model_folder(tmp_path: Path) -> None:
     done = start(tmp_path, "--model-name", str(tmp_path / "no-model"), "--proxy-port", str(free_port()))
-    assert str(tmp_path / "no-model") in said(done)
+    assert str(tmp_path / "no-model") in error_of(done)
 
 
 def test_a_port_in_use(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_port_in_use(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert f"cannot listen on 127.0.0.1:{port}" in said(start(tmp_path, "--proxy-port", port))
+        assert f"cannot listen on 127.0.0.1:{port}" in error_of(start(tmp_path, "--proxy-port", port))
 
 
 def test_a_database_newer_than_the_code_is_left_alone(tmp_path: Path) -> None:
@@ -64,26 +64,26 @@ def test_a_database_newer_than_the_code_is_left_alone(tmp_path: Path) -> None:
     connection.commit()
     connection.close()
     before = (tmp_path / "patina.db").read_bytes()
-    assert "written by a newer Patina" in said(start(tmp_path, "--proxy-port", str(free_port())))
+    assert "written by a newer Patina" in error_of(start(tmp_path, "--proxy-port", str(free_port())))
     assert (tmp_path / "patina.db").read_bytes() == before
 
 
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     (tmp_path / "patina.db").write_bytes(b"my diary" * 1000)
-    assert "not a database" in said(start(tmp_path, "--proxy-port", str(free_port())))
+    assert "not a database" in error_of(start(tmp_path, "--proxy-port", str(free_port())))
     assert (tmp_path / "patina.db").read_bytes() == b"my diary" * 1000
 
 
 def test_a_custom_reward_that_is_not_there(tmp_path: Path) -> None:
     done = start(tmp_path, "--custom-rm-path", "no_such_module:reward", "--proxy-port", str(free_port()))
-    assert "no_such_module" in said(done)
+    assert "no_such_module" in error_of(done)
 
 
 def test_a_rubric_that_is_not_there(tmp_path: Path) -> None:
     done = start(
         tmp_path, "--rubric", str(tmp_path / "none.txt"), "--judge", "self", "--proxy-port", str(free_port())
     )
-    assert "none.txt" in said(done)
+    assert "none.txt" in error_of(done)
 
 
 def test_a_corrupt_adapter_to_resume_from(tmp_path: Path) -> None:
@@ -92,4 +92,4 @@ def test_a_corrupt_adapter_to_resume_from(tmp_path: Path) -> None:
     (folder / "adapter_config.json").write_text("{}")
     (folder / "adapter_model.safetensors").write_bytes(b"torn")
     done = start(tmp_path / "home", "--resume-from-ckpt", str(folder), "--proxy-port", str(free_port()))
-    assert "adapter" in said(done)
+    assert "adapter" in error_of(done)

@@ -1,4 +1,4 @@
-"""`run.py eval` as a person gives it: a house of its own, a page in the end, and nothing run twice."""
+"""`run.py eval` from the command line: it starts its own stack, writes a report, and repeats no finished run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from store.settings import REPOSITORY, child_environment
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_an_own_house_learns_and_the_same_command_again_runs_nothing(tmp_path: Path) -> None:
+def test_eval_starts_its_own_stack_and_repeating_the_command_runs_nothing(tmp_path: Path) -> None:
     command = [
         sys.executable, str(REPOSITORY / "run.py"), "eval", "--methods", "combine", "--preferences", "concise", "--interactions", "5",
         "--seeds", "1", "--questions", "6", "--measure-every", "0", "--learning", "anchors=4", "--output", str(tmp_path),
@@ -32,7 +32,7 @@ def test_an_own_house_learns_and_the_same_command_again_runs_nothing(tmp_path: P
     assert len(row["readings"]) == 5
     assert row["points"][0]["surprise"] > 0.0
     assert row["points"][0]["tools"] is not None
-    assert row["versions"], "a version was made, and the house said why"
+    assert row["versions"], "a version was made, and the log names the reason"
     assert "turns" in row["versions"][0]["reason"]
     assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<svg") == 1
     assert "[1/1]" not in run()

@@ -1,4 +1,4 @@
-"""What the README says is what is so: its commands run, its snippet talks to a house, its query has its columns."""
+"""The README is correct: its commands run, its snippet works against a running stack, its query has its columns."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ SHELL = [
     if line.strip()
 ]
 RUN = [shlex.split(line)[1:] for line in SHELL if "run.py" in line]
-#: Commands that look or steer; they run against a house below. The rest start a house of their own.
+#: Commands for a running stack; the test below runs them against one. The rest start a stack of their own.
 STEERING = [argv for argv in RUN if len(argv) > 1 and not argv[1].startswith("-")]
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     with Stack(
-        read_settings({"batch_size": 2, "max_wait_s": 1.0}), home=tmp_path_factory.mktemp("house")
+        read_settings({"batch_size": 2, "max_wait_s": 1.0}), home=tmp_path_factory.mktemp("stack")
     ) as stack:
         yield stack
 
@@ -72,7 +72,7 @@ def test_make_run_prints_a_snippet_that_answers_and_ctrl_c_ends_it(tmp_path: Pat
     log = tmp_path / "log"
     home = tmp_path / "home"
     with log.open("wb") as output:
-        house = subprocess.Popen(
+        process = subprocess.Popen(
             ["make", "run", f"VENV={sys.prefix}", f"ARGS=--home={home} --proxy-port={free_port()}"],
             cwd=REPOSITORY,
             env=child_environment(),
@@ -83,15 +83,15 @@ def test_make_run_prints_a_snippet_that_answers_and_ctrl_c_ends_it(tmp_path: Pat
         )
     try:
         for _ in range(1200):
-            told = log.read_text(encoding="utf-8")
-            assert house.poll() is None, told
-            if "stop with Ctrl-C" in told:
+            text = log.read_text(encoding="utf-8")
+            assert process.poll() is None, text
+            if "stop with Ctrl-C" in text:
                 break
             time.sleep(0.1)
-        base_url = re.search(r"http://127\.0\.0\.1:\d+/v1", told)
-        key = re.search(r'api_key="([^"]+)"', told)
-        assert base_url, told
-        assert key, told
+        base_url = re.search(r"http://127\.0\.0\.1:\d+/v1", text)
+        key = re.search(r'api_key="([^"]+)"', text)
+        assert base_url, text
+        assert key, text
         with OpenAI(base_url=base_url[0], api_key=key[1], max_retries=8) as client:
             model = client.models.list().data[0].id
             reply = client.chat.completions.create(
@@ -99,8 +99,8 @@ def test_make_run_prints_a_snippet_that_answers_and_ctrl_c_ends_it(tmp_path: Pat
             )
         assert reply.choices[0].message.content
     finally:
-        os.killpg(house.pid, signal.SIGINT)
-        house.wait(60)
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(60)
     with sqlite3.connect(home / "patina.db") as connection:
         ((recorded,),) = connection.execute("SELECT count(*) FROM trajectories WHERE completion <> ''")
     assert recorded == 1
@@ -126,27 +126,27 @@ def test_the_query_of_the_readme_names_columns_that_exist() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_snippet_and_the_commands_work_against_a_house(house: Stack, tmp_path: Path) -> None:
+def test_the_snippet_and_the_commands_work_against_a_running_stack(stack: Stack, tmp_path: Path) -> None:
     (snippet,) = [block for kind, block in BLOCKS if kind == "python"]
     assert 'base_url="http://127.0.0.1:30000/v1"' in snippet
-    code = snippet.replace("http://127.0.0.1:30000/v1", house.base_url)
-    code = re.sub(r'api_key="[^"]*"', f'api_key="{house.key}"', code)
+    code = snippet.replace("http://127.0.0.1:30000/v1", stack.base_url)
+    code = re.sub(r'api_key="[^"]*"', f'api_key="{stack.key}"', code)
     program = tmp_path / "snippet.py"
     for _ in range(3):
         program.write_text(code, encoding="utf-8")
         done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-    connection = sqlite3.connect(until_recorded(house.home))
+    connection = sqlite3.connect(until_recorded(stack.home))
     (query,) = [block for kind, block in BLOCKS if kind == "sql"]
     answered = [row for row in connection.execute(query) if row[3] is not None]
     connection.close()
     assert {row[3] for row in answered} == {"Shorter please, and no emoji."}
-    _wait_for_a_version(house)
+    _wait_for_a_version(stack)
     for argv in STEERING:
         if argv[1] in ("demo", "eval"):
             continue  # have tests of their own
         done = subprocess.run(
-            [sys.executable, *argv, "--home", str(house.home)],
+            [sys.executable, *argv, "--home", str(stack.home)],
             cwd=REPOSITORY,
             env=child_environment(),
             capture_output=True,
@@ -163,13 +163,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait_for_a_version(house: Stack) -> None:
+def _wait_for_a_version(stack: Stack) -> None:
 
     for _ in range(600):
-        if house.status()["live"]:
+        if stack.status()["live"]:
             return
         time.sleep(0.1)
-    raise AssertionError(f"no version went live: {house.status()}")
+    raise AssertionError(f"no version went live: {stack.status()}")
 
 
 def test_a_request_may_opt_out_with_the_header_the_readme_names() -> None:

@@ -1,4 +1,4 @@
-"""The own house of the evals: it starts, says who runs, leaves probes out of the learning, and is gone when stopped."""
+"""The stack that the evals start: it serves, reports its process ids, never trains on probes, and stops completely."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from store.settings import read_settings
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-async def test_a_house_serves_says_its_pids_keeps_probes_apart_and_ends_completely(
+async def test_a_stack_serves_reports_its_pids_keeps_probes_apart_and_stops_completely(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     settings = read_settings({"model_name": str(tiny_model), "threads": 1})
     with Stack(settings, home=tmp_path / "home") as stack:
-        async with PatinaClient(stack.base_url, stack.key) as house:
-            reply = await house.chat([{"role": "user", "content": "What is the capital of France?"}])
+        async with PatinaClient(stack.base_url, stack.key) as client:
+            reply = await client.chat([{"role": "user", "content": "What is the capital of France?"}])
             assert reply.turn_id
             probes = plan_probes(["concise"], questions=4, undos=0, tools=0, seed=0)
-            answers, _ = await LiveSystem(house, learns=True, batch_size=4).probe(probes, exact=False)
+            answers, _ = await LiveSystem(client, learns=True, batch_size=4).probe(probes, exact=False)
             assert len(answers) == 4
-            status = await house.status()
+            status = await client.status()
         pids = {**stack.pids(), "run": stack.pid}
         assert set(pids) == {"run", "backend", "proxy", "recorder", "scorer", "trainer"}
         assert all(is_alive(pid) for pid in pids.values())

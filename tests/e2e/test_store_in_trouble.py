@@ -1,6 +1,6 @@
-"""A store in trouble under load: replies flow, `run.py status` tells at once, and what can be recovered is.
+"""Failures of the record under load: replies continue, `run.py status` reports the failure at once, and the turns are written afterwards.
 
-The proxy and the recorder as processes, eight clients that send without a pause, and a record to which happens what must never happen to one.
+Proxy and recorder run as processes, eight clients send without a pause, and each test breaks the record in another way.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ CLIENTS = 8
 
 
 @dataclass
-class Talk:
-    """What the clients saw."""
+class LoadClients:
+    """Clients that send without a pause, and the replies they got."""
 
     ended: list[str] = field(default_factory=list)  #: turns whose end arrived
     wrong: list[str] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
-    voices: list[threading.Thread] = field(default_factory=list)
+    threads: list[threading.Thread] = field(default_factory=list)
 
     def finish(self) -> None:
-        """Let everybody say their last."""
+        """Stop the clients after their current request."""
         self.stop.set()
-        for voice in self.voices:
-            voice.join()
+        for thread in self.threads:
+            thread.join()
 
-    def one_voice(self, port: int, number: int) -> None:
+    def send_requests(self, port: int, number: int) -> None:
         with client(port) as mine:
-            said = 0
+            count = 0
             while not self.stop.is_set():
-                said += 1
+                count += 1
                 body = {
                     "model": "patina-tiny",
-                    "messages": [{"role": "user", "content": f"{number}: question {said}"}],
-                    "stream": said % 2 == 0,
+                    "messages": [{"role": "user", "content": f"{number}: question {count}"}],
+                    "stream": count % 2 == 0,
                 }
                 try:
                     reply = mine.post("/chat/completions", json=body)
@@ -72,7 +72,7 @@ class Talk:
                 self.ended.append(reply.headers["x-patina-turn"])
 
     def until(self, more: int) -> None:
-        """Wait until so many replies more have ended: they flow."""
+        """Wait until so many more replies have ended."""
         wanted = len(self.ended) + more
         for _ in range(1200):
             if len(self.ended) >= wanted or self.wrong:
@@ -83,7 +83,9 @@ class Talk:
 
 
 @dataclass
-class House:
+class RunningStack:
+    """A proxy and a recorder as processes, with their record."""
+
     home: Path
     port: int
     pid: int  #: of the proxy
@@ -120,11 +122,11 @@ class House:
             cwd=REPOSITORY, env=child_environment(), capture_output=True, text=True, check=False,
         )  # fmt: skip
 
-    def told(self) -> tuple[int, Json, str]:
-        """Return what `run.py status` says: its exit code, as JSON, and to a person."""
-        code, said = self.command("status", "--json"), self.command("status")
-        assert said.returncode == code.returncode
-        return code.returncode, json.loads(code.stdout), said.stdout
+    def reported(self) -> tuple[int, Json, str]:
+        """Return the exit code of `run.py status`, its JSON and its text."""
+        as_json, as_text = self.command("status", "--json"), self.command("status")
+        assert as_text.returncode == as_json.returncode
+        return as_json.returncode, json.loads(as_json.stdout), as_text.stdout
 
     def written(self) -> set[str]:
         with closing(sqlite3.connect(self.record)) as connection:
@@ -141,20 +143,20 @@ class House:
 
 
 @contextmanager
-def a_house(home: Path, log: Path, **more: str) -> Iterator[House]:
-    """Run the proxy of a home; what it says goes to a file, as under the supervisor."""
+def running_stack(home: Path, log: Path, **more: str) -> Iterator[RunningStack]:
+    """Run proxy and recorder of a home; their output goes to a file, as under the supervisor."""
     port = free_port()
     path = home / "run" / "settings.json"
     read_settings({"home": home, "proxy_port": port, "api_key": KEY, **more}).dump(path)
-    with running(Upstream()) as url, log.open("wb") as said:
-        proxy = subprocess.Popen(command(path, "--backend-url", url), cwd=REPOSITORY, stderr=said)
+    with running(Upstream()) as url, log.open("wb") as output:
+        proxy = subprocess.Popen(command(path, "--backend-url", url), cwd=REPOSITORY, stderr=output)
         recorder = subprocess.Popen(
-            [sys.executable, "-m", "recorder", "--settings", str(path)], cwd=REPOSITORY, stderr=said
+            [sys.executable, "-m", "recorder", "--settings", str(path)], cwd=REPOSITORY, stderr=output
         )
         try:
-            house = House(home, port, proxy.pid, recorder.pid)
-            house.until_up()
-            yield house
+            stack = RunningStack(home, port, proxy.pid, recorder.pid)
+            stack.until_up()
+            yield stack
         finally:
             for process in (proxy, recorder):
                 process.kill()
@@ -163,16 +165,16 @@ def a_house(home: Path, log: Path, **more: str) -> Iterator[House]:
 
 
 @contextmanager
-def talking(house: House) -> Iterator[Talk]:
-    talk = Talk()
-    talk.voices = [threading.Thread(target=talk.one_voice, args=(house.port, i)) for i in range(CLIENTS)]
-    for voice in talk.voices:
-        voice.start()
+def load_clients(stack: RunningStack) -> Iterator[LoadClients]:
+    load = LoadClients()
+    load.threads = [threading.Thread(target=load.send_requests, args=(stack.port, i)) for i in range(CLIENTS)]
+    for thread in load.threads:
+        thread.start()
     try:
-        yield talk
+        yield load
     finally:
-        talk.finish()
-    assert talk.wrong == []
+        load.finish()
+    assert load.wrong == []
 
 
 @pytest.fixture
@@ -182,31 +184,31 @@ def home(tmp_path: Path, empty_record: Path) -> Path:
 
 
 def test_locked_for_ten_seconds(home: Path, tmp_path: Path) -> None:
-    with a_house(home, tmp_path / "log") as house, talking(house) as talk:
-        talk.until(20)
-        assert house.told()[0] == 0
-        with closing(sqlite3.connect(house.record, isolation_level=None)) as locked:
+    with running_stack(home, tmp_path / "log") as stack, load_clients(stack) as load:
+        load.until(20)
+        assert stack.reported()[0] == 0
+        with closing(sqlite3.connect(stack.record, isolation_level=None)) as locked:
             locked.execute("BEGIN IMMEDIATE")
             began = time.monotonic()
-            house.until(lambda found: found["state"] == "away")
-            code, found, said = house.told()
+            stack.until(lambda found: found["state"] == "away")
+            code, found, text = stack.reported()
             assert (code, found["store"]["state"]) == (1, "away")
             assert "locked" in found["store"]["last_error"]
-            assert "store: away" in said
-            assert "turns wait, the oldest for" in said
-            assert "locked" in said
+            assert "store: away" in text
+            assert "turns wait, the oldest for" in text
+            assert "locked" in text
             assert found["stages"]["recorded"] >= 20  # the record can be read all the while
             while time.monotonic() - began < 10:
-                talk.until(5)
+                load.until(5)
             locked.execute("ROLLBACK")
-        talk.until(5)
-        talk.finish()
-        told = house.settled()
-        assert (told["lost"], told["rejected"], told["last_error"]) == (0, 0, None)
-        assert house.written() == set(talk.ended)
-        code, found, said = house.told()
+        load.until(5)
+        load.finish()
+        state = stack.settled()
+        assert (state["lost"], state["rejected"], state["last_error"]) == (0, 0, None)
+        assert stack.written() == set(load.ended)
+        code, found, text = stack.reported()
         assert (code, found["store"]["state"]) == (0, "ok")
-        assert house.command("verify").returncode == 0
+        assert stack.command("verify").returncode == 0
 
 
 @pytest.fixture
@@ -234,61 +236,61 @@ def fill(path: Path) -> None:
 
 
 def test_disk_full(small_disk: Path, tmp_path: Path) -> None:
-    with a_house(small_disk, tmp_path / "log") as house, talking(house) as talk:
-        talk.until(20)
+    with running_stack(small_disk, tmp_path / "log") as stack, load_clients(stack) as load:
+        load.until(20)
         ballast = small_disk / "ballast"
         fill(ballast)
-        # Neither record nor journal takes anything: turns wait in memory, which is told as well.
-        house.until(lambda found: found["state"] == "away" and found["journal_error"] is not None)
-        talk.until(40)
-        code, found, said = house.told()
+        # Neither record nor journal can be written: turns wait in memory, and the status reports it.
+        stack.until(lambda found: found["state"] == "away" and found["journal_error"] is not None)
+        load.until(40)
+        code, found, text = stack.reported()
         assert (code, found["store"]["state"]) == (1, "away")
         assert "full" in found["store"]["last_error"]
         assert "No space" in found["store"]["journal_error"]
-        assert "the journal cannot be written" in said
+        assert "the journal cannot be written" in text
         assert found["store"]["in_memory"] > 0
         ballast.unlink()
-        talk.until(5)
-        talk.finish()
-        told = house.settled()
-        assert (told["lost"], told["last_error"]) == (0, None)
-        assert house.written() == set(talk.ended)
+        load.until(5)
+        load.finish()
+        state = stack.settled()
+        assert (state["lost"], state["last_error"]) == (0, None)
+        assert stack.written() == set(load.ended)
 
 
 def test_files_may_not_grow(home: Path, tmp_path: Path) -> None:
-    """What a quota does, where nobody may mount a disk."""
-    with a_house(home, tmp_path / "log") as house, talking(house) as talk:
-        talk.until(20)
-        unlimited = resource.prlimit(house.pid, resource.RLIMIT_FSIZE)
-        for pid in (house.pid, house.recorder_pid):
+    """A file size limit, as a quota sets it; needs no mount."""
+    with running_stack(home, tmp_path / "log") as stack, load_clients(stack) as load:
+        load.until(20)
+        unlimited = resource.prlimit(stack.pid, resource.RLIMIT_FSIZE)
+        for pid in (stack.pid, stack.recorder_pid):
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, unlimited[1]))
-        house.until(lambda found: found["journal_error"] is not None and found["in_memory"] > 0)
-        talk.until(40)
-        code, found, said = house.told()
+        stack.until(lambda found: found["journal_error"] is not None and found["in_memory"] > 0)
+        load.until(40)
+        code, found, text = stack.reported()
         assert code == 1
-        assert "the journal cannot be written" in said
+        assert "the journal cannot be written" in text
         assert found["store"]["in_memory"] > 0
-        for pid in (house.pid, house.recorder_pid):
+        for pid in (stack.pid, stack.recorder_pid):
             resource.prlimit(pid, resource.RLIMIT_FSIZE, unlimited)
-        talk.until(5)
-        talk.finish()
-        assert house.settled()["lost"] == 0
-        assert house.written() == set(talk.ended)
-        assert house.command("verify").returncode == 0
+        load.until(5)
+        load.finish()
+        assert stack.settled()["lost"] == 0
+        assert stack.written() == set(load.ended)
+        assert stack.command("verify").returncode == 0
 
 
 def test_removed_underneath(home: Path, tmp_path: Path) -> None:
-    with a_house(home, tmp_path / "log") as house, talking(house) as talk:
-        talk.until(20)
+    with running_stack(home, tmp_path / "log") as stack, load_clients(stack) as load:
+        load.until(20)
         for _ in range(3):
             for suffix in ("", "-wal", "-shm"):
-                house.record.with_name(house.record.name + suffix).unlink(missing_ok=True)
-            talk.until(20)
-        talk.finish()
-        assert house.settled()["lost"] == 0
-        assert house.written() == set(talk.ended)
-        assert house.command("verify").returncode == 0
-        assert house.told()[0] == 0
+                stack.record.with_name(stack.record.name + suffix).unlink(missing_ok=True)
+            load.until(20)
+        load.finish()
+        assert stack.settled()["lost"] == 0
+        assert stack.written() == set(load.ended)
+        assert stack.command("verify").returncode == 0
+        assert stack.reported()[0] == 0
 
 
 def test_its_folder_moved_away_and_back(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -296,68 +298,68 @@ def test_its_folder_moved_away_and_back(home: Path, tmp_path_factory: pytest.Tem
     folder = home / "records"
     folder.mkdir()
     shutil.move(home / "patina.db", folder / "patina.db")
-    with a_house(home, home / "log", record_dir=str(folder)) as house, talking(house) as talk:
-        talk.until(20)
+    with running_stack(home, home / "log", record_dir=str(folder)) as stack, load_clients(stack) as load:
+        load.until(20)
         folder.rename(elsewhere)
-        house.until(lambda found: found["state"] == "away")
-        talk.until(20)
-        done = house.command("status", "--record-dir", str(folder))
-        # The record cannot be read, and the proxy tells all the same.
+        stack.until(lambda found: found["state"] == "away")
+        load.until(20)
+        done = stack.command("status", "--record-dir", str(folder))
+        # The record cannot be read, but the proxy still reports its state.
         assert done.returncode == 1
         assert "the record cannot be read" in done.stdout
         assert "store: away" in done.stdout
         elsewhere.rename(folder)
-        talk.until(5)
-        talk.finish()
-        assert house.settled()["lost"] == 0
+        load.until(5)
+        load.finish()
+        assert stack.settled()["lost"] == 0
         with closing(sqlite3.connect(folder / "patina.db")) as connection:
             found = {row[0] for row in connection.execute("SELECT turn_id FROM turns")}
-        assert found == set(talk.ended)
+        assert found == set(load.ended)
 
 
 def test_replaced_by_another(home: Path, tmp_path: Path, empty_record: Path) -> None:
-    with a_house(home, tmp_path / "log") as house, talking(house) as talk:
-        talk.until(20)
+    with running_stack(home, tmp_path / "log") as stack, load_clients(stack) as load:
+        load.until(20)
         other = Path(shutil.copy(empty_record, home / "other.db"))
         kept = home / "kept.db"
-        os.link(house.record, kept)
-        seen_before = len(talk.ended)
-        os.replace(other, house.record)
-        talk.until(20)
-        talk.finish()
-        assert house.settled()["lost"] == 0
+        os.link(stack.record, kept)
+        seen_before = len(load.ended)
+        os.replace(other, stack.record)
+        load.until(20)
+        load.finish()
+        assert stack.settled()["lost"] == 0
         with closing(sqlite3.connect(kept)) as connection:
             before = {row[0] for row in connection.execute("SELECT turn_id FROM turns")}
         # Each is in the one that lay there when it was written; what ended after the exchange is in the new one.
-        assert before | house.written() == set(talk.ended)
-        assert set(talk.ended[seen_before + CLIENTS :]) <= house.written()
+        assert before | stack.written() == set(load.ended)
+        assert set(load.ended[seen_before + CLIENTS :]) <= stack.written()
 
 
 def test_damaged_underneath(home: Path, tmp_path: Path, empty_record: Path) -> None:
-    with a_house(home, tmp_path / "log") as house, talking(house) as talk:
+    with running_stack(home, tmp_path / "log") as stack, load_clients(stack) as load:
         # Pages that SQLite holds in memory (2 MB a connection) are not read again: a smaller record would not notice until later.
-        while house.record.stat().st_size < 6_000_000:
-            talk.until(20)
+        while stack.record.stat().st_size < 6_000_000:
+            load.until(20)
         for suffix in ("", "-wal"):
-            file = house.record.with_name(house.record.name + suffix)
+            file = stack.record.with_name(stack.record.name + suffix)
             with file.open("r+b") as damaged:
                 damaged.write(b"no page of a database " * (file.stat().st_size // 22))
-        told = house.until(lambda found: found["state"] == "away")
-        assert "damaged" in told["last_error"]
-        before = len(talk.ended)
-        talk.until(40)
-        code, found, said = house.told()
+        state = stack.until(lambda found: found["state"] == "away")
+        assert "damaged" in state["last_error"]
+        before = len(load.ended)
+        load.until(40)
+        code, found, text = stack.reported()
         assert code == 1
-        assert "damaged" in found["record_error"]  # nobody else can read it either
+        assert "damaged" in found["record_error"]  # other processes cannot read it either
         assert found["store"]["state"] == "away"
-        assert "store: away" in said
-        # Somebody puts a backup in its place, without the damaged log, which is no part of it: what waited is written into it.
+        assert "store: away" in text
+        # A backup replaces it, without the damaged log, which does not belong to it: the waiting turns are written into it.
         for suffix in ("-wal", "-shm"):
-            house.record.with_name(house.record.name + suffix).unlink(missing_ok=True)
-        os.replace(shutil.copy(empty_record, home / "backup.db"), house.record)
-        talk.until(5)
-        talk.finish()
-        told = house.settled()
-        assert (told["lost"], told["last_error"]) == (0, None)
-        assert set(talk.ended[before + CLIENTS :]) <= house.written()
-        assert house.told()[0] == 0
+            stack.record.with_name(stack.record.name + suffix).unlink(missing_ok=True)
+        os.replace(shutil.copy(empty_record, home / "backup.db"), stack.record)
+        load.until(5)
+        load.finish()
+        state = stack.settled()
+        assert (state["lost"], state["last_error"]) == (0, None)
+        assert set(load.ended[before + CLIENTS :]) <= stack.written()
+        assert stack.reported()[0] == 0

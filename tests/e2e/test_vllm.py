@@ -1,6 +1,6 @@
 """The whole loop with a real vLLM, as a person starts it: `run.py --backend vllm`, the built-in model, the openai SDK.
 
-One house for all tests, engine and trainer by turns (`--colocate sleep`): on a CPU a sleeping vLLM holds its requests and frees nothing, so
+One stack for all tests; engine and trainer alternate (`--colocate sleep`): on a CPU a sleeping vLLM holds its requests and frees nothing, so
 that who waits for whom is real, and what memory it saves is not seen. Needs an environment for vLLM (docs/backends.md); on a CPU its
 starts are what takes the time.
 """
@@ -44,7 +44,7 @@ COMPLAINT = "Please keep your answers short, and no emoji."
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     settings = read_settings(
         {
             "backend": "vllm",
@@ -55,18 +55,18 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             "max_hold": 1.0,
         }
     )
-    with Stack(settings, home=tmp_path_factory.mktemp("house"), ready_s=900.0) as stack:
+    with Stack(settings, home=tmp_path_factory.mktemp("stack"), ready_s=900.0) as stack:
         yield stack
 
 
 @pytest.fixture
-def client(house: Stack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=house.base_url, api_key=house.key, max_retries=0, timeout=900) as made:
+def client(stack: Stack) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=stack.base_url, api_key=stack.key, max_retries=0, timeout=900) as made:
         yield made
 
 
-def rows(house: Stack) -> dict[str, dict[str, Any]]:
-    connection = sqlite3.connect(recorded(house.home))
+def rows(stack: Stack) -> dict[str, dict[str, Any]]:
+    connection = sqlite3.connect(recorded(stack.home))
     connection.row_factory = sqlite3.Row
     try:
         return {row["turn_id"]: dict(row) for row in connection.execute("SELECT * FROM trajectories")}
@@ -77,8 +77,8 @@ def rows(house: Stack) -> dict[str, dict[str, Any]]:
 until = partial(waiting.until, seconds=600)  # the engine starts on a crowded machine as well
 
 
-def backend(house: Stack) -> dict[str, Any]:
-    found: dict[str, Any] = house.status()["proxy"]["backend"]
+def backend(stack: Stack) -> dict[str, Any]:
+    found: dict[str, Any] = stack.status()["proxy"]["backend"]
     return found
 
 
@@ -93,64 +93,65 @@ def complain(client: openai.OpenAI) -> None:
 
 
 def ask(client: openai.OpenAI, text: str) -> tuple[str, str]:
-    """Return the id of the turn and what was said."""
+    """Return the turn id and the reply text."""
     raw = client.chat.completions.with_raw_response.create(
         model=MODEL, messages=[{"role": "user", "content": text}], max_tokens=60
     )
     return raw.headers["x-patina-turn"], raw.parse().choices[0].message.content or ""
 
 
-def test_complaints_make_a_version_live_in_vllm(house: Stack, client: openai.OpenAI) -> None:
-    shown = backend(house)["capabilities"]
+def test_complaints_make_a_version_live_in_vllm(stack: Stack, client: openai.OpenAI) -> None:
+    shown = backend(stack)["capabilities"]
     assert shown["engine"].startswith("vLLM ")
     assert (shown["logprob_mode"], shown["adapters"], shown["tools"]) == ("raw_logprobs", True, True)
     assert shown["notes"] == []
     complain(client)
-    until(lambda: backend(house)["live"] >= 1, "version 1 going live")
+    until(lambda: backend(stack)["live"] >= 1, "version 1 going live")
     turn, text = ask(client, "What is the capital of Norway?")
     assert text
-    row = rows(house)[turn]
+    row = rows(stack)[turn]
     assert row["adapter_version"] >= 1
     assert row["completion_token_ids"]
     assert row["sampling_logprobs"]
-    assert backend(house)["live"] in backend(house)["loaded"]
+    assert backend(stack)["live"] in backend(stack)["loaded"]
 
 
-def device(house: Stack) -> dict[str, Any]:
-    found: dict[str, Any] = house.status()["processes"]["device"]["detail"]
+def device(stack: Stack) -> dict[str, Any]:
+    found: dict[str, Any] = stack.status()["processes"]["device"]["detail"]
     return found
 
 
-def trainer(house: Stack) -> dict[str, Any]:
-    found: dict[str, Any] = house.status()["processes"]["trainer"]
+def trainer(stack: Stack) -> dict[str, Any]:
+    found: dict[str, Any] = stack.status()["processes"]["trainer"]
     return found
 
 
 def test_the_engine_sleeps_while_a_step_runs_and_a_request_is_let_through(
-    house: Stack, client: openai.OpenAI
+    stack: Stack, client: openai.OpenAI
 ) -> None:
-    assert device(house)["turns"] >= 1  # the version before was made in a turn
-    live, before = backend(house)["live"], device(house)
+    assert device(stack)["turns"] >= 1  # the previous version was trained under a lease
+    live, before = backend(stack)["live"], device(stack)
     complain(client)  # its later requests come while a step runs
     until(
-        lambda: device(house)["turn"] == "trainer" or backend(house)["live"] > live, "a turn of the trainer's"
+        lambda: device(stack)["turn"] == "trainer" or backend(stack)["live"] > live,
+        "the trainer holding the device",
     )
-    assert ask(client, "What is the capital of Peru?")[1]  # whoever has the device
-    until(lambda: backend(house)["live"] > live, "the next version going live")
-    until(lambda: device(house)["turn"] == "engine", "the engine being woken")
+    assert ask(client, "What is the capital of Peru?")[1]  # with either holder of the device
+    until(lambda: backend(stack)["live"] > live, "the next version going live")
+    until(lambda: device(stack)["turn"] == "engine", "the engine being woken")
     # A heartbeat can fall between the turn's end and the last request's going on.
-    until(lambda: device(house)["held_now"] == 0, "nobody being held")
-    after = device(house)
+    until(lambda: device(stack)["held_now"] == 0, "no request being held")
+    after = device(stack)
     assert after["turns"] > before["turns"]
     assert after["held_requests"] > before["held_requests"]
     assert after["held_s"] > before["held_s"]
     assert after["held_now"] == 0
     assert "problem" not in after
-    assert trainer(house)["detail"]["device_wait_s"] > 0
+    assert trainer(stack)["detail"]["device_wait_s"] > 0
 
 
 def test_a_turn_whose_tokens_a_grammar_forced_is_kept_out_of_training(
-    house: Stack, client: openai.OpenAI
+    stack: Stack, client: openai.OpenAI
 ) -> None:
     raw = client.chat.completions.with_raw_response.create(
         model=MODEL,
@@ -160,15 +161,15 @@ def test_a_turn_whose_tokens_a_grammar_forced_is_kept_out_of_training(
     )
     assert raw.parse().choices[0].message.content in ("certainly it is", "certainly not")
     turn = raw.headers["x-patina-turn"]
-    row = until(lambda: rows(house).get(turn), "the turn being recorded")
+    row = until(lambda: rows(stack).get(turn), "the turn being recorded")
     assert row["drop_reason"] == "constrained"
 
 
 def test_a_killed_engine_is_back_with_its_adapters_and_no_turn_is_lost(
-    house: Stack, client: openai.OpenAI
+    stack: Stack, client: openai.OpenAI
 ) -> None:
-    assert backend(house)["live"] >= 1  # from the test before
-    keeper = house.pids()["backend"]
+    assert backend(stack)["live"] >= 1  # from the test before
+    keeper = stack.pids()["backend"]
     listener = int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()[0])
     stream = client.chat.completions.create(
         model=MODEL,
@@ -181,18 +182,18 @@ def test_a_killed_engine_is_back_with_its_adapters_and_no_turn_is_lost(
     with pytest.raises(httpx.RemoteProtocolError):  # a cut is a cut
         for _ in stream:
             pass
-    with ThreadPoolExecutor(4) as pool:  # these come while nobody is there
+    with ThreadPoolExecutor(4) as pool:  # these arrive while the engine is down
         turns = list(pool.map(lambda i: ask(client, f"What is {i} plus 3?")[0], range(4)))
-    state = backend(house)
+    state = backend(stack)
     assert state["live"] in state["loaded"]
-    found = until(lambda: (r := rows(house)) and {cut, *turns} <= r.keys() and r, "all turns being recorded")
+    found = until(lambda: (r := rows(stack)) and {cut, *turns} <= r.keys() and r, "all turns being recorded")
     assert found[cut]["drop_reason"] == "unfinished"
     for turn in turns:
         assert found[turn]["adapter_version"] >= 1
         assert found[turn]["drop_reason"] is None
-    told = house.status()["processes"]["supervisor"]["detail"]["backend"]
-    assert told["restarts"] >= 1
-    assert told["last_exit"] == 1
+    detail = stack.status()["processes"]["supervisor"]["detail"]["backend"]
+    assert detail["restarts"] >= 1
+    assert detail["last_exit"] == 1
 
 
 def descendants(pid: int) -> list[int]:
@@ -204,9 +205,9 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def engine_core(house: Stack) -> int:
+def engine_core(stack: Stack) -> int:
     """The process that computes; vLLM names it so."""
-    for pid in descendants(house.pids()["backend"]):
+    for pid in descendants(stack.pids()["backend"]):
         with contextlib.suppress(OSError):
             if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid
@@ -214,45 +215,45 @@ def engine_core(house: Stack) -> int:
 
 
 def test_a_killed_engine_core_and_a_trainer_killed_in_its_turn_are_survived_without_training_twice(
-    house: Stack, client: openai.OpenAI
+    stack: Stack, client: openai.OpenAI
 ) -> None:
-    live, restarts = backend(house)["live"], house.status()["processes"]["supervisor"]["detail"]
+    live, restarts = backend(stack)["live"], stack.status()["processes"]["supervisor"]["detail"]
     complain(client)
-    until(lambda: device(house)["turn"] == "trainer", "a turn of the trainer's")
-    core = engine_core(house)
+    until(lambda: device(stack)["turn"] == "trainer", "the trainer holding the device")
+    core = engine_core(stack)
     os.kill(core, signal.SIGSTOP)  # it will be asked to wake, and die before it answers: vLLM waits for ever
-    os.kill(house.pids()["trainer"], signal.SIGKILL)
-    until(lambda: device(house)["turn"] == "engine", "the turn of the dead trainer being over")
+    os.kill(stack.pids()["trainer"], signal.SIGKILL)
+    until(lambda: device(stack)["turn"] == "engine", "the lease of the dead trainer ending")
     time.sleep(1.0)  # the request to wake is on its way
     os.kill(core, signal.SIGKILL)
-    # the device is nobody's, the engine is dead: both come back, and nobody has to know
+    # neither trainer nor engine runs: both restart without an action of the user
     turn, text = ask(client, "What is the capital of Chile?")
     assert text
-    assert until(lambda: rows(house).get(turn), "the turn being recorded")["adapter_version"] >= 1
-    state = backend(house)
+    assert until(lambda: rows(stack).get(turn), "the turn being recorded")["adapter_version"] >= 1
+    state = backend(stack)
     assert state["live"] in state["loaded"]
-    told = house.status()["processes"]["supervisor"]["detail"]
+    detail = stack.status()["processes"]["supervisor"]["detail"]
     for name in ("backend", "trainer"):
         until(
             lambda name=name: (
-                house.status()["processes"]["supervisor"]["detail"][name]["restarts"]  # type: ignore[misc]  # a loop's lambda
+                stack.status()["processes"]["supervisor"]["detail"][name]["restarts"]  # type: ignore[misc]  # a loop's lambda
                 > restarts[name]["restarts"]
             ),
-            f"the restart of the {name} being told",
+            f"the restart of the {name} in the status",
         )
-    assert told["proxy"]["restarts"] == restarts["proxy"]["restarts"]
+    assert detail["proxy"]["restarts"] == restarts["proxy"]["restarts"]
     # what the dead trainer had claimed is trained when its lease is over: once
-    end_leases(house)
-    until(lambda: backend(house)["live"] > live, "the version that the kill prevented")
-    until(lambda: not [r for r in rows(house).values() if r["stage"] == "claimed"], "no turn being claimed")
-    published, trained = asyncio.run(counted(house))
+    end_leases(stack)
+    until(lambda: backend(stack)["live"] > live, "the version that the kill prevented")
+    until(lambda: not [r for r in rows(stack).values() if r["stage"] == "claimed"], "no turn being claimed")
+    published, trained = asyncio.run(counted(stack))
     assert published == trained > 0
-    assert asyncio.run(verified(house)) == []
+    assert asyncio.run(verified(stack)) == []
 
 
-def end_leases(house: Stack) -> None:
+def end_leases(stack: Stack) -> None:
     """Let two minutes pass for the record."""
-    connection = sqlite3.connect(house.home / "patina.db", timeout=30)
+    connection = sqlite3.connect(stack.home / "patina.db", timeout=30)
     try:
         with connection:
             connection.execute("UPDATE lives SET lease_until = 0 WHERE lease_until IS NOT NULL")
@@ -260,9 +261,9 @@ def end_leases(house: Stack) -> None:
         connection.close()
 
 
-async def counted(house: Stack) -> tuple[int, int]:
+async def counted(stack: Stack) -> tuple[int, int]:
     """Turns that the versions say they were made of, and turns that are trained: more of the former would be trained twice."""
-    record = await Record.open(read_settings({"home": house.home}).database_url)
+    record = await Record.open(read_settings({"home": stack.home}).database_url)
     try:
         made = await record.adapters(MODEL)
         trained = (await record.status()).stages.get("trained", 0)
@@ -271,8 +272,8 @@ async def counted(house: Stack) -> tuple[int, int]:
     return sum(int(a.metrics["turns"]) for a in made if a.state is not AdapterState.REJECTED), trained
 
 
-async def verified(house: Stack) -> list[str]:
-    record = await Record.open(read_settings({"home": house.home}).database_url)
+async def verified(stack: Stack) -> list[str]:
+    record = await Record.open(read_settings({"home": stack.home}).database_url)
     try:
         return await record.verify()
     finally:

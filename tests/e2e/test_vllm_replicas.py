@@ -1,4 +1,4 @@
-"""Two real vLLM that somebody else runs (`--upstream` twice): a version is on both before it serves, and one may die."""
+"""Two real vLLM servers that Patina does not start (`--upstream` twice): a version is on both before it serves, and one may die."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Backend]]:
 
 
 @pytest.fixture(scope="module")
-def house(copies: list[Backend], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(copies: list[Backend], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     settings = read_settings(
         {
             "backend": "vllm",
@@ -53,7 +53,7 @@ def house(copies: list[Backend], tmp_path_factory: pytest.TempPathFactory) -> It
             "max_wait_s": 1e9,
         }
     )
-    with Stack(settings, home=tmp_path_factory.mktemp("house"), ready_s=900.0) as stack:
+    with Stack(settings, home=tmp_path_factory.mktemp("stack"), ready_s=900.0) as stack:
         yield stack
 
 
@@ -62,8 +62,8 @@ def served(copy: Backend) -> set[str]:
         return {card["id"] for card in json.load(response)["data"]}
 
 
-async def make_live(house: Stack, number: int, folder: Path, digest: str) -> None:
-    record = await Record.open(read_settings({"home": house.home}).database_url)
+async def make_live(stack: Stack, number: int, folder: Path, digest: str) -> None:
+    record = await Record.open(read_settings({"home": stack.home}).database_url)
     try:
         await publish(record, number, folder, digest)
     finally:
@@ -75,16 +75,16 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]
     return make_versions(tmp_path_factory.mktemp("made"), 13)
 
 
-def test_ten_versions_under_sixteen_streams_fail_and_hold_nobody_and_each_stream_is_of_its_version(
-    copies: list[Backend], house: Stack, versions: list[tuple[Path, str]]
+def test_ten_versions_under_sixteen_streams_fail_or_hold_no_stream_and_each_stream_keeps_its_version(
+    copies: list[Backend], stack: Stack, versions: list[tuple[Path, str]]
 ) -> None:
-    held = backend(house)["held"]
-    found = asyncio.run(load(house, versions[:11], streams=16, rounds=1, tokens=24, every_s=0.6))
+    held = backend(stack)["held"]
+    found = asyncio.run(load(stack, versions[:11], streams=16, rounds=1, tokens=24, every_s=0.6))
     streams = found.streams
     assert {(one.status, one.is_ended) for one in streams} == {(200, True)}
-    assert backend(house)["held"] == held
+    assert backend(stack)["held"] == held
     recorded = until(
-        lambda: (r := rows(house)) and {one.turn_id for one in streams} <= r.keys() and r,
+        lambda: (r := rows(stack)) and {one.turn_id for one in streams} <= r.keys() and r,
         "all turns being recorded",
     )
     seen = {one.turn_id: int(recorded[one.turn_id]["adapter_version"]) for one in streams}
@@ -96,7 +96,7 @@ def test_ten_versions_under_sixteen_streams_fail_and_hold_nobody_and_each_stream
 async def asked_alone(
     copy: Backend, versions: list[tuple[Path, str]], wanted: list[int]
 ) -> dict[tuple[int, str], Stream]:
-    """What each version says under a name that this engine never heard, with nothing beside it."""
+    """Return the reply of each version, loaded alone under a new name."""
     engine = HttpBackend(copy.url)
     found: dict[tuple[int, str], Stream] = {}
     try:
@@ -114,17 +114,17 @@ async def asked_alone(
 
 
 def test_a_version_is_on_all_copies_before_it_serves_and_one_may_die(
-    copies: list[Backend], house: Stack, versions: list[tuple[Path, str]]
+    copies: list[Backend], stack: Stack, versions: list[tuple[Path, str]]
 ) -> None:
-    with openai.OpenAI(base_url=house.base_url, api_key=house.key, max_retries=0, timeout=600) as client:
-        asyncio.run(make_live(house, 12, *versions[11]))
-        until(lambda: backend(house)["live"] == 12, "version 12 going live")
+    with openai.OpenAI(base_url=stack.base_url, api_key=stack.key, max_retries=0, timeout=600) as client:
+        asyncio.run(make_live(stack, 12, *versions[11]))
+        until(lambda: backend(stack)["live"] == 12, "version 12 going live")
         assert all(f"{MODEL}@12" in served(copy) for copy in copies)
         with ThreadPoolExecutor(8) as pool:
             turns = list(pool.map(lambda i: ask(client, f"What is {i} plus 4?")[0], range(8)))
         shown: dict[str, Any] = until(
             lambda: (
-                (a := backend(house)["activity"])
+                (a := backend(stack)["activity"])
                 and all(one.get("generated_tokens") for one in a.values())
                 and a
             ),
@@ -137,12 +137,12 @@ def test_a_version_is_on_all_copies_before_it_serves_and_one_may_die(
         with ThreadPoolExecutor(4) as pool:
             turns += list(pool.map(lambda i: ask(client, f"What is {i} plus 5?")[0], range(4)))
         dead = until(
-            lambda: (one := backend(house)["activity"].get(copies[0].url)) and not one["ready"] and one,
-            "the death being told",
+            lambda: (one := backend(stack)["activity"].get(copies[0].url)) and not one["ready"] and one,
+            "the death in the status",
         )
         assert dead["problem"]
-        asyncio.run(make_live(house, 13, *versions[12]))  # with one copy away
-        until(lambda: backend(house)["live"] == 13, "version 13 going live")
+        asyncio.run(make_live(stack, 13, *versions[12]))  # with one copy away
+        until(lambda: backend(stack)["live"] == 13, "version 13 going live")
         turns.append(ask(client, "What is the capital of Italy?")[0])
-        found = until(lambda: (r := rows(house)) and set(turns) <= r.keys() and r, "all turns being recorded")
+        found = until(lambda: (r := rows(stack)) and set(turns) <= r.keys() and r, "all turns being recorded")
         assert [found[turn]["adapter_version"] for turn in turns] == [12] * 12 + [13]
