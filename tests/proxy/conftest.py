@@ -137,7 +137,7 @@ def record_file(empty_record: Path, tmp_path: Path) -> Path:
 
 @contextmanager
 def run_gateway(upstream: Upstream, record_file: Path, *, is_local: bool = True) -> Iterator[Gateway]:
-    """Run the backend and the proxy in front of it: a local one, or somebody else's endpoint (`--upstream`)."""
+    """Run the backend and the proxy in front of it: a local backend, or a remote endpoint (`--upstream`)."""
     with running(upstream) as url, run_gateway_at(url, upstream, record_file, is_local=is_local) as gateway:
         yield gateway
 
@@ -152,7 +152,7 @@ def run_gateway_at(
     backend_wait_s: float = 10.0,
     **more: Any,
 ) -> Iterator[Gateway]:
-    """Run the proxy in front of a backend that somebody else starts and stops."""
+    """Run the proxy in front of a backend that the test starts and stops."""
     url = f"sqlite+aiosqlite:///{record_file}"
     folder = record_file.parent / "journal"
     backend = (

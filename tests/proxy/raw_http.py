@@ -1,4 +1,4 @@
-"""HTTP by hand: a backend that writes the very bytes it is told to, and a client that notes every byte, piece and end it sees.
+"""HTTP by hand: a backend that writes exactly the scripted bytes, and a client that notes every byte, piece and end it sees.
 
 The differential tests use both: one request straight to the backend, the same through the proxy, and everything is compared.
 """

@@ -67,7 +67,9 @@ def test_a_published_version_goes_live_and_the_client_keeps_its_model_name(
     assert {chunk.model for chunk in chunks} == {"tiny"}
     rows = gateway.rows(3)
     assert [row["adapter_version"] for row in rows] == [0, 1, 1]
-    assert "of tiny@1 to" in rows[1]["completion"]  # what was said is not edited, only the field
+    assert (
+        "of tiny@1 to" in rows[1]["completion"]
+    )  # the completion text is unchanged, only the field is edited
 
 
 def test_a_stream_keeps_the_version_that_began_it_until_its_end(gateway: Gateway, tmp_path: Path) -> None:
@@ -145,11 +147,11 @@ def test_requests_flow_while_versions_come_and_go(gateway: Gateway, tmp_path: Pa
     answers: list[str] = []
     done = threading.Event()
 
-    def talk() -> None:
+    def send_requests() -> None:
         while not done.is_set():
             answers.append(gateway.ask("hello").choices[0].message.content)
 
-    threads = [threading.Thread(target=talk) for _ in range(4)]
+    threads = [threading.Thread(target=send_requests) for _ in range(4)]
     for thread in threads:
         thread.start()
     for version in (1, 2, 3):
@@ -182,7 +184,7 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one_live(gateway: Gatewa
     is_live(gateway, 2)  # tried again by itself
 
 
-def test_a_folder_that_is_gone_is_told_and_not_loaded(gateway: Gateway, tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_and_not_loaded(gateway: Gateway, tmp_path: Path) -> None:
     publish(gateway, 1, tmp_path / "nowhere")
     until(lambda: "does not exist" in (backend(gateway)["last_error"] or ""), "the sentence is shown")
     assert gateway.ask("hi there").model == "tiny"

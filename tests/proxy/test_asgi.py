@@ -72,7 +72,7 @@ async def test_work_that_is_done_and_a_server_that_stops(has_line: bool) -> None
     line = line_with(FakeTransport()) if has_line else None
     assert await DisconnectWatcher(never, line).run(asyncio.sleep(0))
     if line is not None:
-        line.mark_lost()  # nobody is watching any more
+        line.mark_lost()  # the client has gone
     task = asyncio.ensure_future(DisconnectWatcher(never, line).run(asyncio.sleep(30)))
     await asyncio.sleep(0.01)
     task.cancel()
@@ -96,7 +96,7 @@ async def test_a_line_writes_what_it_held_in_one_piece_and_nothing_once_it_is_lo
     assert transport.written[2:] == [b"rest"]
     line.flush_writes()
     line.mark_lost()
-    line.write(b"to nobody")
+    line.write(b"after the client left")
     assert len(transport.written) == 3
 
 

@@ -20,7 +20,7 @@ def resident_mb() -> float:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a matter of glibc's heap")
-def test_holes_between_what_lives_on_go_back_to_the_system() -> None:
+def test_freed_memory_between_live_objects_returns_to_the_system() -> None:
     blocks = [bytes(30_000) for _ in range(4_000)]  # below what is mapped on its own, above a page
     blocks = [block for i, block in enumerate(blocks) if i % 50 == 0]
     holes = resident_mb()
@@ -34,8 +34,8 @@ def test_after_a_large_body_the_heap_is_tidied_up_and_after_small_ones_it_is_not
 ) -> None:
     tidied = threading.Event()
     monkeypatch.setattr(proxy.app, "trim_heap", tidied.set)
-    said = {"scripted": {"text": "x"}, "model": "tiny"}
+    fields = {"scripted": {"text": "x"}, "model": "tiny"}
     for size, is_large in ((10, False), (LARGE_BODY_BYTES, True)):
-        body = {**said, "messages": [{"role": "user", "content": "a" * size}]}
+        body = {**fields, "messages": [{"role": "user", "content": "a" * size}]}
         post(f"{gateway.url}/v1/chat/completions", json.dumps(body).encode())
         assert tidied.wait(10 if is_large else 1.5) is is_large

@@ -105,7 +105,7 @@ def client(port: int) -> httpx.Client:
     )
 
 
-def talk(port: int, name: str, ended: list[str]) -> None:
+def send_requests(port: int, name: str, ended: list[str]) -> None:
     """Stream until the process is killed under it; note the id of each turn whose end was seen."""
     with client(port) as mine:
         for i in range(1000):
@@ -138,7 +138,7 @@ def test_killed_under_streams_it_loses_no_turn_whose_end_was_seen(
         for life in range(3):
             with process(settings, port, "--backend-url", url) as proxy:
                 threads = [
-                    threading.Thread(target=talk, args=(port, f"life {life}, voice {k}", ended))
+                    threading.Thread(target=send_requests, args=(port, f"run {life}, client {k}", ended))
                     for k in range(8)
                 ]
                 for thread in threads:
@@ -188,7 +188,7 @@ def test_sigterm_lets_what_is_in_flight_finish_and_ends_cleanly(
     assert (completion, stage) == ("one two three", "recorded")
 
 
-def test_it_says_every_second_that_it_lives(record_file: Path, tmp_path: Path, port: int) -> None:
+def test_it_writes_a_heartbeat_every_second(record_file: Path, tmp_path: Path, port: int) -> None:
     settings = write_settings(tmp_path, port)
 
     def beat() -> tuple[Any, ...]:
@@ -225,8 +225,8 @@ def test_what_cannot_start_says_why_in_one_sentence(record_file: Path, tmp_path:
     with free_socket() as taken:
         port = taken.getsockname()[1]
         settings = write_settings(tmp_path, port)
-        said = refuses(command(settings, "--backend-url", "http://127.0.0.1:9"))
-        assert said.startswith(f"proxy: cannot listen on 127.0.0.1:{port}")
+        error = refuses(command(settings, "--backend-url", "http://127.0.0.1:9"))
+        assert error.startswith(f"proxy: cannot listen on 127.0.0.1:{port}")
     assert "no backend is configured" in refuses(command(settings))
     assert "cannot read the settings" in refuses(command(tmp_path / "missing.json"))
 
@@ -239,9 +239,9 @@ def test_a_record_of_a_newer_patina_is_not_touched(record_file: Path, tmp_path: 
     with closing(sqlite3.connect(record_file)) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
         connection.commit()
-    said = refuses(recorder_command(write_settings(tmp_path, port)))
-    assert said.startswith("recorder: ")
-    assert "newer Patina" in said
+    error = refuses(recorder_command(write_settings(tmp_path, port)))
+    assert error.startswith("recorder: ")
+    assert "newer Patina" in error
 
 
 def test_a_second_recorder_of_a_journal_is_refused(record_file: Path, tmp_path: Path, port: int) -> None:

@@ -99,8 +99,8 @@ def test_a_reply_of_any_content_is_recorded(gateway: Gateway, name: str, reply: 
     assert status == 200
     (row,) = gateway.rows(1)
     assert row["turn_id"] == headers["x-patina-turn"]
-    told = get(f"{gateway.url}/v1/patina/status")[1]
-    assert (told["proxy"]["unrecorded"], told["store"]["lost"]) == (0, 0)
+    status = get(f"{gateway.url}/v1/patina/status")[1]
+    assert (status["proxy"]["unrecorded"], status["store"]["lost"]) == (0, 0)
     assert json.dumps(row)
 
 
@@ -119,8 +119,8 @@ def test_requests_of_any_shape_are_recorded_or_not_announced(
     gateway.settle()
     with closing(sqlite3.connect(record_file)) as record:
         assert announced <= {row[0] for row in record.execute("SELECT turn_id FROM turns")}
-    told = get(f"{gateway.url}/v1/patina/status")[1]
-    assert (told["proxy"]["unrecorded"], told["store"]["lost"]) == (0, 0)
+    status = get(f"{gateway.url}/v1/patina/status")[1]
+    assert (status["proxy"]["unrecorded"], status["store"]["lost"]) == (0, 0)
 
 
 @settings(max_examples=100)

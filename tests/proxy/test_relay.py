@@ -450,7 +450,7 @@ def test_a_crowded_local_backend_that_was_not_reached_in_time_is_asked_again(
         if is_local:
             assert gateway.ask("hello").choices
             assert asked == 2
-        else:  # somebody else's endpoint: their client decides what to do
+        else:  # a remote endpoint: the client decides what to do
             with pytest.raises(openai.InternalServerError) as caught:
                 gateway.ask("hello")
             assert (caught.value.status_code, asked) == (504, 1)
@@ -491,7 +491,7 @@ def test_a_request_that_the_backend_refuses_is_not_counted_as_its_failure(
     assert counted == {"requests_refused": 0, "upstream_errors": 0, counter: 1}
 
 
-# ------------------------------------------------------- somebody else's endpoint
+# ------------------------------------------------------- a remote endpoint
 
 
 def test_an_endpoint_that_refuses_our_fields_is_asked_again_without_them(remote_gateway: Gateway) -> None:
@@ -519,7 +519,7 @@ def test_an_endpoint_that_refuses_our_fields_is_asked_again_without_them(remote_
 # ------------------------------------------------------------------- our own
 
 
-def test_nobody_comes_in_without_the_key(gateway: Gateway) -> None:
+def test_a_request_without_the_key_is_refused(gateway: Gateway) -> None:
     status, _, body = post(f"{gateway.url}/v1/chat/completions", chat(), Authorization="Bearer wrong")
     assert status == 401
     assert json.loads(body)["error"]["code"] == "invalid_api_key"
@@ -541,7 +541,7 @@ def test_models_and_status_tell_what_is_live(gateway: Gateway) -> None:
     assert get(f"{gateway.url}/elsewhere")[0] == 404
 
 
-def test_a_model_nobody_serves_is_a_404_as_upstream_would_say(gateway: Gateway) -> None:
+def test_an_unknown_model_is_a_404_in_the_form_of_the_upstream(gateway: Gateway) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         gateway.client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "x"}])
     assert caught.value.code == "model_not_found"
@@ -570,7 +570,7 @@ def test_feedback_is_recorded_once_and_only_for_ones_own_turns(gateway: Gateway)
     assert give(**exchange, feedback="no emoji")[1] == {"status": "recorded", "turn_id": turn}
     assert give(turn_id=turn, score=0.5, idempotency_key="k")[1]["status"] == "recorded"
     assert give(turn_id=turn, score=0.1, idempotency_key="k")[1]["status"] == "duplicate"
-    assert give(turn_id="turn_nobody", score=1)[0] == 404
+    assert give(turn_id="turn_unknown", score=1)[0] == 404
     assert give(turn_id=turn)[0] == 400
     assert post(f"{gateway.url}/v1/feedback", b"{")[0] == 400
     (row,) = gateway.rows(1)

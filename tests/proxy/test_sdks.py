@@ -106,7 +106,7 @@ PYTHON: dict[str, Callable[[openai.OpenAI], Any]] = {
     "too many": lambda c: c.chat.completions.create(model="m", messages=MESSAGES, user="429"),
     "wrong": lambda c: c.chat.completions.create(model="m", messages=MESSAGES, user="400"),
     "broken": lambda c: c.chat.completions.create(model="m", messages=MESSAGES, user="500"),
-    "missing": lambda c: c.models.retrieve("nobody"),
+    "missing": lambda c: c.models.retrieve("unknown"),
     "models": lambda c: list(c.models.list()),
     "embeddings": lambda c: c.embeddings.create(model="e", input=["a", "b"]),
     "completions": lambda c: c.completions.create(model="c", prompt="Once"),
@@ -135,7 +135,7 @@ def outcome(url: str, call: Callable[[openai.OpenAI], Any]) -> Any:
 def test_the_python_sdk_cannot_tell(pair: Pair, name: str) -> None:
     direct = outcome(pair.upstream.url, PYTHON[name])
     proxied = outcome(pair.gateway.url, PYTHON[name])
-    # where a torn body ends is told in bytes, and differs by what was asked for
+    # the error names where a torn body ends in bytes, which depends on the request
     assert proxied == direct or (name == "cut reply" and proxied[:2] == direct[:2])
     if name not in ("cut stream", "cut reply", "too many", "wrong", "broken", "missing"):
         assert direct[0] == "value"

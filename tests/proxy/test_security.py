@@ -1,4 +1,4 @@
-"""Who may come in, what is kept from whom, and what nobody may do to the others."""
+"""Authentication, separation of keys, and limits on what one client can do to others."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def answers(request: Request) -> list[Step]:
 # ------------------------------------------------------------------ keys
 
 
-def test_each_key_is_a_person_of_its_own_and_a_revoked_one_is_nobody(record_file: Path) -> None:
+def test_each_key_is_a_separate_principal_and_a_revoked_one_is_none(record_file: Path) -> None:
     file = KeyFile(record_file.with_name("keys.json"))
     ann, bob, quiet = file.add("ann"), file.add("bob"), file.add("quiet", trains=False)
     with pair_at(record_file, keys=Keyring(KEY, named=file)) as pair:
@@ -133,9 +133,9 @@ def test_no_secret_is_in_the_record_the_logs_the_errors_or_the_status(
     """A process of its own, with all there is to hide: everything it says and everything it leaves on disk is searched."""
 
     def script(request: Request) -> list[Step]:
-        told = request.header("authorization") or ""
+        credentials = request.header("authorization") or ""
         if b"refuse" in request.body:
-            error = {"error": {"message": f"Incorrect API key provided: {told}"}}
+            error = {"error": {"message": f"Incorrect API key provided: {credentials}"}}
             if request.json.get("stream"):
                 return answer(
                     200, [("Content-Type", "text/event-stream")], [b"data: %b\n\n" % orjson.dumps(error)]
@@ -159,7 +159,7 @@ def test_no_secret_is_in_the_record_the_logs_the_errors_or_the_status(
             [sys.executable, "-m", "proxy", "--settings", str(settings)],
             cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        said: list[bytes] = []
+        outputs: list[bytes] = []
         try:
             wait_until_up(proxy, process)
             ours = [("X-Patina-Key", SECRETS["patina"]), ("Cookie", f"a={SECRETS['theirs']}")]
@@ -176,11 +176,11 @@ def test_no_secret_is_in_the_record_the_logs_the_errors_or_the_status(
                         f"/v1/x?api_key={SECRETS['query']}",
                     ):
                         seen = asyncio.run(exchange(proxy, "POST", target, headers, sent))
-                        said.append(seen.body if seen.status in (401, 404, 413, 502) else b"")
+                        outputs.append(seen.body if seen.status in (401, 404, 413, 502) else b"")
             assert SECRETS["body"].encode() in upstream.requests[0].body
-            said.append(ask(proxy, ours, method="GET", target="/v1/patina/status", body=b"").body)
-            said.append(ask(proxy, ours, method="GET", target="/healthz", body=b"").body)
-            said.append(ask(proxy, ours, method="GET", target="/elsewhere", body=b"").body)
+            outputs.append(ask(proxy, ours, method="GET", target="/v1/patina/status", body=b"").body)
+            outputs.append(ask(proxy, ours, method="GET", target="/healthz", body=b"").body)
+            outputs.append(ask(proxy, ours, method="GET", target="/elsewhere", body=b"").body)
             raw(
                 port,
                 b"GET /v1/x HTTP/1.1\r\nAuthorization: Bearer "
@@ -188,15 +188,15 @@ def test_no_secret_is_in_the_record_the_logs_the_errors_or_the_status(
                 + b"\r\nbad header\r\n\r\n",
             )
             upstream.script = lambda request: [b"SSH-2.0 " + SECRETS["theirs"].encode()]
-            said.append(asyncio.run(exchange(proxy, "POST", CHAT, [*ours, *theirs], body)).body)
+            outputs.append(asyncio.run(exchange(proxy, "POST", CHAT, [*ours, *theirs], body)).body)
         finally:
             process.terminate()
             output, _ = process.communicate(timeout=30)
-    said.append(output)
+    outputs.append(output)
     left = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path != settings}
     assert any(path.name == "patina.db" for path in left)
     for name, secret in SECRETS.items():
-        assert not [text for text in said if secret.encode() in text], name
+        assert not [text for text in outputs if secret.encode() in text], name
         assert not [path for path, text in left.items() if secret.encode() in text], name
 
 
@@ -334,7 +334,7 @@ def guarded(record_file: Path) -> Iterator[tuple[int, WireUpstream]]:
             server_header=False, date_header=False,
         )  # fmt: skip
         server = uvicorn.Server(config)
-        # The application lives on the loop of the house; a second server would be on another one, so it is only asked what needs none.
+        # The application belongs to the event loop of the running gateway; a second server would run on another loop, so it only gets requests that need none.
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:
@@ -398,7 +398,7 @@ def test_heads_have_a_limit_and_slow_clients_an_end(record_file: Path) -> None:
         )
         assert status_of(raw(port, half)) == 408
         assert status_of(raw(port, half, *[b" "] * 30)) == 408
-        # several requests on one connection, with pauses shorter than the limits, are nobody's fault
+        # several requests on one connection, with pauses shorter than the limits, are within the limits
         seen = raw(port, start + b"\r\n", *[start + b"\r\n"] * 3, pause_s=0.3)
         assert seen.count(b"HTTP/1.1 200") >= 1
 

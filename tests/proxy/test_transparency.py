@@ -136,9 +136,9 @@ class Style:
         lines = b"".join(self.prefix + line + self.line_end for line in payload.split(b"\n"))
         return lines + self.line_end
 
-    def choice(self, asked: Json, index: int, part: str, said: Json, reason: Any, tokens: int) -> Json:
+    def choice(self, asked: Json, index: int, part: str, messages: Json, reason: Any, tokens: int) -> Json:
         """A choice, with what was asked for; without tokens it is the opening of a stream."""
-        found: Json = {"index": index, part: said}
+        found: Json = {"index": index, part: messages}
         content: list[Json] = [
             {"token": "t", "logprob": -0.5, "bytes": None, "top_logprobs": []} for _ in range(tokens)
         ]
@@ -153,7 +153,7 @@ class Style:
         return found
 
     def whole(self, asked: Json, says: Sequence[Json], extra: Json) -> bytes:
-        choices = [self.choice(asked, i, "message", said, "stop", 3) for i, said in enumerate(says)]
+        choices = [self.choice(asked, i, "message", messages, "stop", 3) for i, messages in enumerate(says)]
         reply: Json = {"id": "c-1", "object": "chat.completion", **extra, "choices": choices}
         if asked.get("return_token_ids") is True:
             reply["prompt_token_ids"] = [5, 6]
@@ -314,8 +314,8 @@ def test_whole_replies(
     writes = Style(nulls=style.nulls, separators=style.separators, ascii=style.ascii, indent=indent)
 
     def script(request: Request) -> list[Step]:
-        said = [{"role": "assistant", **message} for message in says]
-        packing, body = packed(writes.whole(request.json, said, extra) + after, request, offered)
+        messages = [{"role": "assistant", **message} for message in says]
+        packing, body = packed(writes.whole(request.json, messages, extra) + after, request, offered)
         return answer(
             200, [JSON_TYPE, ("X-Request-Id", "r"), *packing], cut_up(body, points), framing=framing
         )
@@ -358,7 +358,7 @@ def test_streams(
 
     def script(request: Request) -> list[Step]:
         events = writes.stream(request.json, says, extra)
-        if cut is not None:  # after whole events: what is in an event that was cut is nobody's
+        if cut is not None:  # after whole events: an event that was cut is not parsed
             events = events[: 2 * min(cut, len(says) + sum(map(len, says)))]
         packing, body = packed(b"".join(events), request, offered)
         pieces: list[Any] = list(cut_up(body, points))
@@ -523,7 +523,7 @@ def test_an_upload_that_breaks_off_frees_the_backend(pair: Pair) -> None:
     assert pair.upstream.requests == []
 
 
-def test_a_reply_that_is_packed_although_nobody_asked_is_passed_on_and_read(pair: Pair) -> None:
+def test_an_unrequested_content_encoding_is_passed_on_and_decoded(pair: Pair) -> None:
     def script(request: Request) -> list[Step]:
         whole = Style().whole(request.json, [{"role": "assistant", "content": "In Norway"}], {})
         return answer(200, [JSON_TYPE, ("Content-Encoding", "gzip")], [gzip.compress(whole, mtime=0)])
@@ -557,9 +557,7 @@ BIG = b'{"model":"gpt-x","seed":123456789012345678901234567890,"x":[1.50,1e400,-
 
 
 def test_numbers_escapes_and_repeated_keys_reach_the_backend_as_they_were_written(pair: Pair) -> None:
-    raw = BIG.replace(
-        b",1e400", b""
-    )  # beyond a double: read by nobody here, so it passes unrecorded, see below
+    raw = BIG.replace(b",1e400", b"")  # beyond a double: not parsed here, so it passes unrecorded, see below
     _, _, _, passed = pair.both(lambda request: answer(200, [SSE], [b"data: [DONE]\n\n"]), body=raw)
     assert passed.body == raw.replace(b'"logprobs" : false', b'"logprobs" : true').replace(
         b'{ "y":', b'{"include_usage":true, "y":'
@@ -671,8 +669,8 @@ def test_large_bodies_pass_in_both_directions(pair: Pair) -> None:
     raw = chat(messages=[{"role": "user", "content": content}])
 
     def script(request: Request) -> list[Step]:
-        said = {"role": "assistant", "content": f"{len(request.body)}" + "b" * (1 << 20)}
-        return answer(200, [JSON_TYPE], [Style().whole(request.json, [said], {})])
+        messages = {"role": "assistant", "content": f"{len(request.body)}" + "b" * (1 << 20)}
+        return answer(200, [JSON_TYPE], [Style().whole(request.json, [messages], {})])
 
     direct, proxied, _, passed = pair.both(script, body=raw)
     assert passed.body.endswith(raw[1:])
@@ -716,7 +714,7 @@ def test_a_backend_that_refuses_our_fields_is_understood_once(pair: Pair, says: 
     assert pair.upstream.requests[-1].body == chat(stream=stream)
 
 
-def test_what_was_learnt_outlives_the_process(record_file: Path, tmp_path: Path) -> None:
+def test_learned_quirks_survive_a_restart(record_file: Path, tmp_path: Path) -> None:
     from proxy.backend_quirks import BackendQuirks
 
     upstream = WireUpstream(script=refusing("return_token_ids"))
@@ -750,7 +748,7 @@ def test_a_field_refused_for_one_model_is_still_asked_of_the_others(pair: Pair) 
     assert pair.gateway.proxy._chat.refused == ["logprobs (thinker)"]
 
 
-def test_a_clients_own_error_is_told_about_the_clients_own_request(pair: Pair) -> None:
+def test_a_request_error_names_the_clients_own_request(pair: Pair) -> None:
     """A backend that shows the request in its error shows the one the client sent, and nothing is learnt from it."""
 
     def script(request: Request) -> list[Step]:

@@ -1,8 +1,8 @@
 """A scripted backend that speaks vLLM's dialect on a real port, and helpers to run ASGI applications there.
 
-What it answers is said in the request itself, in a field ``scripted`` that a proxy must pass on like any unknown field:
+The request itself scripts the answer, in a field ``scripted`` that a proxy must pass on like any unknown field:
 
-    text, reasoning, tool_calls    what is said               finish          finish reason
+    text, reasoning, tool_calls    the message                finish          finish reason
     status, headers, body          a plain answer instead     cut_after       break the connection after so many chunks
     hold                           name of an event (`Upstream.events`) to wait for after the first chunk
     drop_logprobs, drop_ids, lose_logprob, usage_off_by       what does not add up
@@ -130,8 +130,8 @@ class Upstream:
             await self._answer(send, 200, b"")
         elif normalise_line == "/version":
             # as a vLLM that does not tell its sampling defaults, unless there are slots to tell of
-            told = {"capabilities": {"adapter_slots": self.slots}}
-            await (self._json(send, 200, told) if self.slots else self._answer(send, 404, b""))
+            version = {"capabilities": {"adapter_slots": self.slots}}
+            await (self._json(send, 200, version) if self.slots else self._answer(send, 404, b""))
         elif normalise_line == "/v1/models":
             cards: list[Json] = [{"id": self.base, "object": "model", "parent": None}]
             cards += [
@@ -225,10 +225,10 @@ class Upstream:
             await self._json(send, 200, self._whole(body, model, text, script))
 
     def _tokens(self, text: str, script: Json) -> list[str]:
-        said = tokens_of(text) if text else []
+        tokens = tokens_of(text) if text else []
         if script.get("tool_calls"):
-            said += ["<tool_call>"]
-        return [*said, END]
+            tokens += ["<tool_call>"]
+        return [*tokens, END]
 
     def _logprobs(self, body: Json, tokens: list[str], start: int, script: Json) -> Json | None:
         if not body.get("logprobs") or script.get("drop_logprobs"):
