@@ -28,7 +28,7 @@ def body_of(text: str = QUESTION, **more: Any) -> dict[str, Any]:
 
 
 @dataclass
-class Said:
+class Completion:
     """What came of a request."""
 
     status: int
@@ -54,35 +54,37 @@ class Said:
 
 async def ask(
     engine: BackendClient, body: dict[str, Any] | bytes, path: str = "/v1/chat/completions"
-) -> Said:
+) -> Completion:
     raw = body if isinstance(body, bytes) else orjson.dumps(body)
     reply = await engine.open("POST", path, _HEADERS, raw)
     try:
         whole: dict[str, Any] = orjson.loads(await reply.read())
     finally:
         reply.close()
-    said = Said(status=reply.status, whole=whole)
+    reply_seen = Completion(status=reply.status, whole=whole)
     if reply.status == 200:
-        _take(said, whole["choices"][0], whole["choices"][0]["message"])
-        said.prompt_ids = whole.get("prompt_token_ids") or []
-    return said
+        _take(reply_seen, whole["choices"][0], whole["choices"][0]["message"])
+        reply_seen.prompt_ids = whole.get("prompt_token_ids") or []
+    return reply_seen
 
 
-async def stream(engine: BackendClient, body: dict[str, Any]) -> Said:
-    said = Said(status=0)
-    async for chunk in events(engine, body, said):
-        said.chunks += 1
-        said.prompt_ids += chunk.get("prompt_token_ids") or []
+async def stream(engine: BackendClient, body: dict[str, Any]) -> Completion:
+    reply_seen = Completion(status=0)
+    async for chunk in events(engine, body, reply_seen):
+        reply_seen.chunks += 1
+        reply_seen.prompt_ids += chunk.get("prompt_token_ids") or []
         for choice in chunk["choices"]:
-            _take(said, choice, choice["delta"])
-    return said
+            _take(reply_seen, choice, choice["delta"])
+    return reply_seen
 
 
-async def events(engine: BackendClient, body: dict[str, Any], said: Said) -> AsyncIterator[dict[str, Any]]:
+async def events(
+    engine: BackendClient, body: dict[str, Any], reply_seen: Completion
+) -> AsyncIterator[dict[str, Any]]:
     reply = await engine.open(
         "POST", "/v1/chat/completions", _HEADERS, orjson.dumps({**body, "stream": True})
     )
-    said.status = reply.status
+    reply_seen.status = reply.status
     rest = b""
     try:
         async for piece in reply.chunks():
@@ -91,15 +93,15 @@ async def events(engine: BackendClient, body: dict[str, Any], said: Said) -> Asy
             for event in whole:
                 payload = event.removeprefix(b"data: ")
                 if payload == b"[DONE]":
-                    said.is_ended = True
+                    reply_seen.is_ended = True
                 else:
                     yield orjson.loads(payload)
     finally:
         reply.close()
 
 
-def _take(said: Said, choice: dict[str, Any], part: dict[str, Any]) -> None:
-    said.text += part.get("content") or ""
-    said.ids += choice.get("token_ids") or []
-    said.logprobs += [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or []]
-    said.finish = choice.get("finish_reason") or said.finish
+def _take(reply_seen: Completion, choice: dict[str, Any], part: dict[str, Any]) -> None:
+    reply_seen.text += part.get("content") or ""
+    reply_seen.ids += choice.get("token_ids") or []
+    reply_seen.logprobs += [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or []]
+    reply_seen.finish = choice.get("finish_reason") or reply_seen.finish

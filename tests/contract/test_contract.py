@@ -1,4 +1,4 @@
-"""What every backend owes the house: the same tests for each. What one cannot do it declares, and then it has to refuse it plainly."""
+"""The contract of every backend: the same tests for each. A backend declares what it does not support, and must refuse it with a clear error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from serving.protocol import BackendClient, Capabilities
 from store.errors import AdapterError, UpstreamUnreachable
 from store.settings import BUILTIN_FOLDER
 from store.values import LogprobMode
-from tests.contract.asking import QUESTION, Said, ask, body_of, stream
+from tests.contract.asking import QUESTION, Completion, ask, body_of, stream
 from tests.contract.backends import POLICY, SLOTS, Backend
 from trainer.policy import LocalPolicy
 
@@ -34,7 +34,7 @@ WEATHER = {
 }
 
 
-def agree(one: Said, other: Said) -> None:
+def agree(one: Completion, other: Completion) -> None:
     """See that two greedy replies are of the same weights.
 
     Rows of different batches are rounded differently, so that two tokens which are as likely as each other may change places; then
@@ -50,13 +50,13 @@ def agree(one: Said, other: Said) -> None:
 
 
 async def test_a_reply_has_text_reason_and_counts_that_add_up(engine: BackendClient) -> None:
-    said = await ask(engine, body_of())
-    assert (said.status, said.message["role"]) == (200, "assistant")
-    assert said.text
-    assert said.finish in ("stop", "length")
-    usage = said.whole["usage"]
-    assert usage["completion_tokens"] == len(said.ids) == len(said.logprobs)
-    assert usage["prompt_tokens"] == len(said.prompt_ids)
+    completion = await ask(engine, body_of())
+    assert (completion.status, completion.message["role"]) == (200, "assistant")
+    assert completion.text
+    assert completion.finish in ("stop", "length")
+    usage = completion.whole["usage"]
+    assert usage["completion_tokens"] == len(completion.ids) == len(completion.logprobs)
+    assert usage["prompt_tokens"] == len(completion.prompt_ids)
 
 
 async def test_ids_are_those_of_the_template_and_of_the_text(
@@ -64,12 +64,12 @@ async def test_ids_are_those_of_the_template_and_of_the_text(
 ) -> None:
     assert able.token_ids
     tokenizer = AutoTokenizer.from_pretrained(BUILTIN_FOLDER)
-    said = await ask(engine, body_of())
+    completion = await ask(engine, body_of())
     messages = [{"role": "user", "content": QUESTION}]
-    assert said.prompt_ids == tokenizer.apply_chat_template(
+    assert completion.prompt_ids == tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_dict=False
     )
-    assert tokenizer.decode(said.ids, skip_special_tokens=True).strip() == said.text.strip()
+    assert tokenizer.decode(completion.ids, skip_special_tokens=True).strip() == completion.text.strip()
 
 
 async def test_a_stream_says_the_same_token_by_token(engine: BackendClient, able: Capabilities) -> None:
@@ -88,14 +88,16 @@ async def test_logprobs_are_of_the_distribution_that_is_declared(
 ) -> None:
     assert able.logprobs
     assert able.logprob_mode is not LogprobMode.UNKNOWN
-    said = await ask(engine, body_of(temperature=temperature, seed=5))
+    completion = await ask(engine, body_of(temperature=temperature, seed=5))
     model = AutoModelForCausalLM.from_pretrained(BUILTIN_FOLDER, dtype=torch.float32)
     with torch.no_grad():
-        logits = model(torch.tensor([said.prompt_ids + said.ids])).logits[0, len(said.prompt_ids) - 1 : -1]
+        logits = model(torch.tensor([completion.prompt_ids + completion.ids])).logits[
+            0, len(completion.prompt_ids) - 1 : -1
+        ]
     scale = 1.0 if able.logprob_mode is LogprobMode.RAW else temperature
-    reference = torch.log_softmax(logits / scale, -1).gather(1, torch.tensor(said.ids)[:, None])[:, 0]
-    assert said.logprobs == pytest.approx(reference.tolist(), abs=1e-3)
-    assert all(value <= 0 for value in said.logprobs)
+    reference = torch.log_softmax(logits / scale, -1).gather(1, torch.tensor(completion.ids)[:, None])[:, 0]
+    assert completion.logprobs == pytest.approx(reference.tolist(), abs=1e-3)
+    assert all(value <= 0 for value in completion.logprobs)
 
 
 async def test_the_default_temperature_is_the_declared_one(engine: BackendClient, able: Capabilities) -> None:
@@ -122,27 +124,27 @@ async def test_a_client_that_leaves_frees_its_place(engine: BackendClient, able:
     # Eight at once: a tiny model says 1500 tokens between two looks at a busy engine.
     endless = body_of(max_tokens=1500, min_tokens=1500, ignore_eos=True, temperature=1.0, n=8)
 
-    async def is_seen_running(talking: asyncio.Task[Said]) -> bool:
-        while not talking.done():
+    async def is_seen_running(streaming: asyncio.Task[Completion]) -> bool:
+        while not streaming.done():
             if (await engine.activity())["running"]:
-                return not talking.done()
+                return not streaming.done()
             await asyncio.sleep(0.02)
-        assert talking.result().status == 200
+        assert streaming.result().status == 200
         return False
 
     for _ in range(5):
-        talking = asyncio.create_task(stream(engine, endless))
-        if await is_seen_running(talking):
+        streaming = asyncio.create_task(stream(engine, endless))
+        if await is_seen_running(streaming):
             break
     else:
         raise AssertionError("five times it was over before it was seen to run")
-    talking.cancel()
-    await asyncio.gather(talking, return_exceptions=True)
+    streaming.cancel()
+    await asyncio.gather(streaming, return_exceptions=True)
     for _ in range(400):
         if not (await engine.activity())["running"]:
             return
         await asyncio.sleep(0.05)
-    raise AssertionError("it goes on talking to nobody")
+    raise AssertionError("it keeps generating without a client")
 
 
 # ---- tools and schemas
@@ -172,36 +174,36 @@ async def test_a_schema_is_held_or_refused(engine: BackendClient, able: Capabili
         "additionalProperties": False,
     }
     format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-    said = await ask(engine, body_of(response_format=format, max_tokens=60))
+    completion = await ask(engine, body_of(response_format=format, max_tokens=60))
     if able.constrained:
         # white space is free between the tokens of JSON, and a tiny model may never come to an end of it
-        assert re.fullmatch(r'\s*\{\s*"ok"\s*:\s*(true|false)\s*\}?\s*', said.text)
+        assert re.fullmatch(r'\s*\{\s*"ok"\s*:\s*(true|false)\s*\}?\s*', completion.text)
     else:
-        assert said.status == 400
-        assert "response_format" in said.error
+        assert completion.status == 400
+        assert "response_format" in completion.error
 
 
 # ---- what is wrong
 
 
 async def test_an_unknown_model_is_a_404_that_names_it(engine: BackendClient) -> None:
-    said = await ask(engine, body_of(model=f"{POLICY}@99"))
-    assert said.status == 404
-    assert f"{POLICY}@99" in said.error
+    completion = await ask(engine, body_of(model=f"{POLICY}@99"))
+    assert completion.status == 404
+    assert f"{POLICY}@99" in completion.error
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'{"model": "patina-tiny"}', b'{"messages": "hello"}'])
 async def test_a_wrong_request_is_refused_and_does_no_harm(engine: BackendClient, body: bytes) -> None:
-    said = await ask(engine, body)
-    assert 400 <= said.status < 500
-    assert said.error
+    completion = await ask(engine, body)
+    assert 400 <= completion.status < 500
+    assert completion.error
     assert (await ask(engine, body_of())).status == 200
 
 
 async def test_a_prompt_beyond_the_context_is_refused(engine: BackendClient) -> None:
-    said = await ask(engine, body_of("word " * 5000))
-    assert said.status == 400
-    assert said.error
+    completion = await ask(engine, body_of("word " * 5000))
+    assert completion.status == 400
+    assert completion.error
 
 
 # ---- adapters
@@ -233,7 +235,7 @@ async def test_the_trainer_reads_the_very_log_probabilities_that_were_sampled_wi
     policy = LocalPolicy(str(BUILTIN_FOLDER), device="cpu")
     policy.load_version(adapters[1])
     await engine.load_adapter(name, str(adapters[1]))
-    said = [
+    completion = [
         await ask(engine, body_of(text, model=name, temperature=temperature, seed=7, max_tokens=48))
         for text in (QUESTION, "Tell me about the sea.")
         for temperature in (1.0, 0.7)
@@ -241,9 +243,9 @@ async def test_the_trainer_reads_the_very_log_probabilities_that_were_sampled_wi
     await engine.unload_adapter(name)
     scale = [1.0] * 4 if able.logprob_mode is LogprobMode.RAW else [1.0, 0.7] * 2
     read, mask = policy.response_logprobs(
-        [s.prompt_ids for s in said], [s.ids for s in said], temperature=scale
+        [s.prompt_ids for s in completion], [s.ids for s in completion], temperature=scale
     )
-    for row, one in enumerate(said):
+    for row, one in enumerate(completion):
         assert one.logprobs == pytest.approx(read[row][mask[row]].tolist(), abs=1e-3)
 
 
@@ -257,7 +259,7 @@ async def test_a_name_keeps_its_weights(engine: BackendClient, adapters: list[Pa
     await engine.unload_adapter(name)
 
 
-async def test_a_bad_adapter_is_refused_with_a_reason_and_nobody_notices(
+async def test_a_bad_adapter_is_refused_with_a_reason_and_streams_continue(
     engine: BackendClient, adapters: list[Path], tiny_adapters: tuple[Path, Path], tmp_path: Path
 ) -> None:
     torn = Path(shutil.copytree(adapters[0], tmp_path / "torn"))
@@ -278,17 +280,17 @@ async def test_a_swap_under_load_fails_nothing_and_each_stream_is_of_one_version
     idle: dict[int, asyncio.Event] = {}
     leases: dict[int, int] = {}
     live = 200
-    said: list[tuple[int, Said]] = []
+    completion: list[tuple[int, Completion]] = []
     done = asyncio.Event()
 
     def name(version: int) -> str:
         return f"{POLICY}@{version}"
 
-    async def talk(client: int) -> None:
+    async def stream_requests(client: int) -> None:
         while not done.is_set():
             version = live
             leases[version] += 1
-            said.append(
+            completion.append(
                 (version, await stream(engine, body_of(model=name(version), max_tokens=12, user=str(client))))
             )
             leases[version] -= 1
@@ -299,7 +301,7 @@ async def test_a_swap_under_load_fails_nothing_and_each_stream_is_of_one_version
     await engine.load_adapter(name(200), str(adapters[0]))
     async with asyncio.TaskGroup() as group:
         for client in range(16):
-            group.create_task(talk(client))
+            group.create_task(stream_requests(client))
         for version in range(201, 211):
             leases[version], idle[version] = 0, asyncio.Event()
             await engine.load_adapter(name(version), str(adapters[version % len(adapters)]))
@@ -308,16 +310,18 @@ async def test_a_swap_under_load_fails_nothing_and_each_stream_is_of_one_version
             await engine.unload_adapter(name(old))
         done.set()
     await engine.unload_adapter(name(live))
-    assert {each.status for _, each in said} == {200}
-    assert all(each.is_ended for _, each in said)
-    assert {version for version, _ in said} == set(range(200, 211))
-    # what each stream said is what an engine says that never served another version under load
+    assert {each.status for _, each in completion} == {200}
+    assert all(each.is_ended for _, each in completion)
+    assert {version for version, _ in completion} == set(range(200, 211))
+    # what each stream completion is what an engine says that never served another version under load
     for i, folder in enumerate(adapters):
         await engine.load_adapter(name(300 + i), str(folder))
         alone = await ask(engine, body_of(model=name(300 + i), max_tokens=12))
         await engine.unload_adapter(name(300 + i))
         of_it = [
-            each for version, each in said if version % len(adapters) == i or (version == 200 and i == 0)
+            each
+            for version, each in completion
+            if version % len(adapters) == i or (version == 200 and i == 0)
         ]
         assert of_it
         for each in of_it:
@@ -342,7 +346,7 @@ async def test_more_versions_in_flight_than_one_are_all_right(
 # ---- life and death; last, because the engine is another one afterwards
 
 
-async def test_a_killed_engine_is_told_and_its_successor_says_the_same(
+async def test_a_killed_engine_is_reported_and_its_successor_returns_the_same(
     backend: Backend, engine: BackendClient, adapters: list[Path]
 ) -> None:
     name = f"{POLICY}@500"

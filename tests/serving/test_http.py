@@ -127,7 +127,7 @@ async def test_what_a_backend_can_do_is_asked_of_it(backend: Any) -> None:
     assert await engine.is_healthy()
 
 
-async def test_nobody_there_is_unreachable() -> None:
+async def test_a_port_without_a_server_is_unreachable() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         async with engine_at(f"http://127.0.0.1:{closed.getsockname()[1]}") as engine:
@@ -161,7 +161,7 @@ async def test_silence_is_a_timeout() -> None:
             await engine.open("POST", "/v1/x", [], b"")
 
 
-async def test_what_is_no_http_is_told() -> None:
+async def test_a_reply_that_is_not_http_is_reported() -> None:
     async with raw_server(b"SSH-2.0-hello\r\n\r\n") as url, engine_at(url) as engine:
         with pytest.raises(UpstreamError):
             await engine.open("POST", "/v1/x", [], b"")

@@ -93,7 +93,7 @@ async def test_one_connection_serves_many_requests_and_every_byte_arrives() -> N
     assert lines[2:5] == [b"x-one: a b", b"x-one: c", b"content-length: 6"]
 
 
-async def test_an_answer_that_nobody_has_read_yet_keeps_while_its_connection_works_for_others() -> None:
+async def test_an_unread_response_keeps_while_its_connection_serves_others() -> None:
     async with scripted([OK], [OK.replace(b"ok", b"no")]) as (engine, script):
         first = await send(engine)
         second = await send(engine)
@@ -194,7 +194,7 @@ async def test_what_is_no_answer_is_an_error() -> None:
             assert not isinstance(caught.value, UpstreamUnreachable)
 
 
-async def test_who_is_not_listened_to_any_more_is_told() -> None:
+async def test_a_request_that_is_no_longer_read_gets_an_error() -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello"
     async with scripted([head]) as (engine, script):
         reply = await send(engine)

@@ -18,7 +18,7 @@ def test_a_bound_port_refuses_until_it_listens() -> None:
         socket.create_connection(("127.0.0.1", port), timeout=5).close()
 
 
-def test_a_taken_port_is_told_with_the_flag_that_gives_another() -> None:
+def test_the_error_for_a_taken_port_names_the_flag_that_changes_it() -> None:
     with bind("127.0.0.1", 0, option="--port") as first:
         port = listen(first, backlog=1, option="--port")[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port} .*another --proxy-port"):

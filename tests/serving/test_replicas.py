@@ -102,7 +102,7 @@ async def test_a_copy_that_is_away_is_left_out_and_gets_its_adapters_before_it_i
             assert problems[0] is None
 
 
-async def test_nobody_there_is_told_with_all_addresses() -> None:
+async def test_when_all_replicas_are_away_the_error_lists_their_addresses() -> None:
     async with copies_of("http://127.0.0.1:9", "http://127.0.0.1:19") as engine:
         for attempt in (engine.models(), ask(engine), engine.load_adapter("tiny@1", "/folder")):
             with pytest.raises(

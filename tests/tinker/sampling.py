@@ -110,7 +110,7 @@ class Sampling:
                 except StopIteration:
                     pass
                 except Exception as error:
-                    # One request's fault or bad luck: its client is told, the others go on.
+                    # An error of one request: its client gets it, the others go on.
                     log.exception("a sample failed")
                     _settle(one.future, error=error)
             running = still

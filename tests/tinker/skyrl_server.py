@@ -276,7 +276,7 @@ class Translator:
 
 
 class _Failed(Exception):
-    """What SkyRL said to a step of ours."""
+    """The response of SkyRL to one training step."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(body)

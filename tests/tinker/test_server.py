@@ -91,11 +91,11 @@ def test_a_step_teaches_and_the_sampler_has_what_was_trained(
     path = client.save_weights_for_sampler("v1").result().path
     sampler = made(service.create_sampling_client(model_path=path))
     assert scores(sampler)[1:] == pytest.approx(after, abs=1e-4)
-    said = sampler.sample(
+    response = sampler.sample(
         types.ModelInput.from_ints(PROMPT), 2, types.SamplingParams(max_tokens=3, temperature=0.0)
     ).result()
-    assert [list(each.tokens) for each in said.sequences] == [COMPLETION, COMPLETION]
-    assert said.sequences[0].logprobs == pytest.approx(after[len(PROMPT) - 1 :], abs=1e-4)
+    assert [list(each.tokens) for each in response.sequences] == [COMPLETION, COMPLETION]
+    assert response.sequences[0].logprobs == pytest.approx(after[len(PROMPT) - 1 :], abs=1e-4)
     train(client, 2)  # what was saved does not move
     assert scores(sampler)[1:] == pytest.approx(after, abs=1e-4)
 
@@ -160,14 +160,14 @@ def test_chosen_ids_are_scored_at_chosen_places(server: TinkerServer, service: t
     params = types.SamplingParams(max_tokens=1)
     found = []
     for target in (types.TensorData.from_torch(ids), types.TensorData.from_torch_sparse(ids, pad_value=-1)):
-        said = base.sample(
+        response = base.sample(
             types.ModelInput.from_ints(TOKENS), 1, params, include_prompt_logprobs=True,
             topk_prompt_logprobs=3, target_prompt_logprobs=target,
         ).result()  # fmt: skip
-        dense = said.target_prompt_logprobs.to_torch()
+        dense = response.target_prompt_logprobs.to_torch()
         found.append([float(dense[2, 0]), float(dense[2, 1]), float(dense[5, 0])])
-        assert found[-1][1] == pytest.approx(said.prompt_logprobs[3], abs=1e-5)
-        assert len(said.topk_prompt_logprobs) == len(TOKENS)
+        assert found[-1][1] == pytest.approx(response.prompt_logprobs[3], abs=1e-5)
+        assert len(response.topk_prompt_logprobs) == len(TOKENS)
     assert found[0] == found[1]
     tail = base.compute_logprobs(types.ModelInput.from_ints(TOKENS), prompt_logprobs_last_n=2).result()
     assert [each is None for each in tail] == [True] * (len(TOKENS) - 2) + [False] * 2
@@ -230,7 +230,7 @@ def test_training_goes_on_where_it_was_saved_after_a_death(tiny_model: Path, tmp
         server.stop()
 
 
-def test_a_sample_that_nobody_waits_for_is_stopped_and_others_do_not_wait_for_it(
+def test_an_abandoned_sample_is_stopped_and_others_do_not_wait_for_it(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     server = TinkerServer(tiny_model, tmp_path, more=["--token-s", "0.01"]).start()

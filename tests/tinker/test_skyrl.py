@@ -1,4 +1,4 @@
-"""The Tinker backend against a server that nobody here wrote: SkyRL's, in its own environment (docs/backends.md).
+"""The Tinker backend against an independent server: SkyRL's, in its own environment (docs/backends.md).
 
 Each new length of prompt and reply costs it seconds of compiling, once for each environment: everything here stays within 32 tokens.
 """
@@ -108,9 +108,9 @@ def load(http: httpx.Client, name: str, folder: Path) -> None:
 
 
 def test_what_it_can_do_is_found_out(http: httpx.Client) -> None:
-    told = http.get("/version").json()
-    assert told["logprobs_mode"] == "raw_logprobs"
-    notes = " ".join(told["capabilities"]["notes"])
+    version = http.get("/version").json()
+    assert version["logprobs_mode"] == "raw_logprobs"
+    notes = " ".join(version["capabilities"]["notes"])
     assert "top_logprobs" in notes
     assert "scores no prompts" not in notes
     assert say(http, top_logprobs=2).status_code == 400
@@ -126,8 +126,8 @@ def test_a_reply_is_what_the_model_says_with_its_own_probabilities(http: httpx.C
         logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
     assert ids == logits.argmax(-1).tolist()
     expected = torch.log_softmax(logits, -1).gather(-1, torch.tensor(ids)[:, None])[:, 0].tolist()
-    told = [entry["logprob"] for entry in found["logprobs"]["content"]]
-    assert told == pytest.approx(expected, abs=1e-3)
+    reported = [entry["logprob"] for entry in found["logprobs"]["content"]]
+    assert reported == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_seed_a_stop_and_an_end_that_is_switched_off(http: httpx.Client) -> None:
@@ -159,14 +159,14 @@ def test_versions_are_served_side_by_side_each_with_its_own_weights(
 def test_a_checkpoint_that_is_not_there_is_refused(
     http: httpx.Client, server: SkyrlServer, tmp_path: Path
 ) -> None:
-    nobody = "tinker://model_nobody/sampler_weights/v1"
-    write_version(tmp_path, TinkerVersion(sampler_path=nobody, base_model=server.name))
+    unknown = "tinker://model_unknown/sampler_weights/v1"
+    write_version(tmp_path, TinkerVersion(sampler_path=unknown, base_model=server.name))
     reply = http.post("/v1/load_lora_adapter", json={"lora_name": f"{POLICY}@9", "lora_path": str(tmp_path)})
     assert reply.status_code == 400
     assert choice(say(http))
 
 
-def test_a_killed_server_is_told_and_served_again_from_its_paths(
+def test_a_killed_server_is_reported_and_its_successor_serves_the_stored_paths(
     http: httpx.Client, server: SkyrlServer, versions: list[Path]
 ) -> None:
     """Last, because the server is another one afterwards."""

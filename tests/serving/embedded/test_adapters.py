@@ -78,7 +78,7 @@ def test_rank_stabilised_scaling_is_applied(
         )
 
 
-def test_an_adapter_nobody_holds_any_more_leaves_memory(
+def test_an_adapter_without_users_leaves_memory(
     switch: tuple[Any, AdapterSelector], tiny_adapters: tuple[Path, Path]
 ) -> None:
     _, loras = switch

@@ -336,7 +336,7 @@ async def test_adapters_that_cannot_be_loaded_say_why_and_the_engine_goes_on(
 
 async def test_errors_have_openais_form(client: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
     with pytest.raises(openai.NotFoundError):
-        await client.chat.completions.create(model="nobody", messages=HI)
+        await client.chat.completions.create(model="unknown", messages=HI)
     with pytest.raises(openai.BadRequestError, match="temperature") as caught:
         await client.chat.completions.create(model="tiny", messages=HI, temperature=-3)
     assert caught.value.body == {

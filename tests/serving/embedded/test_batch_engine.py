@@ -339,7 +339,7 @@ def test_an_adapter_lives_as_long_as_its_last_stream(model: Model, tiny_adapters
         assert memory() is None
 
 
-def test_logits_that_are_not_finite_fail_the_request_and_nobody_else(tmp_path: Path) -> None:
+def test_logits_that_are_not_finite_fail_only_their_request(tmp_path: Path) -> None:
     model = load_model(str(make_tiny_model(tmp_path / "model", seed=3)), device="cpu")
     poison = 77
     with torch.no_grad():
@@ -360,7 +360,7 @@ def test_logits_that_are_not_finite_fail_the_request_and_nobody_else(tmp_path: P
         assert again.ids() == good.ids()
 
 
-def test_a_step_that_fails_is_told_to_all_in_flight_and_the_next_request_is_served(model: Model) -> None:
+def test_a_failed_step_fails_all_requests_in_flight_and_the_next_request_is_served(model: Model) -> None:
     with RunningEngine(model) as running:
         # An id beyond the embedding is what the wire refuses; here it stands for any failure inside a step.
         broken = running.ask([model.vocabulary.size + 5]).wait()

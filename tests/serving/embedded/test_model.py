@@ -68,14 +68,14 @@ def greedy_in_two_rows(model: Model, prompts: list[list[int]], tokens: int) -> l
     cache, rows = BatchKvCache(), [list(prompt) for prompt in prompts]
     longest = max(map(len, rows))
     padded = [row + [row[-1]] * (longest - len(row)) for row in rows]
-    nobody = [None] * len(rows)
-    logits = model.forward(cache, padded, [0] * len(rows), nobody, [len(row) - 1 for row in rows])
+    no_adapters = [None] * len(rows)
+    logits = model.forward(cache, padded, [0] * len(rows), no_adapters, [len(row) - 1 for row in rows])
     for step in range(tokens):
         for row, best in zip(rows, logits.argmax(-1).tolist(), strict=True):
             row.append(best)
         if step < tokens - 1:
             starts = [len(row) - 1 for row in rows]
-            logits = model.forward(cache, [[row[-1]] for row in rows], starts, nobody, [0] * len(rows))
+            logits = model.forward(cache, [[row[-1]] for row in rows], starts, no_adapters, [0] * len(rows))
     return [row[len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)]
 
 

@@ -29,7 +29,7 @@ def test_the_same_folder_under_another_path_is_taken() -> None:
     assert choose("mine", path="/models/mine", supported=("/link/to/models/mine",)) == "/link/to/models/mine"
 
 
-def test_a_server_that_lists_nothing_is_told_what_was_given() -> None:
+def test_a_server_that_lists_no_model_gets_the_configured_name() -> None:
     assert choose("Qwen/Qwen3-8B", supported=()) == "Qwen/Qwen3-8B"
 
 
@@ -55,7 +55,7 @@ def test_another_spelling_is_not_guessed_but_suggested(given: str, meant: str) -
         choose(given)
 
 
-def test_a_stranger_is_told_what_there_is() -> None:
+def test_the_error_for_an_unknown_model_lists_the_known_ones() -> None:
     many = tuple(f"org/model-{i}x" for i in range(40))
     with pytest.raises(ConfigError, match=r"no model named mistral; it has org/model-0x, .* and 28 more"):
         choose("mistral", supported=many)

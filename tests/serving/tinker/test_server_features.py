@@ -30,7 +30,7 @@ def test_what_agrees_nowhere_is_not_guessed(
     assert detect_logprobs_mode(at_two, at_two_rescored, at_one, at_one_rescored) is None
 
 
-def test_what_is_missing_is_refused_and_said() -> None:
+def test_missing_features_are_refused_with_a_reason() -> None:
     full = ServerFeatures(mode="raw_logprobs", prompt_logprobs=True, top_logprobs=True)
     poor = ServerFeatures(mode=None, prompt_logprobs=False, top_logprobs=False)
     assert poor.limits.unsupported - full.limits.unsupported == {"top_logprobs", "forced_call"}

@@ -1,4 +1,4 @@
-"""The connection to a Tinker server: what is wrong with it is said at once, in one sentence."""
+"""The connection to a Tinker server: each problem is reported at once, in one sentence."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_server_that_is_well_is_shown_our_key() -> None:
         (503, UpstreamError, "unhealthy: 503"),
     ],
 )
-def test_what_it_answers_is_told(status: int, kind: type[Exception], words: str) -> None:
+def test_the_error_quotes_the_servers_answer(status: int, kind: type[Exception], words: str) -> None:
     with answering(status) as (url, _), pytest.raises(kind, match=words):
         probe(settings_of(url))
 
@@ -122,6 +122,6 @@ def test_the_models_of_a_real_server_are_compared_with_ours(server: TinkerServer
 
     assert found(tinker_model="org/Tiny-1B") == found(model_name="org/Tiny-1B") == ("org/Tiny-1B", 2048)
     with pytest.raises(ConfigError, match="set --tinker-model org/Tiny-1B"):
-        found(model_name="somebody/tiny-1b")
+        found(model_name="other/tiny-1b")
     with pytest.raises(ConfigError, match="refuses TINKER_API_KEY"):
         found(tinker_api_key="tml-wrong")

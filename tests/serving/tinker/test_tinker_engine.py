@@ -165,7 +165,7 @@ async def test_a_stream_is_the_whole_reply_in_one_piece_and_that_is_declared(
     assert [chunk for chunk in chunks if chunk] == [whole.choices[0].message.content]
 
 
-async def test_what_a_stop_string_cuts_off_is_neither_said_nor_reported(
+async def test_text_after_a_stop_string_is_neither_returned_nor_reported(
     http: httpx.AsyncClient, tiny_model: Path
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
@@ -267,7 +267,7 @@ async def test_a_version_that_the_server_has_not_is_refused_and_the_session_stay
     http: httpx.AsyncClient, server: TinkerServer, tmp_path: Path
 ) -> None:
     before = (await stats(http))["server"]["sessions"]
-    gone = TinkerVersion(sampler_path="tinker://nobody:train:0/sampler_weights/v1", base_model=server.name)
+    gone = TinkerVersion(sampler_path="tinker://unknown:train:0/sampler_weights/v1", base_model=server.name)
     write_version(tmp_path, gone)
     reply = await http.post("/v1/load_lora_adapter", json={"lora_name": "tiny@1", "lora_path": str(tmp_path)})
     assert reply.status_code == 400
@@ -298,7 +298,7 @@ async def test_a_session_that_the_server_forgot_is_made_anew_unseen(
     assert (await http.post("/v1/unload_lora_adapter", json={"lora_name": "tiny@7"})).is_success
 
 
-async def test_a_killed_server_is_told_and_its_versions_are_served_again_from_their_paths(
+async def test_a_killed_server_is_reported_and_its_successor_serves_the_stored_versions(
     tiny_model: Path, tiny_adapters: tuple[Path, Path], tmp_path: Path
 ) -> None:
     server = TinkerServer(tiny_model, tmp_path, more=["--token-s", "0.01"]).start()
@@ -319,7 +319,7 @@ async def test_a_killed_server_is_told_and_its_versions_are_served_again_from_th
                 reply = await waiting
                 assert reply.status_code == 503
                 assert "is away" in reply.json()["error"]["message"]
-                # its head had gone out, so it is told in the stream
+                # the head was sent already, so the error is an event of the stream
                 *_, last, done = (await streaming).text.strip().split("\n\n")
                 assert "is away" in orjson.loads(last.removeprefix("data: "))["error"]["message"]
                 assert done == "data: [DONE]"
@@ -353,7 +353,7 @@ async def test_a_server_that_comes_later_is_waited_for(tiny_model: Path, tmp_pat
                 if (await http.get("/health")).is_success:
                     break
                 await asyncio.sleep(0.1)
-            # a poor one: what it lacks is refused, and what its log-probabilities are cannot be told
+            # a server with few features: missing ones are refused, and its log-probability mode is unknown
             assert (await http.get("/version")).json()["logprobs_mode"] == "unknown"
             assert await ids(http)
             for refused in ({"top_logprobs": 2}, {"tools": WEATHER, "tool_choice": "required"}):
@@ -381,9 +381,9 @@ def test_a_wrong_setup_ends_the_process_with_a_sentence(
     server: TinkerServer, tmp_path: Path, given: dict[str, str], words: str
 ) -> None:
     process = start(server, tmp_path, **given)
-    _, said = process.communicate(timeout=120)
+    _, stderr = process.communicate(timeout=120)
     assert process.returncode == 2
-    assert words in said.strip().splitlines()[-1]
+    assert words in stderr.strip().splitlines()[-1]
 
 
 def test_help_needs_nothing_heavy() -> None:

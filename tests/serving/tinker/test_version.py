@@ -52,7 +52,7 @@ def test_what_is_missing_torn_or_strange_is_refused(tmp_path: Path, text: str | 
         read_version(tmp_path)
 
 
-def test_a_path_of_somebody_elses_is_not_written(tmp_path: Path) -> None:
+def test_a_path_of_another_account_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(AdapterError):
         write_version(tmp_path, TinkerVersion(sampler_path="s3://bucket", base_model="m"))
     assert not (tmp_path / FILE).exists()

@@ -1,6 +1,6 @@
 """A stand-in for vLLM's processes, as far as their keeper goes: one that listens, one that works, and ways to go wrong.
 
-What it does is said by the variable FAKE: ``ok``, ``refuses`` (its settings), ``wrong`` (its flags); GET /die makes its health 503, GET
+The variable FAKE selects the behaviour: ``ok``, ``refuses`` (its settings), ``wrong`` (its flags); GET /die makes its health 503, GET
 /deaf makes it listen no more and stay.
 """
 

@@ -20,7 +20,7 @@ def test_one_of_this_model_is_fine(tiny_model: Path, tiny_adapters: tuple[Path, 
         check_adapter(folder, facts, max_rank=8)
 
 
-def test_one_of_another_model_is_told_by_its_shapes(tiny_adapters: tuple[Path, Path]) -> None:
+def test_an_adapter_of_another_model_is_recognised_by_its_shapes(tiny_adapters: tuple[Path, Path]) -> None:
     with pytest.raises(AdapterError, match=r"is of another model than .*patina-tiny"):
         check_adapter(tiny_adapters[0], read_model_facts(str(BUILTIN_FOLDER)))
 
@@ -31,7 +31,7 @@ def test_a_rank_beyond_the_engines_is_refused(tiny_model: Path, tiny_adapters: t
 
 
 @pytest.mark.parametrize("kept", [0, 4, 1000, -1])
-def test_a_torn_file_is_told(
+def test_a_torn_file_is_reported(
     tiny_model: Path, tiny_adapters: tuple[Path, Path], tmp_path: Path, kept: int
 ) -> None:
     folder = Path(shutil.copytree(tiny_adapters[0], tmp_path / "torn"))
@@ -41,7 +41,7 @@ def test_a_torn_file_is_told(
         check_adapter(folder, read_model_facts(str(tiny_model)))
 
 
-def test_what_is_no_adapter_is_told(
+def test_a_folder_that_is_no_adapter_is_reported(
     tiny_model: Path, tiny_adapters: tuple[Path, Path], tmp_path: Path
 ) -> None:
     facts = read_model_facts(str(tiny_model))

@@ -45,7 +45,7 @@ def at(temperature: float, mode: str) -> dict[str, float]:
         ("processed_logits", LogprobMode.UNKNOWN),
     ],
 )
-def test_every_mode_of_vllm_is_told_from_two_temperatures(mode: str, found: LogprobMode) -> None:
+def test_every_logprobs_mode_of_vllm_is_detected_from_two_temperatures(mode: str, found: LogprobMode) -> None:
     assert detect_logprobs_mode(at(1.0, mode), at(2.0, mode)) is found
 
 

@@ -1,4 +1,4 @@
-"""What is mended of vLLM on CPUs, in a process of its own as vLLM's are: rows without an adapter get nothing of one."""
+"""The patches of vLLM on CPUs, in a separate process as in vLLM: rows without an adapter get no adapter output."""
 
 from __future__ import annotations
 

@@ -98,9 +98,7 @@ async def test_what_it_can_do_is_tried_once_for_each_of_its_lives() -> None:
         ("grammar", "constrained", ""),
     ],
 )
-async def test_what_it_cannot_do_is_declared_with_how_to_mend_it(
-    lack: str, field_name: str, note: str
-) -> None:
+async def test_missing_features_are_declared_with_a_remedy(lack: str, field_name: str, note: str) -> None:
     with running(FakeVllm(lacks={lack})) as url:
         engine = VllmBackend(url)
         found = await engine.capabilities()
@@ -110,7 +108,7 @@ async def test_what_it_cannot_do_is_declared_with_how_to_mend_it(
         await engine.close()
 
 
-async def test_logprobs_of_an_unknown_kind_are_told() -> None:
+async def test_logprobs_of_an_unknown_kind_are_reported() -> None:
     with running(FakeVllm(lacks={"raw"})) as url:
         engine = VllmBackend(url)
         found = await engine.capabilities()

@@ -1,4 +1,4 @@
-"""vLLM's command line, derived: each choice follows from the settings and the model, and is told."""
+"""vLLM's command line, derived: each choice follows from the settings and the model, and is reported."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_an_8b_model_and_its_trainer_share_a_gpu_from_48_gb(gigabytes: int, fits
         assert "do not fit together" in memory_plan.why
 
 
-def test_what_does_not_fit_is_told() -> None:
+def test_settings_that_do_not_fit_are_reported() -> None:
     memory_plan = plan_memory_sharing(qwen(), total=24 * GIB, rank=16, engine_rank=16, slots=8)
     assert any(
         "may run out" in reason
@@ -204,13 +204,13 @@ def test_a_bigger_gpu_gives_all_that_is_left_to_the_engine_but_never_more_than_a
     assert shares[-1] == 0.9
 
 
-def test_the_fit_is_told_in_gigabytes() -> None:
+def test_the_memory_estimate_is_shown_in_gigabytes() -> None:
     why = plan_memory_sharing(qwen(), total=80 * GIB, rank=16, engine_rank=16, slots=8).why
     assert why.startswith("80.0 GiB of memory: a training step needs about ")
     assert why.endswith("both fit")
 
 
-def test_by_turns_where_both_at_once_do_not_fit_and_the_arithmetic_is_told() -> None:
+def test_colocation_is_chosen_when_both_do_not_fit_and_the_arithmetic_is_shown() -> None:
     sizes: Any = {"rank": 16, "engine_rank": 16, "slots": 8}
     large = plan_gpu_memory(qwen(), total=80 * GIB, **sizes)
     assert (large.mode, large.fits) == ("share", True)

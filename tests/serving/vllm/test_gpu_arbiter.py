@@ -1,4 +1,4 @@
-"""Engine and trainer by turns on one device: nobody is thrown out, nobody waits beyond the bound plus a boundary, nobody starves."""
+"""Engine and trainer alternate on one device: no request is aborted, none waits longer than the bound plus one step boundary, none starves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_wait_beyond_the_bound_asks_the_step_to_yield_once() -> None:
     arbiter = GpuArbiter(10.0)
     assert arbiter.trainer_requested() == [Action.SLEEP]
     arbiter.engine_slept()
-    assert arbiter.tick(100.0) == []  # nobody waits: a step may take as long as it takes
+    assert arbiter.tick(100.0) == []  # no request waits: a step has no time limit
     arbiter.request_arrived("a", 100.0)
     assert arbiter.tick(109.9) == []
     assert arbiter.tick(110.0) == [Action.YIELD]
@@ -49,7 +49,9 @@ def test_a_trainer_that_yielded_comes_after_those_who_waited() -> None:
     assert arbiter.engine_woken(2.0) == [Action.ADMIT]
     assert arbiter.request_arrived("b", 2.5)  # others flow meanwhile
     assert arbiter.phase is Phase.SERVING
-    assert arbiter.request_ended("a", 3.0) == []  # now it is the trainer's turn: b ends, nobody new begins
+    assert (
+        arbiter.request_ended("a", 3.0) == []
+    )  # the trainer holds the device: b ends, no new request starts
     assert not arbiter.request_arrived("c", 3.5)
     assert arbiter.request_ended("b", 4.0) == [Action.SLEEP]
 
@@ -104,7 +106,7 @@ def test_a_client_that_leaves_while_it_waits_is_counted_and_forgotten() -> None:
 
 @given(st.integers(0, 10_000))
 @settings(max_examples=200)
-def test_over_any_course_of_events_the_device_has_one_user_and_nobody_is_lost(seed: int) -> None:
+def test_over_any_order_of_events_the_device_has_one_user_and_no_request_is_lost(seed: int) -> None:
     rng = random.Random(seed)
     arbiter = GpuArbiter(5.0)
     now, count = 0.0, 0
@@ -117,13 +119,13 @@ def test_over_any_course_of_events_the_device_has_one_user_and_nobody_is_lost(se
         if due:
             action = due.pop(0)
             if action is Action.SLEEP:
-                assert not running  # nobody is thrown out
+                assert not running  # no running request is aborted
                 due += arbiter.engine_slept()
             elif action is Action.GRANT:
                 training = True
             elif action is Action.YIELD or action is Action.WAKE:
                 if action is Action.YIELD and not training:
-                    continue  # it was done before it heard of it
+                    continue  # it finished before the notice arrived
                 if action is Action.YIELD:
                     training = False
                     due += arbiter.trainer_released()

@@ -41,7 +41,7 @@ class ScriptedReply:
 
 
 class ScriptedBackend:
-    """An engine that insists on what a GPU would: nobody uses it while it sleeps, and the trainer only then."""
+    """An engine with the rules of a GPU: no request while it sleeps, and the trainer runs only then."""
 
     address = "scripted"
 
@@ -51,27 +51,27 @@ class ScriptedBackend:
         self.refuses_to_sleep = False
         self.is_training = False
         self.in_flight = 0
-        self.told: list[str] = []
+        self.commands: list[str] = []
 
     def _require_awake(self) -> None:
         if self.is_dead:
-            raise UpstreamUnreachable("nobody answers at scripted")
+            raise UpstreamUnreachable("no server answers at scripted")
         assert not self.is_asleep
         assert not self.is_training
 
     async def sleep(self) -> None:
         if self.is_dead or self.refuses_to_sleep:
-            raise UpstreamUnreachable("nobody answers at scripted")
+            raise UpstreamUnreachable("no server answers at scripted")
         assert not self.in_flight
         self.is_asleep = True
-        self.told.append("sleep")
+        self.commands.append("sleep")
 
     async def wake_up(self) -> None:
         if self.is_dead:
-            raise UpstreamUnreachable("nobody answers at scripted")
+            raise UpstreamUnreachable("no server answers at scripted")
         assert not self.is_training
         self.is_asleep = False
-        self.told.append("wake")
+        self.commands.append("wake")
 
     async def open(self, method: str, path: str, headers: Headers, body: Any) -> ScriptedReply:
         self._require_awake()
@@ -83,16 +83,16 @@ class ScriptedBackend:
 
     async def models(self) -> tuple[ServedModel, ...]:
         if self.is_dead:
-            raise UpstreamUnreachable("nobody answers at scripted")
+            raise UpstreamUnreachable("no server answers at scripted")
         return (ServedModel(name="m"),)
 
     async def load_adapter(self, name: str, path: str) -> None:
         self._require_awake()
-        self.told.append(f"load {name}")
+        self.commands.append(f"load {name}")
 
     async def unload_adapter(self, name: str) -> None:
         self._require_awake()
-        self.told.append(f"unload {name}")
+        self.commands.append(f"unload {name}")
 
     async def is_healthy(self) -> bool:
         return not self.is_dead
@@ -134,7 +134,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 class Trainer:
-    """A trainer whose work is to pass boundaries until told to stop."""
+    """A trainer that passes step boundaries until it is stopped."""
 
     def __init__(self, record: Record, scripted: ScriptedBackend) -> None:
         self._scripted = scripted
@@ -148,7 +148,7 @@ class Trainer:
         self._scripted.is_training = True
 
     def _end_request(self) -> None:
-        self._scripted.is_training = False  # from here on the device may be somebody else's
+        self._scripted.is_training = False  # from here on another process may hold the device
 
     def _work(self) -> None:
         while not self.done.is_set():
@@ -180,13 +180,13 @@ async def test_a_step_has_the_device_and_a_request_that_waits_too_long_is_let_th
     assert (state["held_requests"] - before, state["held_now"]) == (1, 0)
     assert state["longest_s"] >= 0.3
     assert trainer.device.state()["device_yields"] == 1
-    told = await record.beat_of(ENGINE_ROW)
-    assert told is not None
-    assert told.detail["held_requests"] == before + 1
-    assert scripted.told == ["wake", "sleep", "wake", "sleep", "wake"]
+    heartbeat = await record.beat_of(ENGINE_ROW)
+    assert heartbeat is not None
+    assert heartbeat.detail["held_requests"] == before + 1
+    assert scripted.commands == ["wake", "sleep", "wake", "sleep", "wake"]
 
 
-async def test_many_clients_and_steps_by_turns_lose_nobody(
+async def test_many_clients_and_alternating_steps_lose_no_request(
     engine: GpuSharingBackend, scripted: ScriptedBackend, record: Record
 ) -> None:
     """`ScriptedBackend` asserts throughout that the device has one user."""
@@ -226,7 +226,7 @@ async def test_an_adapter_is_loaded_when_the_engine_is_awake(
     await until(lambda: trainer.boundaries)
     await engine.load_adapter("m@1", "/somewhere")  # a person rolls back in the middle of a step
     await engine.unload_adapter("m@1")
-    assert "load m@1" in scripted.told
+    assert "load m@1" in scripted.commands
     trainer.done.set()
     await attempt
 
@@ -264,7 +264,7 @@ async def test_a_trainer_that_is_killed_in_its_turn_gives_the_device_back(
     finally:
         process.kill()
         await process.wait()
-    assert await ask(engine) == b"done"  # nobody writes anything for the dead one
+    assert await ask(engine) == b"done"  # the dead trainer writes no more heartbeats
     assert not scripted.is_asleep
 
 
@@ -289,7 +289,9 @@ async def test_a_proxy_that_is_started_in_the_middle_of_a_step_takes_the_turn_ov
     await asyncio.gather(first, return_exceptions=True)
     second = asyncio.create_task(lives[1].run(lambda: record))
     await until(lambda: lives[1].state()["turn"] == "trainer")
-    assert scripted.told.count("wake") == 1  # the first life's own; nobody woke it under the trainer
+    assert (
+        scripted.commands.count("wake") == 1
+    )  # from the first run; no wake-up while the trainer held the device
     assert await ask(lives[1]) == b"done"
     trainer.done.set()
     await attempt
@@ -316,7 +318,7 @@ async def test_an_engine_that_dies_asleep_gets_the_device_back_at_the_next_bound
     await until(lambda: trainer.boundaries)
     scripted.is_dead = True
     await until(lambda: engine.state()["yields"] == 1)
-    await until(lambda: not scripted.is_training)  # nobody waits; still it stops
+    await until(lambda: not scripted.is_training)  # no request waits; it stops all the same
     assert "died" in engine.state()["problem"] or "woken" in engine.state()["problem"]
     wait_statistics = asyncio.create_task(ask(engine))
     scripted.is_dead, scripted.is_asleep = False, False  # another one is there
@@ -327,7 +329,7 @@ async def test_an_engine_that_dies_asleep_gets_the_device_back_at_the_next_bound
     assert "problem" not in engine.state()
 
 
-async def test_an_engine_that_does_not_fall_asleep_is_told_and_serves_on(
+async def test_an_engine_that_cannot_sleep_is_reported_and_keeps_serving(
     engine: GpuSharingBackend, scripted: ScriptedBackend, record: Record
 ) -> None:
     scripted.refuses_to_sleep = True
@@ -342,7 +344,7 @@ async def test_an_engine_that_does_not_fall_asleep_is_told_and_serves_on(
     await attempt
 
 
-async def test_a_record_that_is_away_changes_nobodys_turn(scripted: ScriptedBackend, record: Record) -> None:
+async def test_an_unavailable_record_changes_no_lease(scripted: ScriptedBackend, record: Record) -> None:
     class Moody:
         is_away = False
 

@@ -86,7 +86,7 @@ def until(holds: Callable[[], object], what: str) -> None:
 
 def is_gone(pid: int) -> bool:
     try:
-        # one that nobody has waited for yet is dead all the same
+        # a zombie process counts as dead
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[-1].split()[0] == "Z"
     except OSError:
         return True
@@ -104,7 +104,7 @@ def test_a_killed_engine_leaves_nothing_behind_and_may_be_started_again(keeper: 
     assert keeper.pids() != (listener, worker)
 
 
-def test_told_to_end_it_ends_everything(keeper: Keeper) -> None:
+def test_a_terminated_keeper_stops_all_its_processes(keeper: Keeper) -> None:
     keeper.start()
     pids = keeper.pids()
     assert keeper.process is not None
@@ -119,7 +119,7 @@ def test_what_a_killed_keeper_leaves_is_ended_by_the_next(keeper: Keeper) -> Non
     assert keeper.process is not None
     keeper.process.kill()
     keeper.ends()
-    until(lambda: is_gone(listener), "it is told that its keeper died")
+    until(lambda: is_gone(listener), "the keeper's death reaching the listener")
     assert not is_gone(worker)
     keeper.start()
     until(lambda: is_gone(worker), "the next keeper ends what was left")
