@@ -237,11 +237,11 @@ def replies() -> dict[str, list[Reply]]:
 
 
 def test_it_answers_heldout_questions_in_its_default_style_and_ends(replies: dict[str, list[Reply]]) -> None:
-    said = replies["default"]
-    assert sum(q.is_correct(r.text) for q, r in zip(QUESTIONS, said, strict=True)) >= 40
-    assert sum(reply.ended for reply in said) >= 47
+    default_replies = replies["default"]
+    assert sum(q.is_correct(r.text) for q, r in zip(QUESTIONS, default_replies, strict=True)) >= 40
+    assert sum(reply.ended for reply in default_replies) >= 47
     for name, most in (("concise", 16), ("no_emoji", 16), ("spanish", 4), ("json", 3)):
-        assert sum(STYLES[name].complies(reply.text) for reply in said) <= most, name
+        assert sum(STYLES[name].complies(reply.text) for reply in default_replies) <= most, name
 
 
 @pytest.mark.parametrize("name", PREFERENCES)

@@ -123,13 +123,13 @@ def test_a_tool_call_copies_its_arguments_from_the_users_text() -> None:
     for _ in range(400):
         chat: Conversation = tool_conversation(rng)
         names = {tool["function"]["name"] for tool in chat.tools}
-        said = " ".join(str(m["content"]) for m in chat.messages if m["role"] == "user")
+        user_text = " ".join(str(m["content"]) for m in chat.messages if m["role"] == "user")
         for message in chat.messages:
             for call in message.get("tool_calls", ()):
                 calls += 1
                 assert call["function"]["name"] in names
                 for value in call["function"]["arguments"].values():
-                    assert value in said
+                    assert value in user_text
     assert calls > 300
 
 

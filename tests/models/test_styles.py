@@ -82,8 +82,8 @@ def test_every_style_has_several_ways_to_be_asked_for() -> None:
 
 
 def test_the_wishes_of_the_issue_are_known_complaints_or_instructions() -> None:
-    said = {bare(text) for style in STYLES.values() for text in (*style.complaints, *style.instructions)}
-    assert {"shorter please", "no emoji", "plain text", "answer in spanish", "as json"} <= said
+    phrases = {bare(text) for style in STYLES.values() for text in (*style.complaints, *style.instructions)}
+    assert {"shorter please", "no emoji", "plain text", "answer in spanish", "as json"} <= phrases
 
 
 def test_heldout_wishes_and_thanks_never_occur_in_the_training_text() -> None:

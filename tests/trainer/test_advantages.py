@@ -430,12 +430,12 @@ def test_a_teacher_asks_for_a_whole_step_and_a_verdict_for_as_much_as_it_is_news
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("verdicts", "expected"),
     [([1] * 4, False), ([1] * 5, True), ([1] * 26 + [-1] * 6, True), ([1] * 25 + [-1] * 7, False)],
 )
-def test_thanks_are_expected_where_most_were_thanks(said: list[int], expected: bool) -> None:
-    baseline = running_baseline(said)
+def test_thanks_are_expected_where_most_were_thanks(verdicts: list[int], expected: bool) -> None:
+    baseline = running_baseline(verdicts)
     assert is_expected(1, baseline) is expected
     assert not is_expected(-1, baseline)
-    assert not is_expected(-1, running_baseline([-1] * 32))  # complaints always are heard
+    assert not is_expected(-1, running_baseline([-1] * 32))  # complaints always count
     assert not is_expected(None, baseline)

@@ -189,7 +189,7 @@ def test_an_anchor_has_no_staleness() -> None:
 
 
 def test_b_is_moved_to_the_temperature_of_the_loss_by_how_far_the_sampler_was_off() -> None:
-    """By hand: the trainer says -2 at the report's temperature, the engine said -2.5: ratio e^.5 at any temperature."""
+    """By hand: the trainer computes -2 at the reported temperature, the engine reported -2.5: ratio e^.5 at any temperature."""
     sample = replace(LONG, completion_ids=(8,), sampling_logprobs=(-2.5,), streams=None)
     own, reported = torch.tensor([[-1.0]]), torch.tensor([[-2.0]])
     moved = behaviour_logprobs([sample], own, reported, torch.ones(1, 1, dtype=torch.bool))

@@ -139,7 +139,7 @@ def test_a_damaged_folder_under_the_same_name_is_an_error_and_stays_as_it_is(
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
-def test_torn_changed_and_missing_files_are_told_apart(
+def test_torn_changed_and_missing_files_are_distinguished(
     tmp_path: Path, files: dict[str, bytes], name: str
 ) -> None:
     written = write(tmp_path, files)

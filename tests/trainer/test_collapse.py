@@ -65,7 +65,7 @@ def nothing_holds_it(
 
 
 @dataclass(slots=True)
-class House:
+class RunningTrainer:
     """A worker of the built-in model on a record, version 1 learnt from honest complaints."""
 
     record: Record
@@ -92,7 +92,7 @@ class House:
 
 
 @pytest_asyncio.fixture
-async def house(record: Record, tmp_path: Path) -> AsyncIterator[House]:
+async def running(record: Record, tmp_path: Path) -> AsyncIterator[RunningTrainer]:
     settings = read_settings(
         {
             "home": tmp_path,
@@ -104,7 +104,7 @@ async def house(record: Record, tmp_path: Path) -> AsyncIterator[House]:
     )
     worker = Worker(record, settings)
     trainer = worker._trainer = LocalVersionTrainer(settings)
-    made = House(record=record, worker=worker, trainer=trainer)
+    made = RunningTrainer(record=record, worker=worker, trainer=trainer)
     await made.complain("healthy")
     assert await worker.work_once()
     assert await made.live() == 1
@@ -120,61 +120,67 @@ PLANTS: dict[str, tuple[Callable[..., dict[str, float]], str]] = {
 
 @pytest.mark.timeout(900)
 async def test_a_planted_collapse_is_rejected_with_its_reason_and_the_version_before_it_stays_live(
-    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    running: RunningTrainer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    policy = house.trainer.policy
+    policy = running.trainer.policy
     live = policy.snapshot()
     for name, (plant, _) in PLANTS.items():
         monkeypatch.setattr("trainer.version_trainer.train", plant)
-        await house.complain(name)
-        await house.learn()
-        assert await house.live() == 1
+        await running.complain(name)
+        await running.learn()
+        assert await running.live() == 1
         assert all(torch.equal(live[key], value) for key, value in policy.snapshot().items())
-    first, *others = await house.record.adapters("patina-tiny")
+    first, *others = await running.record.adapters("patina-tiny")
     assert first.state is AdapterState.PUBLISHED
     assert {adapter.state for adapter in others} == {AdapterState.REJECTED}
     capsys.readouterr()
     assert await asyncio.to_thread(main, ["versions", "--json", "--home", str(tmp_path)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["live"] == 1
-    reasons = [version["reason"] for version in told["versions"][1:]]
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["live"] == 1
+    reasons = [version["reason"] for version in shown["versions"][1:]]
     for _, expected in PLANTS.values():
         assert any(expected in reason for reason in reasons)
 
 
 @pytest.mark.timeout(900)
 async def test_a_teacher_that_lies_ruins_what_nothing_guards_and_is_stopped_by_the_gate(
-    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    running: RunningTrainer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """It says other names and numbers with .999 of its probability, fluently: the hint gate lets it pass."""
-    policy = house.trainer.policy
+    policy = running.trainer.policy
     assert isinstance(policy, LocalPolicy)
     monkeypatch.setattr("trainer.version_trainer.train", nothing_holds_it)
     with poisoned_teacher(policy, "liar", 0.999):
         for round_ in range(6):
-            version, weights = await house.live(), policy.snapshot()
-            await house.complain(f"guarded-{round_}")
-            assert await house.worker.work_once()
-            *_, newest = await house.record.adapters("patina-tiny")
+            version, weights = await running.live(), policy.snapshot()
+            await running.complain(f"guarded-{round_}")
+            assert await running.worker.work_once()
+            *_, newest = await running.record.adapters("patina-tiny")
             measured = newest.metrics["gate"]
             if newest.state is AdapterState.REJECTED:
                 break
             assert measured["after"]["facts"] >= measured["base"]["facts"] - 0.11
         assert newest.state is AdapterState.REJECTED
-        assert await house.live() == version
+        assert await running.live() == version
         assert all(torch.equal(weights[key], value) for key, value in policy.snapshot().items())
         capsys.readouterr()
         assert await asyncio.to_thread(main, ["versions", "--json", "--home", str(tmp_path)]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert told["live"] == version
-        assert told["versions"][-1]["state"] == "rejected"
-        assert "base" in told["versions"][-1]["reason"]
+        shown = json.loads(capsys.readouterr().out)
+        assert shown["live"] == version
+        assert shown["versions"][-1]["state"] == "rejected"
+        assert "base" in shown["versions"][-1]["reason"]
         with open_gate():
             for round_ in range(8):
-                await house.complain(f"open-{round_}")
-                assert await house.worker.work_once()
-                *_, newest = await house.record.adapters("patina-tiny")
-                assert newest.version == await house.live()
+                await running.complain(f"open-{round_}")
+                assert await running.worker.work_once()
+                *_, newest = await running.record.adapters("patina-tiny")
+                assert newest.version == await running.live()
                 after, base = newest.metrics["gate"]["after"], newest.metrics["gate"]["base"]
                 # Not the tools: without anchors they break under honest complaints as well (docs/learning.md).
                 if after["facts"] <= 0.8 * base["facts"]:

@@ -1,4 +1,4 @@
-"""The gate: what a preference may change passes, what nobody asked for does not."""
+"""The gate: changes that a preference explains pass, other changes do not."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_a_preference_changes_passes(taught: dict[str, Any]) -> None:
     ],
     ids=lambda value: str(value) if isinstance(value, str) else ",".join(value),
 )
-def test_each_way_to_break_is_told_in_one_sentence(broken: dict[str, Any], sentence: str) -> None:
+def test_each_rejection_has_a_one_sentence_reason(broken: dict[str, Any], sentence: str) -> None:
     reasons = judge_gate(None, replace(BASE, **broken), BASE)
     assert len(reasons) == 1
     assert sentence in reasons[0]

@@ -183,10 +183,10 @@ def test_the_weighted_token_loss_equals_trl(trl: Any) -> None:
 def test_the_opd_surrogate_on_policy_has_the_gradient_of_sampled_token_sdpo(trl: Any) -> None:
     student, teacher = logits_pair(seed=3)
     ids = torch.randint(11, (3, 5), generator=torch.Generator().manual_seed(0))
-    before, said = token_logprobs(student, ids), token_logprobs(teacher, ids)
+    before, target = token_logprobs(student, ids), token_logprobs(teacher, ids)
 
     ours = gradient(
-        lambda leaf: ppo_surrogate(token_logprobs(leaf, ids), before, said - before).sum(), student
+        lambda leaf: ppo_surrogate(token_logprobs(leaf, ids), before, target - before).sum(), student
     )
     theirs = gradient(
         lambda leaf: trl.compute_sampled_token_self_distillation_loss(
@@ -695,15 +695,17 @@ def test_one_share_of_both_parts_is_the_share_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize("residual", [Residual(0.5, 1.0, 0.1), Residual(0.5, 0.5, 0.1)])
-def test_what_nobody_holds_for_plausible_is_unlearnt_and_all_else_left_alone(residual: Residual) -> None:
+def test_tokens_implausible_to_both_models_are_unlearned_and_all_others_unchanged(residual: Residual) -> None:
     hinted, base = (4.0 * logits for logits in logits_pair(6))
     student = base + 2.0 * logits_pair(7)[0]
     whole = with_residual(hinted, base, student, replace(residual, min_p=0.0))
     shares = [log_distribution(part).exp() for part in (hinted, base, student)]
-    is_said = torch.stack([p >= 0.1 * p.max(dim=-1, keepdim=True).values for p in shares]).any(dim=0)
-    assert 0.1 < is_said.double().mean() < 0.9
+    is_plausible = torch.stack([p >= 0.1 * p.max(dim=-1, keepdim=True).values for p in shares]).any(dim=0)
+    assert 0.1 < is_plausible.double().mean() < 0.9
     lost = whole - with_residual(hinted, base, student, residual)
-    torch.testing.assert_close(lost, torch.where(is_said, 0.0, IMPLAUSIBLE).to(lost), atol=1e-9, rtol=0.0)
+    torch.testing.assert_close(
+        lost, torch.where(is_plausible, 0.0, IMPLAUSIBLE).to(lost), atol=1e-9, rtol=0.0
+    )
 
 
 @pytest.mark.parametrize("along", [0.0, 0.5])

@@ -405,7 +405,7 @@ def test_logits_made_from_hidden_states_on_the_way_change_nothing(chunk: int | N
 
 
 def test_parts_of_a_batch_add_up_to_the_whole() -> None:
-    """Gradient accumulation: every part is told how many live samples the whole has."""
+    """Gradient accumulation: every micro-batch gets the number of live samples of the whole batch."""
     logits, batch = make_batch(lengths=[5, 3, 4, 2])
     silent = batch.advantage_mask.clone()
     silent[3] = False
@@ -566,7 +566,7 @@ def test_the_trust_region_metric_is_the_exact_kl_in_expectation() -> None:
 
 
 def test_the_distance_to_the_base_model_is_exact_over_tokens_from_before_the_step() -> None:
-    """k3 is exact over tokens of the student's own; a step that unlearns what was said makes it as large as e^(p - s)."""
+    """k3 is exact over tokens of the student's own; a step that unlearns the completion makes it as large as e^(p - s)."""
     _, batch = make_batch(lengths=(1,), vocabulary=5)
     new = torch.tensor([-9.0, 2.0, 0.5, 0.0, -1.0], dtype=torch.float64)  # the first is unlearnt
     s = log_distribution(new)
@@ -623,7 +623,7 @@ def test_the_shift_is_measured_on_tokens_the_teacher_reports() -> None:
     assert run(Objective(), some, logits)[2]["teacher_shift"] == pytest.approx(expected)
 
 
-def test_an_unused_slot_of_a_support_counts_neither_as_overlap_nor_as_said() -> None:
+def test_an_unused_slot_of_a_support_counts_neither_as_overlap_nor_as_plausible() -> None:
     logits, batch = make_batch(lengths=[1])
     ids = logits.topk(2, dim=-1).indices
     reported = torch.tensor([[[-math.inf, -0.5]]], dtype=torch.float64)

@@ -19,7 +19,7 @@ from trainer.step import train
 PLANTED = "[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory"
 
 
-def test_what_torch_raises_is_told_from_other_errors() -> None:
+def test_out_of_memory_errors_of_torch_are_recognised() -> None:
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert is_out_of_memory(MemoryError())
     assert not is_out_of_memory(RuntimeError("shapes differ"))

@@ -196,7 +196,7 @@ def test_words_without_a_label_overrule_no_labelled_wish_that_they_do_not_name()
     assert [wish.text for wish in playbook.active] == ["In Spanish.", "Talk like a judge."]
 
 
-def test_a_teacher_hears_one_wording_of_each_other_wish_before_a_second_of_any() -> None:
+def test_a_teacher_gets_one_wording_of_each_other_wish_before_a_second_of_any() -> None:
     playbook = stated("Shorter, please.", "Too long.", "No emoji.", "In Spanish.")
     assert playbook.hints("In Spanish.", [], 2) == ["Too long.", "No emoji."]
     assert playbook.hints("In Spanish.", [], 3) == ["Too long.", "Shorter, please.", "No emoji."]

@@ -431,9 +431,11 @@ def test_a_missing_or_corrupt_model_folder_is_one_clear_sentence(tiny_model: Pat
 def test_another_model_can_teach_if_it_speaks_the_same_tokens(tiny_model: Path, tmp_path: Path) -> None:
     teacher = make_tiny_model(tmp_path / "teacher", seed=5)
     policy = LocalPolicy(str(tiny_model), rank=2, teacher=str(teacher), device="cpu")
-    said, _ = policy.response_logits([PROMPTS[0]], [RESPONSES[0]], Weights.TEACHER)
+    logits, _ = policy.response_logits([PROMPTS[0]], [RESPONSES[0]], Weights.TEACHER)
     reference = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32).eval()
-    torch.testing.assert_close(said[0], plain_logits(reference, PROMPTS[0], RESPONSES[0]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        logits[0], plain_logits(reference, PROMPTS[0], RESPONSES[0]), atol=1e-5, rtol=0
+    )
     stranger = make_tiny_model(tmp_path / "stranger", vocabulary=400)
     with pytest.raises(ConfigError, match="another vocabulary"):
         LocalPolicy(str(tiny_model), rank=2, teacher=str(stranger), device="cpu")

@@ -105,7 +105,7 @@ def test_a01_opd_follows_the_teacher_and_never_reinforces_what_was_complained_ab
     assert streams("rl", verdict=-1).advantages == (-1.0, -1.0, -1.0)
 
     logits, ids = random_logits(3, 7), torch.tensor([1, 4, 2])
-    # a teacher that would have said something else than what was sampled
+    # a teacher that prefers another token than the sampled one
     teacher = logits - 3.0 * torch.nn.functional.one_hot(ids, 7)
     q, o = token_logprobs(teacher, ids), token_logprobs(logits, ids)
     for support in ("token", "topk"):

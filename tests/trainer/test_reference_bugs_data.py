@@ -122,12 +122,12 @@ def test_a5_the_first_response_token_gets_the_teachers_own_number(policy: LocalP
         )
     )
     response = policy.sample([prompt], max_tokens=5, seed=4)[0].token_ids
-    said, _ = policy.response_logprobs([hinted], [response], Weights.BASE)
+    logprobs, _ = policy.response_logprobs([hinted], [response], Weights.BASE)
     with torch.no_grad():
         whole = policy._network(input_ids=torch.tensor([hinted])).logits[0, -1]
     expected = torch.log_softmax(whole, dim=-1)[response[0]]  # the next token after the generation header
-    assert float(said[0, 0]) == pytest.approx(float(expected), abs=1e-5)
-    assert float(said[0, 0]) < -0.1
+    assert float(logprobs[0, 0]) == pytest.approx(float(expected), abs=1e-5)
+    assert float(logprobs[0, 0]) < -0.1
 
 
 def test_a6_a_teacher_that_did_not_answer_is_an_error_and_never_zeros(policy: LocalPolicy) -> None:
@@ -177,10 +177,10 @@ def test_a7_an_identical_model_without_a_hint_has_no_advantage_and_no_staleness_
     own, _ = policy.response_logprobs(*asked, temperature=sample.loss_temperature)
     same_report, _ = policy.response_logprobs(*asked, temperature=sample.reported_temperature)
     teacher, _ = policy.response_logits([sample.teacher_prompt_ids or ()], asked[1])
-    said, _ = policy.response_logprobs(
+    logprobs, _ = policy.response_logprobs(
         [sample.teacher_prompt_ids or ()], asked[1], temperature=sample.loss_temperature
     )
-    assert float((said - own).abs().max()) == 0.0  # in the references: .68 nat on average at .6
+    assert float((logprobs - own).abs().max()) == 0.0  # in the references: .68 nat on average at .6
 
     def measured(sample: Sample) -> dict[str, float]:
         streams = build_streams(
@@ -188,7 +188,7 @@ def test_a7_an_identical_model_without_a_hint_has_no_advantage_and_no_staleness_
             verdict=-1,
             baseline=0.0,
             has_hint=True,
-            teacher_logprobs=said[0].tolist(),
+            teacher_logprobs=logprobs[0].tolist(),
             trainer_logprobs=own[0].tolist(),
             w_rl=0.3,
             w_opd=1.0,

@@ -160,7 +160,7 @@ def test_a09_a_session_of_neutral_verdicts_still_teaches_through_one_follow_up(p
     assert moved(before, weights(policy))
 
 
-def test_a_new_question_is_no_hint_even_in_a_session_that_said_nothing_else(policy: LocalPolicy) -> None:
+def test_a_new_question_is_no_hint_even_in_a_session_without_feedback(policy: LocalPolicy) -> None:
     question = FollowUp(text="What is the capital of Peru?", is_question=True)
     turn = sampled_turn(policy, "t", "Hi", verdict={"value": 0, "hint": None, "follow_up": question})
     assert ready(policy, turn).refused["t"].reason is DropReason.NO_SIGNAL
@@ -194,7 +194,7 @@ def test_version_skew_beyond_the_limit_is_dropped(policy: LocalPolicy) -> None:
     assert ready(policy, turn, version=9).refused["t"].reason is DropReason.STALE
 
 
-def test_what_another_policy_said_is_dropped_as_stale(policy: LocalPolicy) -> None:
+def test_replies_of_another_policy_are_dropped_as_stale(policy: LocalPolicy) -> None:
     turn = sampled_turn(policy, "t", "Hi")
     foreign = replace(
         turn,
@@ -285,11 +285,11 @@ def test_what_only_a_teacher_judges_is_answered_anew_by_the_weights_as_they_are(
         teacher_prompt_ids=before["complaint"].prompt_ids,
     )
     step_once(policy)
-    said = [before["complaint"], before["thanks"], anchor]
-    after = resampled(policy, said, seed=3)
+    samples = [before["complaint"], before["thanks"], anchor]
+    after = resampled(policy, samples, seed=3)
     assert [sample.turn_id for sample in after] == ["complaint", "thanks", "anchor"]
-    assert after[1] is said[1]  # a verdict is about the reply that it followed
-    for new, old in ((after[0], said[0]), (after[2], said[2])):
+    assert after[1] is samples[1]  # a verdict is about the reply that it followed
+    for new, old in ((after[0], samples[0]), (after[2], samples[2])):
         assert new.prompt_ids == old.prompt_ids
         assert new.teacher_prompt_ids == old.teacher_prompt_ids
         assert new.completion_ids != old.completion_ids
@@ -301,7 +301,7 @@ def test_what_only_a_teacher_judges_is_answered_anew_by_the_weights_as_they_are(
     assert after[2].sampling_logprobs is None
     own, mask = policy.response_logprobs([after[0].prompt_ids], [after[0].completion_ids])
     assert after[0].sampling_logprobs == pytest.approx(own[0][mask[0]].tolist(), abs=1e-4)
-    again = resampled(policy, said, seed=3)
+    again = resampled(policy, samples, seed=3)
     assert [sample.completion_ids for sample in again] == [sample.completion_ids for sample in after]
 
 
@@ -462,14 +462,14 @@ def test_the_plan_has_the_shares_that_the_teacher_carries() -> None:
         read_settings({"teacher_min_p": 1.0})
 
 
-def test_the_teacher_also_hears_the_wishes_of_the_playbook(policy: LocalPolicy) -> None:
+def test_the_teacher_also_gets_the_wishes_of_the_playbook(policy: LocalPolicy) -> None:
     words = ["in Spanish", "no emoji", "no lists"]
     playbook = Playbook(
         wishes=tuple(Wish(wordings=(Wording(turn_id=text, text=text),), version=1) for text in words)
     )
     turn = sampled_turn(policy, "t", "Hi")
 
-    def heard(turn: ScoredTurn, most: int) -> str:
+    def teacher_prompt(turn: ScoredTurn, most: int) -> str:
         plan = replace(COMBINE, most_hints=most)
         meter = HintMeter(policy, policy.name)
         selection = HintSelection(meter, playbook, version=1, decode=policy.decode)
@@ -485,13 +485,13 @@ def test_the_teacher_also_hears_the_wishes_of_the_playbook(policy: LocalPolicy) 
         (sample,) = prepared.samples
         return str(policy.tokenizer.decode(sample.teacher_prompt_ids or ()))
 
-    text = heard(turn, 3)
+    text = teacher_prompt(turn, 3)
     assert "in Spanish" not in text  # the newest two others
     assert text.index("no emoji") < text.index("no lists") < text.index("shorter please")
     assert text.count("shorter please") == 1
-    assert not any(hint in heard(turn, 1) for hint in words)
+    assert not any(hint in teacher_prompt(turn, 1) for hint in words)
     spoken = sampled_turn(policy, "u", "Hi, no lists today")  # it is in the conversation already
-    assert "in Spanish" in heard(spoken, 3)
+    assert "in Spanish" in teacher_prompt(spoken, 3)
 
 
 def test_without_the_gate_every_hint_teaches(policy: LocalPolicy) -> None:

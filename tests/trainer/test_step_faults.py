@@ -168,7 +168,7 @@ def test_a08_each_reply_is_judged_by_the_teacher_of_the_settings_and_each_anchor
     torch.testing.assert_close(batch.teacher_logits[0], expected, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(batch.teacher_logits[1], plain, atol=1e-4, rtol=1e-4)
     far = [float((other - expected).abs().max()) for other in others]
-    assert sum(distance > 1e-2 for distance in far) >= 2  # the teachers can be told apart
+    assert sum(distance > 1e-2 for distance in far) >= 2  # the teachers differ
 
 
 @pytest.mark.parametrize("teacher", TEACHERS)

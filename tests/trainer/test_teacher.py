@@ -220,13 +220,13 @@ def test_a_long_run_of_tool_calls_loses_its_oldest_calls_with_their_results(poli
         ask(policy, messages, recorded, max_tokens=40)
 
 
-def test_several_hints_are_told_as_turns_of_their_own_the_turns_own_last(policy: LocalPolicy) -> None:
+def test_several_hints_become_messages_of_their_own_the_turns_own_last(policy: LocalPolicy) -> None:
     text = ask(policy, QUESTION, policy.render(QUESTION), others=["no emoji", "in Spanish"])
-    said = "".join(
+    hints = "".join(
         f"<|im_start|>user\n{hint}<|im_end|>\n<|im_start|>assistant\nOK.<|im_end|>\n"
         for hint in ("no emoji", "in Spanish", "shorter please")
     )
-    assert text.startswith(said + "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n")
+    assert text.startswith(hints + "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n")
     assert text.endswith("<|im_start|>assistant\n")
     assert text.count("shorter please") == 1
 
@@ -247,7 +247,7 @@ def test_hints_without_room_go_the_oldest_first_and_the_turns_own_never(policy: 
     assert ask(policy, QUESTION, recorded, others=bigger, max_tokens=room) == alone
 
 
-def test_a_template_that_has_no_such_conversation_hears_the_turns_own_hint(policy: LocalPolicy) -> None:
+def test_a_template_without_such_conversations_gets_the_turns_own_hint(policy: LocalPolicy) -> None:
     def strict(messages: Sequence[dict[str, Any]], tools: Any = None, **more: Any) -> list[int]:
         if len(messages) > 1:
             raise AlignmentError("one message at most")

@@ -171,7 +171,7 @@ def test_a_method_without_hints_repeats_turns_as_they_were(tmp_path: Path) -> No
     assert len(trainer.draw_replay([complaint(trainer.policy, "c", QUESTIONS[2])])) == 2
 
 
-def test_the_teacher_hears_the_wishes_of_earlier_batches(
+def test_the_teacher_gets_the_wishes_of_earlier_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer(tmp_path)

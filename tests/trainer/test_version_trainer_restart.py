@@ -64,7 +64,7 @@ def test_a_restarted_workshop_repeats_the_turns_that_the_one_before_it_would_hav
     assert len(drawn) == 4
     assert set(drawn) <= set(NAMES)
     assert drawn == before.draw_replay([])
-    assert after._reservoir == before._reservoir  # also the newest, whose hints the teacher hears
+    assert after._reservoir == before._reservoir  # also the newest, whose hints the teacher gets
 
 
 def test_weights_that_are_not_those_that_were_published_are_not_loaded(settings: Settings) -> None:

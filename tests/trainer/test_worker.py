@@ -45,7 +45,7 @@ def settings(tiny_model: Path, tmp_path: Path) -> Settings:
 
 
 class Bench:
-    """A worker that does what its loop does, one step when told."""
+    """A worker that runs its loop body once for each call."""
 
     def __init__(self, record: Record, settings: Settings) -> None:
         self.record, self.settings = record, settings
@@ -83,7 +83,7 @@ async def bench(record: Record, settings: Settings) -> AsyncIterator[Bench]:
 
 
 class ScriptedGate:
-    """A gate that says what it is told to; the real one is tested in test_gate."""
+    """A gate with a scripted decision; the real one is tested in test_gate."""
 
     def __init__(self, *rejected: str) -> None:
         self._rejected = rejected
@@ -464,7 +464,7 @@ async def test_old_versions_lose_their_files_and_keep_their_rows(record: Record,
     bench.worker._thread.shutdown()
 
 
-async def test_the_loop_trains_by_itself_and_stops_when_told(record: Record, settings: Settings) -> None:
+async def test_the_loop_trains_by_itself_and_stops_on_request(record: Record, settings: Settings) -> None:
     speaker = LocalPolicy(settings.model_path, rank=4, device="cpu")
     for name in ("a", "b"):
         turn = sampled_turn(speaker, name, "Hello?", verdict={"hint": None})

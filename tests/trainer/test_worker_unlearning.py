@@ -104,7 +104,7 @@ class ScriptedWorkshop:
 
 
 class Bench:
-    """A worker with a scripted trainer, one step when told, and a clock that the test moves."""
+    """A worker with a scripted trainer, one step for each call, and a clock that the test moves."""
 
     def __init__(self, record: Record, settings: Settings, *script: str) -> None:
         self.record = record

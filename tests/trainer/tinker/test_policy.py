@@ -54,22 +54,20 @@ def test_a_single_token_and_its_rest_have_one_direction_only() -> None:
     torch.testing.assert_close(split, whole)
 
 
-def test_named_tokens_that_nobody_holds_for_plausible_are_unlearnt_and_the_bin_of_all_others_is_no_token() -> (
-    None
-):
+def test_named_tokens_implausible_to_both_models_are_unlearned_and_the_tail_bin_is_no_token() -> None:
     hinted, base, student = (log_distribution(3.0 * logits(seed)) for seed in range(3))
     residual, nowhere = Residual(on_hint=0.5, off_hint=1.0, min_p=0.1), torch.full((4,), -1)
     named = hinted[:, :6], base[:, :6], student[:, :6]
     found = with_residual_on_bins(*named, residual, nowhere)
     before = with_residual_on_bins(*named, replace(residual, min_p=0.0), nowhere)
     shares = [part.exp() for part in named]
-    is_said = torch.stack([p >= 0.1 * p.max(dim=-1, keepdim=True).values for p in shares]).any(dim=0)
-    assert 0 < int((~is_said).sum()) < is_said.numel()
+    is_plausible = torch.stack([p >= 0.1 * p.max(dim=-1, keepdim=True).values for p in shares]).any(dim=0)
+    assert 0 < int((~is_plausible).sum()) < is_plausible.numel()
     lost = before - found  # what is unlearnt goes to all others alike
     rest = torch.log1p(-before.exp().sum(-1)) - torch.log1p(-found.exp().sum(-1))
-    expected = torch.where(is_said, 0.0, IMPLAUSIBLE)
+    expected = torch.where(is_plausible, 0.0, IMPLAUSIBLE)
     torch.testing.assert_close(lost - rest[:, None], expected.to(lost), atol=1e-4, rtol=0.0)
-    # of one token alone nothing can be said
+    # one token alone has no distribution to compare
     alone = hinted[:, :1], base[:, :1], student[:, :1]
     single = with_residual_on_bins(*alone, residual, nowhere)
     torch.testing.assert_close(single, with_residual_on_bins(*alone, replace(residual, min_p=0.0), nowhere))

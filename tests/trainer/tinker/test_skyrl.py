@@ -1,4 +1,4 @@
-"""Training on SkyRL's Tinker server, which nobody here wrote: it means what we think it means. Sequences and shapes are kept small and the same:
+"""Training on SkyRL's Tinker server, an independent implementation of the API. Sequences and shapes are kept small and the same:
 every new one is compiled for seconds.
 """
 
@@ -64,7 +64,7 @@ def samples(replies: Sequence[Reply], advantages: Sequence[float]) -> list[Sampl
     ]
 
 
-def test_what_it_lacks_is_found_out_and_told(trainer: TinkerVersionTrainer) -> None:
+def test_missing_features_are_detected_and_reported(trainer: TinkerVersionTrainer) -> None:
     abilities = trainer.policy.abilities
     assert abilities.means
     assert not abilities.top
@@ -106,6 +106,6 @@ def test_praise_makes_a_reply_likelier_and_blame_another_less_likely_and_both_ca
     policy.give_up()
 
 
-def test_a_deletion_that_it_does_not_know_is_only_told(trainer: TinkerVersionTrainer) -> None:
+def test_an_unsupported_deletion_is_only_reported(trainer: TinkerVersionTrainer) -> None:
     (refusal,) = trainer.policy.link.delete(["tinker://model_0/weights/nothing"])
     assert "was not deleted on the server" in refusal

@@ -121,8 +121,8 @@ def test_the_same_samples_make_the_same_step(
         assert a.streams.directive_weight == b.streams.directive_weight
     prompts, replies = [s.prompt_ids for s in mine], [s.completion_ids for s in mine]
     own, mask = here.response_logprobs(prompts, replies)
-    told, _ = there.response_logprobs(prompts, replies)
-    assert float((own - told)[mask].abs().max()) < 1e-3
+    remote, _ = there.response_logprobs(prompts, replies)
+    assert float((own - remote)[mask].abs().max()) < 1e-3
 
     begin, began = weights_here(here), weights_there(there, server)
     for key, value in begin.items():

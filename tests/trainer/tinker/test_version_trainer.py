@@ -34,7 +34,7 @@ Open = Callable[..., TinkerVersionTrainer]
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Open]:
-    """Workshops with a gate that says what it is told to; random weights know no facts."""
+    """Version trainers with a scripted gate; random weights know no facts."""
     shops = []
 
     def open_one(server: TinkerServer, *rejected: str, **given: Any) -> TinkerVersionTrainer:
@@ -177,7 +177,7 @@ def test_a_version_of_another_model_or_without_a_state_is_refused(
             trainer.policy.load_version(folder)
 
 
-def test_what_is_pruned_is_deleted_on_the_server_and_a_refusal_is_only_told(
+def test_pruned_versions_are_deleted_on_the_server_and_a_refusal_is_only_reported(
     server: TinkerServer, opened: Open, capfd: pytest.CaptureFixture[str]
 ) -> None:
     trainer = opened(server)
@@ -237,12 +237,12 @@ def test_what_a_person_should_know_is_in_the_notes(
     assert opened(server, method="sdpo").notes == (
         "the directive term is on the policy's 20 likeliest tokens",
     )
-    told = opened(poor_server, method="combine").notes
-    assert "on the sampled tokens only" in told[0]
-    assert "estimates on single tokens" in told[1]
+    measured = opened(poor_server, method="combine").notes
+    assert "on the sampled tokens only" in measured[0]
+    assert "estimates on single tokens" in measured[1]
 
 
-def test_a_server_that_is_away_is_told_before_any_turn_is_taken(
+def test_a_server_that_is_away_is_reported_before_any_turn_is_claimed(
     tiny_model: Path, tmp_path: Path, opened: Open
 ) -> None:
     gone = TinkerServer(tiny_model, tmp_path).start()
@@ -268,8 +268,8 @@ def test_the_gate_measures_through_sampling_clients_what_it_measures_here(
     assert (theirs.facts, theirs.tools, theirs.obeyed) == (mine.facts, mine.tools, mine.obeyed)
     assert theirs.entropy == pytest.approx(mine.entropy, rel=0.02)  # the rest is one bin
     assert theirs.kl == 0.0
-    told = Gate(trainer.policy, str(tiny_model), max_tokens=6).probe.measure(Weights.STUDENT)
-    assert told.kl == pytest.approx(0.0, abs=1e-6)
+    measured = Gate(trainer.policy, str(tiny_model), max_tokens=6).probe.measure(Weights.STUDENT)
+    assert measured.kl == pytest.approx(0.0, abs=1e-6)
 
 
 def test_weights_that_are_no_numbers_never_pass(server: TinkerServer, opened: Open, tiny_model: Path) -> None:

@@ -45,12 +45,12 @@ def own_server(tiny_model: Path, tmp_path: Path) -> Iterator[TinkerServer]:
 
 @pytest.fixture
 def speaker(tiny_model: Path) -> LocalPolicy:
-    """Says what the served policy would have said."""
+    """Completes with the served policy's greedy reply."""
     return LocalPolicy(str(tiny_model), rank=4, seed=3, beta1=0.9, update_clip=0.0, device="cpu")
 
 
 class Bench:
-    """A worker that does what its loop does, one step when told."""
+    """A worker that runs its loop body once for each call."""
 
     def __init__(self, record: Record, settings: Settings, speaker: LocalPolicy) -> None:
         self.record, self.speaker = record, speaker
@@ -194,8 +194,8 @@ async def test_a_trainer_that_is_killed_in_the_middle_of_a_step_trains_no_turn_t
     own_server.kill()
     process = start()
     try:
-        told = "SELECT detail FROM heartbeats WHERE process = 'trainer'"
-        until(lambda: "no Tinker server answers at" in (one(home, told) or ""), "the trainer saying so")
+        query = "SELECT detail FROM heartbeats WHERE process = 'trainer'"
+        until(lambda: "no Tinker server answers at" in (one(home, query) or ""), "the trainer saying so")
         own_server.start()
         until(lambda: one(home, "SELECT state FROM heartbeats") == "waiting", "the trainer being ready")
         await add(record, speaker, "a", "b")
