@@ -72,7 +72,7 @@ def test_no_private_word_occurs(path: Path) -> None:
 
 
 def test_the_generated_reference_is_what_the_code_generates() -> None:
-    """Mended by ``python -m scripts.generate_reference``."""
+    """Update with ``python -m scripts.generate_reference``."""
     assert (FOLDER / "settings.md").read_text(encoding="utf-8") == render_settings()
     assert (FOLDER / "http.md").read_text(encoding="utf-8") == render_http()
 

@@ -58,7 +58,7 @@ def test_flags_are_taken_before_and_after_a_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["--method", "ppo"], "--method 'ppo'"),
         (["--batch-size", "none"], "--batch-size 'none'"),
@@ -69,7 +69,7 @@ def test_flags_are_taken_before_and_after_a_command() -> None:
     ],
 )
 def test_a_wrong_value_gets_one_sentence_and_exit_code_2(
-    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
         code = main(argv)
@@ -77,7 +77,7 @@ def test_a_wrong_value_gets_one_sentence_and_exit_code_2(
         code = int(str(exc.code))
     error = capsys.readouterr().err
     assert code == 2
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
 
 

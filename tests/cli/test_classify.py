@@ -23,11 +23,11 @@ def test_it_prints_how_often_it_is_right_and_writes_a_line_a_request(
 ) -> None:
     out = tmp_path / "predictions.jsonl"
     assert main(["classify", str(traffic), "--predictions", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert "18 requests in 4 sessions: 14 main, 4 side" in said
-    assert "main or side: 1.0000 right" in said
-    assert "pairwise F1 1.0000 over main turns, 1.0000 with the side calls" in said
-    assert "14 of 14 main turns answer the right one" in said
+    output = capsys.readouterr().out
+    assert "18 requests in 4 sessions: 14 main, 4 side" in output
+    assert "main or side: 1.0000 right" in output
+    assert "pairwise F1 1.0000 over main turns, 1.0000 with the side calls" in output
+    assert "14 of 14 main turns answer the right one" in output
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert [line["seq"] for line in lines] == list(range(1, 19))
     assert set(lines[0]) == {"seq", "session", "kind", "parent_seq", "relation", "link_reason", "kind_reason"}
@@ -38,9 +38,9 @@ def test_without_labels_it_says_what_it_found(traffic: Path, capsys: pytest.Capt
     blank = [{**json.loads(line), "label": None} for line in traffic.read_text("utf-8").splitlines()]
     traffic.write_text("".join(json.dumps(line) + "\n" for line in blank), encoding="utf-8")
     assert main(["classify", str(traffic)]) == 0
-    said = capsys.readouterr().out
-    assert "side because: 4 " in said
-    assert "no labels" in said
+    output = capsys.readouterr().out
+    assert "side because: 4 " in output
+    assert "no labels" in output
 
 
 def test_a_bad_line_is_one_sentence_and_exit_code_2(
@@ -49,9 +49,9 @@ def test_a_bad_line_is_one_sentence_and_exit_code_2(
     with traffic.open("a", encoding="utf-8") as file:
         file.write("{broken\n")
     assert main(["classify", str(traffic)]) == 2
-    said = capsys.readouterr().err
-    assert "line 19: not JSON" in said
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert "line 19: not JSON" in output
+    assert output.count("\n") == 1
 
 
 def test_predictions_that_cannot_be_written_are_one_sentence(

@@ -139,7 +139,7 @@ def test_trajectories_as_jsonl_are_whole_and_can_be_filtered(
     assert rows[0]["completion_token_ids"] == [5, 6]
     main(["trajectories", "--format", "jsonl", "--stage", "recorded", "--home", str(home)])
     assert json.loads(capsys.readouterr().out)["turn_id"] == "turn-two"
-    main(["trajectories", "--format", "jsonl", "--session", "nobody", "--home", str(home)])
+    main(["trajectories", "--format", "jsonl", "--session", "unknown", "--home", str(home)])
     assert capsys.readouterr().out == ""
 
 
@@ -235,7 +235,7 @@ def test_rollback_does_not_wait_for_what_a_newer_version_has_replaced(
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["why", "9"], "has no version 9"),
         (["rollback", "9"], "has no version 9"),
@@ -243,16 +243,16 @@ def test_rollback_does_not_wait_for_what_a_newer_version_has_replaced(
         (["trajectories", "--format", "datasets"], "needs --output"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_sentence(
-    home: Path, argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_an_impossible_command_fails_with_one_sentence(
+    home: Path, argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*argv, "--home", str(home)]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
 
 
-def test_a_home_without_a_record_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_home_without_a_record_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--home", str(tmp_path / "nowhere")]) == 2
     assert "is not there" in capsys.readouterr().err
 

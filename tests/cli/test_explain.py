@@ -56,42 +56,42 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def told(home: Path, turn: str, capsys: pytest.CaptureFixture[str]) -> str:
+def explained(home: Path, turn: str, capsys: pytest.CaptureFixture[str]) -> str:
     assert main(["explain", turn, "--home", str(home)]) == 0
     return capsys.readouterr().out
 
 
-def test_a_side_turn_is_told_with_its_rule_and_the_words_that_met_it(
+def test_a_side_turn_is_shown_with_its_rule_and_evidence(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = told(home, turn_of(2), capsys)
-    assert "side, because: title (a name for the conversation, for the client's list)" in said
-    assert "evidence  the request contains “at most five words”" in said
-    assert "next, because: quotes a recorded exchange (confidence 0.90)" in said
-    assert f"parent  {turn_of(1)}: “My sourdough starter" in said
-    assert "became  dropped (side_turn): title" in said
+    text = explained(home, turn_of(2), capsys)
+    assert "side, because: title (a name for the conversation, for the client's list)" in text
+    assert "evidence  the request contains “at most five words”" in text
+    assert "next, because: quotes a recorded exchange (confidence 0.90)" in text
+    assert f"parent  {turn_of(1)}: “My sourdough starter" in text
+    assert "became  dropped (side_turn): title" in text
 
 
-def test_every_next_state_is_told_branches_and_retries_alike(
+def test_every_next_state_is_shown_for_branches_and_retries_too(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = told(home, f"{turn_of(101)}.1", capsys)
+    first = explained(home, f"{turn_of(101)}.1", capsys)
     assert "main, because: conversation (no rule matches)" in first
     assert "user, next" in first
     assert "“too grand”" in first
     assert "user, branch" in first
     assert "“something Italian”" in first
-    again = told(home, turn_of(104), capsys)
+    again = explained(home, turn_of(104), capsys)
     assert f"user, retry, {again.split('user, retry, ')[1][:19]}: asked again ({turn_of(105)})" in again
     assert "feedback  -1 no accents" in again
-    assert "verdict  -1 by" in told(home, turn_of(102), capsys)
+    assert "verdict  -1 by" in explained(home, turn_of(102), capsys)
 
 
 def test_the_wishes_of_a_verdict_stand_beside_its_hint(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     turn_id = turn_of(102)
-    assert "wishes: shorter, no_emoji" in told(home, turn_id, capsys)
+    assert "wishes: shorter, no_emoji" in explained(home, turn_id, capsys)
     assert main(["explain", turn_id, "--json", "--home", str(home)]) == 0
     (verdict,) = json.loads(capsys.readouterr().out)["verdicts"]
     assert verdict["wishes"] == ["shorter", "no_emoji"]
@@ -100,13 +100,13 @@ def test_the_wishes_of_a_verdict_stand_beside_its_hint(
 def test_the_end_of_an_id_and_a_completion_id_name_a_turn_too(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = told(home, turn_of(105), capsys)
-    assert told(home, turn_of(105)[-8:], capsys) == whole
-    assert told(home, "chatcmpl-scripts-5", capsys) == whole
+    whole = explained(home, turn_of(105), capsys)
+    assert explained(home, turn_of(105)[-8:], capsys) == whole
+    assert explained(home, "chatcmpl-scripts-5", capsys) == whole
 
 
 def test_the_newest_main_turn_is_called_last(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(home, "last", capsys) == told(home, turn_of(18), capsys)
+    assert explained(home, "last", capsys) == explained(home, turn_of(18), capsys)
 
 
 def test_as_json_it_is_all_that_is_recorded(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from store.keys import KeyFile, Keyring
 from store.settings import ensure_api_key, read_settings
 
 
-def said(capsys: pytest.CaptureFixture[str], home: Path, *argv: str, code: int = 0) -> str:
+def keys_output(capsys: pytest.CaptureFixture[str], home: Path, *argv: str, code: int = 0) -> str:
     assert main(["keys", *argv, "--home", str(home)]) == code
     captured = capsys.readouterr()
     return captured.out if code == 0 else captured.err
@@ -21,30 +21,32 @@ def said(capsys: pytest.CaptureFixture[str], home: Path, *argv: str, code: int =
 def test_a_key_is_added_shown_once_listed_and_revoked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (key,) = re.findall(r"patina-\S+", said(capsys, tmp_path, "add", "ann", "--no-train"))
+    (key,) = re.findall(r"patina-\S+", keys_output(capsys, tmp_path, "add", "ann", "--no-train"))
     keys = Keyring("", named=KeyFile(tmp_path / "keys.json"))
     holder = keys.holder(key.encode())
     assert holder is not None
     assert (holder.name, holder.trains) == ("ann", False)
-    listed = said(capsys, tmp_path, "list")
+    listed = keys_output(capsys, tmp_path, "list")
     assert re.search(r"ann .* good +no", listed)
     assert key not in listed
-    assert "opens nothing" in said(capsys, tmp_path, "revoke", "ann")
-    assert "revoked" in said(capsys, tmp_path, "list")
-    assert "no key named ann" in said(capsys, tmp_path, "revoke", "ann", code=2)
-    assert "needs a name" in said(capsys, tmp_path, "add", code=2)
-    assert "cannot be the name" in said(capsys, tmp_path, "add", "../../etc", code=2)
+    assert "opens nothing" in keys_output(capsys, tmp_path, "revoke", "ann")
+    assert "revoked" in keys_output(capsys, tmp_path, "list")
+    assert "no key named ann" in keys_output(capsys, tmp_path, "revoke", "ann", code=2)
+    assert "needs a name" in keys_output(capsys, tmp_path, "add", code=2)
+    assert "cannot be the name" in keys_output(capsys, tmp_path, "add", "../../etc", code=2)
 
 
 def test_the_first_key_is_replaced_not_taken_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no key in" in said(capsys, tmp_path, "revoke", "default", code=2)
+    assert "no key in" in keys_output(capsys, tmp_path, "revoke", "default", code=2)
     settings = read_settings({"home": tmp_path})
     first, is_new = ensure_api_key(settings)
     assert is_new
-    assert "a new one is in" in said(capsys, tmp_path, "revoke", "default")
+    assert "a new one is in" in keys_output(capsys, tmp_path, "revoke", "default")
     second, is_new = ensure_api_key(settings)
     assert not is_new
     assert first != second
     assert settings.key_file.stat().st_mode & 0o777 == 0o600
-    assert "default" in said(capsys, tmp_path, "list")
-    assert "given with --api-key" in said(capsys, tmp_path, "revoke", "default", "--api-key", "mine", code=2)
+    assert "default" in keys_output(capsys, tmp_path, "list")
+    assert "given with --api-key" in keys_output(
+        capsys, tmp_path, "revoke", "default", "--api-key", "mine", code=2
+    )

@@ -164,9 +164,9 @@ def test_a_wish_that_is_only_a_part_of_what_was_asked_for_has_a_canonical_wordin
 
 def test_an_edited_wish_has_the_new_words_alone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["wishes", "edit", "2", "At most [ten]  words.", "--home", str(home)]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("wish 2 is now “At most [ten] words.” (before: “[Shorter], please.”)")
-    assert "from the next version on" in said
+    output = capsys.readouterr().out
+    assert output.startswith("wish 2 is now “At most [ten] words.” (before: “[Shorter], please.”)")
+    assert "from the next version on" in output
     assert edits_of(home) == [
         WishEdit(turn_id="t-wordy", text=""),
         WishEdit(turn_id="t-short", text="At most [ten] words."),
@@ -179,9 +179,9 @@ def test_a_removed_wish_says_what_happens_next_and_an_edit_takes_the_removal_bac
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["wishes", "remove", "2", "--home", str(home)]) == 0
-    said = capsys.readouterr().out
-    assert "The next version unlearns it; no new turn is needed." in said
-    assert "`run.py rollback 1` goes back to version 1" in said
+    output = capsys.readouterr().out
+    assert "The next version unlearns it; no new turn is needed." in output
+    assert "`run.py rollback 1` goes back to version 1" in output
     assert edits_of(home) == [WishEdit(turn_id=i, text=None) for i in ("t-wordy", "t-short")]
     assert [one["removed"] for one in listed(home, capsys)] == [False, True, False]
     main(["wishes", "--home", str(home)])
@@ -226,7 +226,7 @@ def test_a_wish_whose_words_are_forgotten_says_so(home: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "output"),
     [
         (["wishes", "remove", "9"], "has no wish 9: there are 1 to 3"),
         (["wishes", "remove"], "it is `run.py wishes remove N`"),
@@ -236,11 +236,11 @@ def test_a_wish_whose_words_are_forgotten_says_so(home: Path, capsys: pytest.Cap
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(
-    home: Path, argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    home: Path, argv: list[str], output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*argv, "--home", str(home)]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert output in error
     assert error.count("\n") == 1
     assert edits_of(home) == []
 

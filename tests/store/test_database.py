@@ -120,7 +120,7 @@ async def test_a_file_that_is_not_there_is_not_made(record_url: str) -> None:
     assert not file_of(record_url).exists()
 
 
-async def test_a_damaged_file_is_told_from_one_that_is_away(record_url: str) -> None:
+async def test_a_damaged_file_is_distinguished_from_one_that_is_away(record_url: str) -> None:
     record = await Record.open(record_url)
     await record.write_turns([make_turn(f"t{i}", session_id=f"s{i}") for i in range(300)])
     await record.close()
@@ -154,7 +154,7 @@ async def main(url):
     try:
         await record.write_turns(big)
     except RecordUnavailable as exc:
-        print("told:", exc)
+        print("error:", exc)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     await record.write_turns(big)
     print((await record.status()).turns, await record.verify())
@@ -164,7 +164,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-def test_a_full_disk_is_told_and_the_same_write_succeeds_when_there_is_room(record_url: str) -> None:
+def test_a_full_disk_is_reported_and_the_same_write_succeeds_when_there_is_room(record_url: str) -> None:
     # a limit on file sizes is to SQLite what a full disk is: a write that the system refuses
     done = subprocess.run(
         [sys.executable, "-c", _FULL, record_url],
@@ -174,6 +174,6 @@ def test_a_full_disk_is_told_and_the_same_write_succeeds_when_there_is_room(reco
         timeout=60,
         cwd=Path(__file__).parents[2],
     )
-    told, counted = done.stdout.splitlines()
-    assert told.startswith("told: the record cannot be used")
+    reported, counted = done.stdout.splitlines()
+    assert reported.startswith("error: the record cannot be used")
     assert counted == "101 []"

@@ -49,7 +49,7 @@ def test_names_are_checked_and_unique_while_they_open(tmp_path: Path) -> None:
     assert (holder.name, holder.trains) == ("ann", False)
 
 
-def test_many_at_once_lose_nobody(tmp_path: Path) -> None:
+def test_many_writers_at_once_lose_no_key(tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.json")
     threads = [threading.Thread(target=KeyFile(file.path).add, args=(f"n{i}",)) for i in range(12)]
     for thread in threads:
@@ -80,7 +80,7 @@ def test_a_running_keyring_follows_the_disk(tmp_path: Path) -> None:
     assert keys.holder(ann) is None
 
 
-def test_keys_that_cannot_be_read_lock_nobody_out_and_let_nobody_new_in(tmp_path: Path) -> None:
+def test_an_unreadable_key_file_keeps_the_known_keys_and_admits_no_new_one(tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.json")
     ann = file.add("ann").encode()
     keys = Keyring("one", named=file)

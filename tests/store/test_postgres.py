@@ -148,7 +148,7 @@ async def test_the_walk_from_recorded_to_trained_is_the_same_on_postgresql(serve
     await record.close()
 
 
-async def test_a_server_that_is_not_there_is_said() -> None:
+async def test_a_server_that_is_away_is_reported() -> None:
     with pytest.raises(RecordUnavailable, match="cannot be reached"):
         await Record.open("postgresql+asyncpg://patina@127.0.0.1:1/postgres")
 

@@ -406,7 +406,7 @@ async def test_a_version_whose_parent_is_not_live_any_more_is_not_published(reco
     assert (await record.aliases())[POLICY].version == 2
 
 
-async def test_a_late_worker_is_told_of_its_turns_before_the_version_another_made_of_them(
+async def test_a_late_worker_gets_claim_lost_before_alias_moved(
     record: Record,
 ) -> None:
     ids = await scored(record, 1)
@@ -467,10 +467,10 @@ async def test_a_write_that_fails_half_way_leaves_nothing(record: Record) -> Non
 
 
 @pytest.mark.parametrize(
-    ("tamper", "said"),
+    ("tamper", "message"),
     [
         (
-            "UPDATE messages SET body = json_set(body, '$.content', 'never said') WHERE body LIKE '%hi%'",
+            "UPDATE messages SET body = json_set(body, '$.content', 'another text') WHERE body LIKE '%hi%'",
             "hashes to",
         ),
         ("DELETE FROM nodes WHERE depth = 0", "missing"),
@@ -482,7 +482,7 @@ async def test_a_write_that_fails_half_way_leaves_nothing(record: Record) -> Non
     ],
 )
 async def test_verify_finds_what_was_tampered_with(
-    record: Record, record_url: str, tamper: str, said: str
+    record: Record, record_url: str, tamper: str, message: str
 ) -> None:
     await answered(record)
     assert await record.verify() == []
@@ -490,7 +490,7 @@ async def test_verify_finds_what_was_tampered_with(
         connection.execute(tamper)
     connection.close()
     wrong = await record.verify()
-    assert any(said in sentence for sentence in wrong), wrong
+    assert any(message in sentence for sentence in wrong), wrong
 
 
 async def test_a_record_of_a_newer_patina_is_refused_and_left_alone(record_url: str) -> None:
@@ -510,6 +510,6 @@ async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         await asyncio.to_thread(upgrade, url)
 
 
-async def test_a_missing_folder_is_said(tmp_path: Path) -> None:
+async def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RecordUnavailable, match="is not there"):
         await Record.open(f"sqlite+aiosqlite:///{tmp_path / 'no' / 'patina.db'}")

@@ -48,15 +48,15 @@ def test_the_seeds_environment_names_are_read(
 
 
 def test_common_names_in_the_environment_do_not_leak_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/tmp/somebody")
+    monkeypatch.setenv("HOME", "/tmp/user")
     monkeypatch.setenv("THREADS", "9")
     monkeypatch.setenv("SEED", "9")
     settings = read_settings({})
-    assert (settings.home, settings.threads, settings.seed) == (Path("/tmp/somebody/.patina"), 0, 0)
+    assert (settings.home, settings.threads, settings.seed) == (Path("/tmp/user/.patina"), 0, 0)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"method": "ppo"}, "--method 'ppo'"),
         ({"batch_size": 0}, "--batch-size 0: must be at least 1"),
@@ -73,8 +73,8 @@ def test_common_names_in_the_environment_do_not_leak_in(monkeypatch: pytest.Monk
         ({"upstream": "http://localhost:8000", "backend": "embedded"}, "exclude each other"),
     ],
 )
-def test_a_wrong_value_gets_one_clear_sentence(given: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
+def test_a_wrong_value_gets_one_clear_sentence(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
         read_settings(given)
     assert "\n" not in str(caught.value)
 

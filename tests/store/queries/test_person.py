@@ -12,10 +12,10 @@ from tests.making import make_turn
 
 async def test_status_counts_over_indexes_and_reads_no_turn(record: Record, record_url: str) -> None:
     await record.write_turns([make_turn(f"t{i}", session_id=f"s{i}") for i in range(30)])
-    said: list[str] = []
+    statements: list[str] = []
 
     def work(connection: sa.Connection) -> None:
-        dbapi(connection).set_trace_callback(said.append)
+        dbapi(connection).set_trace_callback(statements.append)
         assert person.status(connection).turns == 30
         dbapi(connection).set_trace_callback(None)
 
@@ -23,7 +23,7 @@ async def test_status_counts_over_indexes_and_reads_no_turn(record: Record, reco
     await database.read(work)
     await database.close()
     plain = sqlite3.connect(record_url.removeprefix("sqlite+aiosqlite:///"))
-    steps = [step for text in said for *_, step in plain.execute(f"EXPLAIN QUERY PLAN {text}")]
+    steps = [step for text in statements for *_, step in plain.execute(f"EXPLAIN QUERY PLAN {text}")]
     plain.close()
     large = [step for step in steps if "turns" in step or "lives" in step]
     assert len(large) >= 3

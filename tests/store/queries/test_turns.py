@@ -60,16 +60,16 @@ async def traced(record_url: str, *batches: list[NewTurn], fresh: bool = False) 
         writer.keep(await database.write(writer.write, batch))
     if fresh:
         writer = TurnWriter()
-    said: list[str] = []
+    statements: list[str] = []
 
     def work(connection: sa.Connection) -> None:
-        dbapi(connection).set_trace_callback(said.append)
+        dbapi(connection).set_trace_callback(statements.append)
         writer.write(connection, last)
         dbapi(connection).set_trace_callback(None)
 
     await database.write(work)
     await database.close()
-    return said
+    return statements
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["remembered", "after a restart"])
@@ -85,12 +85,12 @@ async def test_a_turn_late_in_a_session_takes_as_many_statements_as_an_early_one
 
 async def test_every_statement_of_the_proxy_finds_its_rows_by_an_index(record_url: str) -> None:
     turns = conversation(40)
-    said = await traced(record_url, turns[:38], turns[38:39])
-    said += await traced(record_url, [], turns[39:], fresh=True)
+    statements = await traced(record_url, turns[:38], turns[38:39])
+    statements += await traced(record_url, [], turns[39:], fresh=True)
     database = await Database.open(record_url)
 
     def lookups(connection: sa.Connection) -> None:
-        dbapi(connection).set_trace_callback(said.append)
+        dbapi(connection).set_trace_callback(statements.append)
         keys = [t.request_key for t in turns] + [str(t.reply_key) for t in turns]
         assert proxy.tips_for(connection, "alice", keys).replies
         assert proxy.session_tip(connection, "alice", "t") is not None
@@ -108,12 +108,12 @@ async def test_every_statement_of_the_proxy_finds_its_rows_by_an_index(record_ur
     plain = sqlite3.connect(record_url.removeprefix("sqlite+aiosqlite:///"))
     plans = {
         step: text
-        for text in said
+        for text in statements
         for *_, step in plain.execute(f"EXPLAIN QUERY PLAN {text}")
         if not text.startswith("--")
     }
     plain.close()
-    assert len(said) > 20
+    assert len(statements) > 20
     scans = {step for step in plans if step.startswith("SCAN")}
     # the arguments themselves, and the messages of one chain
     assert {s for s in scans if "json_each" not in s and "walk" not in s and "CONSTANT" not in s} == set()
