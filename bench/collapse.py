@@ -1,7 +1,7 @@
 """Planted collapses: does the gate catch what it is there for? `python -m bench.collapse --seeds 3 --output collapse.jsonl`.
 
 A policy (the built-in model) first learns one healthy version from honest complaints. Then something is broken on purpose, and it
-goes on learning for up to ``--versions`` versions. Told for each: which version was stopped first, by what, and what the live
+goes on learning for up to ``--versions`` versions. Reported for each: which version was stopped first, by what, and what the live
 version is worth then. A run that is in the file already is not run again.
 """
 

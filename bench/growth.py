@@ -141,7 +141,9 @@ async def session(server: Server, length: int) -> list[float]:
     messages: list[Message] = []
     times = []
     for i in range(length):
-        messages.append({"role": "user", "content": f"question {i} of a long talk, {os.urandom(4).hex()}"})
+        messages.append(
+            {"role": "user", "content": f"question {i} of a long conversation, {os.urandom(4).hex()}"}
+        )
         times.append(await ask(client, messages))
         messages.append({"role": "assistant", "content": TEXT})
     await client.close()

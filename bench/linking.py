@@ -2,7 +2,7 @@
 
 A record is filled with so many stored messages (conversations of 50 turns, two messages a turn, straight into the tables), and then
 conversations are taken through the recorder's code: openings, turns that continue, turns that continue after a restart, and histories
-whose beginning was dropped. Told is CPU time a request, linking and writing together, and how long reading back takes at the start: medians
+whose beginning was dropped. It reports CPU time a request, linking and writing together, and how long reading back takes at the start: medians
 over rounds of new conversations with the record as it is; the first of all is left out, in which the process warms up.
 """
 
@@ -97,7 +97,7 @@ def filled(messages: int) -> Iterator[str]:
         yield url
 
 
-class Talks:
+class CaptureSource:
     """Requests of conversations that go on, as a client sends them."""
 
     def __init__(self) -> None:
@@ -119,10 +119,10 @@ class _Forgetful(Record):
         return []
 
 
-async def measure(url: str, talks: Talks, conversations: int = 60) -> dict[str, float]:
+async def measure(url: str, source: CaptureSource, conversations: int = 60) -> dict[str, float]:
     """Return milliseconds of CPU a request, by what the request is, and of reading back at the start."""
     found: dict[str, float] = {}
-    towns = range(talks.seq, talks.seq + conversations)
+    towns = range(source.seq, source.seq + conversations)
     histories = [
         [{"role": "user", "content": f"Opening {i}: what is the weather in town number {i} today?"}]
         for i in towns
@@ -130,19 +130,19 @@ async def measure(url: str, talks: Talks, conversations: int = 60) -> dict[str, 
     async with _running(url) as recorder:
         found["start"] = await _timed([lambda: recorder.get_record()])
         for name in ("opening", "next"):
-            found[name] = await _round(recorder, talks, histories, name)
+            found[name] = await _round(recorder, source, histories, name)
         for _ in range(8):
-            await _round(recorder, talks, histories, "next")
+            await _round(recorder, source, histories, "next")
     async with _running(url, _Forgetful) as recorder:
-        found["next, after a restart"] = await _round(recorder, talks, histories, "next")
+        found["next, after a restart"] = await _round(recorder, source, histories, "next")
         for history in histories:
             del history[:-6]
-        found["beginning dropped"] = await _round(recorder, talks, histories, "next")
+        found["beginning dropped"] = await _round(recorder, source, histories, "next")
     return found
 
 
 async def _round(
-    recorder: TurnRecorder, talks: Talks, histories: list[list[dict[str, Any]]], name: str
+    recorder: TurnRecorder, source: CaptureSource, histories: list[list[dict[str, Any]]], name: str
 ) -> float:
     captures = []
     for i, history in enumerate(histories):
@@ -154,7 +154,7 @@ async def _round(
                 }
             )
         answer = f"Answer {len(history)} of conversation {i}: bring an umbrella, a map and some patience with the trams."
-        captures.append(talks.captured(list(history), answer))
+        captures.append(source.captured(list(history), answer))
         history.append({"role": "assistant", "content": answer})
 
     async def one(captured: Any) -> None:
@@ -190,15 +190,15 @@ def main() -> None:
     parser.add_argument("--messages", type=int, nargs="+", default=[0, 10_000, 100_000, 1_000_000])
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    talks = Talks()
+    source = CaptureSource()
     with filled(0) as url:
-        asyncio.run(measure(url, talks))
+        asyncio.run(measure(url, source))
     with contextlib.ExitStack() as records:
         urls = {messages: records.enter_context(filled(messages)) for messages in arguments.messages}
         results: dict[int, list[dict[str, float]]] = {messages: [] for messages in urls}
         for _ in range(arguments.rounds):
             for messages, url in urls.items():
-                results[messages].append(asyncio.run(measure(url, talks)))
+                results[messages].append(asyncio.run(measure(url, source)))
     rows = {
         messages: {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
         for messages, rounds in results.items()

@@ -42,7 +42,7 @@ class Loop:
         )
 
     def run(self) -> dict[str, Any]:
-        """Talk, complain, roll back; returns what happened. Raises: TimeoutError when a step did not."""
+        """Chat, complain, roll back; return the measurements. Raises: TimeoutError when a step did not."""
         replies: dict[int, str] = {0: self._probe(0)}
         seconds: dict[str, float] = {}
         live = 0
@@ -71,7 +71,7 @@ class Loop:
             "same_as_before": again == replies[back],
             "differs_between_versions": replies[back] != replies[max(replies)],
             "held": backend["held"],
-            "said": replies,
+            "replies": replies,
             **seconds,
         }
 

@@ -55,7 +55,7 @@ _ASKED = (
     "Who wrote Faust?",
     "Why is the sky blue?",
 )
-_SAID = ("Shorter, please.", "No emoji, please.", "That was far too long.", "Please answer in Spanish.")
+_FEEDBACK = ("Shorter, please.", "No emoji, please.", "That was far too long.", "Please answer in Spanish.")
 #: Tokens of a reply.
 _REPLY = 64
 
@@ -146,7 +146,7 @@ def measure(folder: Path, threads: int, budget_s: float) -> Iterator[dict[str, A
         replies, line = phase("serve", lambda: policy.sample(prompts, max_tokens=_REPLY, seed=1))
         yield line
         for number, (asked, prompt, reply, reaction) in enumerate(
-            zip(_ASKED, prompts, replies, _SAID, strict=True)
+            zip(_ASKED, prompts, replies, _FEEDBACK, strict=True)
         ):
             turn = learner.record_reply(
                 session=str(number),

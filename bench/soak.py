@@ -324,7 +324,7 @@ def run(minutes: float, rate: float, learning: float, home: Path) -> dict[str, A
     with _scripted_engine(home) as servers:
         upstream = f"http://127.0.0.1:{servers['scripted backend'].port}"
         settings = read_settings({"backend": "vllm", "upstream": upstream, "threads": 1, "judge": "none"})
-        with Stack(settings, home=home / "house") as stack:
+        with Stack(settings, home=home / "stack") as stack:
             pids = {"supervisor": stack.pid, **stack.pids()}
             pids |= {name: server.process.pid for name, server in servers.items()}
             clients = Clients(stack.port, stack.key, settings.policy)
@@ -341,7 +341,7 @@ def run(minutes: float, rate: float, learning: float, home: Path) -> dict[str, A
                 **_status(stack.status()),
                 "record_mb": round((stack.home / "patina.db").stat().st_size / 1e6),
             }
-    found["verify"] = asyncio.run(verified(read_settings({"home": home / "house"})))
+    found["verify"] = asyncio.run(verified(read_settings({"home": home / "stack"})))
     return {**found, "wrong": _wrong(found)}
 
 

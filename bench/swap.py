@@ -477,8 +477,8 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         "versions_seen": len(set(recorded.values())),
         "not_of_their_version": wrong,
         "first_reply_after_s": _first_replies(found, recorded),
-        **_told("gap", [gap for one in every for gap in one.gaps], given.rounds),
-        **_told("whole", [one.whole for one in every], given.rounds),
+        **_summary_of("gap", [gap for one in every for gap in one.gaps], given.rounds),
+        **_summary_of("whole", [one.whole for one in every], given.rounds),
         "first_p99_ms": round(1e3 * percentile([one.first_s for one in every], 0.99), 1),
         "own_late_p99_ms": {
             phase: round(1e3 * percentile(found.late.get(phase, ()), 0.99), 1) for phase in _PHASES
@@ -487,7 +487,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _told(what: str, timed: Sequence[tuple[str, int, float]], rounds: int) -> dict[str, Any]:
+def _summary_of(what: str, timed: Sequence[tuple[str, int, float]], rounds: int) -> dict[str, Any]:
     """Percentiles of (what went on, round, seconds), all rounds together and one by one, and the ratio of swaps to none."""
     parts: dict[str, list[list[float]]] = {phase: [[] for _ in range(rounds)] for phase in _PHASES}
     for phase, number, seconds in timed:

@@ -1,4 +1,4 @@
-"""Does it learn? Simulated users talk to a running Patina through its public API, and probes measure what changed.
+"""Does it learn? Simulated users send requests to a running Patina through its public API, and probes measure what changed.
 
 Rules of this package:
 - A system under test is seen as any client sees it: not its record, not its trainer.

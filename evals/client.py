@@ -199,7 +199,7 @@ class PatinaClient:
                 status=error.status_code,
                 body=error.response.content,
             )
-        return UpstreamUnreachable(f"nobody answers at {self.base_url}: {error.__cause__ or error}")
+        return UpstreamUnreachable(f"no server answers at {self.base_url}: {error.__cause__ or error}")
 
 
 class IdleDetector:

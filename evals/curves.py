@@ -73,7 +73,7 @@ def draw_curves(methods: Mapping[str, Sequence[Json]], title: str) -> Figure:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    # Where many lie on each other, only the lines can be told apart.
+    # Where many lie on each other, only the lines are distinguishable.
     shade = 0.13 if len(methods) <= _FEW else 0.05
     # Letters as paths and a fixed salt: the same runs give the same file, whatever fonts there are.
     with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "patina"}):

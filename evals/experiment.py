@@ -116,11 +116,11 @@ async def run_case(
     budget_s: float = math.inf,
     questions_between: int | None = None,
 ) -> Json:
-    """Let the user talk, and measure; returns the row: the key, the measurements, the interactions, the sums.
+    """Run the interactions and the measurements; return the row: the key, the measurements, the interactions, the sums.
 
     Args:
         vocabulary: the words of well-formed replies; None: unknown.
-        budget_s: seconds after which the user stops talking.
+        budget_s: seconds after which no further interaction starts.
         questions_between: plain probes in between (the first of those at the start); None: all of them.
 
     Raises:
@@ -170,7 +170,7 @@ class _CaseRun:
         self._measuring_s = 0.0
 
     async def play(self) -> None:
-        """Measure, let the user talk with measurements in between, and measure again."""
+        """Measure, run the interactions with measurements in between, and measure again."""
         case = self._case
         await self._check(self._scenario.wants(0.0), self._probes)
         await self._talk_until(self._users, case.interactions, case.measure_every)

@@ -59,7 +59,7 @@ def one_a_model(rows: Sequence[Recorded]) -> list[Prediction]:
 
 
 def tools_are_main(rows: Sequence[Recorded]) -> list[Prediction]:
-    """A request without tools is housekeeping; a session is what begins with the same user message."""
+    """A request without tools is a side turn; requests that begin with the same user message are one session."""
 
     def decide(row: Recorded) -> tuple[str, str]:
         assert row.chat is not None
@@ -144,8 +144,8 @@ def table_of(title: str, scores: Mapping[str, Score]) -> Table:
     return table
 
 
-def scored(rows: Sequence[Recorded], said: Sequence[Prediction]) -> Score:
-    found = score(rows, said)
+def scored(rows: Sequence[Recorded], predictions: Sequence[Prediction]) -> Score:
+    found = score(rows, predictions)
     assert found is not None, "the traffic has no labels"
     return found
 

@@ -53,13 +53,13 @@ class LlmUser:
 def play(wishes: Sequence[str], request: Request, reply: str) -> list[dict[str, Any]]:
     """Return the messages that make a model play this user."""
     listed = "\n".join(f"- {PREFERENCES[name].wish}" for name in wishes)
-    talk = "\n\n".join(
+    conversation = "\n\n".join(
         f"{'You' if message['role'] == 'user' else 'Assistant'}: {message['content']}"
         for message in (*request.messages, {"role": "assistant", "content": reply})
     )
     return [
         {"role": "system", "content": _ROLE.format(wishes=listed)},
-        {"role": "user", "content": talk},
+        {"role": "user", "content": conversation},
     ]
 
 

@@ -139,7 +139,7 @@ _THANKS: Mapping[Language, tuple[str, ...]] = {
     "fr": ("Voilà, comme ça", "C'est tout à fait ce que j'espérais"),
     "it": ("Ecco, proprio così", "Così va benissimo"),
 }  # fmt: skip
-#: Said before a wish, by register: curt, polite, rambling, in the manner of tickets.
+#: Phrases before a wish, by register: curt, polite, rambling, in the manner of tickets.
 _OPENERS: Mapping[Language, tuple[str, ...]] = {
     "en": (
         "", "", "", "", "Sorry to be a bother: ", "If I may: ", "A small wish: ", "Long day here, anyway: ",

@@ -224,7 +224,7 @@ async def replay(
     """Take recorded requests through the recorder's code, one after the other, over a record of their own.
 
     Args:
-        rules: the table of housekeeping, for experiments that leave some out.
+        rules: the side-turn rules, for experiments that leave some out.
         restarts: the recorder restarts before each of these seqs: its memory is lost, the record stays.
     """
     with tempfile.TemporaryDirectory(prefix="patina-classify-") as folder:
@@ -346,16 +346,18 @@ class Score:
         """Share of main and side requests of the right kind."""
         rows = {k: n for k, n in self.confusion.items() if k[0] != "none"}
         total = sum(rows.values())
-        return sum(n for (label, said), n in rows.items() if label == said) / total if total else 1.0
+        return (
+            sum(n for (label, predicted), n in rows.items() if label == predicted) / total if total else 1.0
+        )
 
     @property
     def pairing(self) -> float:
         return self.paired / self.pairable if self.pairable else 1.0
 
 
-def score(rows: Sequence[Recorded], said: Sequence[Prediction]) -> Score | None:
+def score(rows: Sequence[Recorded], predictions: Sequence[Prediction]) -> Score | None:
     """Hold predictions against labels; None when no line has one."""
-    labelled = [(row, p) for row, p in zip(rows, said, strict=True) if row.label is not None]
+    labelled = [(row, p) for row, p in zip(rows, predictions, strict=True) if row.label is not None]
     if not labelled:
         return None
     confusion: dict[tuple[str, str], int] = {}
@@ -373,7 +375,7 @@ def score(rows: Sequence[Recorded], said: Sequence[Prediction]) -> Score | None:
             if kind == "main":
                 main.append((str(session), p.session))
     expected = true_predecessors(rows)
-    wrong = tuple(p.seq for p in said if p.seq in expected and p.answered_seq not in expected[p.seq])
+    wrong = tuple(p.seq for p in predictions if p.seq in expected and p.answered_seq not in expected[p.seq])
     return Score(
         confusion=confusion,
         main=pairs(main),
@@ -386,7 +388,7 @@ def score(rows: Sequence[Recorded], said: Sequence[Prediction]) -> Score | None:
 
 
 def pairs(sessions: Sequence[tuple[str, str | None]]) -> Pairs:
-    """Count pairs over (true session, said session)."""
+    """Count pairs over (true session, predicted session)."""
 
     def together(names: Iterable[Any]) -> int:
         counts: dict[Any, int] = {}
@@ -395,7 +397,7 @@ def pairs(sessions: Sequence[tuple[str, str | None]]) -> Pairs:
         return sum(n * (n - 1) // 2 for n in counts.values())
 
     return Pairs(
-        predicted=together(said for _, said in sessions),
+        predicted=together(predicted for _, predicted in sessions),
         true=together(true for true, _ in sessions),
         both=together(sessions),
     )
@@ -406,7 +408,7 @@ def true_predecessors(rows: Sequence[Recorded]) -> dict[int, set[int | None]]:
 
     Labels say which session a turn is of, not which turn it answers, so that follows from the session alone, by other means
     than the linker's: the same prompt again answers the one before (with another seed or ``n``, nothing); else the newest turn of the session whose reply stands
-    in the request; else (a client that keeps no replies) the turn before. Replies said twice in a session leave both.
+    in the request; else (a client that keeps no replies) the turn before. A reply that occurs twice in a session matches neither.
     """
     before: dict[str, list[tuple[int, str, list[tuple[str, ...]]]]] = {}
     samplings: dict[int, list[Any]] = {}
@@ -431,7 +433,7 @@ def true_predecessors(rows: Sequence[Recorded]) -> dict[int, set[int | None]]:
         else:  # starts again in the same session: its first message was edited, or the client keeps no replies
             found[row.seq] = {None, *(seq for seq, _, _ in earlier[-1:])}
         samplings[row.seq] = sampling
-        earlier.append((row.seq, asked, _said(row)))
+        earlier.append((row.seq, asked, _reply_texts(row)))
     return found
 
 
@@ -442,7 +444,7 @@ def _last_place(parts: Sequence[str], text: str) -> tuple[int, int]:
     return text.rfind(parts[-1]) + len(parts[-1]), sum(map(len, parts))
 
 
-def _said(row: Recorded) -> list[tuple[str, ...]]:
+def _reply_texts(row: Recorded) -> list[tuple[str, ...]]:
     """Return the parts of each choice: its text, and what its calls were given."""
     found = []
     for choice in (row.response or {}).get("choices") or []:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from bench.linking import Talks, filled, measure
+from bench.linking import CaptureSource, filled, measure
 from store.record import Record
 
 
 def test_a_filled_record_is_one_and_requests_are_linked_in_it() -> None:
     with filled(400) as url:
-        found = asyncio.run(measure(url, Talks(), conversations=3))
+        found = asyncio.run(measure(url, CaptureSource(), conversations=3))
 
         async def read() -> tuple[list[str], list[str]]:
             record = await Record.open(url)

@@ -43,7 +43,7 @@ def answer_to(text: str) -> str:
 
 @dataclass
 class ScriptedPatina:
-    """Replies with ``before`` until ``complaints_needed`` complaints were heard, then with ``after``."""
+    """Replies with ``before`` until ``complaints_needed`` complaints arrived, then with ``after``."""
 
     complaints_needed: int = 3
     before: Callable[[str], str] = verbose_reply

@@ -48,13 +48,13 @@ async def scripted_run(
     **limits: Any,
 ) -> Json:
     with serving(patina.app()) as url:
-        async with PatinaClient(url, KEY) as house:
+        async with PatinaClient(url, KEY) as client:
             subject = LiveSystem(
-                house,
+                client,
                 learns=True,
                 batch_size=4,
                 pause_s=pause_s,
-                version=live_version(await house.status()),
+                version=live_version(await client.status()),
             )
             return await run_case(case, subject, observer or view(), **limits)
 
@@ -171,13 +171,13 @@ def test_the_demo_shows_learning_on_a_running_patina(
         )
     assert code == 0
     shown = capsys.readouterr().out
-    told = json.loads((tmp_path / "demo.json").read_text(encoding="utf-8"))
-    assert told["sentence"] in shown
-    assert told["learnt"] is True
+    report = json.loads((tmp_path / "demo.json").read_text(encoding="utf-8"))
+    assert report["sentence"] in shown
+    assert report["learnt"] is True
     assert "version 1 is live after" in shown
-    assert len(told["readings"]) == 12
-    assert told["went_live"]
-    assert told["seen"]
+    assert len(report["readings"]) == 12
+    assert report["went_live"]
+    assert report["seen"]
     assert (tmp_path / "demo.png").stat().st_size > 10_000
     assert KEY not in (tmp_path / "demo.json").read_text(encoding="utf-8")
 
@@ -192,7 +192,7 @@ def test_the_demo_ends_with_1_and_a_sentence_when_nothing_was_learnt(
 
 
 @pytest.mark.parametrize(
-    ("changes", "given", "told"),
+    ("changes", "given", "report"),
     [
         ({"preferences": "loud"}, {}, "unknown preference"),
         ({"interactions": 0}, {}, "at least 1"),
@@ -202,9 +202,9 @@ def test_the_demo_ends_with_1_and_a_sentence_when_nothing_was_learnt(
     ],
 )
 def test_wrong_arguments_are_reported_in_a_sentence(
-    tmp_path: Path, changes: dict[str, Any], given: dict[str, Any], told: str
+    tmp_path: Path, changes: dict[str, Any], given: dict[str, Any], report: str
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=report):
         run_demo(settings(tmp_path, **given), demo_arguments(tmp_path, **changes))
 
 

@@ -59,7 +59,7 @@ class IdleDetector:
 
 
 class Scripted:
-    """Verbose until three complaints were heard, or while the prompt asks for it; obeys a system prompt that says "short"."""
+    """Verbose until three complaints arrived, or while the prompt asks for it; obeys a system prompt that says "short"."""
 
     def __init__(self, *, learns: bool = True) -> None:
         self.cost = Cost()
@@ -145,12 +145,15 @@ def test_a_memory_helps_while_it_is_there_and_costs_context() -> None:
 
 def test_a_memory_holds_complaints_in_the_users_words_and_no_thanks() -> None:
     memory = PromptMemory(Scripted(learns=False))
-    talk: list[dict[str, Any]] = [{"role": "user", "content": "What is 2 plus 2?"}]
-    asyncio.run(memory.converse([SystemRequest(conversation=1, messages=tuple(talk))]))
-    talk += [{"role": "assistant", "content": "…"}, {"role": "user", "content": "Too long, shorter please."}]
-    asyncio.run(memory.converse([SystemRequest(conversation=1, messages=tuple(talk))]))
-    talk += [{"role": "assistant", "content": "4"}, {"role": "user", "content": "Great, thanks!"}]
-    asyncio.run(memory.converse([SystemRequest(conversation=1, messages=tuple(talk))]))
+    messages_sent: list[dict[str, Any]] = [{"role": "user", "content": "What is 2 plus 2?"}]
+    asyncio.run(memory.converse([SystemRequest(conversation=1, messages=tuple(messages_sent))]))
+    messages_sent += [
+        {"role": "assistant", "content": "…"},
+        {"role": "user", "content": "Too long, shorter please."},
+    ]
+    asyncio.run(memory.converse([SystemRequest(conversation=1, messages=tuple(messages_sent))]))
+    messages_sent += [{"role": "assistant", "content": "4"}, {"role": "user", "content": "Great, thanks!"}]
+    asyncio.run(memory.converse([SystemRequest(conversation=1, messages=tuple(messages_sent))]))
     assert len(memory.entries) == 1
     assert "shorter please" in memory.entries[0]
 
@@ -168,8 +171,8 @@ def test_what_is_left_of_an_earlier_wish_is_reported() -> None:
 def test_unrelated_conversations_follow_the_teaching_and_are_measured_at_each_third() -> None:
     row = played(replace(CASE, user="retained", unrelated=9, tabs=1))
     assert [point["interactions"] for point in row["points"]] == [0, 6, 12, 15, 18, 21]
-    assert {said["about"] for said in row["readings"][:12]} == {"style"}
-    assert "style" not in {said["about"] for said in row["readings"][12:]}
+    assert {reading["about"] for reading in row["readings"][:12]} == {"style"}
+    assert "style" not in {reading["about"] for reading in row["readings"][12:]}
     assert row["unrelated_points"] == {"taught": 1.0, "after": {"3": 1.0, "6": 1.0, "9": 1.0}, "kept": 1.0}
     assert row["points"][2]["undone"] is not None
     assert row["points"][-1]["tools"] is not None
@@ -186,7 +189,7 @@ def test_what_comes_after_the_teaching_does_not_count_as_satisfied() -> None:
     subject = Scripted()
     subject.complaints = 3  # from the beginning all replies are as wished
     row = asyncio.run(run_case(case, subject, IdleDetector()))
-    assert not any(said["violated"] for said in row["readings"])
+    assert not any(reading["violated"] for reading in row["readings"])
     assert row["until_satisfied"] is None
 
 
@@ -229,16 +232,16 @@ def test_the_first_and_the_last_measurement_also_look_at_repeated_wishes_forms_a
     ]
     columns = {column.name: column for column in COLUMNS}
     assert columns["again ±"].read(row) == 0.5
-    assert columns["small talk"].read(row) == 1.0
+    assert columns["small messages_sent"].read(row) == 1.0
     assert columns["scope"].read(row) is None  # it could do none of it before
     before, after = {"json": 1.0, "list": 0.5, "code": 0.0}, {"json": 0.5, "list": 0.5, "code": 0.0}
     assert columns["scope"].read({"points": [{"scope": before}, {"scope": after}]}) == -0.25
-    assert columns["small talk"].read({"points": [{}]}) is None  # of a folder from before
+    assert columns["small messages_sent"].read({"points": [{}]}) is None  # of a folder from before
 
 
 def test_wrong_corrections_are_looked_for_afterwards() -> None:
     row = played(replace(CASE, user="mixed", interactions=45, tabs=1, measure_every=0))
-    claimed = [said["claimed"] for said in row["readings"] if said["claimed"]]
+    claimed = [reading["claimed"] for reading in row["readings"] if reading["claimed"]]
     assert len(claimed) == 3
     assert row["points"][0]["claims"] is None
     assert row["points"][-1]["claims"] == 0.0
@@ -265,7 +268,7 @@ def test_a_month_is_played_through() -> None:
     )
     row = played(case)
     assert set(row["held"]) == {"concise", "plain"}
-    assert "withdrawal" in {said["about"] for said in row["readings"]}
+    assert "withdrawal" in {reading["about"] for reading in row["readings"]}
     assert [point["wants"] for point in row["points"]][-1] == ["concise", "plain"]
 
 
@@ -368,8 +371,8 @@ def test_the_page_needs_no_network_and_shows_what_happened(tmp_path: Path) -> No
 
 
 def test_a_change_that_rounds_to_nothing_has_no_sign() -> None:
-    told = Cell(mean=-0.004, low=-0.01, high=0.002, count=2, missing=0)
-    assert (told.text(2), told.text(3)) == ("0.00 ± 0.01", "-0.004 ± 0.006")
+    cell = Cell(mean=-0.004, low=-0.01, high=0.002, count=2, missing=0)
+    assert (cell.text(2), cell.text(3)) == ("0.00 ± 0.01", "-0.004 ± 0.006")
 
 
 def test_a_number_that_some_runs_lack_comes_with_the_count_of_those_that_have_it() -> None:
@@ -385,8 +388,8 @@ def test_two_folders_are_compared_seed_by_seed(tmp_path: Path) -> None:
             append_run(tmp_path / name, played(replace(CASE, seed=seed), learns=learns))
     console = Console(record=True, width=120, file=io.StringIO())
     assert compare(tmp_path / "a", tmp_path / "b", console) == 0
-    told = console.export_text()
-    assert re.search(r"after\s*│\s*0\.00\s*│\s*1\.00\s*│\s*\+1\.00", told)
+    table = console.export_text()
+    assert re.search(r"after\s*│\s*0\.00\s*│\s*1\.00\s*│\s*\+1\.00", table)
     with pytest.raises(ConfigError, match="no runs"):
         compare(tmp_path / "a", tmp_path, console)
 
@@ -550,7 +553,7 @@ class Actor:
 def test_a_model_may_find_the_words_while_rules_measure() -> None:
     actor = Actor()
     row = asyncio.run(run_case(CASE, Scripted(), IdleDetector(), voice=actor))
-    assert {said["words"] for said in row["readings"]} == {"I would like it shorter."}
+    assert {reading["words"] for reading in row["readings"]} == {"I would like it shorter."}
     assert set(actor.wishes) == {("concise",)}
     assert row["readings"][-1]["violated"] == []
 
@@ -568,10 +571,10 @@ def test_the_playing_model_gets_the_wishes_and_the_whole_conversation() -> None:
     from evals.simulated_user import SimulatedUser
 
     person = SimulatedUser(scenario("steady", ["concise"]), 0, planned=2)
-    system, talk = play(["concise"], person.request(), "It is Paris.")
+    system, messages_sent = play(["concise"], person.request(), "It is Paris.")
     assert "Very short answers" in system["content"]
-    assert person.request().messages[0]["content"] in talk["content"]
-    assert talk["content"].endswith("Assistant: It is Paris.")
+    assert person.request().messages[0]["content"] in messages_sent["content"]
+    assert messages_sent["content"].endswith("Assistant: It is Paris.")
 
 
 def test_scripted_answers_are_answers() -> None:

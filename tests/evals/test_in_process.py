@@ -31,8 +31,8 @@ def test_the_baseline_of_a_batch_holds_no_verdict_of_the_batch_or_of_those_behin
     reply = Reply(token_ids=(5, 6), logprobs=(-0.5, -0.5), finished=True)
     complaint, praise, neutral = "Too long, shorter please.", "Perfect, thank you!", "What is 2 plus 2?"
     for words in (complaint, neutral, praise, complaint, praise, praise, praise):
-        said = learner.record_reply(session="s", messages=messages, prompt_ids=(1, 2), reply=reply)
-        assert learner.add_reaction(said, words) is None
+        turn = learner.record_reply(session="s", messages=messages, prompt_ids=(1, 2), reply=reply)
+        assert learner.add_reaction(turn, words) is None
     for _ in range(3):
         assert learner.train() is not None
     assert seen == [[], [-1, 1], [-1, 1, -1, 1]]

@@ -21,8 +21,8 @@ async def test_a_model_behind_an_endpoint_words_the_users_reaction() -> None:
 
     async def answer(request: Request) -> JSONResponse:
         asked.append(json.loads(await request.body()))
-        said = json.dumps({"content": False, "words": "Kürzer, bitte."}, ensure_ascii=False)
-        message = {"role": "assistant", "content": f"Here it is:\n{said}"}
+        decision = json.dumps({"content": False, "words": "Kürzer, bitte."}, ensure_ascii=False)
+        message = {"role": "assistant", "content": f"Here it is:\n{decision}"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         return JSONResponse(
             {"id": "c", "object": "chat.completion", "created": 1, "model": "actor", "choices": [choice]}

@@ -71,9 +71,10 @@ def test_repeated_wishes_forms_small_talk_and_claims_by_hand() -> None:
     assert all(len(probe.messages) == 2 for probe in again[2:])
     scope = [probe.demand for probe in probes if probe.demand]
     assert [one.form for one in scope] == ["json", "list", "code"]
-    talk = [probe for probe in probes if probe.kind == "small_talk"]
+    small_talk = [probe for probe in probes if probe.kind == "small_talk"]
     assert all(
-        [message["role"] for message in probe.messages] == ["user", "assistant", "user"] for probe in talk
+        [message["role"] for message in probe.messages] == ["user", "assistant", "user"]
+        for probe in small_talk
     )
     right = [probe.task.answer if probe.task else "" for probe in again]
     texts = ["", f"It is {right[0]}.", "It.", "It is \ufffd.", f"It is {right[3]}."]

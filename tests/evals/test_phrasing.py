@@ -83,8 +83,8 @@ def test_several_wishes_are_worded_in_one_message_of_one_language() -> None:
     for _ in range(200):
         text = phrase_wishes(["concise", "no_emoji"], rng)
         assert text.strip()
-        said = [one for one in wordings if one.rstrip(".!?") in text]
-        assert len(said) <= 3
+        phrases = [one for one in wordings if one.rstrip(".!?") in text]
+        assert len(phrases) <= 3
 
 
 def test_typing_errors_change_one_or_two_longer_words_and_nothing_else() -> None:
@@ -101,5 +101,5 @@ def test_typing_errors_change_one_or_two_longer_words_and_nothing_else() -> None
 
 
 def test_the_same_seed_gives_the_same_words() -> None:
-    said = [[phrase_wishes(["json"], random.Random(7)), phrase_thanks(random.Random(7))] for _ in range(2)]
-    assert all(one == other for one, other in pairwise(said))
+    phrases = [[phrase_wishes(["json"], random.Random(7)), phrase_thanks(random.Random(7))] for _ in range(2)]
+    assert all(one == other for one, other in pairwise(phrases))

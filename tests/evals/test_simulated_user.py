@@ -12,12 +12,12 @@ from evals.simulated_user import (
     USERS,
     Behaviour,
     Interaction,
+    Reaction,
     SimulatedUser,
     beside,
     scenario,
     until_satisfied,
 )
-from evals.simulated_user import Reaction as Said
 from models.questions import PRETRAIN
 from models.styles import HELDOUT_THANKS, STYLES
 from models.styles import PREFERENCES as SIX
@@ -112,8 +112,8 @@ def test_a_silent_user_never_thanks() -> None:
     for _ in range(30):
         (reading,) = readings(person, [GOOD])
         assert reading.words == ""
-        said = [message["content"] for message in person.request().messages if message["role"] == "user"]
-        assert not any(thanks in text for text in said for thanks in HELDOUT_THANKS)
+        sent = [message["content"] for message in person.request().messages if message["role"] == "user"]
+        assert not any(thanks in text for text in sent for thanks in HELDOUT_THANKS)
         assert person.request().is_read
 
 
@@ -145,10 +145,10 @@ def test_a_shuffled_user_mentions_nothing_that_meets_the_wish() -> None:
     short = '{"answer": "7"}'
     assert all(STYLES[name].complies(short) for name in ("json", "concise", "no_emoji", "plain"))
     person = SimulatedUser(scenario("shuffled", ["concise"]), 0, planned=10)
-    said = {person.react(LONG).words for _ in range(400)}
-    unheard = [text for name in ("concise", "verbose", "json") for text in STYLES[name].heldout_complaints]
-    assert not any(words and text in words for words in said for text in unheard)
-    assert any(words and text in words for words in said for text in STYLES["spanish"].heldout_complaints)
+    phrases = {person.react(LONG).words for _ in range(400)}
+    held_out = [text for name in ("concise", "verbose", "json") for text in STYLES[name].heldout_complaints]
+    assert not any(words and text in words for words in phrases for text in held_out)
+    assert any(words and text in words for words in phrases for text in STYLES["spanish"].heldout_complaints)
 
 
 def test_wishes_arrive_one_after_another_and_minds_change() -> None:
@@ -176,7 +176,7 @@ def test_every_kind_of_user_can_be_made() -> None:
 
 def test_a_language_models_reaction_takes_the_place_of_the_rules() -> None:
     person = SimulatedUser(scenario("steady", ["concise"]), 0, planned=4)
-    reading = person.read(GOOD, Said(is_satisfied=False, words="Not my taste."))
+    reading = person.read(GOOD, Reaction(is_satisfied=False, words="Not my taste."))
     assert reading is not None
     assert (reading.words, reading.violated) == ("Not my taste.", ())
     assert person.request().messages[-1]["content"] == "Not my taste."
@@ -209,12 +209,12 @@ def test_a_third_of_a_mixed_users_reactions_is_about_other_things() -> None:
 
 
 def test_remarks_are_the_same_whatever_the_replies_are_like() -> None:
-    talks = [
+    reactions = [
         readings(SimulatedUser(scenario("unrelated", ["concise"]), 4, planned=36), [reply] * 80)
         for reply in (LONG, GOOD)
     ]
-    assert [one.words for one in talks[0]] == [one.words for one in talks[1]]
-    assert all(one.words and one.ends and one.about != "style" for one in talks[0])
+    assert [one.words for one in reactions[0]] == [one.words for one in reactions[1]]
+    assert all(one.words and one.ends and one.about != "style" for one in reactions[0])
 
 
 def test_a_free_user_words_wishes_and_thanks_by_the_grammar() -> None:
@@ -222,7 +222,7 @@ def test_a_free_user_words_wishes_and_thanks_by_the_grammar() -> None:
     words = {reading.words for reading in readings(person, [LONG, GOOD] * 60) if reading.words}
     held_out = {text for name in ("concise", "no_emoji") for text in PREFERENCES[name].complaints}
     assert len(words) > 30
-    assert not any(text in said for said in words for text in (*held_out, *HELDOUT_THANKS))
+    assert not any(text in phrase for phrase in words for text in (*held_out, *HELDOUT_THANKS))
     with pytest.raises(ConfigError, match="six wishes"):
         scenario("free", ["persona"])
 

@@ -21,7 +21,7 @@ def test_the_command_line_has_every_setting_and_no_secret(tmp_path: Path) -> Non
             "rubric": "be good.txt",
             "judge_api_key": "secret-one",
             "api_key": "secret-two",
-            "database": "postgresql+asyncpg://nobody@nowhere/theirs",
+            "database": "postgresql+asyncpg://user@nowhere/theirs",
         }
     )
     line = Stack(wanted, home=tmp_path / "own").arguments()

@@ -45,7 +45,7 @@ def rows_of(name: str) -> list[Recorded]:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "predictions"),
     [
         ("{", "not JSON"),
         ("[]", "not a JSON object"),
@@ -57,12 +57,14 @@ def rows_of(name: str) -> list[Recorded]:
         (json.dumps({**LINE, "body": {}}), "the request has no list of messages"),
     ],
 )
-def test_a_line_that_cannot_be_read_ends_the_run_and_is_named(tmp_path: Path, line: str, said: str) -> None:
+def test_a_line_that_cannot_be_read_ends_the_run_and_is_named(
+    tmp_path: Path, line: str, predictions: str
+) -> None:
     file = tmp_path / "traffic.jsonl"
     file.write_text(json.dumps(LINE) + "\n\n" + line + "\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="line 3") as caught:
         read_traffic(file)
-    assert said in str(caught.value)
+    assert predictions in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -83,8 +85,8 @@ def test_lines_need_neither_seq_nor_time_nor_label(tmp_path: Path) -> None:
     (row,) = read_traffic(write(tmp_path / "traffic.jsonl", [bare]))
     assert (row.seq, row.label) == (1, None)
     assert row.chat is not None
-    (said,) = asyncio.run(replay([row]))
-    assert (said.kind, said.relation) == ("main", "first")
+    (predictions,) = asyncio.run(replay([row]))
+    assert (predictions.kind, predictions.relation) == ("main", "first")
 
 
 # -------------------------------------------------------------------- replaying
@@ -93,8 +95,8 @@ def test_lines_need_neither_seq_nor_time_nor_label(tmp_path: Path) -> None:
 def test_what_is_no_chat_is_none_and_of_no_session(tmp_path: Path) -> None:
     models = {"seq": 2, "method": "GET", "path": "/v1/models", "body": None}
     rows = read_traffic(write(tmp_path / "traffic.jsonl", [LINE, models]))
-    said = asyncio.run(replay(rows))
-    assert said[1].to_json() == {
+    predictions = asyncio.run(replay(rows))
+    assert predictions[1].to_json() == {
         "seq": 2, "session": None, "kind": "none", "parent_seq": None, "relation": None, "link_reason": "", "kind_reason": "not_a_chat",
     }  # fmt: skip
 
@@ -112,15 +114,17 @@ def test_explicit_headers_win() -> None:
     def line(seq: int, **headers: str) -> Recorded:
         return parse_line(json.dumps({**LINE, "seq": seq, "headers": headers}).encode(), "", seq)
 
-    said = asyncio.run(replay([line(1, **{"X-Turn-Type": "side"}), line(2, **{"X-Session-Id": "mine"})]))
-    assert [(p.kind, p.session == "mine") for p in said] == [("side", False), ("main", True)]
+    predictions = asyncio.run(
+        replay([line(1, **{"X-Turn-Type": "side"}), line(2, **{"X-Session-Id": "mine"})])
+    )
+    assert [(p.kind, p.session == "mine") for p in predictions] == [("side", False), ("main", True)]
 
 
 @pytest.mark.parametrize("name", ["titled-beside", "written-out", "scripts", "reviewing-agent"])
 def test_the_running_proxy_agrees_with_the_replay(tmp_path: Path, name: str) -> None:
     """The recorded replies are played by the scripted backend; only ids differ."""
     rows = rows_of(name)
-    said = asyncio.run(replay(rows))
+    predictions = asyncio.run(replay(rows))
     seqs: dict[str, int] = {}
     file = tmp_path / "patina.db"
     upgrade(f"sqlite+aiosqlite:///{file}")
@@ -140,7 +144,7 @@ def test_the_running_proxy_agrees_with_the_replay(tmp_path: Path, name: str) -> 
         rows_written = gateway.rows(at_least=sum(len(line["response"]["choices"]) for line in lines_of(name)))
     found = {seqs[row["turn_id"]]: row for row in rows_written if row["turn_id"] in seqs}
     sessions: dict[str, str | None] = {}
-    for p in said:
+    for p in predictions:
         row = found[p.seq]
         parent = row["parent_turn_id"]
         assert row["kind"] == p.kind, p
@@ -236,13 +240,15 @@ def test_modelled_clients_are_understood(name: str) -> None:
 @pytest.mark.parametrize("name", HISTORIES)
 def test_histories_that_clients_alter_are_understood(name: str) -> None:
     rows = rows_of(name)
-    said = asyncio.run(replay(rows))
-    found = score(rows, said)
+    predictions = asyncio.run(replay(rows))
+    found = score(rows, predictions)
     assert found is not None
     assert found.misread == ()
     assert (found.main.f1, found.all.f1) == (1.0, 1.0)
     # A request to go on with an answer that was cut follows it, but says nothing about it.
-    silent = {p.seq for p in said if p.kind == "main" and p.parent_seq is not None and p.answered_seq is None}
+    silent = {
+        p.seq for p in predictions if p.kind == "main" and p.parent_seq is not None and p.answered_seq is None
+    }
     assert silent == ({2} if name == "continued-answer" else set())
     assert set(found.wrong) <= silent
 
