@@ -1,15 +1,15 @@
-# Two commands do everything on a fresh Debian/Ubuntu machine with Python 3.11+:
-#   make run    environment, migrations, then the whole house on the built-in model
-#   make test   environment, then every check: format, lint, types, tests
+# Commands for a fresh Debian/Ubuntu machine with Python 3.11+:
+#   make run        environment, migrations, then all processes on the built-in model
+#   make test       environment, then format, lint, types and the local test suite
+#   make test-all   the same with long runs and engines; CI runs this
 # For development: `make check` (lint, types and the quick tests) and `make one T=tests/recorder/test_linking.py`.
-# Nothing is downloaded twice: the environment is made once and again only when pyproject.toml changes.
+# The environment is created once, and updated when pyproject.toml changes.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# torch's default wheel brings several GB of CUDA packages; where a CPU build is offered under this very version, it is taken.
 ARGS ?=
-# Two processes, a file at a time in their order: the slow ones are not left to the end. `make test WORKERS=` runs all in one process.
+# Two processes. A file stays on one of them, because its tests share a server and, in tests/e2e, its record. `make test WORKERS=` uses one process.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 # Tests of pure code and of the store: no server, no training.
@@ -17,22 +17,25 @@ QUICK := tests/test_architecture.py tests/test_docs.py tests/store tests/cli tes
 	tests/scorers/test_reactions.py tests/scorers/test_parse.py tests/trainer/test_advantages.py tests/trainer/test_losses.py \
 	tests/trainer/test_playbook.py tests/trainer/test_batch.py
 
-.PHONY: run test check one clean
+.PHONY: run test test-all check static one clean
 
 run: $(VENV)/.installed
 	$(BIN)/python run.py --method combine $(ARGS)
 
-test: $(VENV)/.installed-test
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict .
+test: static
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) -m "not long_run and not vllm and not tinker" --durations=30 $(ARGS)
+
+test-all: static
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) --durations=30 $(ARGS)
 
-check: $(VENV)/.installed-test
+# A quick test may use at most 2 s of CPU time; a slower one fails here.
+check: static
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow" --max-cpu-s=2 --hypothesis-profile=quick $(QUICK)
+
+static: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict .
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow" --hypothesis-profile=quick $(QUICK)
 
 one: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(T) $(ARGS)

@@ -59,15 +59,15 @@ class PatinaClient:
     Args:
         base_url: ends in ``/v1``.
         key: what clients send as Bearer; empty when none is asked for.
+        retries: attempts after a failed one, enough for the restart of a process that died.
     """
 
-    def __init__(self, base_url: str, key: str, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, base_url: str, key: str, *, timeout_s: float = 60.0, retries: int = 8) -> None:
         self.base_url = base_url.rstrip("/")
         #: Ids of all completed turns, oldest first.
         self.seen: list[str] = []
-        # A process that died is restarted within seconds.
         self._client = AsyncOpenAI(
-            base_url=self.base_url, api_key=key or "none", timeout=timeout_s, max_retries=8
+            base_url=self.base_url, api_key=key or "none", timeout=timeout_s, max_retries=retries
         )
         self._model = ""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import resource
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,29 @@ hypothesis_settings.register_profile(
 )
 hypothesis_settings.register_profile("quick", hypothesis_settings.get_profile("tests"), max_examples=10)
 hypothesis_settings.load_profile("tests")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--max-cpu-s", type=float, default=None, help="fail a test whose call uses more CPU time (make check)"
+    )
+
+
+def _cpu_s() -> float:
+    """The CPU time of this process and of its finished children, which a busy machine does not lengthen as it does wall time."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Keep the quick tier quick: fixtures, often shared, do not count."""
+    limit: float | None = item.config.getoption("--max-cpu-s")
+    before = _cpu_s()
+    yield
+    used = _cpu_s() - before
+    if limit is not None and used > limit:
+        pytest.fail(f"used {used:.1f} s of CPU time, quick tests may use {limit:g} s", pytrace=False)
 
 
 @pytest.fixture(scope="session")

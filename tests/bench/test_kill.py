@@ -1,8 +1,11 @@
 """A few of the kills and disconnects of `bench.kill`: the whole of it takes minutes."""
 
+import pytest
+
 from bench.kill import run
 
 
+@pytest.mark.long_run
 def test_after_kills_under_load_every_turn_whose_end_a_client_saw_is_recorded() -> None:
     found = run(kill_count=3, disconnect_count=40)
     assert found["verify"] == []

@@ -12,6 +12,7 @@ from bench.hybrid_backend import CALL, HybridConnection
 from bench.soak import Clients, grown, run, tenths
 
 
+@pytest.mark.long_run
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_short_soak_of_a_real_stack_has_no_error_and_loses_nothing(tmp_path: Path) -> None:

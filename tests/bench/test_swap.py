@@ -24,6 +24,7 @@ def given(**other: Any) -> argparse.Namespace:
     )
 
 
+@pytest.mark.long_run
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_versions_come_and_go_under_streams_and_each_stream_is_of_its_version() -> None:
@@ -35,6 +36,7 @@ def test_versions_come_and_go_under_streams_and_each_stream_is_of_its_version() 
     assert found["versions_seen"] >= 3
 
 
+@pytest.mark.long_run
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_versions_come_and_go_on_a_tinker_server() -> None:

@@ -100,6 +100,7 @@ def test_a_file_that_cannot_be_read_or_written_is_one_sentence(
     assert "cannot write" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # imports litellm
 async def test_a_named_judge_is_asked_where_the_words_do_not_decide(scripted: ScriptedJudge) -> None:
     settings = read_settings(
         {

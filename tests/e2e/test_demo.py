@@ -20,6 +20,7 @@ from tests.waiting import until
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.long_run,
     pytest.mark.timeout(420),
     pytest.mark.skipif(
         not (BUILTIN / "model.safetensors").exists(), reason="the built-in model is not there"

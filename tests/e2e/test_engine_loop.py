@@ -39,6 +39,7 @@ def go_round(*flags: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long_run
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("kind", KINDS)

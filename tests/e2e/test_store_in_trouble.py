@@ -183,6 +183,7 @@ def home(tmp_path: Path, empty_record: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long_run
 def test_locked_for_ten_seconds(home: Path, tmp_path: Path) -> None:
     with running_stack(home, tmp_path / "log") as stack, load_clients(stack) as load:
         load.until(20)
@@ -235,6 +236,7 @@ def fill(path: Path) -> None:
             file.write(bytes(4096))
 
 
+@pytest.mark.long_run
 def test_disk_full(small_disk: Path, tmp_path: Path) -> None:
     with running_stack(small_disk, tmp_path / "log") as stack, load_clients(stack) as load:
         load.until(20)
@@ -257,6 +259,7 @@ def test_disk_full(small_disk: Path, tmp_path: Path) -> None:
         assert stack.written() == set(load.ended)
 
 
+@pytest.mark.long_run
 def test_files_may_not_grow(home: Path, tmp_path: Path) -> None:
     """A file size limit, as a quota sets it; needs no mount."""
     with running_stack(home, tmp_path / "log") as stack, load_clients(stack) as load:

@@ -30,6 +30,7 @@ def server_of(kind: str, folder: Path) -> TinkerServer | SkyrlServer:
     return SkyrlServer(python, BUILTIN_FOLDER, folder, slots=16)
 
 
+@pytest.mark.long_run
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)

@@ -91,7 +91,7 @@ async def test_a_server_that_is_not_there_is_reported_in_a_sentence() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-        async with PatinaClient(url, "") as client:
+        async with PatinaClient(url, "", retries=1) as client:
             with pytest.raises(UpstreamUnreachable, match="no server answers at"):
                 await client.chat([{"role": "user", "content": "hello"}])
 

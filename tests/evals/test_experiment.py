@@ -518,6 +518,7 @@ def test_full_is_every_method_with_five_seeds_and_a_wish_that_is_never_met_by_ch
     assert {(case.mode, case.interactions) for case in planned} == {("fast", 40)}
 
 
+@pytest.mark.long_run
 @pytest.mark.timeout(900)
 def test_smoke_on_the_built_in_model_learns_and_its_control_stays_flat(tmp_path: Path) -> None:
     """`run.py eval --smoke` as a user runs it: one to two minutes of one core."""
@@ -527,6 +528,7 @@ def test_smoke_on_the_built_in_model_learns_and_its_control_stays_flat(tmp_path:
     assert {**first, "interactions": 0} == {**last, "interactions": 0}  # the same probes, the same weights
 
 
+@pytest.mark.long_run
 @pytest.mark.timeout(900)
 def test_shuffled_feedback_teaches_nothing(tmp_path: Path) -> None:
     words = ["--fast", "--methods", "combine", "--users", "shuffled", "--preferences", "concise", "--seeds", "1",

@@ -142,7 +142,7 @@ class Translator:
             return await self._make_from_checkpoint(scope, request, send)
         if path == "/api/v1/asample" and request.get("sampling_session_id"):
             known = self._samplers.get(request["sampling_session_id"])
-            if known is None:  # of the server's earlier life
+            if known is None:  # from before a restart of the server
                 return await _reply(send, 404, b'{"detail": "no such sampling session (any more)"}')
             if known[1]:
                 try:
@@ -153,23 +153,29 @@ class Translator:
         if request.get("model_id") in self._alias:
             request["model_id"] = self._alias[request["model_id"]]
         status, out, kind = await self._call(scope, path, request if body else None)
-        if status == 200 and path == "/api/v1/asample":
+        if status == 200:
+            out, kind = self._adapt_response(path, request, out, kind)
+        await _reply(send, status, out, kind, path)
+
+    def _adapt_response(self, path: str, request: dict[str, Any], out: bytes, kind: str) -> tuple[bytes, str]:
+        """Add what Tinker's client expects and SkyRL leaves out; returns body and content type."""
+        if path == "/api/v1/asample":
             promise = json.loads(out)
             self._remember(promise["request_id"], build_sample)
             numbers = range(request.get("num_samples", 1))
             promise["sample_sequence_ids"] = [f"{promise['request_id']}-{number}" for number in numbers]
-            out = json.dumps(promise).encode()
-        elif status == 200 and path == "/api/v1/create_sampling_session":
+            return json.dumps(promise).encode(), kind
+        if path == "/api/v1/create_sampling_session":
             sampler = json.loads(out)["sampling_session_id"]
             self._samplers[sampler] = (request["session_id"], request.get("model_path") or "")
-        elif status == 200 and path in ("/api/v1/forward", "/api/v1/forward_backward"):
+        elif path in ("/api/v1/forward", "/api/v1/forward_backward"):
             self._remember(json.loads(out)["request_id"], build_forward_backward)
-        elif status == 200 and path == "/api/v1/retrieve_future":
+        elif path == "/api/v1/retrieve_future":
             write = self._writers.get(request["request_id"])
             found = json.loads(out)
             if write is not None and "error" not in found and found.get("type") != "try_again":
-                out, kind = write(found), _PROTOBUF
-        await _reply(send, status, out, kind, path)
+                return write(found), _PROTOBUF
+        return out, kind
 
     def _remember(self, ticket: str, write: Callable[[dict[str, Any]], bytes]) -> None:
         self._writers[ticket] = write

@@ -118,6 +118,7 @@ PLANTS: dict[str, tuple[Callable[..., dict[str, float]], str]] = {
 }
 
 
+@pytest.mark.long_run
 @pytest.mark.timeout(900)
 async def test_a_planted_collapse_is_rejected_with_its_reason_and_the_version_before_it_stays_live(
     running: RunningTrainer,
@@ -145,6 +146,7 @@ async def test_a_planted_collapse_is_rejected_with_its_reason_and_the_version_be
         assert any(expected in reason for reason in reasons)
 
 
+@pytest.mark.long_run
 @pytest.mark.timeout(900)
 async def test_a_teacher_that_lies_ruins_what_nothing_guards_and_is_stopped_by_the_gate(
     running: RunningTrainer,

@@ -26,6 +26,7 @@ QUESTIONS = (
 )
 
 
+@pytest.mark.long_run
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 async def test_a_removed_wish_is_unlearnt_and_facts_stay(

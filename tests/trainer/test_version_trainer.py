@@ -124,6 +124,7 @@ def size(policy: LocalPolicy) -> float:
     return float(torch.cat([part.flatten() for part in parts]).norm())
 
 
+@pytest.mark.long_run
 def test_where_nothing_passes_the_gate_for_long_each_attempt_begins_nearer_to_the_base_model(
     tmp_path: Path,
 ) -> None:

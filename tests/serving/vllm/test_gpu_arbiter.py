@@ -104,81 +104,104 @@ def test_a_client_that_leaves_while_it_waits_is_counted_and_forgotten() -> None:
     assert arbiter.tick(9.0) == []
 
 
+MOVES = ["arrive", "leave", "want", "release", "tick", "lost", "give up"]
+
+
+class DeviceModel:
+    """Requests and a trainer that obey the arbiter's actions, in an order that a seed decides."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.arbiter = GpuArbiter(5.0)
+        self.now, self.count = 0.0, 0
+        self.running: set[str] = set()
+        self.waiting: set[str] = set()
+        self.due: list[Action] = []
+        self.is_training = False
+
+    def admit(self) -> None:
+        self.running |= self.waiting
+        self.waiting.clear()
+
+    def release(self) -> None:
+        self.is_training = False
+        self.due += self.arbiter.trainer_released()
+
+    def perform(self, action: Action) -> None:
+        if action is Action.SLEEP:
+            assert not self.running  # no running request is aborted
+            self.due += self.arbiter.engine_slept()
+        elif action is Action.GRANT:
+            self.is_training = True
+        elif action is Action.YIELD:
+            if self.is_training:  # else it finished before the notice arrived
+                self.release()
+        elif action is Action.WAKE:
+            assert not self.is_training
+            self.due += self.arbiter.engine_woken(self.now)
+        else:
+            self.admit()
+
+    def arrive(self) -> None:
+        self.count += 1
+        name = str(self.count)
+        (self.running if self.arbiter.request_arrived(name, self.now) else self.waiting).add(name)
+        assert not (self.is_training and self.running)
+
+    def leave(self) -> None:
+        gone = self.rng.choice(sorted(self.running))
+        self.due += self.arbiter.request_ended(gone, self.now)
+        self.running.discard(gone)
+
+    def move(self, move: str) -> None:
+        if move == "arrive":
+            self.arrive()
+        elif move == "leave" and self.running:
+            self.leave()
+        elif move == "want" and not self.is_training:
+            self.due += self.arbiter.trainer_requested()
+        elif move == "release" and self.is_training:
+            self.release()
+        elif move == "tick":
+            self.due += self.arbiter.tick(self.now)
+        elif move == "lost":
+            self.due += self.arbiter.engine_lost()
+        elif move == "give up" and not self.is_training:
+            self.due += self.arbiter.trainer_withdrew(self.now)
+        while Action.ADMIT in self.due:  # done at once, before any other
+            self.due.remove(Action.ADMIT)
+            self.admit()
+        assert self.arbiter.waiting == len(self.waiting)
+
+    def step(self) -> None:
+        self.now += self.rng.random()
+        if self.due:
+            self.perform(self.due.pop(0))
+        else:
+            self.move(self.rng.choice(MOVES))
+
+    def drain(self) -> None:
+        """Let every trainer release and every running request end, until none waits."""
+        for _ in range(50):
+            while self.due:
+                action = self.due.pop(0)
+                self.perform(action)
+                if action is Action.GRANT:
+                    self.release()
+            if self.is_training:
+                self.release()
+            elif self.running:
+                self.leave()
+            elif not self.waiting:
+                break
+
+
 @given(st.integers(0, 10_000))
 @settings(max_examples=200)
 def test_over_any_order_of_events_the_device_has_one_user_and_no_request_is_lost(seed: int) -> None:
-    rng = random.Random(seed)
-    arbiter = GpuArbiter(5.0)
-    now, count = 0.0, 0
-    running: set[str] = set()
-    waiting: set[str] = set()
-    due: list[Action] = []
-    training = False
+    device = DeviceModel(seed)
     for _ in range(120):
-        now += rng.random()
-        if due:
-            action = due.pop(0)
-            if action is Action.SLEEP:
-                assert not running  # no running request is aborted
-                due += arbiter.engine_slept()
-            elif action is Action.GRANT:
-                training = True
-            elif action is Action.YIELD or action is Action.WAKE:
-                if action is Action.YIELD and not training:
-                    continue  # it finished before the notice arrived
-                if action is Action.YIELD:
-                    training = False
-                    due += arbiter.trainer_released()
-                else:
-                    assert not training
-                    due += arbiter.engine_woken(now)
-            else:
-                running |= waiting
-                waiting.clear()
-            continue
-        move = rng.choice(["arrive", "leave", "want", "release", "tick", "lost", "give up"])
-        if move == "arrive":
-            count += 1
-            (running if arbiter.request_arrived(str(count), now) else waiting).add(str(count))
-            assert not (training and running)
-        elif move == "leave" and running:
-            due += arbiter.request_ended(gone := rng.choice(sorted(running)), now)
-            running.discard(gone)
-        elif move == "want":
-            due += arbiter.trainer_requested() if not training else []
-        elif move == "release" and training:
-            training = False
-            due += arbiter.trainer_released()
-        elif move == "tick":
-            due += arbiter.tick(now)
-        elif move == "lost":
-            due += arbiter.engine_lost()
-        elif move == "give up" and not training:
-            due += arbiter.trainer_withdrew(now)
-        while Action.ADMIT in due:  # done at once, before any other
-            due.remove(Action.ADMIT)
-            running |= waiting
-            waiting.clear()
-        assert arbiter.waiting == len(waiting)
-    # everybody who waits is let in once the trainer is done
-    for _ in range(50):
-        while due:
-            action = due.pop(0)
-            if action is Action.SLEEP:
-                due += arbiter.engine_slept()
-            elif action is Action.GRANT or action is Action.YIELD:
-                due += arbiter.trainer_released()
-            elif action is Action.WAKE:
-                due += arbiter.engine_woken(now)
-            else:
-                running |= waiting
-                waiting.clear()
-        if training:
-            training = False
-            due += arbiter.trainer_released()
-        elif running:
-            due += arbiter.request_ended(gone := running.pop(), now)
-        elif not waiting:
-            break
-    assert not waiting
-    assert arbiter.waiting == 0
+        device.step()
+    device.drain()
+    assert not device.waiting
+    assert device.arbiter.waiting == 0
