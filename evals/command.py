@@ -191,7 +191,7 @@ async def _run(
     wanted: Sequence[Case], environment: RunEnvironment, folder: Path, arguments: argparse.Namespace
 ) -> list[Json]:
     async with AsyncExitStack() as stack:
-        voice = None
+        llm_user = None
         if arguments.user_model:
             provider = Provider(
                 arguments.user_model,
@@ -201,8 +201,8 @@ async def _run(
             )
             await provider.start()
             stack.push_async_callback(provider.close)
-            voice = LlmUser(provider)
-        return await run_sequentially(wanted, environment, folder, voice=voice)
+            llm_user = LlmUser(provider)
+        return await run_sequentially(wanted, environment, folder, llm_user=llm_user)
 
 
 async def run_sequentially(
@@ -210,7 +210,7 @@ async def run_sequentially(
     environment: RunEnvironment,
     folder: Path,
     *,
-    voice: ReactionModel | None = None,
+    llm_user: ReactionModel | None = None,
     around: Callable[[Case], AbstractContextManager[object]] = nullcontext,
 ) -> list[Json]:
     """Run what is not in the folder yet, one after the other; rows in the order of ``wanted``.
@@ -226,7 +226,7 @@ async def run_sequentially(
             if row is None:
                 watch.begin(case)
                 with around(case):
-                    row = await run_in(environment, case, watch, voice=voice)
+                    row = await run_in(environment, case, watch, llm_user=llm_user)
                 append_run(folder, row)
             watch.end(row)
             rows.append(row)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evals.metrics import interval, mean
-from evals.view import WINDOW, moving_mean, score, wanted
+from evals.progress import WINDOW, moving_mean, score, wanted
 from store.errors import ConfigError
 from store.values import Json
 

@@ -20,7 +20,7 @@ from evals.experiment import Case, run_case
 from evals.preferences import parse_preferences
 from evals.stack import Stack
 from evals.systems import LiveSystem
-from evals.view import View, percent, wanted
+from evals.progress import View, percent, wanted
 from store.errors import ConfigError
 from store.settings import Settings, to_json
 from store.values import Json

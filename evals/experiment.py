@@ -111,7 +111,7 @@ async def run_case(
     system: System,
     observer: Observer,
     *,
-    voice: ReactionModel | None = None,
+    llm_user: ReactionModel | None = None,
     vocabulary: frozenset[str] | None = None,
     budget_s: float = math.inf,
     questions_between: int | None = None,
@@ -127,7 +127,7 @@ async def run_case(
         ConfigError: an unknown user or preference.
         UpstreamError: the Patina under test failed, or recorded probes for training.
     """
-    run = _CaseRun(case, system, observer, voice, vocabulary, budget_s, questions_between)
+    run = _CaseRun(case, system, observer, llm_user, vocabulary, budget_s, questions_between)
     await run.play()
     return await run.row()
 
@@ -140,13 +140,13 @@ class _CaseRun:
         case: Case,
         system: System,
         observer: Observer,
-        voice: ReactionModel | None,
+        llm_user: ReactionModel | None,
         vocabulary: frozenset[str] | None,
         budget_s: float,
         questions_between: int | None,
     ) -> None:
         self._case, self._system, self._observer = case, system, observer
-        self._voice, self._vocabulary = voice, vocabulary
+        self._llm_user, self._vocabulary = llm_user, vocabulary
         self._scenario = scenario(case.user, case.preferences)
         self._ever = self._scenario.ever_wanted
         self._users = _make_users(self._scenario, case, case.interactions)
@@ -238,8 +238,8 @@ class _CaseRun:
             return
         for person, request, answer in zip(users, requests, answers, strict=True):
             reaction = None
-            if self._voice is not None and request.is_read:
-                reaction = await self._voice.react(person.wants, request, answer.text)
+            if self._llm_user is not None and request.is_read:
+                reaction = await self._llm_user.react(person.wants, request, answer.text)
             reading = person.read(answer.text, reaction)
             if reading is not None and len(self._readings) < until:
                 self._readings.append((reading, self._system.version))
@@ -465,7 +465,7 @@ class RunEnvironment:
 
 
 async def run_in(
-    environment: RunEnvironment, case: Case, observer: Observer, *, voice: ReactionModel | None = None
+    environment: RunEnvironment, case: Case, observer: Observer, *, llm_user: ReactionModel | None = None
 ) -> Json:
     """Run a case in its environment.
 
@@ -501,4 +501,4 @@ async def run_in(
         if method.kind == "memory":
             system = PromptMemory(system)
         vocabulary = built_in_words() if model == BUILTIN_MODEL else None
-        return await run_case(case, system, observer, voice=voice, vocabulary=vocabulary)
+        return await run_case(case, system, observer, llm_user=llm_user, vocabulary=vocabulary)

@@ -38,7 +38,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marking:
-    """A solved problem to be graded. `text` is what a teacher sends; `given` is what the pupil wrote."""
+    """A solved problem to be graded. `text` is what a teacher sends; `given` is what the student wrote."""
 
     text: str
     answer: str

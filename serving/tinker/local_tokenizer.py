@@ -56,9 +56,9 @@ def load_local_tokenizer(name: str) -> LocalTokenizer:
     except (
         Exception
     ) as exc:  # many libraries read these files, each with its own errors; all of them end the start
-        said = str(exc).strip().splitlines()
+        message = str(exc).strip().splitlines()
         raise ConfigError(
-            f"the tokenizer of {name} cannot be read: {said[0] if said else type(exc).__name__}; with --backend tinker, "
+            f"the tokenizer of {name} cannot be read: {message[0] if message else type(exc).__name__}; with --backend tinker, "
             "--model-name is a folder or a Hugging Face name of the model that the Tinker server has"
         ) from exc
     text = config.get_text_config()

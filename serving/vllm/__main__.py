@@ -1,7 +1,7 @@
 """Supervises one vLLM: ``python -m serving.vllm --python PATH --url URL --state FILE [--set NAME=VALUE]... -- FLAGS``.
 
 vLLM consists of several processes, and a dead one may leave the others behind with the port and the memory. It therefore runs in a process group.
-When its first process ends, or this process is told to stop, the rest of the group is killed. A group that an earlier, killed supervisor left behind
+When its first process ends, or this process gets a stop signal, the rest of the group is killed. A group that an earlier, killed supervisor left behind
 is killed before the next start. A vLLM that answers 503 to `/health` for too long, or listens no more, is killed, and the main supervisor restarts
 this process.
 
@@ -62,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Start vLLM and wait until it ends or this process is told to stop."""
+    """Start vLLM and wait until it ends or this process gets a stop signal."""
     arguments = build_parser().parse_args(argv)
     command = [str(arguments.python), "-m", _MODULE, *arguments.flags]
     environment = child_environment(**dict(pair.split("=", 1) for pair in arguments.set))
@@ -145,8 +145,8 @@ def find_error_line(text: str) -> str:
     ]
     for line in causes:
         if "validation error" in line:  # pydantic states the reason in a later line
-            told = next((one for one in lines[lines.index(line) :] if one.startswith("Value error, ")), line)
-            return told.removeprefix("Value error, ").partition(" [type=")[0]
+            reason = next((one for one in lines[lines.index(line) :] if one.startswith("Value error, ")), line)
+            return reason.removeprefix("Value error, ").partition(" [type=")[0]
         if "Engine core initialization failed" not in line and "See root cause" not in line:
             # vLLM's log puts process, level, time and place before the message
             return line.rsplit("] ", 1)[-1] if line.startswith("(") or " ERROR " in line else line

@@ -492,7 +492,7 @@ def test_runs_side_by_side_are_those_of_one_process(tiny_model: Path, tmp_path: 
 def test_smoke_fails_when_nothing_or_the_control_is_learnt(
     learner: bool, control: bool, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async def scripted(environment: Any, case: Case, watch: Any, *, voice: Any = None) -> Json:
+    async def scripted(environment: Any, case: Case, watch: Any, *, llm_user: Any = None) -> Json:
         return await run_case(case, Scripted(learns=control if case.method == "none" else learner), watch)
 
     monkeypatch.setattr("evals.command.run_in", scripted)
@@ -554,7 +554,7 @@ class Actor:
 
 def test_a_model_may_find_the_words_while_rules_measure() -> None:
     actor = Actor()
-    row = asyncio.run(run_case(CASE, Scripted(), IdleDetector(), voice=actor))
+    row = asyncio.run(run_case(CASE, Scripted(), IdleDetector(), llm_user=actor))
     assert {reading["words"] for reading in row["readings"]} == {"I would like it shorter."}
     assert set(actor.wishes) == {("concise",)}
     assert row["readings"][-1]["violated"] == []
