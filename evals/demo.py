@@ -18,9 +18,9 @@ from evals.client import PatinaClient, live_version, stored_key, with_v1
 from evals.curves import check_output, draw_run
 from evals.experiment import Case, run_case
 from evals.preferences import parse_preferences
+from evals.progress import View, percent, wanted
 from evals.stack import Stack
 from evals.systems import LiveSystem
-from evals.progress import View, percent, wanted
 from store.errors import ConfigError
 from store.settings import Settings, to_json
 from store.values import Json

@@ -22,6 +22,8 @@ from store.values import (
     AliasMove,
     AnsweredTurn,
     Feedback,
+    GpuLease,
+    GpuRole,
     Heartbeat,
     Json,
     NewTurn,
@@ -41,7 +43,7 @@ from store.values import (
 from store.verify import verify
 
 #: Newest migration this code knows. A test holds it against `migrations/`.
-SCHEMA_REVISION = "0007"
+SCHEMA_REVISION = "0009"
 
 
 class Record:
@@ -161,6 +163,14 @@ class Record:
     async def heartbeat(self, beat: Heartbeat) -> None:
         """Say that a process lives and what it does; its row is its own."""
         await self._database.write(proxy.heartbeat, beat)
+
+    async def write_gpu_lease(self, lease: GpuLease) -> None:
+        """Store what one side of a shared GPU requests or grants."""
+        await self._database.write(proxy.write_gpu_lease, lease)
+
+    async def gpu_lease(self, role: GpuRole) -> GpuLease | None:
+        """Return what that side wrote last, or None."""
+        return await self._database.read(proxy.gpu_lease, role)
 
     async def beat_of(self, process: str) -> Heartbeat | None:
         """Return the newest heartbeat of a process, or None."""

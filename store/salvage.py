@@ -15,7 +15,7 @@ _CHUNK = 500
 #: After an unreadable row, rows further on are tried at doubling distances up to this one.
 _MAX_JUMP = 1 << 32
 #: Tables that are not copied: without offsets, the journals that are left are read from their beginnings (known turns are skipped).
-_LEFT_OUT = frozenset({"journal_offsets", "heartbeats"})
+_LEFT_OUT = frozenset({"gpu_leases", "heartbeats", "journal_offsets"})
 
 
 def salvage(damaged: Path, fresh: Path) -> dict[str, int]:

@@ -223,6 +223,18 @@ heartbeats = Table(
     Column("at", Float, nullable=False),
 )
 
+gpu_leases = Table(
+    "gpu_leases",
+    metadata,
+    Column(
+        "role", String(16), primary_key=True
+    ),  # trainer: the lease it requests; engine: the lease it granted
+    Column("pid", Integer, nullable=False),
+    Column("lease", String(64)),
+    Column("should_yield", Boolean, nullable=False),  # the engine asks the trainer to release the GPU
+    Column("at", Float, nullable=False),
+)
+
 journal_offsets = Table(
     "journal_offsets",
     metadata,

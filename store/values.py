@@ -378,6 +378,30 @@ class Heartbeat:
     at: float
 
 
+class GpuRole(StrEnum):
+    """The two processes that share a GPU."""
+
+    TRAINER = "trainer"
+    ENGINE = "engine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLease:
+    """What one side of a shared GPU states to the other; each side writes its own row.
+
+    Attributes:
+        lease: trainer: the lease that it requests or holds; engine: the lease that it granted; None: none.
+        should_yield: the engine asks the trainer to release the GPU.
+        at: Unix time of the last write (seconds).
+    """
+
+    role: GpuRole
+    pid: int
+    lease: str | None
+    should_yield: bool = False
+    at: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnFate:
     """One turn's place in life, as `trajectories`, `why` and the tests read it."""

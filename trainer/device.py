@@ -1,7 +1,7 @@
-"""Who has the device: the trainer's half of `--colocate sleep` (`serving.vllm.gpu_sharing` is the engine's, and describes the rows).
+"""One GPU shared in time (`--colocate sleep`), the trainer's side; `serving.vllm.gpu_sharing` is the engine's and describes the protocol.
 
-The trainer takes the device for an attempt at a version, and at every boundary (between micro-batches, between optimizer steps) it may be
-asked to let requests through: it frees what it does not need, names a new turn, and goes on when that is granted.
+The trainer leases the GPU to make a version. At every boundary (between micro-batches, between optimizer steps) the engine may ask it to
+yield: it moves what it can off the GPU, requests a new lease, and continues when that is granted.
 """
 
 from __future__ import annotations
@@ -16,29 +16,28 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 from uuid import uuid4
 
-from serving.vllm.gpu_sharing import ENGINE_ROW, LEASE_S, POLL_S, TRAINER_ROW
+from serving.vllm.gpu_sharing import LEASE_S, POLL_S
 from store.errors import RecordError
 from store.record import Record
 from store.settings import Settings
-from store.values import Heartbeat, Json
+from store.values import GpuLease, GpuRole, Json
 
 _WRITE_S = 1.0
-#: Without having written our row for so long we stop at the next boundary: the engine may be woken when the lease is over.
+#: A trainer that has not written its row for so long stops at the next boundary, because the engine may wake once the lease has expired.
 _SAFE_S = LEASE_S / 3
 
 
 class Device(Protocol):
-    """The device for the time of an attempt.
+    """The device that training runs on.
 
     Attributes:
-        enter, leave: put on the device what the work needs, and take off it what does not have to stay; called by devices that
-            are taken in turns.
+        enter, leave: move tensors onto the device, and off it; a shared device calls them around each lease.
     """
 
     enter: Callable[[], None]
     leave: Callable[[], None]
 
-    def turn(self) -> contextlib.AbstractAsyncContextManager[None]:
+    def lease(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Hold the device inside the block. Raises: RecordError when the record cannot be reached."""
         ...
 
@@ -47,15 +46,15 @@ class Device(Protocol):
         ...
 
     async def beat(self) -> None:
-        """Say that we are there, every second or so. Raises: RecordError."""
+        """Renew the lease. Raises: RecordError."""
         ...
 
     def state(self) -> Json:
-        """For the heartbeat: seconds waited, and how often we yielded."""
+        """For the heartbeat: seconds waited, and how often it yielded."""
         ...
 
 
-class OwnDevice:
+class ExclusiveDevice:
     """A device without another user, or large enough for both."""
 
     def __init__(self) -> None:
@@ -63,7 +62,7 @@ class OwnDevice:
         self.leave: Callable[[], None] = _nothing
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def lease(self) -> AsyncIterator[None]:
         yield
 
     def boundary(self) -> None:
@@ -76,32 +75,32 @@ class OwnDevice:
         return {}
 
 
-class DeviceByTurns:
-    """A device that vLLM sleeps on while we have it.
+class SharedDevice:
+    """A device shared with vLLM, which sleeps during a lease.
 
     Attributes:
-        enter, leave: put on the device what the work needs, and take off it what does not have to stay; around each turn.
+        enter, leave: move tensors onto the device, and off it; called around each lease.
     """
 
     def __init__(self, record: Record) -> None:
         self.enter: Callable[[], None] = _nothing
         self.leave: Callable[[], None] = _nothing
         self._record = record
-        self._turn: str | None = None
-        self._is_taking = False
-        self._asked = threading.Event()
+        self._lease: str | None = None
+        self._is_requesting = False
+        self._yield_requested = threading.Event()
         self._written_at = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waited_s = 0.0
         self._yields = 0
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def lease(self) -> AsyncIterator[None]:
         """Hold the device inside the block. Raises: RecordError when the record cannot be reached."""
         self._loop = asyncio.get_running_loop()
         watching: asyncio.Task[None] | None = None
         try:
-            await self._take()
+            await self._acquire()
             await asyncio.to_thread(self.enter)
             watching = asyncio.create_task(self._watch())
             yield
@@ -109,96 +108,88 @@ class DeviceByTurns:
             if watching is not None:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
-            await self._give_back()
+            await self._release()
 
     def boundary(self) -> None:
-        if not self._asked.is_set() or self._loop is None:
+        if not self._yield_requested.is_set() or self._loop is None:
             return
         self.leave()
         self._yields += 1
-        asyncio.run_coroutine_threadsafe(self._take(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._acquire(), self._loop).result()
         self.enter()
 
     async def beat(self) -> None:
-        await self._say()
+        await self._write()
 
     def state(self) -> Json:
         return {"device_wait_s": round(self._waited_s, 3), "device_yields": self._yields}
 
-    async def _take(self) -> None:
-        """Name a new turn (which ends the one we had), and wait until it is granted."""
+    async def _acquire(self) -> None:
+        """Request a new lease, which ends the previous one, and wait until it is granted."""
         began = time.monotonic()
-        self._turn, self._is_taking = uuid4().hex, True
+        self._lease, self._is_requesting = uuid4().hex, True
         try:
-            await self._insist()
-            while not await self._is_ours():
+            await self._write_until_stored()
+            while not await self._is_granted():
                 await asyncio.sleep(POLL_S)
                 if time.monotonic() - self._written_at > _WRITE_S:
-                    await self._insist()
+                    await self._write_until_stored()
         finally:
-            self._asked.clear()
-            self._is_taking = False
+            self._yield_requested.clear()
+            self._is_requesting = False
         self._waited_s += time.monotonic() - began
 
-    async def _is_ours(self) -> bool:
+    async def _is_granted(self) -> bool:
         try:
-            beat = await self._record.beat_of(ENGINE_ROW)
+            granted = await self._record.gpu_lease(GpuRole.ENGINE)
         except RecordError:
-            return False  # asked again: only a row that was read grants anything
+            return False  # read again: only a row that was read grants a lease
         return (
-            beat is not None
-            and self._turn is not None
-            and beat.detail.get("granted") == self._turn
-            and not beat.detail.get("yield")
+            granted is not None
+            and self._lease is not None
+            and granted.lease == self._lease
+            and not granted.should_yield
         )
 
     async def _watch(self) -> None:
-        """Keep the lease, and see whether we are to yield."""
+        """Renew the lease, and check whether the engine asks for the device."""
         while True:
             if time.monotonic() - self._written_at > _WRITE_S:
-                with contextlib.suppress(RecordError):  # `_SAFE_S` sees to it
-                    await self._say()
-            turn = self._turn
-            is_over = not await self._is_still_ours() or time.monotonic() - self._written_at > _SAFE_S
-            # what was read before a new turn was named says nothing about that one
-            if is_over and not self._is_taking and turn == self._turn:
-                self._asked.set()
+                with contextlib.suppress(RecordError):  # `_SAFE_S` bounds how long this may fail
+                    await self._write()
+            lease = self._lease
+            is_over = not await self._may_continue() or time.monotonic() - self._written_at > _SAFE_S
+            # a row read before a new request says nothing about the new lease
+            if is_over and not self._is_requesting and lease == self._lease:
+                self._yield_requested.set()
             await asyncio.sleep(POLL_S)
 
-    async def _is_still_ours(self) -> bool:
+    async def _may_continue(self) -> bool:
         try:
-            beat = await self._record.beat_of(ENGINE_ROW)
+            granted = await self._record.gpu_lease(GpuRole.ENGINE)
         except RecordError:
-            return True  # no word from the server; the lease bounds it
-        if beat is None:
-            return True
-        return beat.detail.get("granted") == self._turn and not beat.detail.get("yield")
+            return True  # unknown; the lease's expiry bounds it
+        return granted is None or (granted.lease == self._lease and not granted.should_yield)
 
-    async def _give_back(self) -> None:
-        self._turn = None
-        self._asked.clear()
-        # the memory first: once the row is written the engine takes it
+    async def _release(self) -> None:
+        self._lease = None
+        self._yield_requested.clear()
+        # the memory first: the engine takes it once the row is written
         await asyncio.to_thread(self.leave)
-        await self._insist()
+        await self._write_until_stored()
 
-    async def _insist(self) -> None:
-        """Write our row, however long that takes: a turn that is not given back ends with its lease, but not before."""
+    async def _write_until_stored(self) -> None:
+        """Write the row, and retry until it succeeds: otherwise the engine waits until the lease expires."""
         while True:
             try:
-                await self._say()
+                await self._write()
                 return
             except RecordError:
                 await asyncio.sleep(POLL_S)
 
-    async def _say(self) -> None:
-        await self._record.heartbeat(
-            Heartbeat(
-                process=TRAINER_ROW,
-                pid=os.getpid(),
-                state="idle" if self._turn is None else "wanting or having the device",
-                detail={"turn": self._turn},
-                at=time.time(),
-            )
+    async def _write(self) -> None:
+        await self._record.write_gpu_lease(
+            GpuLease(role=GpuRole.TRAINER, pid=os.getpid(), lease=self._lease, at=time.time())
         )
         self._written_at = time.monotonic()
 
@@ -210,5 +201,5 @@ def _nothing() -> None:
 def make_device(settings: Settings, record: Record) -> Device:
     """Return how the trainer and the serving engine share the device."""
     if settings.backend == "vllm" and settings.colocate == "sleep":
-        return DeviceByTurns(record)
-    return OwnDevice()
+        return SharedDevice(record)
+    return ExclusiveDevice()

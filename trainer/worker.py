@@ -196,7 +196,7 @@ class Worker:
         """Make the trainer. A training server that is away is waited for: nothing here is wrong."""
         while not stop.is_set():
             try:
-                async with self._device.turn():
+                async with self._device.lease():
                     self._trainer = await self._on_thread(lambda: make_workshop(self._settings, self._device))
             except UpstreamError as exc:
                 if self._counters.last_error != _sentence(exc):
@@ -257,7 +257,7 @@ class Worker:
             return False
         await self._on_thread(self._ready().check)
         self._state = "waiting for the device"
-        async with self._device.turn():
+        async with self._device.lease():
             await self._follow_alias()
             if not has_batch and not self._ready().is_due(edits):
                 self._unlearning.is_needed = False

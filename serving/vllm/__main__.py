@@ -145,7 +145,9 @@ def find_error_line(text: str) -> str:
     ]
     for line in causes:
         if "validation error" in line:  # pydantic states the reason in a later line
-            reason = next((one for one in lines[lines.index(line) :] if one.startswith("Value error, ")), line)
+            reason = next(
+                (one for one in lines[lines.index(line) :] if one.startswith("Value error, ")), line
+            )
             return reason.removeprefix("Value error, ").partition(" [type=")[0]
         if "Engine core initialization failed" not in line and "See root cause" not in line:
             # vLLM's log puts process, level, time and place before the message

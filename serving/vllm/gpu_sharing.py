@@ -1,12 +1,12 @@
 """One GPU shared in time (`--colocate sleep`), the serving side: a backend around vLLM that holds requests while the trainer has the GPU.
 
-`serving.vllm.gpu_arbiter` decides; this module performs the actions. The trainer's side is `trainer.device`. Both communicate through two rows of the
-record. Each row is written by one side and read by the other every tenth of a second, so that either process may restart at any time:
+`serving.vllm.gpu_arbiter` decides; this module performs the actions. The trainer's side is `trainer.device`. Both communicate through the table
+`gpu_leases`. Each row is written by one side and read by the other every tenth of a second, so that either process may restart at any time:
 
-    trainer-turn   the lease that the trainer wants or holds; None: none. A trainer that yields requests a new one.
-    device         the lease that is granted (`granted`), whether the trainer should yield, and the cost of waiting.
+    trainer   the lease that the trainer requests or holds; None: none. A trainer that yields requests a new one.
+    engine    the lease that is granted, and whether the trainer should yield.
 
-Only the content of the rows counts. A trainer whose process is gone, or whose row is older than its lease, has released the GPU. A proxy that starts
+Only the content of the rows counts. The cost of waiting is in the heartbeat `device`, for `status`. A trainer whose process is gone, or whose row is older than its lease, has released the GPU. A proxy that starts
 during a training step continues it. When the engine dies asleep, the trainer is asked to release the GPU for the engine's restart.
 """
 
@@ -28,12 +28,12 @@ from serving.vllm.gpu_arbiter import Action, GpuArbiter, Phase
 from store.errors import RecordError, UpstreamError, UpstreamTimeout
 from store.processes import is_alive
 from store.record import Record
-from store.values import Heartbeat, Json
+from store.values import GpuLease, GpuRole, Heartbeat, Json
 
 log = logging.getLogger(__name__)
 
-#: Names of the two rows.
-ENGINE_ROW, TRAINER_ROW = "device", "trainer-turn"
+#: The heartbeat of the shared GPU.
+DEVICE_PROCESS = "device"
 #: A trainer that has not updated its row for this long has lost its lease; it stops by itself well before.
 LEASE_S = 30.0
 POLL_S = 0.1
@@ -77,7 +77,7 @@ class GpuSharingBackend:
         self._lease_count = 0
         self._problem: str | None = None
         self._engine_checked_at = 0.0
-        self._written: tuple[float, Json] = (0.0, {})
+        self._written: tuple[float, object] = (0.0, None)
 
     @property
     def address(self) -> str:
@@ -151,9 +151,9 @@ class GpuSharingBackend:
         """Return the state for `status`: who holds the GPU, and the cost of waiting so far (seconds)."""
         wait_statistics = self._arbiter.wait_statistics
         found: Json = {
-            "turn": "trainer" if self._arbiter.phase is Phase.TRAINING else "engine",
+            "holder": "trainer" if self._arbiter.phase is Phase.TRAINING else "engine",
             "phase": self._arbiter.phase.value,
-            "turns": self._lease_count,
+            "leases": self._lease_count,
             "yields": self._yields,
             "max_hold_s": self._max_hold_s,
             "held_now": self._arbiter.waiting,
@@ -196,12 +196,8 @@ class GpuSharingBackend:
             with contextlib.suppress(
                 RecordError
             ):  # then the engine is woken, which is always safe for requests
-                own = await open_record.beat_of(ENGINE_ROW)
-        if (
-            own is not None
-            and self._wanted_lease is not None
-            and own.detail.get("granted") == self._wanted_lease
-        ):
+                own = await open_record.gpu_lease(GpuRole.ENGINE)
+        if own is not None and self._wanted_lease is not None and own.lease == self._wanted_lease:
             self._granted_lease = self._wanted_lease
             self._arbiter.resume_training()
             log.info("a training step holds the GPU")
@@ -279,33 +275,42 @@ class GpuSharingBackend:
 
     async def _read_trainer_request(self, record: Record) -> str | None:
         try:
-            beat = await record.beat_of(TRAINER_ROW)
+            wanted = await record.gpu_lease(GpuRole.TRAINER)
         except RecordError as exc:
             self._problem = f"the trainer's request could not be read: {exc}"
             return self._wanted_lease
-        if beat is None or time.time() - beat.at > LEASE_S or not is_alive(beat.pid):
+        if wanted is None or time.time() - wanted.at > LEASE_S or not is_alive(wanted.pid):
             return None
-        turn = beat.detail.get("turn")
-        return turn if isinstance(turn, str) else None
+        return wanted.lease
 
     async def _write(self, record: Record | None) -> None:
         if record is None:
             return
-        detail: Json = {"granted": self._granted_lease, "yield": self._is_to_yield, **self.state()}
+        state, now = self.state(), time.time()
         written_at, before = self._written
-        if detail == before and time.monotonic() - written_at < _HEARTBEAT_INTERVAL_S:
+        if (
+            content := (self._granted_lease, self._is_to_yield, state)
+        ) == before and time.monotonic() - written_at < _HEARTBEAT_INTERVAL_S:
             return
+        lease = GpuLease(
+            role=GpuRole.ENGINE,
+            pid=os.getpid(),
+            lease=self._granted_lease,
+            should_yield=self._is_to_yield,
+            at=now,
+        )
         try:
+            await record.write_gpu_lease(lease)
             await record.heartbeat(
                 Heartbeat(
-                    process=ENGINE_ROW,
+                    process=DEVICE_PROCESS,
                     pid=os.getpid(),
                     state=self._arbiter.phase.value,
-                    detail=detail,
-                    at=time.time(),
+                    detail=state,
+                    at=now,
                 )
             )
         except RecordError as exc:
             self._problem = f"the state of the GPU could not be written: {exc}"
             return
-        self._written = time.monotonic(), detail
+        self._written = time.monotonic(), content

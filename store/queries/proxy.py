@@ -18,7 +18,7 @@ from store.hashing import ROOT, exact_json, text_key
 from store.lifecycle import Event
 from store.queries.common import answer, chain_messages, move
 from store.texts import last_user_text
-from store.values import Feedback, Heartbeat, Relation, Tip, Tips, TurnKind
+from store.values import Feedback, GpuLease, GpuRole, Heartbeat, Relation, Tip, Tips, TurnKind
 
 
 def tips_for(connection: sa.Connection, scope: str, keys: Sequence[str]) -> Tips:
@@ -108,6 +108,28 @@ def heartbeat(connection: sa.Connection, beat: Heartbeat) -> None:
         "at": beat.at,
     }
     upsert(connection, schema.heartbeats, values, ["process"])
+
+
+def write_gpu_lease(connection: sa.Connection, lease: GpuLease) -> None:
+    """Store what one side of a shared GPU requests or grants."""
+    values = {
+        "role": lease.role.value,
+        "pid": lease.pid,
+        "lease": lease.lease,
+        "should_yield": lease.should_yield,
+        "at": lease.at,
+    }
+    upsert(connection, schema.gpu_leases, values, ["role"])
+
+
+def gpu_lease(connection: sa.Connection, role: GpuRole) -> GpuLease | None:
+    """Return what that side wrote last, or None."""
+    row = connection.execute(
+        sa.select(schema.gpu_leases).where(schema.gpu_leases.c.role == role.value)
+    ).one_or_none()
+    if row is None:
+        return None
+    return GpuLease(role=role, pid=row.pid, lease=row.lease, should_yield=row.should_yield, at=row.at)
 
 
 def beat_of(connection: sa.Connection, process: str) -> Heartbeat | None:

@@ -129,20 +129,20 @@ def trainer(stack: Stack) -> dict[str, Any]:
 def test_the_engine_sleeps_while_a_step_runs_and_a_request_is_let_through(
     stack: Stack, client: openai.OpenAI
 ) -> None:
-    assert device(stack)["turns"] >= 1  # the previous version was trained under a lease
+    assert device(stack)["leases"] >= 1  # the previous version was trained under a lease
     live, before = backend(stack)["live"], device(stack)
     complain(client)  # its later requests come while a step runs
     until(
-        lambda: device(stack)["turn"] == "trainer" or backend(stack)["live"] > live,
+        lambda: device(stack)["holder"] == "trainer" or backend(stack)["live"] > live,
         "the trainer holding the device",
     )
     assert ask(client, "What is the capital of Peru?")[1]  # with either holder of the device
     until(lambda: backend(stack)["live"] > live, "the next version going live")
-    until(lambda: device(stack)["turn"] == "engine", "the engine being woken")
+    until(lambda: device(stack)["holder"] == "engine", "the engine being woken")
     # A heartbeat can fall between the turn's end and the last request's going on.
     until(lambda: device(stack)["held_now"] == 0, "no request being held")
     after = device(stack)
-    assert after["turns"] > before["turns"]
+    assert after["leases"] > before["leases"]
     assert after["held_requests"] > before["held_requests"]
     assert after["held_s"] > before["held_s"]
     assert after["held_now"] == 0
@@ -219,11 +219,11 @@ def test_a_killed_engine_core_and_a_trainer_killed_in_its_turn_are_survived_with
 ) -> None:
     live, restarts = backend(stack)["live"], stack.status()["processes"]["supervisor"]["detail"]
     complain(client)
-    until(lambda: device(stack)["turn"] == "trainer", "the trainer holding the device")
+    until(lambda: device(stack)["holder"] == "trainer", "the trainer holding the device")
     core = engine_core(stack)
     os.kill(core, signal.SIGSTOP)  # it will be asked to wake, and die before it answers: vLLM waits for ever
     os.kill(stack.pids()["trainer"], signal.SIGKILL)
-    until(lambda: device(stack)["turn"] == "engine", "the lease of the dead trainer ending")
+    until(lambda: device(stack)["holder"] == "engine", "the lease of the dead trainer ending")
     time.sleep(1.0)  # the request to wake is on its way
     os.kill(core, signal.SIGKILL)
     # neither trainer nor engine runs: both restart without an action of the user
@@ -269,7 +269,7 @@ async def counted(stack: Stack) -> tuple[int, int]:
         trained = (await record.status()).stages.get("trained", 0)
     finally:
         await record.close()
-    return sum(int(a.metrics["turns"]) for a in made if a.state is not AdapterState.REJECTED), trained
+    return sum(int(a.metrics["leases"]) for a in made if a.state is not AdapterState.REJECTED), trained
 
 
 async def verified(stack: Stack) -> list[str]:

@@ -14,8 +14,8 @@ from evals.client import PatinaClient, live_version
 from evals.curves import check_output, draw_run
 from evals.demo import run_demo, sentence, shortcomings
 from evals.experiment import Case, run_case
-from evals.systems import LiveSystem
 from evals.progress import View, moving_mean
+from evals.systems import LiveSystem
 from store.errors import ConfigError, UpstreamError
 from store.settings import Settings, read_settings
 from store.values import Json

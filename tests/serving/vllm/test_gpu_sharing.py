@@ -1,4 +1,4 @@
-"""Both halves of taking turns on one device, through a real record, around an engine that knows whether it sleeps."""
+"""Engine and trainer sharing one GPU through a real record, with an engine that checks that it is never used asleep."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 import pytest_asyncio
 
 from serving.protocol import Capabilities, Headers, ServedModel
-from serving.vllm.gpu_sharing import ENGINE_ROW, LEASE_S, TRAINER_ROW, GpuSharingBackend
+from serving.vllm.gpu_sharing import DEVICE_PROCESS, LEASE_S, GpuSharingBackend
 from store.errors import RecordUnavailable, UpstreamUnreachable
 from store.record import Record
-from store.values import Heartbeat
-from trainer.device import DeviceByTurns
+from store.values import GpuLease, GpuRole, Heartbeat
+from trainer.device import SharedDevice
 
 
 class ScriptedReply:
@@ -138,7 +138,7 @@ class Trainer:
 
     def __init__(self, record: Record, scripted: ScriptedBackend) -> None:
         self._scripted = scripted
-        self.device = DeviceByTurns(record)
+        self.device = SharedDevice(record)
         self.device.enter, self.device.leave = self._enter, self._end_request
         self.done = threading.Event()
         self.boundaries = 0
@@ -158,7 +158,7 @@ class Trainer:
             time.sleep(0.005)
 
     async def attempt(self) -> None:
-        async with self.device.turn():
+        async with self.device.lease():
             await asyncio.to_thread(self._work)
 
 
@@ -176,11 +176,11 @@ async def test_a_step_has_the_device_and_a_request_that_waits_too_long_is_let_th
     await attempt
     await until(lambda: engine.state()["phase"] == "serving")
     state = engine.state()
-    assert (state["turn"], state["turns"], state["yields"]) == ("engine", 2, 1)
+    assert (state["holder"], state["leases"], state["yields"]) == ("engine", 2, 1)
     assert (state["held_requests"] - before, state["held_now"]) == (1, 0)
     assert state["longest_s"] >= 0.3
     assert trainer.device.state()["device_yields"] == 1
-    heartbeat = await record.beat_of(ENGINE_ROW)
+    heartbeat = await record.beat_of(DEVICE_PROCESS)
     assert heartbeat is not None
     assert heartbeat.detail["held_requests"] == before + 1
     assert scripted.commands == ["wake", "sleep", "wake", "sleep", "wake"]
@@ -247,19 +247,17 @@ async def test_a_client_that_leaves_while_it_is_held_is_forgotten(
     assert await ask(engine) == b"done"
 
 
-async def write_turn(record: Record, pid: int, turn: str | None, *, age_s: float = 0.0) -> None:
-    await record.heartbeat(
-        Heartbeat(process=TRAINER_ROW, pid=pid, state="", detail={"turn": turn}, at=time.time() - age_s)
-    )
+async def request_lease(record: Record, pid: int, lease: str | None, *, age_s: float = 0.0) -> None:
+    await record.write_gpu_lease(GpuLease(role=GpuRole.TRAINER, pid=pid, lease=lease, at=time.time() - age_s))
 
 
-async def test_a_trainer_that_is_killed_in_its_turn_gives_the_device_back(
+async def test_a_trainer_that_is_killed_under_a_lease_releases_the_device(
     engine: GpuSharingBackend, scripted: ScriptedBackend, record: Record
 ) -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)")
     try:
-        await write_turn(record, process.pid, "t1")
-        await until(lambda: engine.state()["turn"] == "trainer")
+        await request_lease(record, process.pid, "t1")
+        await until(lambda: engine.state()["holder"] == "trainer")
         assert scripted.is_asleep
     finally:
         process.kill()
@@ -271,28 +269,28 @@ async def test_a_trainer_that_is_killed_in_its_turn_gives_the_device_back(
 async def test_a_lease_that_ran_out_gives_the_device_back(
     engine: GpuSharingBackend, scripted: ScriptedBackend, record: Record
 ) -> None:
-    await write_turn(record, os.getpid(), "t1")
-    await until(lambda: engine.state()["turn"] == "trainer")
-    await write_turn(record, os.getpid(), "t1", age_s=LEASE_S + 1)
+    await request_lease(record, os.getpid(), "t1")
+    await until(lambda: engine.state()["holder"] == "trainer")
+    await request_lease(record, os.getpid(), "t1", age_s=LEASE_S + 1)
     assert await ask(engine) == b"done"
 
 
-async def test_a_proxy_that_is_started_in_the_middle_of_a_step_takes_the_turn_over(
+async def test_a_proxy_that_is_started_in_the_middle_of_a_step_continues_the_lease(
     scripted: ScriptedBackend, record: Record
 ) -> None:
-    lives = [GpuSharingBackend(scripted, max_hold_s=0.2) for _ in range(2)]
-    first = asyncio.create_task(lives[0].run(lambda: record))
+    backends = [GpuSharingBackend(scripted, max_hold_s=0.2) for _ in range(2)]
+    first = asyncio.create_task(backends[0].run(lambda: record))
     trainer = Trainer(record, scripted)
     attempt = asyncio.create_task(trainer.attempt())
     await until(lambda: trainer.boundaries)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
-    second = asyncio.create_task(lives[1].run(lambda: record))
-    await until(lambda: lives[1].state()["turn"] == "trainer")
+    second = asyncio.create_task(backends[1].run(lambda: record))
+    await until(lambda: backends[1].state()["holder"] == "trainer")
     assert (
         scripted.commands.count("wake") == 1
     )  # from the first run; no wake-up while the trainer held the device
-    assert await ask(lives[1]) == b"done"
+    assert await ask(backends[1]) == b"done"
     trainer.done.set()
     await attempt
     second.cancel()
@@ -345,32 +343,37 @@ async def test_an_engine_that_cannot_sleep_is_reported_and_keeps_serving(
 
 
 async def test_an_unavailable_record_changes_no_lease(scripted: ScriptedBackend, record: Record) -> None:
-    class Moody:
+    class UnreliableRecord:
         is_away = False
 
-        async def beat_of(self, process: str) -> Heartbeat | None:
+        async def gpu_lease(self, role: GpuRole) -> GpuLease | None:
             if self.is_away:
                 raise RecordUnavailable("locked")
-            return await record.beat_of(process)
+            return await record.gpu_lease(role)
+
+        async def write_gpu_lease(self, lease: GpuLease) -> None:
+            if self.is_away:
+                raise RecordUnavailable("locked")
+            await record.write_gpu_lease(lease)
 
         async def heartbeat(self, beat: Heartbeat) -> None:
             if self.is_away:
                 raise RecordUnavailable("locked")
             await record.heartbeat(beat)
 
-    moody: Any = Moody()
+    unreliable: Any = UnreliableRecord()
     engine = GpuSharingBackend(scripted, max_hold_s=5.0)
-    running = asyncio.create_task(engine.run(lambda: moody))
-    trainer = Trainer(moody, scripted)
+    running = asyncio.create_task(engine.run(lambda: unreliable))
+    trainer = Trainer(unreliable, scripted)
     attempt = asyncio.create_task(trainer.attempt())
     await until(lambda: trainer.boundaries)
-    moody.is_away = True
+    unreliable.is_away = True
     before = trainer.boundaries
     await until(lambda: trainer.boundaries > before + 20)
     assert scripted.is_asleep
     trainer.done.set()
     await asyncio.sleep(0.1)
-    moody.is_away = False
+    unreliable.is_away = False
     await attempt
     assert await ask(engine) == b"done"
     running.cancel()
