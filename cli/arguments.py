@@ -135,6 +135,11 @@ def _add_record_commands(command: _AddCommand) -> None:
     status = command("status", "what was seen, scored and trained, what is live, and who is running")
     status.add_argument("--json", action="store_true", help="as JSON")
 
+    clients = command(
+        "clients", "the clients that sent requests, what became of their turns, and what looks wrong"
+    )
+    clients.add_argument("--json", action="store_true", help="as JSON")
+
     trajectories = command("trajectories", "show or export the recorded turns")
     trajectories.add_argument(
         "--format",

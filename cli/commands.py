@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cli import clients
 from cli.drop_reasons import sentence_of
 from cli.live import ask_proxy, is_in_trouble, store_line
 from cli.opened_record import open_record
@@ -36,6 +37,7 @@ from store.texts import last_user_text
 from store.values import (
     BASE_VERSION,
     AdapterVersion,
+    ClientTraffic,
     Heartbeat,
     Json,
     RecordStatus,
@@ -69,23 +71,24 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
     live = ask_proxy(settings)
     try:
         status: RecordStatus | None
-        status, unused = asyncio.run(_read_status(settings, waits=not arguments.no_wait))
+        status, unused, traffic = asyncio.run(_read_status(settings, waits=not arguments.no_wait))
         problem = None
     except RecordError as exc:
         if live is None:
             raise
-        status, unused, problem = None, [], str(exc)
+        status, unused, traffic, problem = None, [], [], str(exc)
     store = live["store"] if live is not None else None
     if arguments.json:
         found = {**status.to_json(), "sentence": sentence(status)} if status is not None else {}
         found |= {"unused_complaints": [unused_json(complaint) for complaint in unused]}
+        found |= {"client_warnings": [warning.to_json() for warning in clients.warnings_of(traffic)]}
         found |= {"store": store, "proxy": live["proxy"] if live else None, "record_error": problem}
         print(json.dumps(found, default=str, indent=2))
     else:
         console = table_console(soft_wrap=True)
         if status is not None:
             _print_status(console, status)
-            for line in lines_of(unused):
+            for line in [*lines_of(unused), *clients.status_lines(clients.warnings_of(traffic))]:
                 console.print(escape(line))
         else:
             console.print(f"[red]the record cannot be read: {escape(problem or '')}[/]")
@@ -95,10 +98,16 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
     return 1 if problem or (store is not None and is_in_trouble(store)) else 0
 
 
-async def _read_status(settings: Settings, *, waits: bool) -> tuple[RecordStatus, list[UnusedComplaint]]:
+async def _read_status(
+    settings: Settings, *, waits: bool
+) -> tuple[RecordStatus, list[UnusedComplaint], list[ClientTraffic]]:
     async with open_record(settings, waits=waits) as record:
         since = time.time() - DAYS * 86_400
-        return await record.status(), await record.unused_complaints(settings.policy, since)
+        return (
+            await record.status(),
+            await record.unused_complaints(settings.policy, since),
+            await record.client_traffic(clients.WINDOW),
+        )
 
 
 def _print_status(console: Console, status: RecordStatus) -> None:
@@ -157,6 +166,36 @@ def _brief(beat: Heartbeat) -> str:
         elif value not in (None, "", 0, [], {}):
             parts.append(f"{name}={value}")
     return " ".join(parts)[:160]
+
+
+# --------------------------------------------------------------------- clients
+
+
+async def _clients(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
+    traffic = await record.client_traffic(clients.WINDOW)
+    found = clients.warnings_of(traffic)
+    if arguments.json:
+        shown = {
+            "clients": [clients.to_json(one) for one in traffic],
+            "warnings": [warning.to_json() for warning in found],
+        }
+        print(json.dumps(shown, indent=2))
+        return 0
+    console = table_console(soft_wrap=True)
+    if not traffic:
+        console.print("no client has sent a request yet")
+        return 0
+    table = Table("client", "turns", "main", "side", "linked", "followed", "trained", "last seen")
+    for one in traffic:
+        table.add_row(
+            escape(one.client),
+            *(str(n) for n in (one.turns, one.main, one.side, one.linked, one.followed, one.trained)),
+            time.strftime("%m-%d %H:%M", time.localtime(one.last_seen_at)),
+        )
+    console.print(table)
+    for warning in found:
+        console.print(f"[red]{escape(warning.sentence)}[/]")
+    return 0
 
 
 # ---------------------------------------------------------------- trajectories
@@ -441,6 +480,7 @@ async def _verify(record: Record, settings: Settings, arguments: argparse.Namesp
 
 COMMANDS: dict[str, Command] = {
     "status": _status,
+    "clients": _command(_clients),
     "trajectories": _command(_trajectories),
     "versions": _command(_versions),
     "why": _command(_why),

@@ -17,19 +17,66 @@ _NAMING = (b"originator", b"x-client-name", b"x-title", b"x-openrouter-title")
 #: Products that name only the HTTP library.
 _LIBRARIES = re.compile(
     r"\A(python|aiohttp|python-requests|python-httpx|httpx|node-fetch|node|undici|axios|okhttp|go-http-client|reqwest|curl|wget|"
-    r"mozilla|asyncopenai|openai|ls|dart|java|deno|bun|got|libcurl|cpp-httplib|ai-sdk|langchain-\w+)\Z",
+    r"mozilla|asyncopenai|openai|ls|dart|java|deno|bun|got|libcurl|cpp-httplib|ai-sdk|ai|langchain-\w+|lm15|litellm)\Z",
     re.IGNORECASE,
 )
 #: Parts of a product: "QwenCode/0.24.4 (linux; x64)" is QwenCode 0.24.4.
 _PRODUCT = re.compile(r"\A([A-Za-z][\w.@-]*)(?:/(?:[A-Za-z]+ )?v?([\d][\w.+-]*))?")
-#: How a system prompt names its program: "You are Codex, …", "… running inside OpenClaw", "an agent in the Continue CLI".
+#: How a system prompt names its program: "… running inside OpenClaw", "an agent in the Continue CLI". "You are …" is no such
+#: place: it names a role as often as a program.
 _SELF = re.compile(
-    r"\b(?:running (?:inside|in|as)|agent in the|assistant (?:called|named|in)|[Yy]ou are) ([A-Z][A-Za-z0-9]*(?:[ -][A-Z][A-Za-z0-9]*){0,2})\b"
+    r"\b(?:running inside|operating inside|agent in the) ([A-Z][A-Za-z0-9]*(?:[ -][A-Z][A-Za-z0-9]*){0,2})\b"
 )
-#: Tools that only one framework offers.
-_TOOLS = {"final_answer": "smolagents"}
+#: What only one program writes into the head of a system prompt or of a prompt template.
+_PHRASES: tuple[tuple[str, str], ...] = (
+    ("\nYour personal goal is: ", "crewAI"),
+    ("You are ShellGPT\n", "ShellGPT"),
+    ("You are Shell Command Generator\n", "ShellGPT"),
+    ("Codex CLI", "Codex"),
+    ("You are Qwen Code", "Qwen Code"),
+    ("You are gptme", "gptme"),
+    ("You are opencode", "opencode"),
+    ("You are Cline", "Cline"),
+    ("You are Roo,", "Roo Code"),
+    ("You are Crush", "Crush"),
+    ("AI agent called goose", "goose"),
+    ("You are Letta", "Letta"),
+    ("You are Open Interpreter", "Open Interpreter"),
+    ("voice assistant for Home Assistant", "Home Assistant"),
+    ("operating inside pi, a coding agent", "pi"),
+    ("- Agent profile: SOUL.md and USER.md", "nanobot"),
+    ("Act as an expert software developer.", "aider"),
+    ("*SEARCH/REPLACE block*", "aider"),
+    ("You are an expert software engineer that generates concise, one-line Git commit messages", "aider"),
+    ("who can solve any task using tool calls", "smolagents"),
+    ("who can solve any task using code blobs", "smolagents"),
+    ("You are a world expert at analyzing a situation, and plan accordingly", "smolagents"),
+    ("Reply with TERMINATE when the task has been completed", "AutoGen"),
+    ("Your input fields are:\n1. `", "DSPy"),
+    ("As a genius expert, your task is to understand the content and provide", "instructor"),
+    ("You are designed to help with a variety of tasks, from answering questions", "LlamaIndex"),
+    ("Given a conversation (between Human and Assistant) and a follow up message from Human", "LlamaIndex"),
+    ("You are a Memory Extractor", "Mem0"),
+    ("You are a Personal Information Organizer", "Mem0"),
+    ("You are a Memory Manager that is responsible for managing information", "Agno"),
+)
+#: Tools that only one program offers.
+_TOOLS = {
+    "final_answer": "smolagents",
+    "query_knowledge_bases": "Open WebUI",
+    "unified_harness_scratchpad": "Mistral Vibe",
+}
+#: What the templates of Open WebUI begin with. Its own name is in none of its requests, but it is the program that sends these
+#: with aiohttp.
+_OPEN_WEBUI = (
+    "### Task:",
+    "[CONVERSATION SUMMARY]",
+    "You have been provided with a set of responses from various models",
+    "Your task is to reflect the speaker's likely facial expression",
+)
 
-_MAX_LENGTH = 100
+#: Characters of a prompt that are searched, and of a name.
+_HEAD, _MAX_LENGTH = 2_000, 100
 
 
 def client_from_headers(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -51,7 +98,7 @@ def add_client_hint(name: str, body: Mapping[str, Any]) -> str:
     product = _PRODUCT.match(name)
     if name != "unknown" and (product is None or not _LIBRARIES.match(product[1])):
         return name
-    shape = _client_from_body(body)
+    shape = _client_from_body(body, is_aiohttp="aiohttp" in name)
     return f"{shape} ({name})"[:_MAX_LENGTH] if shape else name
 
 
@@ -60,17 +107,25 @@ def identify_client(headers: Iterable[tuple[bytes, bytes]], body: Mapping[str, A
     return add_client_hint(client_from_headers(headers), body)
 
 
-def _client_from_body(body: Mapping[str, Any]) -> str:
+def _client_from_body(body: Mapping[str, Any], *, is_aiohttp: bool) -> str:
     messages = body.get("messages")
     for message in messages[:3] if isinstance(messages, Sequence) else ():
-        if isinstance(message, Mapping) and message.get("role") in ("system", "developer"):
-            match = _SELF.search(content_text(message.get("content"))[:400])
+        if not isinstance(message, Mapping):
+            continue
+        head = content_text(message.get("content"))[:_HEAD]
+        if message.get("role") in ("system", "developer"):
+            match = _SELF.search(head)
             if match is not None:
                 return match[1]
+            for phrase, name in _PHRASES:
+                if phrase in head:
+                    return name
+        if is_aiohttp and head.lstrip().startswith(_OPEN_WEBUI):
+            return "Open WebUI"
     tools = body.get("tools")
     for tool in tools if isinstance(tools, list) else ():
         function = tool.get("function") if isinstance(tool, Mapping) else None
-        name = function.get("name") if isinstance(function, Mapping) else None
-        if name in _TOOLS:
-            return _TOOLS[name]
+        found = function.get("name") if isinstance(function, Mapping) else None
+        if found in _TOOLS:
+            return _TOOLS[found]
     return ""

@@ -21,6 +21,7 @@ from store.values import (
     AdapterVersion,
     AliasMove,
     AnsweredTurn,
+    ClientTraffic,
     Feedback,
     GpuLease,
     GpuRole,
@@ -305,6 +306,10 @@ class Record:
     async def status(self) -> RecordStatus:
         """Return the counts and states that `status` shows."""
         return await self._database.read(person.status)
+
+    async def client_traffic(self, window: int) -> list[ClientTraffic]:
+        """Return the clients of the newest ``window`` turns and what became of their turns, the busiest first."""
+        return await self._database.read(person.client_traffic, window)
 
     async def aliases(self) -> dict[str, AliasMove]:
         """Return the live version of every policy that ever had one."""

@@ -464,6 +464,36 @@ class Tips:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTraffic:
+    """What one client sent within the window that `store.queries.person.client_traffic` reads.
+
+    Attributes:
+        main: turns of the person. Of these linked: continue or repeat a recorded turn; followed: something followed them;
+            trained: are in a version.
+        side_reasons: codes of the side turns (`turns.kind_reason`), with their counts.
+        drop_reasons: reasons of the main turns that were dropped, with their counts.
+        last_side_turn, last_main_turn: the newest of each, to explain; None: there is none.
+        last_seen_at: when its newest request came.
+    """
+
+    client: str
+    main: int
+    side: int
+    linked: int
+    followed: int
+    trained: int
+    side_reasons: Mapping[str, int]
+    drop_reasons: Mapping[DropReason, int]
+    last_side_turn: str | None
+    last_main_turn: str | None
+    last_seen_at: float
+
+    @property
+    def turns(self) -> int:
+        return self.main + self.side
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordStatus:
     """What `status` shows: a GROUP BY of the life of turns, and who does what now."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,11 +20,14 @@ from store.values import (
     AdapterState,
     AdapterVersion,
     AliasMove,
+    ClientTraffic,
     Heartbeat,
     Json,
     RecordStatus,
+    Relation,
     StatedHint,
     TurnFate,
+    TurnKind,
     UnusedComplaint,
     WishEdit,
 )
@@ -74,6 +78,49 @@ def status(connection: sa.Connection) -> RecordStatus:
         last_error=error,
         training=training or "running",
         heartbeats=tuple(beats),
+    )
+
+
+def client_traffic(connection: sa.Connection, window: int) -> list[ClientTraffic]:
+    """Return the clients of the newest ``window`` turns and what became of their turns, the busiest first."""
+    t, lv, n = schema.turns.c, schema.lives.c, schema.next_states.c
+    newest = (
+        sa.select(t.turn_id, t.client, t.kind, t.relation, t.kind_reason, t.created_at)
+        .order_by(t.created_at.desc())
+        .limit(window)
+        .subquery()
+    )
+    c = newest.c
+    followed = sa.exists().where(n.turn_id == c.turn_id).correlate(newest)
+    rows = connection.execute(
+        sa.select(*c, lv.stage, lv.drop_reason, followed.label("followed")).outerjoin(
+            schema.lives, lv.turn_id == c.turn_id
+        )
+    )
+    found: dict[str, list[Any]] = {}
+    for row in rows:
+        found.setdefault(row.client, []).append(row)
+    return sorted(
+        (_traffic(name, some) for name, some in found.items()), key=lambda one: (-one.turns, one.client)
+    )
+
+
+def _traffic(client: str, rows: Sequence[Any]) -> ClientTraffic:
+    rows = sorted(rows, key=lambda row: (row.created_at, row.turn_id))
+    main = [row for row in rows if row.kind == TurnKind.MAIN.value]
+    side = [row for row in rows if row.kind != TurnKind.MAIN.value]
+    return ClientTraffic(
+        client=client,
+        main=len(main),
+        side=len(side),
+        linked=sum(row.relation != Relation.FIRST.value for row in main),
+        followed=sum(bool(row.followed) for row in main),
+        trained=sum(row.stage == Stage.TRAINED.value for row in main),
+        side_reasons=Counter(row.kind_reason for row in side),
+        drop_reasons=Counter(DropReason(row.drop_reason) for row in main if row.drop_reason),
+        last_side_turn=side[-1].turn_id if side else None,
+        last_main_turn=main[-1].turn_id if main else None,
+        last_seen_at=rows[-1].created_at,
     )
 
 

@@ -136,6 +136,14 @@ async def test_the_walk_from_recorded_to_trained_is_the_same_on_postgresql(serve
     assert [row["turn_id"] async for row in record.all_turns(batch=1)] == ["t", "t2"]
     status = await record.status()
     assert (status.turns, status.live, status.training) == (2, {POLICY: 1}, "paused")
+    (traffic,) = await record.client_traffic(10)
+    assert (traffic.client, traffic.main, traffic.linked, traffic.followed, traffic.trained) == (
+        "test",
+        2,
+        0,
+        1,
+        1,
+    )
     await record.add_wish_edits(
         POLICY, [WishEdit(turn_id="t", text="Brief."), WishEdit(turn_id="t", text=None)]
     )
