@@ -31,7 +31,7 @@ from recorder.turns import ClassifiedExchange, classify_exchange
 from store.errors import ConfigError, WireError
 from store.lifecycle import DropReason
 from store.record import Record
-from store.values import Feedback, Json, LogprobMode, NewTurn
+from store.values import Feedback, Json, LogprobMode, NewTurn, Relation
 from wire.captured_exchange import CapturedExchange
 from wire.chat_request import ChatRequest, parse_chat
 from wire.headers import parse_request_options
@@ -261,6 +261,16 @@ async def _live(record: Record, rows: Sequence[Recorded], rules: Sequence[Rule])
 def predictions(rows: Iterable[Recorded], turns: Iterable[NewTurn]) -> list[Prediction]:
     """Return one prediction a request; ``turns`` are those of `turn_of`'s names, siblings of n > 1 included."""
     by_id = {turn.turn_id: turn for turn in turns}
+    # A retry answers the reply that it repeats, once the newer one is continued.
+    answered = {
+        state.by_turn_id: state.turn_id
+        for turn in by_id.values()
+        for state in turn.earlier_next_states
+        if state.relation is Relation.RETRY
+    }
+    answered |= {
+        turn_id: turn.next_state.turn_id for turn_id, turn in by_id.items() if turn.next_state is not None
+    }
     seqs = {turn_of(row.seq): row.seq for row in rows}
 
     def seq_of(turn_id: str | None) -> int | None:
@@ -291,7 +301,7 @@ def predictions(rows: Iterable[Recorded], turns: Iterable[NewTurn]) -> list[Pred
                 relation=turn.relation.value,
                 link_reason=turn.link_reason,
                 kind_reason=turn.kind_reason,
-                answered_seq=seq_of(turn.next_state.turn_id) if turn.next_state is not None else None,
+                answered_seq=seq_of(answered.get(turn.turn_id)),
                 client=turn.client,
             )
         )

@@ -8,9 +8,11 @@ Order of the decision:
 1. A session named by the client: its newest turn, unless the history names another turn of it.
 2. `next` / `branch`: the longest stored prefix that ends with a reply. Side turns in between are skipped, so that the user's next message
    answers the user's last turn and not a heartbeat.
-3. `retry`: the same prompt again, an implicit negative for the turn that it repeats. A conversation that starts again from its first message
-   is a new session; only an identical body, while nothing has followed, is a retry. Several samples of one prompt (n > 1, another seed, sent
-   before an earlier reply was complete) are no retries: a branch that answers nothing, or for another body a new session.
+3. `retry`: a person asked the same again: the same client, at a person's pace, after a complete reply that nothing has followed. It answers
+   nothing yet: the verdict waits until the newer reply is continued (`TurnIndex.earlier_next_states`). A conversation that starts again from
+   its first message is a new session; only an identical body is a retry. Samples of one prompt (n > 1, another seed, sent before an earlier
+   reply was complete or faster than a person reads) are a branch that answers nothing; the same opening from another client, or much later,
+   is a new session.
 4. The reply was altered, but the prompt before it is known: as 2, with less confidence.
 5. `compaction`: the beginning was dropped or replaced by a summary, but a prompt with its reply near the end is recorded, exactly or with
    other text around it, or the summary is. Where a later turn kept what followed the summary and this one has not, the user went back: a
@@ -153,6 +155,7 @@ class LinkCandidates:
         concerns_past_only: the request is of a kind that exists only for past conversations: a summary, a memory.
         is_delegated: the request is fresh and repeats what a recorded turn passed to a tool.
         is_sample: the request draws another sample for a prompt, which is no opinion about the earlier replies.
+        asked_again: turns that a person may have asked again with this request.
     """
 
     replies: Mapping[str, Sequence[Tip]] = field(default_factory=dict)
@@ -171,6 +174,7 @@ class LinkCandidates:
     awaits_next_line: bool = False
     is_delegated: bool = False
     is_sample: bool = False
+    asked_again: Collection[str] = ()
     concerns_past_only: bool = False
 
 
@@ -180,7 +184,7 @@ class Link:
 
     Attributes:
         parent_turn_id: the turn one step up the tree; for a retry, the parent of the repeated turn.
-        answered_turn_id: the turn whose next state this request is: the parent, or for a retry the repeated turn.
+        answered_turn_id: the turn whose next state this request is: the parent; None for a retry.
         messages_after: messages that followed the answered turn's reply; in a written-out history, the user's newest text.
         session_id: None for a new session.
         kind_reason: code of the kind, where the conversation decides it and not the request alone.
@@ -292,7 +296,10 @@ def _decide(
         parent, run = _skip_side_turns(history, candidates, parent, run, tips)
     altered = _find_altered_reply(history, candidates, run)
     repeated = _find_repeated(history, candidates, parent)
-    if repeated is not None and kind is TurnKind.MAIN and candidates.is_sample:
+    if repeated is not None and kind is TurnKind.MAIN and history.is_opening and not candidates.is_sample:
+        # The same opening from another client, or much later, is another conversation.
+        repeated = repeated if repeated.turn_id in candidates.asked_again else None
+    if repeated is not None and kind is TurnKind.MAIN and not _is_asked_again(repeated, candidates):
         return _edit_link(repeated, kind, LinkReason.SAME_PROMPT)
     if repeated is not None:
         # Identical conversations have identical side requests: a request that quotes one session is not a retry in another.
@@ -729,6 +736,11 @@ def _shortened_link(
     )
 
 
+def _is_asked_again(repeated: Tip, candidates: LinkCandidates) -> bool:
+    """Whether a person asked the same again, rather than a program that samples, polls or tests."""
+    return repeated.is_newest and not candidates.is_sample and repeated.turn_id in candidates.asked_again
+
+
 def _retry_link(repeated: Tip, kind: TurnKind) -> Link:
     return Link(
         relation=Relation.RETRY,
@@ -736,9 +748,7 @@ def _retry_link(repeated: Tip, kind: TurnKind) -> Link:
         session_id=repeated.session_id,
         parent_turn_id=repeated.parent_turn_id,
         turn_index=repeated.turn_index,
-        answered_turn_id=repeated.turn_id
-        if kind is TurnKind.MAIN and repeated.kind is TurnKind.MAIN
-        else None,
+        answered_turn_id=None,
         messages_after=(),
         confidence=1.0,
         reason=LinkReason.SAME_PROMPT,
@@ -757,7 +767,7 @@ def _session_link(
     """Link within the session that the client named; its newest turn is the parent when the history names no other."""
     repeated_tips = [t for t in candidates.requests.get(history.request_key, ()) if t.session_id == session]
     if repeated_tips and (parent is None or not parent.is_newest):
-        if kind is TurnKind.MAIN and candidates.is_sample:
+        if kind is TurnKind.MAIN and not _is_asked_again(repeated_tips[0], candidates):
             return _edit_link(repeated_tips[0], kind, LinkReason.SAME_PROMPT)
         return _retry_link(repeated_tips[0], kind)
     if parent is not None:

@@ -33,8 +33,8 @@ from recorder.text_overlap import (
 )
 from recorder.turns import ClassifiedExchange
 from store.texts import content_text
-from store.values import Completion, Json, NewTurn, Relation, Remembered, Tip, TurnKind
-from wire.user_text import strip_reasoning
+from store.values import Completion, Json, NewTurn, NextState, Relation, Remembered, Tip, TurnKind
+from wire.user_text import is_tool_output, strip_reasoning
 
 #: Number of turns that are indexed, and of turns that are read back at the start.
 TURN_INDEX_CAPACITY, RESTORED_TURNS = 5000, 2000
@@ -62,6 +62,11 @@ _OPENING_KEY_CHARS = 24
 _MAX_USERS = 16
 #: Shorter tool arguments are not indexed; longer ones may be another agent's task.
 _MIN_DELEGATED_CHARS = 24
+#: Seconds between a reply's end and the same request again within which a person may have asked again: below it a program samples or polls,
+#: above it a schedule runs.
+ASKED_AGAIN_S = (1.0, 900.0)
+#: Turns of one tool loop that a person's next words reach, the newest ones.
+_MAX_LOOP_TURNS = 32
 #: A shorter first message is not recognised after an edit.
 _MIN_EDITED_OPENING_CHARS = 40
 
@@ -70,6 +75,8 @@ _MIN_EDITED_OPENING_CHARS = 40
 class _Entry:
     tip: Tip
     keys: tuple[tuple[str, str], ...]  #: (index, key) under which the turn is found
+    client: str
+    is_complete: bool  #: a reply in text that ended by itself
     finished_at: float
     sampling: tuple[Any, Any]  #: of its request (`_sampling`)
     root: str
@@ -81,6 +88,8 @@ class _Entry:
     opening: str  #: the user text of a first turn, as far as it is compared
     delegated_texts: tuple[tuple[str, ...], ...]  #: lines of each text that it passed to a tool
     is_on_summary: bool  #: only a summary preceded its prompt
+    asked_again: tuple[str, ...]  #: turns that it asks again, or that the tool loop before it asked again
+    loop: tuple[str, ...]  #: earlier turns of the tool loop that it is part of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +215,7 @@ class TurnIndex:
             found = answer_keys(history.root, runs[-1] if runs else None, own, size)
             keys += [("reply", turn.reply_key), *(("exchange", exchange.key) for exchange in found)]
         is_newest = not self._extended.get(turn.turn_id)
+        asked_again, loop = self._earlier_turns(turn, history)
         tip = Tip(
             turn_id=turn.turn_id,
             session_id=turn.session_id,
@@ -219,6 +229,8 @@ class TurnIndex:
         self._entries[turn.turn_id] = _Entry(
             tip=tip,
             keys=tuple(keys),
+            client=turn.client,
+            is_complete=turn.completion.finish_reason == "stop" and bool(turn.completion.text.strip()),
             finished_at=turn.finished_at,
             sampling=_sampling(turn.request),
             root=history.root,
@@ -230,6 +242,8 @@ class TurnIndex:
             opening=opening,
             delegated_texts=delegated_texts,
             is_on_summary=turn.link_reason == LinkReason.RECORDED_SUMMARY,
+            asked_again=asked_again,
+            loop=loop,
         )
         self._main_counts[turn.scope] += turn.kind is TurnKind.MAIN
         for kind, key in keys:
@@ -242,6 +256,45 @@ class TurnIndex:
         if turn.parent_turn_id is not None and is_extension:
             self._extended.setdefault(turn.parent_turn_id, set()).add(turn.turn_id)
             self._set_is_newest(turn.parent_turn_id, is_newest=False)
+
+    def _earlier_turns(
+        self, turn: NewTurn | Remembered, history: History
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return (turns that this one asks again, earlier turns of its tool loop); see `_Entry`."""
+        parent = self._entries.get(turn.parent_turn_id or "")
+        loop: tuple[str, ...] = ()
+        asked_again: tuple[str, ...] = ()
+        if turn.kind is TurnKind.SIDE:
+            return asked_again, loop
+        if parent is not None and _ends_with_tool_output(history):
+            loop = (*parent.loop, parent.tip.turn_id)[-_MAX_LOOP_TURNS:]
+            asked_again = parent.asked_again
+        if turn.relation is Relation.RETRY:
+            same = (self._entries[t] for t in self._holders("request", turn.request_key))
+            repeated = next((e for e in same if e.tip.session_id == turn.session_id), None)
+            if repeated is not None:
+                asked_again = (repeated.tip.turn_id, *repeated.asked_again)
+        return asked_again, loop
+
+    def earlier_next_states(self, turn: NewTurn) -> tuple[NextState, ...]:
+        """Return what a person's message says about turns before its parent.
+
+        A reply that was asked again is judged only now that the newer one is continued. The turns of the tool loop that led to the answer
+        share in what is said about it.
+        """
+        state = turn.next_state
+        entry = self._entries.get(state.turn_id) if state is not None else None
+        if state is None or entry is None or state.role != "user" or not entry.tip.is_newest:
+            return ()
+        if turn.link_reason == LinkReason.NAMED_SESSION_TIP:
+            return ()  # the history does not show which reply was continued
+        retried = [
+            replace(state, turn_id=t, by_turn_id=state.turn_id, text="", messages=(), relation=Relation.RETRY)
+            for t in entry.asked_again
+            if not self._extended.get(t)
+        ]
+        loop = [replace(state, turn_id=t, messages=(), relation=Relation.TOOL_LOOP) for t in entry.loop]
+        return (*retried, *loop)
 
     def _evict(self) -> None:
         while len(self._entries) > self._capacity:
@@ -335,14 +388,31 @@ class TurnIndex:
     def is_sample(self, captured: ClassifiedExchange, repeated: Sequence[Tip]) -> bool:
         """Whether a request draws another sample for the prompt of ``repeated`` (newest first) instead of asking again.
 
-        It asks for several, or for another seed than the newest, or it came before an earlier reply was complete.
+        It asks for several, or for another seed than the newest, or it came before an earlier reply was complete or faster than a person
+        reads one.
         """
         entries = [e for t in repeated if (e := self._entries.get(t.turn_id)) is not None]
         return (
             captured.chat.n > 1
             or any(e.finished_at > captured.created_at for e in entries)
+            or any(
+                e.client == captured.client and captured.created_at - e.finished_at < ASKED_AGAIN_S[0]
+                for e in entries
+            )
             or (bool(entries) and entries[0].sampling != _sampling(captured.chat.body))
         )
+
+    def asked_again(self, captured: ClassifiedExchange, repeated: Sequence[Tip]) -> set[str]:
+        """Return which of ``repeated`` a person may have asked again: same client, a person's pace, a complete reply."""
+        least, most = ASKED_AGAIN_S
+        entries = [e for t in repeated if (e := self._entries.get(t.turn_id)) is not None]
+        return {
+            e.tip.turn_id
+            for e in entries
+            if e.client == captured.client
+            and e.is_complete
+            and least <= captured.created_at - e.finished_at <= most
+        }
 
     def newest(self, scope: str, session: str) -> Tip | None:
         """Return the newest main turn of a session."""
@@ -381,6 +451,7 @@ class TurnIndex:
             exchanges={} if is_exact else self.exchanges(history),
             same_body=self.same_body(captured) if repeated else (),
             is_sample=self.is_sample(captured, repeated),
+            asked_again=self.asked_again(captured, repeated) if repeated else (),
             same_system_prompt=self.same_system_prompt(history, rivals) if rivals else (),
             turn_order={
                 t.turn_id: self._entries[t.turn_id].number for t in rivals if t.turn_id in self._entries
@@ -616,6 +687,14 @@ class TurnIndex:
 def _sampling(request: Json) -> tuple[Any, Any]:
     """Return the fields of a request by which several samples of one prompt are drawn."""
     return request.get("n") or 1, request.get("seed")
+
+
+def _ends_with_tool_output(history: History) -> bool:
+    """Whether a request only brings tool results."""
+    last = history.messages[-1] if history.messages else {}
+    if last.get("role") == "user":
+        return is_tool_output(content_text(last.get("content")))
+    return last.get("role") in ("tool", "function")
 
 
 def _delegated_texts(completion: Completion) -> tuple[tuple[str, ...], ...]:

@@ -192,6 +192,7 @@ class TurnRecorder:
             decided: Link = link(captured.history, candidates, captured.kind.kind, session=session, tip=tip)
             session_id = decided.session_id or f"session_{captured.turn_id.removeprefix('turn_')}"
             turns = build_turns(captured, decided, session_id)
+            turns[0].earlier_next_states = self._turn_index.earlier_next_states(turns[0])
             self._linked[captured.turn_id] = turns
             self._turn_index.add(captured, turns)
 

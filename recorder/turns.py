@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from recorder.canonical import History, body_key, parse_history, reply_key
 from recorder.classify import RULES, Classification, Rule, classify_request
 from recorder.linking import Link
 from store.lifecycle import DropReason
+from store.texts import content_text
 from store.values import Completion, Json, NewTurn, NextState, Relation, TurnKind
 from wire.captured_exchange import CapturedExchange
 from wire.chat_request import ChatRequest
@@ -69,6 +71,7 @@ def _build_turn(
     drop = _drop_reason(captured, link, completion)
     turn_id = choice_id(captured.turn_id, position)
     is_empty = not completion.text and not completion.tool_calls
+    next_state = _next_state(captured, link) if position == 0 else None
     return NewTurn(
         turn_id=turn_id,
         completion_id=captured.reply.completion_id,
@@ -76,7 +79,7 @@ def _build_turn(
         parent_turn_id=link.parent_turn_id,
         turn_index=link.turn_index,
         kind=link.kind,
-        relation=link.relation,
+        relation=link.relation if next_state is None else next_state.relation,
         link_reason=link.reason,
         kind_reason=kind_reason(captured, link),
         link_confidence=link.confidence,
@@ -100,7 +103,7 @@ def _build_turn(
         reply_key=None if is_empty else reply_key(captured.history, completion),
         drop_reason=drop[0] if drop else None,
         drop_detail=drop[1] if drop else "",
-        next_state=_next_state(captured, link) if position == 0 else None,
+        next_state=next_state,
     )
 
 
@@ -125,47 +128,29 @@ def _drop_reason(
         return DropReason.OPTED_OUT, ""
     if link.kind is TurnKind.SIDE:
         return DropReason.SIDE_TURN, kind_reason(captured, link)
-    if constraint := decoding_constraint(captured.chat.body):
-        return DropReason.CONSTRAINED, constraint
     return token_drop_reason(completion, captured.reply.completions, captured.reply.usage)
-
-
-#: Request fields that make engines decode under a grammar.
-_GRAMMAR_FIELDS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
-
-
-def decoding_constraint(body: Json) -> str:
-    """Return what in a request forces tokens on the sampler, or "".
-
-    A forced token was not sampled: engines report it with logprob 0 or with the model's own logprob, and neither is the probability it was
-    drawn with.
-    """
-    choice = body.get("tool_choice")
-    if choice == "required" or isinstance(choice, dict):
-        return "tool_choice forces a call"
-    wanted = body.get("response_format")
-    if isinstance(wanted, dict) and wanted.get("type") not in (None, "text"):
-        return f"response_format {wanted.get('type')}"
-    return next((name for name in _GRAMMAR_FIELDS if body.get(name) is not None), "")
 
 
 def _next_state(captured: ClassifiedExchange, link: Link) -> NextState | None:
     if link.answered_turn_id is None:
         return None
-    if link.relation is Relation.RETRY:
-        # A retry has no text; the repeated request is the message.
-        role, text = "user", ""
-    else:
-        values = next_state_text(link.messages_after)
-        if values is None:
-            return None
-        role, text = values
+    values = next_state_text(link.messages_after, _reply_before(captured.history.messages, link))
+    if values is None:
+        return None
+    role, text = values
     return NextState(
         turn_id=link.answered_turn_id,
         by_turn_id=captured.turn_id,
         role=role,
         text=text,
         messages=tuple(dict(m) for m in link.messages_after),
-        relation=link.relation,
+        relation=Relation.FRAMEWORK_RETRY if role in ("validator", "framework") else link.relation,
         created_at=captured.created_at,
     )
+
+
+def _reply_before(messages: Sequence[Mapping[str, Any]], link: Link) -> str:
+    """Return the text of the reply that ``link.messages_after`` follow."""
+    before = messages[: len(messages) - len(link.messages_after)]
+    reply = next((m for m in reversed(before) if m.get("role") == "assistant"), None)
+    return "" if reply is None else content_text(reply.get("content"))

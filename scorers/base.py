@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
+from scorers.hints import repeats_reply
 from scorers.wish_labels import label_wishes
 from store.lifecycle import DropReason
 from store.values import NO_SOURCE, AnsweredTurn, FollowUp, Json, NextState, Relation, Verdict
@@ -20,6 +21,10 @@ from store.values import NO_SOURCE, AnsweredTurn, FollowUp, Json, NextState, Rel
 DEAD_ZONE = 0.1
 #: Longest raw next text kept with a verdict, in characters.
 MAX_FOLLOW_UP = 2000
+
+
+#: Relations of next states whose text is no reaction to the reply.
+_NO_REPLIES = frozenset({Relation.RETRY, Relation.FRAMEWORK_RETRY, Relation.TOOL_LOOP})
 
 
 class Rank(IntEnum):
@@ -41,6 +46,7 @@ class Opinion:
         value: -1, 0 or +1; None when it has only a hint to give.
         confidence: in [0, 1].
         hint_is_reaction: the hint is the person's own words.
+        share: see `store.values.Verdict`.
         source: who says so, as it will stand in the verdict.
         detail: votes, patterns, rejected hints with reasons.
     """
@@ -51,6 +57,7 @@ class Opinion:
     confidence: float = 1.0
     hint: str | None = None
     hint_is_reaction: bool = True
+    share: float = 1.0
     detail: Json = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -83,8 +90,8 @@ def sign(score: float) -> int:
 
 
 def replies_to(turn: AnsweredTurn) -> tuple[NextState, ...]:
-    """Return the reactions *to* the reply, newest first. A retry repeats the old prompt, so its text is no reaction."""
-    return tuple(state for state in reversed(turn.next_states) if state.relation is not Relation.RETRY)
+    """Return the reactions *to* the reply, newest first: not a repeated prompt, not a framework's text, not words about a later answer."""
+    return tuple(state for state in reversed(turn.next_states) if state.relation not in _NO_REPLIES)
 
 
 def next_words(turn: AnsweredTurn) -> tuple[str, str] | None:
@@ -139,6 +146,8 @@ def compose(
     detail: Json = {"opinions": [_row(o) for o in ranked]} if ranked else {}
     detail.update(notes or {})
     hint = hinting.hint if hinting else None
+    if hint and repeats_reply(hint, turn.completion.text):
+        hint, detail["hint_repeats_reply"] = None, True
     speaker = head or hinting
     verdict = Verdict(
         turn_id=turn.turn_id,
@@ -149,6 +158,7 @@ def compose(
         follow_up=FollowUp(text=follow_up, is_question=follow_up_is_question) if follow_up else None,
         source=speaker.source if speaker else NO_SOURCE,
         confidence=speaker.confidence if speaker else 0.0,
+        share=head.share if head else 1.0,
         detail=detail,
         created_at=now,
     )

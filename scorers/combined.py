@@ -15,7 +15,7 @@ from pathlib import Path
 
 from scorers.classifier import Classifier, Reading, default_classifier
 from scorers.features import tokens_of
-from scorers.hints import content_words
+from scorers.hints import content_words, repeats_reply
 from scorers.reactions import (
     Reaction,
     Role,
@@ -44,8 +44,6 @@ OVERRULES = 0.9
 _LONG = 300
 #: A part of a complaint is praise or a question of its own from this probability on.
 _ASIDE = 0.6
-#: Words (characters where a script has no spaces) that a hint may share with the reply in one run.
-_QUOTED_WORDS, _QUOTED_CHARACTERS = 6, 18
 
 _CONTRAST = re.compile(
     r"""\s*(?:[,;.!]|\s[-–—])?\s+(?=(?:but|though|although|however|except|yet|only|just|aber|allerdings|nur|pero|aunque|s[oó]lo\sque
@@ -245,7 +243,7 @@ def _hint(text: str, reply: str, reaction: Reaction, reading: Reading, network: 
             dropped, asks = True, asks or bool(kept)
         elif own.blame > states and own.blame >= AGREES and not _has_matter(bare, reaction):
             dropped = True
-        elif _quotes(bare, reply):
+        elif repeats_reply(bare, reply):
             dropped = True  # the reply itself is no hint
         else:
             kept.append(bare)
@@ -281,16 +279,3 @@ def _is_own_matter(part: str) -> bool:
 def _has_matter(part: str, reaction: Reaction) -> bool:
     """Whether a rejection names something: "the date is wrong" does, "wrong" and sarcasm do not."""
     return reaction.value == -1 and reaction.hint is not None and len(fold(part).split()) >= 7
-
-
-def _quotes(part: str, reply: str) -> bool:
-    """Whether a part repeats the reply at length, so that it must not become a hint."""
-    words, own = fold(reply).split(), fold(part).split()
-    runs = {tuple(words[i : i + _QUOTED_WORDS]) for i in range(len(words) - _QUOTED_WORDS + 1)}
-    if any(tuple(own[i : i + _QUOTED_WORDS]) in runs for i in range(len(own) - _QUOTED_WORDS + 1)):
-        return True
-    tight = "".join(own)
-    return any(
-        not tight.isascii() and tight[i : i + _QUOTED_CHARACTERS] in "".join(words)
-        for i in range(len(tight) - _QUOTED_CHARACTERS + 1)
-    )

@@ -13,13 +13,17 @@ from functools import cache
 from typing import Any
 
 from scorers.lexicon import EMPTY_ADVICE, WORDS
-from scorers.reactions import fold
-from store.values import AnsweredTurn
+from scorers.reactions import fold, split_sentences
+from store.values import AnsweredTurn, Relation
 
 #: Longest hint of a judge, in words: a preference fits into a sentence or two.
 MAX_WORDS = 60
 #: A judge's hint that shares a run of so many words with the reply quotes it.
 QUOTED_RUN = 6
+#: … or so many characters, in scripts that do not separate words.
+QUOTED_CHARACTERS = 18
+#: A whole reply that is shorter than this may occur in a hint: "say Warsaw" after "Warsaw".
+MIN_REPLY_WORDS = 3
 #: ... or this share of its four-word runs, two at least.
 QUOTED_SHARE = 0.3
 
@@ -34,9 +38,30 @@ class HintContext:
     @classmethod
     def of(cls, turn: AnsweredTurn) -> HintContext:
         texts = [message_text(m) for m in turn.messages if m.get("role") == "user"]
-        texts += [state.text for state in turn.next_states]
+        texts += [state.text for state in turn.next_states if state.relation is not Relation.FRAMEWORK_RETRY]
         texts += [feedback.text for feedback in turn.feedback]
         return cls(reply=turn.completion.text, person="\n".join(texts))
+
+
+def repeats_reply(text: str, reply: str) -> bool:
+    """Whether a text contains the reply, or quotes it at length."""
+    own, theirs = fold(text).split(), fold(reply).split()
+    if len(theirs) >= MIN_REPLY_WORDS and f" {' '.join(theirs)} " in f" {' '.join(own)} ":
+        return True
+    if _runs(own, QUOTED_RUN) & _runs(theirs, QUOTED_RUN):
+        return True
+    tight, joined = "".join(own), "".join(theirs)
+    return not tight.isascii() and any(
+        tight[i : i + QUOTED_CHARACTERS] in joined for i in range(len(tight) - QUOTED_CHARACTERS + 1)
+    )
+
+
+def without_reply(hint: str, reply: str) -> str:
+    """Return a hint without the sentences that repeat the reply; "" when nothing else is left."""
+    if not repeats_reply(hint, reply):
+        return hint
+    kept = " ".join(s for s in split_sentences(hint) if not repeats_reply(s, reply))
+    return "" if repeats_reply(kept, reply) else kept
 
 
 def message_text(message: dict[str, Any]) -> str:

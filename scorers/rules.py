@@ -1,38 +1,23 @@
 """Verdicts that need no model. Sans-IO: an answered turn in, an opinion or None out.
 
-A rule gives an opinion only where the evidence is clear: a tool that succeeded, a new question or "ok" is no opinion on the reply.
+A rule gives an opinion only where the evidence is clear: what a tool answers, a new question or "ok" is no opinion on the reply.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from scorers.base import Opinion, Rank, replies_to, sign
 from scorers.combined import read_message
-from scorers.hints import HintContext, check_hint, message_text
+from scorers.hints import HintContext, check_hint, message_text, without_reply
 from scorers.reactions import Role, bounded, classify, read_reaction, without_code
+from scorers.tool_calls import malformed_calls
 from scorers.wish_labels import label_wishes
-from store.values import AnsweredTurn, Json, Relation
+from store.values import LOOP_SOURCE, AnsweredTurn, Json, Relation
 
-#: Longest tool output that is searched for an error, in characters from either end.
-_TOOL_READ = 4000
-
-_ERROR_HEAD = re.compile(
-    r"^\W*(?:\[?(?:tool |execution |runtime |internal |http )?(?:error|exception|failure|fatal|failed)\]?(?:\s*[:(\[!-]|\s+\d{3}\b|\s+(?:calling|executing|running|while)\b)"
-    r"|traceback \(most recent call last\)|(?-i:(?:[\w.]*[a-z.])?(?:Error|Exception)\b\s*[:(])|(?:bash|sh|zsh): .*: (?:command not found|No such file)|panic: |command failed\b|permission denied\b)",
-    re.IGNORECASE,
-)
-_TRACEBACK = re.compile(r"^Traceback \(most recent call last\):", re.MULTILINE)
-_EXIT = re.compile(
-    r"(?:^|\n|[{,;(<]\s*)\W{0,3}(?:process |command |script )?(?:exited with (?:exit )?(?:code|status)|exit[ _]?(?:code|status)|return[ _]?code|returned non-zero exit status)\W{0,4}(-?\d+)",
-    re.IGNORECASE,
-)
-_EXIT_KEYS = ("exit_code", "exitCode", "exit_status", "returncode", "return_code", "code_exit")
-_FALSE_KEYS = ("ok", "success", "succeeded")
+#: Weight, in training, of what a person says about an answer for each turn of the tool loop that led to it.
+LOOP_SHARE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,30 +106,55 @@ def _last_request(turn: AnsweredTurn) -> str:
     return next((message_text(m) for m in reversed(turn.messages) if m.get("role") == "user"), "")
 
 
-def read_tool_results(turn: AnsweredTurn) -> Opinion | None:
-    """A call of this turn that a tool refused or that failed; success says nothing about whether it was the right call."""
-    for state in replies_to(turn):
-        results = [m for m in state.messages if m.get("role") in ("tool", "function")]
-        failures = [reason for m in results if (reason := tool_error(m.get("content")))]
-        if failures:
-            return Opinion(
-                value=-1,
-                rank=Rank.STRONG_RULE,
-                source="rule:tool_error",
-                confidence=len(failures) / len(results),
-                detail={"errors": [failure[:200] for failure in failures[:5]]},
-            )
-    return None
+def read_tool_calls(turn: AnsweredTurn) -> Opinion | None:
+    """A malformed call: an unknown tool, or arguments that are unreadable or against the tool's schema. What the tool answers is no opinion."""
+    if not turn.completion.tool_calls:
+        return None
+    faults = malformed_calls(turn.completion.tool_calls, turn.request)
+    if not faults:
+        return None
+    return Opinion(
+        value=-1,
+        rank=Rank.STRONG_RULE,
+        source="rule:tool_error",
+        confidence=len(faults) / len(turn.completion.tool_calls),
+        detail={"errors": [fault[:200] for fault in faults[:5]]},
+    )
 
 
 def read_retry(turn: AnsweredTurn) -> Opinion | None:
-    """The same prompt was asked again: the reply was not wanted, but nothing says why."""
+    """A person asked the same again and went on with the newer reply: this one was not wanted, but nothing says why."""
     count = sum(state.relation is Relation.RETRY for state in turn.next_states)
     if not count:
         return None
     return Opinion(
         value=-1, rank=Rank.STRONG_RULE, source="rule:retry", confidence=0.7, detail={"retries": count}
     )
+
+
+def read_framework_retry(turn: AnsweredTurn) -> Opinion | None:
+    """A validator rejected the reply: weak evidence. Its text is no hint."""
+    if not any(s.relation is Relation.FRAMEWORK_RETRY and s.role == "validator" for s in turn.next_states):
+        return None
+    return Opinion(value=-1, rank=Rank.WEAK_RULE, source="rule:schema", confidence=0.5)
+
+
+def read_tool_loop(turn: AnsweredTurn) -> Opinion | None:
+    """What a person said about the answer that this turn's tool calls led to: a share of it, and never its hint."""
+    for state in reversed(turn.next_states):
+        if state.relation is not Relation.TOOL_LOOP:
+            continue
+        message = read_message(state.text)
+        if message.value is not None:
+            return Opinion(
+                value=message.value,
+                rank=Rank.WEAK_RULE,
+                source=LOOP_SOURCE,
+                confidence=message.confidence,
+                share=LOOP_SHARE,
+                detail={"reason": message.reason},
+            )
+    return None
 
 
 def read_edit(turn: AnsweredTurn) -> Opinion | None:
@@ -158,8 +168,10 @@ def read_edit(turn: AnsweredTurn) -> Opinion | None:
 RULES: tuple[Rule, ...] = (
     Rule("feedback", read_feedback),
     Rule("follow_up", read_follow_up),
-    Rule("tool_error", read_tool_results),
+    Rule("tool_error", read_tool_calls),
     Rule("retry", read_retry),
+    Rule("framework_retry", read_framework_retry),
+    Rule("tool_loop", read_tool_loop),
     Rule("edited", read_edit),
     Rule("wish", read_wish),
 )
@@ -169,6 +181,9 @@ def filtered(hint: str | None, turn: AnsweredTurn) -> tuple[str | None, Json]:
     """Return (the person's words if they can serve as a hint, detail with the reason if they cannot)."""
     if hint is None:
         return None, {}
+    hint, kept = without_reply(hint, turn.completion.text), hint
+    if not hint:
+        return None, {"rejected_hints": [{"hint": kept[:400], "reason": "leaking: it repeats the reply"}]}
     reason = check_hint(hint, HintContext.of(turn), is_reaction=True)
     if reason is None:
         return hint, {}
@@ -179,73 +194,3 @@ def opens_new_topic(text: str) -> bool:
     """Whether a message is nothing but questions or tasks of its own (and thanks)."""
     roles = {sentence.role for sentence in classify(text)}
     return Role.QUESTION in roles and roles <= {Role.QUESTION, Role.THANKS}
-
-
-def tool_error(content: Any) -> str | None:
-    """Return the sign of failure in a tool message's content, or None.
-
-    Only structure counts (an error key, a non-zero exit code, a traceback, a leading "Error:"): a file or a log that
-    mentions errors is a fine result.
-    """
-    text = _text(content).strip()
-    if not text:
-        return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):  # the second: brackets nested for mischief
-        return _text_error(text)
-    return _value_error(value)
-
-
-def _value_error(value: Any, depth: int = 0) -> str | None:
-    if isinstance(value, str):
-        return _text_error(value.strip())
-    if not isinstance(value, dict):
-        return None
-    for key, entry in value.items():
-        if key.lower() in ("error", "errors", "exception", "iserror", "is_error") and entry not in (
-            None,
-            False,
-            "",
-            [],
-            {},
-            0,
-        ):
-            return f"{key}: {entry}"
-        if key in _EXIT_KEYS and isinstance(entry, int) and entry != 0:
-            return f"{key}: {entry}"
-        if key in _FALSE_KEYS and entry is False:
-            return f"{key}: false"
-        if key == "status" and isinstance(entry, str) and entry.lower() in ("error", "failed", "failure"):
-            return f"status: {entry}"
-    if depth == 0:
-        # Harnesses wrap: {"output": "...", "metadata": {"exit_code": 1}}
-        for key in ("metadata", "result"):
-            found = _value_error(value[key], 1) if isinstance(value.get(key), dict) else None
-            if found:
-                return found
-    return None
-
-
-def _text_error(text: str) -> str | None:
-    head = text[:_TOOL_READ]
-    tail = text[-_TOOL_READ:]
-    if _ERROR_HEAD.search(head):
-        return head.splitlines()[0]
-    for part in (head, tail):
-        for match in _EXIT.finditer(part):
-            if int(match.group(1)) != 0:
-                return match.group(0).strip()
-        if _TRACEBACK.search(part) and re.search(
-            r"^[\w.]+(?:Error|Exception|Exit|Interrupt)\b", part, re.MULTILINE
-        ):
-            return "Traceback (most recent call last)"
-    return None
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        return "\n".join(str(p.get("text", "")) for p in content if isinstance(p, dict) and p.get("text"))
-    return ""

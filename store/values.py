@@ -38,7 +38,11 @@ class Relation(StrEnum):
     FIRST = "first"  #: no earlier turn is a prefix of this request
     NEXT = "next"  #: extends the newest turn of its branch
     BRANCH = "branch"  #: an earlier message was edited, or a prompt sampled again: extends an older turn
-    RETRY = "retry"  #: the same prompt asked again: an implicit negative
+    RETRY = "retry"  #: a person asked the same again; a verdict once the newer reply is continued
+    FRAMEWORK_RETRY = "framework_retry"  #: a program rejected the reply and asks again; no person's words
+    TOOL_LOOP = (
+        "tool_loop"  #: of a next state only: a person's words after the answer that a tool loop led to
+    )
     COMPACTION = "compaction"  #: the history was replaced by a summary
 
 
@@ -95,6 +99,7 @@ class NewTurn:
         reply_key: canonical hash of history + reply; the next request of this branch contains it as a prefix.
         drop_reason: None for a turn that may train; else why not.
         next_state: what this turn's request says about its parent, see `NextState`.
+        earlier_next_states: what it says about turns before the parent: replies that were asked again, turns of a tool loop.
     """
 
     turn_id: str
@@ -128,6 +133,7 @@ class NewTurn:
     drop_reason: DropReason | None = None
     drop_detail: str = ""
     next_state: NextState | None = None
+    earlier_next_states: tuple[NextState, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,10 +143,10 @@ class NextState:
     Attributes:
         turn_id: the turn that is answered by this.
         by_turn_id: the turn whose request carried it.
-        role: role of the first message that followed ("user", "tool"); for a retry "user".
+        role: who spoke: "user", "tool", or "validator" or "framework" (programs in the user's place); for a retry "user".
         text: the person's words (or the tools' output), without what the client added, as far as that is known.
         messages: everything that followed, as sent.
-        relation: relation of ``by_turn_id`` to ``turn_id``: next, branch (edited away), retry, ...
+        relation: relation of ``by_turn_id`` to ``turn_id``: next, branch (edited away), retry, framework_retry, tool_loop, ...
     """
 
     turn_id: str
@@ -171,6 +177,7 @@ class Remembered:
     """A stored turn as the recorder reads it back when it starts.
 
     Attributes:
+        client: name of the client that sent it.
         messages: leading system messages, and the end of what came after them.
         is_whole: that end is all of it.
     """
@@ -184,6 +191,7 @@ class Remembered:
     link_reason: str
     kind_reason: str
     scope: str
+    client: str
     user: str | None
     created_at: float
     finished_at: float
@@ -228,6 +236,10 @@ class FollowUp:
 NO_SOURCE = "nobody"
 
 
+#: `Verdict.source` of a turn that shares in the verdict on the answer of its tool loop.
+LOOP_SOURCE = "rule:tool_loop"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """A scorer's verdict on a turn.
@@ -240,6 +252,7 @@ class Verdict:
         follow_up: the user's text after the reply; None when only tools or nothing followed.
         source: the scorer or rule ("rule:thanks", "judge:openai/gpt-…", "feedback", "custom:mod:fn").
         confidence: in [0, 1]; the share of votes, or a rule's own estimate.
+        share: of the verdict's weight in training, in (0, 1]; less than 1 where the words were about another turn of the same tool loop.
         detail: votes, opinions, rejected hints with their reasons.
     """
 
@@ -251,6 +264,7 @@ class Verdict:
     follow_up: FollowUp | None = None
     source: str
     confidence: float = 1.0
+    share: float = 1.0
     detail: Json = field(default_factory=dict)
     created_at: float
 

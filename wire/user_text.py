@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from store.texts import content_text
+from wire.framework_text import framework_retry
 
 Message = Mapping[str, Any]
 
@@ -59,13 +60,56 @@ _THINK_CUT = re.compile(r"<(?:think|thinking)>.*\Z", re.DOTALL | re.IGNORECASE)
 
 #: Tool results that are sent as a user message: "Observation: …", "[read_file for 'x'] Result: …", <tool_response>…</tool_response>.
 _OUTPUT = re.compile(
-    r"\A\s*(?:(?:Observation|Tool (?:result|output|response)|Function (?:result|output)|Execution (?:result|output))s?:|"
+    r"\A\s*(?:(?:Observation|Code output|Tool (?:result|output|response)|Function (?:result|output)|Execution (?:result|output))s?:|"
     r"\[[\w-]+(?: [^\]\n]*)?\] Result:|<(?:tool|function)[_-](?:response|result|output)s?>)"
 )
 #: The user's text after such a result.
 _REQUEST_AFTER_OUTPUT = re.compile(
     r"^[ \t]*(?:New task|New request|New message|User|Human|Feedback|Question):[ \t]*\n?|<(feedback|user_message|answer)>\s*",
     re.MULTILINE,
+)
+
+#: Elements in which clients put what a user typed. The plain names count only where nothing but elements is around them.
+_USER_ELEMENT = re.compile(
+    r"<(user[_-]?(?:query|request|message|input|prompt|text)|human[_-]?(?:message|input)|feedback|task|question|query|request|message|prompt|input)>\s*(.*?)\s*</\1>",
+    re.DOTALL | re.IGNORECASE,
+)
+_PLAIN_USER_ELEMENTS = frozenset({"task", "question", "query", "request", "message", "prompt", "input"})
+#: An element with a composed name: a program's. "<div>" is a user's own.
+_COMPOSED_ELEMENT = re.compile(
+    r"<([A-Za-z][A-Za-z0-9]*(?:[_:][A-Za-z0-9]+)+|[a-z]+[A-Z][A-Za-z0-9]*)(?:\s[^<>]*)?>.*?</\1>", re.DOTALL
+)
+_COMMENT = re.compile(
+    r"<!--\s*(?:begin |start )?([a-z]+ [a-z]+)[^>]*-->.*?<!--\s*end (?:of )?\1[^>]*-->|<!--.*?-->",
+    re.DOTALL | re.IGNORECASE,
+)
+#: A line in which a program announces what the user typed: "To tell you how to proceed, the user said:".
+_ANNOUNCED = re.compile(
+    r"^(?![^\n:]*\b(?:I|my|me)\b)(?:[^\n:]*[ .])?(?:user|human)(?:'s)?\b(?: \w+){0,9}?(?: (?:said|says|provided|responded|wrote|replied|asked|answered|feedback|comments?|instructions?|message|input|reason|request|response|query)\b[^\n:]{0,60})?:[ \t]*\n?",
+    re.IGNORECASE | re.MULTILINE,
+)
+#: "Conversation info (untrusted metadata):" with a fenced object, before the text.
+_METADATA = re.compile(r"\A(?:[^\n]{3,80}:\s*\n```(?:json|xml|yaml|text)?\n.*?\n```\s*\n)+", re.DOTALL)
+#: "[Telegram Ann id:7 2026-11-20 21:29 UTC]" before the text.
+_ENVELOPE_HEAD = re.compile(r"\A\[(?=[^\]\n]*(?:\d\d:\d\d|\bid[:=]))[^\]\n]{3,160}\][ \t]*")
+#: Lines such as "Current time: …", "Timezone: …" before the text.
+_FACTS = re.compile(
+    r"\A(?:(?:(?:current |local |today's |user )?(?:date|time|timezone|time zone|locale|os|shell|cwd|working directory|workspace|channel|platform|device|location|language|user id|session id|model)): [^\n]{1,160}\n)+\s*\n?",
+    re.IGNORECASE,
+)
+#: The last field of a retrieval template, which holds the question.
+_TEMPLATE = re.compile(
+    r"^(?:context|documents|sources|search results)\b[^\n]*:?\s*$|^context information is|^[-=]{5,}\s*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_TEMPLATE_QUESTION = re.compile(
+    r"^(?:#+ )?(?:query|question|user(?: query| question| input| message)?|human|request)\s*:[ \t]*\n?(.*?)(?=\n\s*(?:#+ )?(?:answer|assistant|ai|response|helpful answer|output|thought)\s*:?\s*\Z|\Z)",
+    re.IGNORECASE | re.MULTILINE | re.DOTALL,
+)
+#: A bracketed reminder behind the text.
+_TAIL = re.compile(
+    r"\n\s*(?:[\[(](?:reminder|system|note to|message_id|internal)\b[^\n]*[\])]|#{1,4} reminder\b.*)\s*\Z",
+    re.IGNORECASE | re.DOTALL,
 )
 
 #: Roles of messages that follow a reply; some clients put the reply's own text after its tools' results.
@@ -185,11 +229,46 @@ def collapse_whitespace(text: str) -> str:
     return " ".join(text.split())
 
 
-def next_state_text(messages: Sequence[Message]) -> tuple[str, str] | None:
+def typed_words(text: str, reply: str = "") -> str:
+    """Return what a person typed in a user message: without client context, wrappers and framework text; "" when a program wrote it all.
+
+    Args:
+        reply: the reply before the message.
+    """
+    text = _COMMENT.sub("", text).strip() or text
+    for element in reversed(list(_USER_ELEMENT.finditer(text))):
+        around = _COMPOSED_ELEMENT.sub(
+            "", _ELEMENT.sub("", text[: element.start()] + text[element.end() :])
+        ).strip()
+        if element[1].lower() not in _PLAIN_USER_ELEMENTS or not around:
+            return _unwrapped(element[2])
+    announced = list(_ANNOUNCED.finditer(text))
+    if announced and (words := text[announced[-1].end() :].strip()):
+        return _unwrapped(words)
+    bare = strip_client_context(text)
+    if not bare or framework_retry(bare, reply) is not None:
+        return ""
+    return _unwrapped(bare)
+
+
+def _unwrapped(text: str) -> str:
+    """Return a text without wrappers; a wrapper that is all of the text is kept."""
+    for pattern in (_METADATA, _ENVELOPE_HEAD, _FACTS, _COMPOSED_ELEMENT, _TAIL):
+        without = pattern.sub("", text).strip()
+        text = without or text
+    if len(_TEMPLATE.findall(text)) >= 1 and (question := list(_TEMPLATE_QUESTION.finditer(text))):
+        text = question[-1][1].strip() or text
+    return strip_client_context(text) or text.strip()
+
+
+def next_state_text(messages: Sequence[Message], reply: str = "") -> tuple[str, str] | None:
     """Return (role, text) of what followed a turn, or None when nothing did.
 
-    The user's text ("user"), or without one the tools' output ("tool"). ``messages`` are those after the turn's reply. If they contain
-    replies too (turns that were not recorded, or side turns), the newest text counts.
+    A person's words ("user"); without any, a framework's rejection of the reply ("validator" where it says what a validator found, else
+    "framework"), or the tools' output ("tool"). ``messages`` are those after the turn's reply. If they contain replies too (turns that were not recorded, or side turns), the newest text counts.
+
+    Args:
+        reply: the text of the turn's reply, which frameworks quote.
     """
     people: list[tuple[object, str]] = []
     tools: list[str] = []
@@ -207,9 +286,16 @@ def next_state_text(messages: Sequence[Message]) -> tuple[str, str] | None:
             people, tools, system_texts = [], [], []
     # Of several speakers the last one counts; the others are agents.
     texts = [text for name, text in people if name == people[-1][0]]
-    words = [text for text in map(strip_client_context, texts) if text]
+    words = [text for text in (typed_words(text, reply) for text in texts) if text]
     if words:
         return "user", "\n".join(words)
+    rejections = [
+        why for text in texts if (why := framework_retry(strip_client_context(text), reply)) is not None
+    ]
+    if rejections:
+        return "validator" if "validation" in rejections else "framework", "\n".join(texts).strip()
+    if any(framework_retry(text, reply) == "validation" for text in tools):
+        return "validator", "\n".join(tools)
     if tools or (system_texts and not texts):
         return "tool", "\n".join(tools or system_texts)
     return ("user", "\n".join(texts).strip()) if texts else None

@@ -73,19 +73,23 @@ def answer(connection: sa.Connection, turn_id: str, at: float) -> None:
 
 
 def encode_verdict_detail(verdict: Verdict) -> str:
-    """Return the JSON text of the column ``verdicts.detail``, which holds `Verdict.follow_up` too."""
+    """Return the JSON text of the column ``verdicts.detail``, which holds `Verdict.follow_up` and ``share`` too."""
     detail = dict(verdict.detail)
+    if verdict.share != 1.0:
+        detail["share"] = verdict.share
     if verdict.follow_up is not None:
         detail["follow_up"] = verdict.follow_up.text
         detail["follow_up_is_question"] = verdict.follow_up.is_question
     return exact_json(detail)
 
 
-def decode_verdict_detail(stored: str) -> tuple[Json, FollowUp | None]:
-    """Return (detail, follow-up) from the column ``verdicts.detail``."""
+def decode_verdict_detail(stored: str) -> tuple[Json, FollowUp | None, float]:
+    """Return (detail, follow-up, share) from the column ``verdicts.detail``."""
     detail: Json = json.loads(stored)
+    share = float(detail.pop("share", 1.0))
     text, is_question = detail.pop("follow_up", None), detail.pop("follow_up_is_question", False)
-    return detail, FollowUp(text=text, is_question=bool(is_question)) if isinstance(text, str) else None
+    follow_up = FollowUp(text=text, is_question=bool(is_question)) if isinstance(text, str) else None
+    return detail, follow_up, share
 
 
 # ---- messages

@@ -89,8 +89,8 @@ def recollect(connection: sa.Connection, limit: int) -> list[Remembered]:
     """Return the newest turns, oldest first, with the end of what each was asked."""
     t = schema.turns.c
     columns = (
-        t.turn_id, t.session_id, t.parent_turn_id, t.turn_index, t.kind, t.relation, t.link_reason, t.kind_reason, t.scope, t.user,
-        t.created_at, t.finished_at, t.request_key, t.reply_key, t.preamble_node, t.history_node, t.request, t.completion,
+        t.turn_id, t.session_id, t.parent_turn_id, t.turn_index, t.kind, t.relation, t.link_reason, t.kind_reason, t.scope, t.client, t.user,
+        t.created_at, t.finished_at, t.request_key, t.reply_key, t.finish_reason, t.preamble_node, t.history_node, t.request, t.completion,
         t.tool_calls,
     )  # fmt: skip
     query = sa.select(*columns).order_by(t.created_at.desc(), t.turn_id.desc()).limit(limit)
@@ -161,6 +161,7 @@ def _remembered(
         link_reason=row.link_reason,
         kind_reason=row.kind_reason,
         scope=row.scope,
+        client=row.client,
         user=row.user,
         created_at=row.created_at,
         finished_at=row.finished_at,
@@ -169,5 +170,7 @@ def _remembered(
         messages=(*preamble, *tail),
         is_whole=is_whole,
         request=request,
-        completion=Completion(text=row.completion, tool_calls=tuple(json.loads(row.tool_calls))),
+        completion=Completion(
+            text=row.completion, tool_calls=tuple(json.loads(row.tool_calls)), finish_reason=row.finish_reason
+        ),
     )

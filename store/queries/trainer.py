@@ -26,6 +26,7 @@ from store.queries.common import (
 )
 from store.values import (
     BASE_VERSION,
+    LOOP_SOURCE,
     AdapterState,
     AdapterVersion,
     LogprobMode,
@@ -272,6 +273,7 @@ def recent_verdict_values(connection: sa.Connection, policy: str, limit: int) ->
             lv.policy == policy,
             lv.stage.in_([Stage.TRAINED.value, Stage.DROPPED.value]),
             v.value != 0,
+            v.source != LOOP_SOURCE,  # a loop of many turns would outvote what a person said once
             ~sa.exists().where(later.c.turn_id == v.turn_id, later.c.verdict_id > v.verdict_id),
         )
         .order_by(v.verdict_id.desc())
@@ -310,7 +312,7 @@ def _scored(connection: sa.Connection, turn_id: str) -> ScoredTurn:
             sa.select(n.text).where(n.turn_id == turn_id).order_by(n.created_at.desc(), n.by_turn_id).limit(1)
         )
     ).scalar_one_or_none()
-    detail, follow_up = decode_verdict_detail(verdict.detail)
+    detail, follow_up, share = decode_verdict_detail(verdict.detail)
     return ScoredTurn(
         turn_id=row.turn_id,
         session_id=row.session_id,
@@ -333,6 +335,7 @@ def _scored(connection: sa.Connection, turn_id: str) -> ScoredTurn:
             follow_up=follow_up,
             source=verdict.source,
             confidence=verdict.confidence,
+            share=share,
             detail=detail,
             created_at=verdict.created_at,
         ),

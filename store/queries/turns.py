@@ -112,7 +112,7 @@ class _Batch:
         self._stored = stored
         self._new: dict[str, _Stored] = {}
         asked = {t.turn_id for t in turns} | {t.parent_turn_id for t in turns if t.parent_turn_id}
-        asked |= {t.next_state.turn_id for t in turns if t.next_state is not None}
+        asked |= {state.turn_id for turn in turns for state in _next_states(turn)}
         self._there = present(connection, schema.turns.c.turn_id, list(asked))
         self.kept: list[tuple[NewTurn, _Stored]] = []
         self._messages: dict[str, str] = {}
@@ -167,8 +167,9 @@ class _Batch:
                 "since": turn.finished_at,
             }
         )
-        if turn.next_state is not None and turn.next_state.turn_id in self._there:
-            self._answer(turn.next_state)
+        for state in _next_states(turn):
+            if state.turn_id in self._there:
+                self._answer(state)
 
     def _message(self, body: Json) -> str:
         text = wire_json(body)
@@ -233,6 +234,13 @@ class _Batch:
         _INSERT_NEXT_STATES.many(connection, self._next_states)
         for statement in _ANSWER:
             statement.many(connection, self._answers)
+
+
+def _next_states(turn: NewTurn) -> tuple[NextState, ...]:
+    """Return what a turn says about earlier ones."""
+    return (
+        turn.earlier_next_states if turn.next_state is None else (turn.next_state, *turn.earlier_next_states)
+    )
 
 
 def _columns(turn: NewTurn) -> Json:

@@ -1,10 +1,10 @@
-"""Whether a turn may train, as far as its request decides; the rest is tested through the relay."""
+"""What in a request forces tokens on the sampler."""
 
 from typing import Any
 
 import pytest
 
-from recorder.turns import decoding_constraint
+from wire.decoding_constraint import decoding_constraint
 
 
 @pytest.mark.parametrize(

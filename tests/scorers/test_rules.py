@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from scorers.base import Rank, compose
+from scorers.base import Opinion, Rank, compose, next_words
+from scorers.reader import read_turn
 from scorers.rules import (
+    LOOP_SHARE,
     RULES,
     read_edit,
     read_feedback,
     read_follow_up,
     read_retry,
-    read_tool_results,
+    read_tool_calls,
     read_wish,
-    tool_error,
 )
-from store.values import Relation
-from tests.scorers.turns import feedback, said, tool, turn
+from store.lifecycle import DropReason
+from store.values import AnsweredTurn, Completion, Relation
+from tests.making import make_answer
+from tests.scorers.turns import REPLY, feedback, said, tool, turn
 
 
 @pytest.mark.parametrize(
@@ -103,79 +106,142 @@ def test_an_edit_is_weak_and_neutral() -> None:
     assert read_edit(turn(said("And Peru?"))) is None
 
 
-BAD: list[Any] = [
-    "Error: file not found",
-    "error: unknown option --foo",
-    "ERROR 404 Not Found",
-    "Tool error: bad arguments",
-    "Error executing tool search: timeout",
-    "Exception: boom",
-    "ValueError: invalid literal for int()",
-    'Traceback (most recent call last):\n  File "a.py", line 1\nKeyError: 1',
-    "out\nTraceback (most recent call last):\n  File x\nZeroDivisionError: division by zero",
-    "Exit code: 1\nwrong",
-    "stdout\n\nexit_code: 127",
-    "Process exited with code 2\nOutput:\nx",
-    "bash: foo: command not found",
-    '{"error": "no such city"}',
-    '{"error": {"message": "x"}}',
-    '{"ok": false}',
-    '{"success": false, "data": null}',
-    '{"isError": true, "content": "x"}',
-    '{"output": "x", "metadata": {"exit_code": 1, "duration_seconds": 0.1}}',
-    '{"returncode": 2, "stdout": ""}',
-    '{"status": "error"}',
-    '"Error: quoted"',
-    [{"type": "text", "text": "Error: in parts"}],
-]
-FINE: list[Any] = [
-    "22 degrees and sunny",
-    "",
-    None,
-    "0 errors, 3 warnings",
-    "exit code: 0",
-    '{"exit_code": 0, "stdout": "error: old log line"}',
-    '{"error": null, "result": 3}',
-    '{"errors": [], "ok": true}',
-    '{"results": [{"title": "Error handling in Go"}]}',
-    "docs/errors.md: how to read an error message\nsrc/error.py",
-    "The exception proves the rule.",
-    "Errors and residuals are two related measures in statistics.",
-    "[1, 2, 3]",
-    "Terror: a history",
-    '{"output": "done", "metadata": {"exit_code": 0}}',
-    "def f():\n    raise ValueError('x')",
-    "[" * 5000,
-]
+TOOLS = {
+    "tools": [
+        {"type": "function", "function": {"name": "weather", "parameters": {
+            "type": "object", "required": ["city"], "additionalProperties": False,
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"enum": ["C", "F"]},
+                           "places": {"type": "array", "items": {"$ref": "#/$defs/place"}}},
+            "$defs": {"place": {"type": "object", "required": ["name"], "properties": {"name": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}},
+        }}},
+        {"type": "function", "function": {"name": "bash"}},
+    ]
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("content", BAD, ids=lambda c: str(c)[:40])
-def test_a_failed_tool_is_seen_by_its_structure(content: Any) -> None:
-    assert tool_error(content)
+def calling(name: str, arguments: str, answer: Any = "Error: no such city", **changes: Any) -> AnsweredTurn:
+    call = {"id": "c0", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return turn(tool(answer), completion=Completion(tool_calls=(call,)), request=TOOLS, **changes)
 
 
-@pytest.mark.parametrize("content", FINE, ids=lambda c: str(c)[:40])
-def test_a_result_that_merely_mentions_errors_is_fine(content: Any) -> None:
-    assert tool_error(content) is None
-
-
-def test_a_failed_call_is_a_strong_minus_without_a_hint() -> None:
-    opinion = read_tool_results(turn(tool("22 degrees", json.dumps({"error": "no such city"}))))
+@pytest.mark.parametrize(
+    ("name", "arguments", "fault"),
+    [
+        ("wheather", '{"city": "Rome"}', "unknown tool 'wheather'"),
+        ("weather", '{"city": "Rome"', "weather: the arguments are not JSON"),
+        ("weather", '["Rome"]', "weather: the arguments are not an object"),
+        ("weather", "{}", "weather: arguments lacks 'city'"),
+        ("weather", "", "weather: arguments lacks 'city'"),
+        ("weather", '{"city": 3}', "weather: arguments.city is not of type string"),
+        ("weather", '{"city": "Rome", "days": 1.5}', "weather: arguments.days is not of type integer"),
+        ("weather", '{"city": "Rome", "days": true}', "weather: arguments.days is not of type integer"),
+        ("weather", '{"city": "Rome", "unit": "K"}', "weather: arguments.unit is none of the allowed values"),
+        ("weather", '{"city": "Rome", "town": "Rome"}', "weather: arguments has no 'town'"),
+        ("weather", '{"city": "Rome", "places": [{"name": 4}]}', "weather: arguments.places[].name is not of type string"),
+        ("weather", '{"city": "Rome", "places": [{}]}', "weather: arguments.places[] lacks 'name'"),
+    ],
+)  # fmt: skip
+def test_a_malformed_call_is_a_strong_minus_without_a_hint(name: str, arguments: str, fault: str) -> None:
+    opinion = read_tool_calls(calling(name, arguments, "fine"))
     assert opinion is not None
-    assert (opinion.value, opinion.rank, opinion.hint) == (-1, Rank.STRONG_RULE, None)
+    assert (opinion.value, opinion.rank, opinion.hint, opinion.source) == (
+        -1,
+        Rank.STRONG_RULE,
+        None,
+        "rule:tool_error",
+    )
+    assert opinion.detail["errors"] == [fault]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        ('{"command": "ls /nowhere"}', "ls: cannot access '/nowhere': No such file or directory"),
+        ('{"command": "cat /etc/shadow"}', "cat: /etc/shadow: Permission denied"),
+        ('{"command": "grep -r x ."}', '{"exit_code": 1, "stdout": ""}'),
+        ('{"command": "pytest"}', "Traceback (most recent call last):\nKeyError: 1"),
+        ('{"command": "make"}', "Process exited with code 2"),
+        ('{"command": "which foo"}', '{"isError": true, "content": "not found"}'),
+        ('{"anything": [1, null]}', "bash: foo: command not found"),
+    ],
+)  # fmt: skip
+def test_a_call_that_only_failed_is_no_opinion(arguments: str, answer: Any) -> None:
+    probing = calling("bash", arguments, answer)
+    assert [rule.name for rule in RULES if rule.read(probing) is not None] == []
+    assert read_tool_calls(calling("weather", '{"city": "Rome", "days": 2.0, "unit": "C"}', answer)) is None
+
+
+def test_calls_of_unknown_tools_are_not_checked_where_the_request_offers_none() -> None:
+    assert read_tool_calls(replace(calling("nothing", "{"), request={})) is None
+
+
+def test_one_malformed_call_of_two_has_half_the_confidence() -> None:
+    good, bad = (calling("weather", text).completion.tool_calls[0] for text in ('{"city": "Rome"}', "{"))
+    opinion = read_tool_calls(turn(completion=Completion(tool_calls=(good, bad)), request=TOOLS))
+    assert opinion is not None
     assert opinion.confidence == 0.5
-    assert opinion.detail["errors"] == ["error: no such city"]
 
 
-def test_a_tool_that_worked_is_no_opinion() -> None:
-    assert read_tool_results(turn(tool("22 degrees"))) is None
-    assert read_tool_results(turn(said("Error: I mean it"))) is None
+@pytest.mark.parametrize(("role", "value"), [("validator", -1), ("framework", None)])
+def test_a_framework_retry_is_at_most_weak_evidence_and_never_a_hint(role: str, value: int | None) -> None:
+    text = f"1 validation error for City [type=json_invalid, input_value='{REPLY}']. Too long, be brief!"
+    rejected = turn(make_answer("t", "u", text, role=role, relation=Relation.FRAMEWORK_RETRY))
+    verdict, drop = read_turn(rejected, now=1.0)
+    assert (verdict.value, verdict.hint, verdict.follow_up) == (value, None, None)
+    assert (verdict.source, drop) == (("rule:schema", None) if value else ("nobody", DropReason.ABSTAINED))
+    assert next_words(rejected) is None  # no judge is asked
+
+
+def test_words_after_a_tool_loop_count_for_its_turns_by_a_share_and_without_their_hint() -> None:
+    looped = turn(tool("12 C"), said("No, I asked for Rome. Shorter, please.", Relation.TOOL_LOOP, by="v"))
+    verdict, drop = read_turn(looped, now=1.0)
+    assert (verdict.value, verdict.hint, verdict.source, verdict.share) == (
+        -1,
+        None,
+        "rule:tool_loop",
+        LOOP_SHARE,
+    )
+    assert (verdict.follow_up, drop) == (None, None)
+    praised = turn(tool("12 C"), said("Perfect, thank you!", Relation.TOOL_LOOP, by="v"))
+    assert read_turn(praised, now=1.0)[0].value == 1
+    neutral = turn(tool("12 C"), said("And in Peru?", Relation.TOOL_LOOP, by="v"))
+    assert read_turn(neutral, now=1.0)[1] is DropReason.ABSTAINED
+
+
+def test_a_malformed_call_outweighs_the_words_after_its_loop() -> None:
+    wrong = calling("weather", "{")
+    thanked = replace(wrong, next_states=(*wrong.next_states, said("Thanks!", Relation.TOOL_LOOP, by="v")))
+    verdict, _ = read_turn(thanked, now=1.0)
+    assert (verdict.value, verdict.source, verdict.share) == (-1, "rule:tool_error", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (f"Shorter, please. You wrote: {REPLY}", "Shorter, please."),
+        (REPLY, None),
+        ("It lies on the river Seine and I hope this is left out. Use no emoji.", "Use no emoji."),
+        ("Say Paris and nothing else.", "Say Paris and nothing else."),
+    ],
+)  # fmt: skip
+def test_a_hint_never_contains_the_reply_that_it_is_about(given: str, kept: str | None) -> None:
+    opinion = read_feedback(turn(feedback=(feedback(-1.0, given),)))
+    assert opinion is not None
+    assert opinion.hint == kept
+
+
+def test_a_reward_functions_hint_that_repeats_the_reply_is_left_out() -> None:
+    own = Opinion(value=-1, rank=Rank.CUSTOM, source="custom:x", hint=f"Better: {REPLY}")
+    verdict, _ = compose(turn(), [own], now=1.0)
+    assert (verdict.value, verdict.hint, verdict.detail["hint_repeats_reply"]) == (-1, None, True)
 
 
 async def test_the_rules_are_scorers_in_the_order_of_their_say() -> None:
-    assert [rule.name for rule in RULES] == ["feedback", "follow_up", "tool_error", "retry", "edited", "wish"]
+    assert [rule.name for rule in RULES] == [
+        "feedback", "follow_up", "tool_error", "retry", "framework_retry", "tool_loop", "edited", "wish",
+    ]  # fmt: skip
     opinions = [await rule.score(turn(said("too long"))) for rule in RULES]
-    assert [o is not None for o in opinions] == [False, True, False, False, False, False]
+    assert [o is not None for o in opinions] == [False, True, False, False, False, False, False, False]
 
 
 @pytest.mark.parametrize(
