@@ -16,10 +16,10 @@ from tests.trainer.turns import sampled_turn
 from trainer.batch import SampleKind
 from trainer.hint_effect import HintMeter
 from trainer.hint_selection import HintSelection
-from trainer.losses import Residual
+from trainer.losses import NO_RESIDUAL, Residual
 from trainer.playbook import Playbook, Wish, Wording
 from trainer.policy import LocalPolicy, Weights
-from trainer.step import MAX_RESAMPLE_TOKENS, Prepared, StepPlan, prepare, resampled, train
+from trainer.step import MAX_RESAMPLE_TOKENS, Prepared, StepPlan, by_teacher, prepare, resampled, train
 
 COMBINE = bare_plan()
 
@@ -301,6 +301,9 @@ def test_what_only_a_teacher_judges_is_answered_anew_by_the_weights_as_they_are(
     assert after[2].sampling_logprobs is None
     own, mask = policy.response_logprobs([after[0].prompt_ids], [after[0].completion_ids])
     assert after[0].sampling_logprobs == pytest.approx(own[0][mask[0]].tolist(), abs=1e-4)
+    blamed = ready(policy, complaint, plan=replace(COMBINE, blames=True)).samples
+    assert blamed[0].teacher_prompt_ids is not None
+    assert resampled(policy, blamed, seed=3)[0] is blamed[0]  # a teacher and a verdict
     again = resampled(policy, said, seed=3)
     assert [sample.completion_ids for sample in again] == [sample.completion_ids for sample in after]
 
@@ -505,6 +508,19 @@ def test_without_the_gate_every_hint_teaches(policy: LocalPolicy) -> None:
 def test_a08_the_teacher_is_who_the_settings_say() -> None:
     assert StepPlan.of(read_settings({})).teacher is Weights.BASE
     assert StepPlan.of(read_settings({"teacher_model_name": "/some/model"})).teacher is Weights.TEACHER
+    assert StepPlan.of(read_settings({"learning": "teacher=ema"})).teacher is Weights.EMA
+    assert StepPlan.of(read_settings({"learning": "teacher=live"})).teacher is Weights.STUDENT
+
+
+def test_the_teacher_of_an_anchor_is_the_base_model_and_carries_nothing(policy: LocalPolicy) -> None:
+    (complaint,) = ready(policy, sampled_turn(policy, "t", "Hi there")).samples
+    anchor = replace(complaint, kind=SampleKind.ANCHOR)
+    untaught = replace(complaint, teacher_prompt_ids=None)
+    plan = replace(COMBINE, teacher=Weights.EMA, residual=Residual.even(0.3))
+    assert list(by_teacher([anchor, complaint, untaught, anchor], plan)) == [
+        ([1], Weights.EMA, Residual.even(0.3)),
+        ([0, 3], Weights.BASE, NO_RESIDUAL),
+    ]
 
 
 def test_an_engine_that_hides_its_logprob_mode_is_refused_where_it_matters(policy: LocalPolicy) -> None:
