@@ -16,7 +16,7 @@ from tests.trainer.turns import sampled_turn
 from trainer.batch import SampleKind
 from trainer.hint_effect import HintMeter
 from trainer.hint_selection import HintSelection
-from trainer.losses import NO_RESIDUAL, Residual
+from trainer.losses import NO_RESIDUAL, Residual, kl_k3
 from trainer.playbook import Playbook, Wish, Wording
 from trainer.policy import LocalPolicy, Weights
 from trainer.step import MAX_RESAMPLE_TOKENS, Prepared, StepPlan, by_teacher, prepare, resampled, train
@@ -340,6 +340,18 @@ def test_answers_are_asked_for_before_each_further_step_and_not_before_the_first
     tight = replace(plan, max_kl_step=1e-9)  # how far it went is measured on what the batch began with
     assert train(policy, samples, tight, seed=40)["optimizer_steps"] == 1
     assert asked == [41, 42]
+
+
+def test_the_distance_of_a_batch_to_the_base_model_is_measured_on_the_base_model(policy: LocalPolicy) -> None:
+    for seed in range(3):
+        step_once(policy, seed)
+    (sample,) = ready(policy, sampled_turn(policy, "t", "Hi there")).samples
+    asked = [sample.prompt_ids], [sample.completion_ids]
+    own, mask = policy.response_logprobs(*asked)
+    base, _ = policy.response_logprobs(*asked, Weights.BASE)
+    expected = float(kl_k3(own[mask], base[mask]).mean())
+    assert expected > 1e-3
+    assert train(policy, [sample], COMBINE)["kl_base"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_batch_in_parts_moves_the_weights_as_the_whole_does(policy: LocalPolicy) -> None:
