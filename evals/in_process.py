@@ -61,6 +61,7 @@ class InProcessLearner:
         self._verdicts: list[int] = []
         self._past: dict[str, ScoredTurn] = {}
         self._number = self._turns = 0
+        self._unlearned_from: int | None = None
 
     @property
     def policy(self) -> LocalPolicy:
@@ -140,10 +141,15 @@ class InProcessLearner:
         return None
 
     def train(self) -> TrainingAttempt | None:
-        """Take a training step if a batch is ready, as the trainer's worker does; None: no batch is ready."""
+        """Take a training step, as the trainer's worker does, if a batch is ready or a wish is to be unlearned; None: neither.
+
+        A version that is made of withdrawn wishes alone is attempted once from each version.
+        """
         batch = self._batch()
         if not batch:
-            return None
+            if self._unlearned_from == self.version or not self._trainer.is_due():
+                return None
+            self._unlearned_from = self.version
         self._number += 1
         replayed = [self._past[turn_id] for turn_id in self._trainer.draw_replay(batch)]
         remembered = [self._past[turn_id] for turn_id in self._trainer.remembered]

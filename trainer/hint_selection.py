@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from store.values import ScoredTurn
+from store.wishes import CANONICAL, OPPOSITES
 from trainer.hint_effect import HintMeter
-from trainer.playbook import LEAST_EFFECT, Playbook, Wording, canonical_text
+from trainer.playbook import LEAST_EFFECT, SAME_DIRECTION, Playbook, Wording, canonical_text
 from trainer.protocol import Change
 
 #: A hint that changes its own reply by less than this (largest divergence of a token, nats) teaches nothing there.
@@ -94,10 +95,18 @@ class HintSelection:
 
 
 def effective_wording(meter: HintMeter, turn_id: str, hint: str, labels: Sequence[str]) -> Wording:
-    """The person's words; where the model does not act on them, a canonical wording of the same wish if it acts on that."""
+    """The person's words, or a canonical wording of the same wish: where the model acts on that and not on the words, and where it
+    takes the words for what they withdraw ("emojis are fine again" for "no emojis")."""
     text = hint.strip()
-    if labels and meter.effect(text).size < LEAST_EFFECT:
-        canonical = canonical_text(labels)
-        if canonical and meter.effect(canonical).size >= LEAST_EFFECT:
+    canonical = canonical_text(labels)
+    if canonical:
+        effect = meter.effect(text)
+        if effect.size < LEAST_EFFECT:
+            text = canonical if meter.effect(canonical).size >= LEAST_EFFECT else text
+        elif any(
+            effect.cosine(meter.effect(CANONICAL[opposite])) >= SAME_DIRECTION
+            for label in labels
+            for opposite in OPPOSITES.get(label, ())
+        ):
             text = canonical
     return Wording(turn_id=turn_id, text=text, labels=tuple(labels))

@@ -36,3 +36,23 @@ def test_the_baseline_of_a_batch_holds_no_verdict_of_the_batch_or_of_those_behin
     for _ in range(3):
         assert learner.train() is not None
     assert seen == [[], [-1, 1], [-1, 1, -1, 1]]
+
+
+def test_a_withdrawn_wish_is_unlearned_without_turns_and_once_from_each_version(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = InProcessLearner(read_settings({"home": tmp_path, "model_name": str(tiny_model)}))
+    attempts: list[int] = []
+
+    def attempt(turns: Sequence[ScoredTurn], *_: Any) -> Outcome:
+        attempts.append(len(turns))
+        return Outcome(refused={}, parent_version=learner.version)
+
+    monkeypatch.setattr(learner._trainer, "attempt", attempt)
+    assert learner.train() is None
+    monkeypatch.setattr(learner._trainer, "is_due", lambda: True)
+    assert learner.train() is not None
+    assert learner.train() is None  # what came to nothing is not repeated
+    learner._trainer.version = 1
+    assert learner.train() is not None
+    assert attempts == [0, 0]

@@ -234,3 +234,24 @@ def test_small_talk_is_answered_behind_an_answer_and_taught_by_the_base_model_wi
         assert sample.kind is SampleKind.ANCHOR
     again = training.small_talk(stated("Shorter, please."), version=1)
     assert [sample.prompt_ids for sample in again] == [sample.prompt_ids for sample in samples]
+
+
+@pytest.mark.parametrize(
+    ("wish", "label", "words", "opposite"),
+    [
+        ("no emojis from now on", "no_emoji", "Emojis are fine again.", "emoji"),
+        ("answer me in Spanish", "spanish", "It need not be Spanish any more.", "english"),
+        ("Reply as JSON only.", "json", "It need not be JSON any more.", "prose"),
+    ],
+)
+def test_words_that_the_model_takes_for_what_they_withdraw_are_no_wish(
+    builtin: LocalPolicy, meter: HintMeter, wish: str, label: str, words: str, opposite: str
+) -> None:
+    assert meter.effect(words).size >= LEAST_EFFECT
+    assert meter.effect(words).cosine(meter.effect(wish)) >= SAME_DIRECTION
+    selection = HintSelection(meter, Playbook(), version=1, decode=builtin.decode)
+    assert selection.choose(labelled(builtin, wish, label), wish, is_reaction=True).hint == wish
+    choice = selection.choose(labelled(builtin, words, opposite), words, is_reaction=True)
+    assert choice.hint == ""  # the teacher reads the other wishes only
+    assert selection.playbook.wishes == ()
+    assert [one.text for one in selection.playbook.withdrawn] == [wish]

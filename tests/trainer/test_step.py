@@ -16,10 +16,10 @@ from tests.trainer.turns import sampled_turn
 from trainer.batch import SampleKind
 from trainer.hint_effect import HintMeter
 from trainer.hint_selection import HintSelection
-from trainer.losses import Residual
+from trainer.losses import NO_RESIDUAL, Residual, kl_k3
 from trainer.playbook import Playbook, Wish, Wording
 from trainer.policy import LocalPolicy, Weights
-from trainer.step import MAX_RESAMPLE_TOKENS, Prepared, StepPlan, prepare, resampled, train
+from trainer.step import MAX_RESAMPLE_TOKENS, Prepared, StepPlan, by_teacher, prepare, resampled, train
 
 COMBINE = bare_plan()
 
@@ -301,6 +301,9 @@ def test_what_only_a_teacher_judges_is_answered_anew_by_the_weights_as_they_are(
     assert after[2].sampling_logprobs is None
     own, mask = policy.response_logprobs([after[0].prompt_ids], [after[0].completion_ids])
     assert after[0].sampling_logprobs == pytest.approx(own[0][mask[0]].tolist(), abs=1e-4)
+    blamed = ready(policy, complaint, plan=replace(COMBINE, blames=True)).samples
+    assert blamed[0].teacher_prompt_ids is not None
+    assert resampled(policy, blamed, seed=3)[0] is blamed[0]  # a teacher and a verdict
     again = resampled(policy, samples, seed=3)
     assert [sample.completion_ids for sample in again] == [sample.completion_ids for sample in after]
 
@@ -337,6 +340,18 @@ def test_answers_are_asked_for_before_each_further_step_and_not_before_the_first
     tight = replace(plan, max_kl_step=1e-9)  # how far it went is measured on what the batch began with
     assert train(policy, samples, tight, seed=40)["optimizer_steps"] == 1
     assert asked == [41, 42]
+
+
+def test_the_distance_of_a_batch_to_the_base_model_is_measured_on_the_base_model(policy: LocalPolicy) -> None:
+    for seed in range(3):
+        step_once(policy, seed)
+    (sample,) = ready(policy, sampled_turn(policy, "t", "Hi there")).samples
+    asked = [sample.prompt_ids], [sample.completion_ids]
+    own, mask = policy.response_logprobs(*asked)
+    base, _ = policy.response_logprobs(*asked, Weights.BASE)
+    expected = float(kl_k3(own[mask], base[mask]).mean())
+    assert expected > 1e-3
+    assert train(policy, [sample], COMBINE)["kl_base"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_batch_in_parts_moves_the_weights_as_the_whole_does(policy: LocalPolicy) -> None:
@@ -505,6 +520,19 @@ def test_without_the_gate_every_hint_teaches(policy: LocalPolicy) -> None:
 def test_a08_the_teacher_is_who_the_settings_say() -> None:
     assert StepPlan.of(read_settings({})).teacher is Weights.BASE
     assert StepPlan.of(read_settings({"teacher_model_name": "/some/model"})).teacher is Weights.TEACHER
+    assert StepPlan.of(read_settings({"learning": "teacher=ema"})).teacher is Weights.EMA
+    assert StepPlan.of(read_settings({"learning": "teacher=live"})).teacher is Weights.STUDENT
+
+
+def test_the_teacher_of_an_anchor_is_the_base_model_and_carries_nothing(policy: LocalPolicy) -> None:
+    (complaint,) = ready(policy, sampled_turn(policy, "t", "Hi there")).samples
+    anchor = replace(complaint, kind=SampleKind.ANCHOR)
+    untaught = replace(complaint, teacher_prompt_ids=None)
+    plan = replace(COMBINE, teacher=Weights.EMA, residual=Residual.even(0.3))
+    assert list(by_teacher([anchor, complaint, untaught, anchor], plan)) == [
+        ([1], Weights.EMA, Residual.even(0.3)),
+        ([0, 3], Weights.BASE, NO_RESIDUAL),
+    ]
 
 
 def test_an_engine_that_hides_its_logprob_mode_is_refused_where_it_matters(policy: LocalPolicy) -> None:
