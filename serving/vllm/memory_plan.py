@@ -117,7 +117,7 @@ def plan_time_sharing(
     fits = remaining >= engine and step + ENGINE_OVERHEAD <= usable
     share = min(EXCLUSIVE_SHARE, remaining / total) if fits else EXCLUSIVE_SHARE
     why = (
-        f"{_gib(total)} of memory, by turns: the trainer keeps {_gib(resident)} between its turns and needs {_gib(step)} for a step,"
+        f"{_gib(total)} of memory, alternating: the trainer keeps {_gib(resident)} between its steps and needs {_gib(step)} for a step,"
         f" the engine at least {_gib(engine)} of the {_gib(max(remaining, 0))} that remain: "
         + ("each fits" if fits else "they do not fit")
     )

@@ -216,7 +216,7 @@ def test_colocation_is_chosen_when_both_do_not_fit_and_the_arithmetic_is_shown()
     assert (large.mode, large.fits) == ("share", True)
     middle = plan_gpu_memory(qwen(), total=32 * GIB, **sizes)
     assert (middle.mode, middle.fits) == ("sleep", True)
-    assert "by turns" in middle.why
+    assert "alternating" in middle.why
     # what the trainer keeps between its steps is not the engine's
     assert middle.share * 32 * GIB + resident_bytes(qwen(), rank=16) <= 32 * GIB
     assert plan_gpu_memory(qwen(), total=80 * GIB, **sizes, wanted="sleep").mode == "sleep"
