@@ -24,9 +24,8 @@ _LIBRARIES = re.compile(
 _PRODUCT = re.compile(r"\A([A-Za-z][\w.@-]*)(?:/(?:[A-Za-z]+ )?v?([\d][\w.+-]*))?")
 #: How a system prompt names its program: "… running inside OpenClaw", "an agent in the Continue CLI". "You are …" is no such
 #: place: it names a role as often as a program.
-_SELF = re.compile(
-    r"\b(?:running inside|operating inside|agent in the) ([A-Z][A-Za-z0-9]*(?:[ -][A-Z][A-Za-z0-9]*){0,2})\b"
-)
+_SELF = ("running inside ", "operating inside ", "agent in the ")
+_NAME = re.compile(r"[A-Z][A-Za-z0-9]*(?:[ -][A-Z][A-Za-z0-9]*){0,2}\b")
 #: What only one program writes into the head of a system prompt or of a prompt template.
 _PHRASES: tuple[tuple[str, str], ...] = (
     ("\nYour personal goal is: ", "crewAI"),
@@ -107,19 +106,22 @@ def identify_client(headers: Iterable[tuple[bytes, bytes]], body: Mapping[str, A
     return add_client_hint(client_from_headers(headers), body)
 
 
+def _own_name(prompt: str) -> str:
+    for introduction in _SELF:
+        match = _NAME.match(prompt.partition(introduction)[2])
+        if match is not None:
+            return match[0]
+    return next((name for phrase, name in _PHRASES if phrase in prompt), "")
+
+
 def _client_from_body(body: Mapping[str, Any], *, is_aiohttp: bool) -> str:
     messages = body.get("messages")
     for message in messages[:3] if isinstance(messages, Sequence) else ():
         if not isinstance(message, Mapping):
             continue
         head = content_text(message.get("content"))[:_HEAD]
-        if message.get("role") in ("system", "developer"):
-            match = _SELF.search(head)
-            if match is not None:
-                return match[1]
-            for phrase, name in _PHRASES:
-                if phrase in head:
-                    return name
+        if message.get("role") in ("system", "developer") and (own := _own_name(head)):
+            return own
         if is_aiohttp and head.lstrip().startswith(_OPEN_WEBUI):
             return "Open WebUI"
     tools = body.get("tools")
