@@ -289,7 +289,8 @@ def test_a_turn_of_forty_thousand_tokens_is_dropped_and_neither_read_nor_answere
         prompt_token_ids=tuple(policy.render([{"role": "user", "content": text}])),
     )
     assert len(planted.prompt_token_ids) > 40_000
-    sample, lengths = policy.sample, []
+    sample = policy.sample
+    lengths: list[int] = []
 
     def watched(prompts: Any, **given: Any) -> Any:
         lengths.extend(len(prompt) for prompt in prompts)
