@@ -171,8 +171,8 @@ class WishTraining:
             playbook.active,
             key=lambda wish: (not taught.isdisjoint(wish.turn_ids), shares.now.get(wish.text, 0.0)),
         )
-        known = {turn.turn_id: turn for turn in past if turn.prompt_token_ids}
-        others = [turn for turn in idle if turn.prompt_token_ids]
+        known = {turn.turn_id: turn for turn in past if self._has_room(turn)}
+        others = [turn for turn in idle if self._has_room(turn)]
         rng.shuffle(others)
         chosen: list[ScoredTurn] = []
         for place in range(max(0, count)):
@@ -195,9 +195,8 @@ class WishTraining:
         if not playbook.withdrawn:
             return []
         ids = {turn_id for wish in playbook.withdrawn for turn_id in wish.turn_ids}
-        own = [turn for turn in turns if turn.turn_id in ids and turn.prompt_token_ids][
-            : UNLEARNING_SAMPLES // 2
-        ]
+        own = [turn for turn in turns if turn.turn_id in ids and self._has_room(turn)]
+        own = own[: UNLEARNING_SAMPLES // 2]
         hints = [wish.text for wish in playbook.active]
         pairs = [pair for turn in own if (pair := self._pair(turn.messages, hints, turn.prompt_token_ids))]
         for question in self._meter.questions(UNLEARNING_SAMPLES - len(pairs), skip=version):
@@ -238,6 +237,10 @@ class WishTraining:
             for i, ((prompt, hinted), reply) in enumerate(zip(pairs, replies, strict=True))
             if reply.token_ids
         ]
+
+    def _has_room(self, turn: ScoredTurn) -> bool:
+        """Whether a turn has a prompt that can be answered again."""
+        return 0 < len(turn.prompt_token_ids) <= self._policy.max_context - self._max_tokens
 
     def _pair(
         self, messages: Sequence[Mapping[str, Any]], hints: Sequence[str], prompt: Sequence[int] | None

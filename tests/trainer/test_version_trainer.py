@@ -271,3 +271,35 @@ def test_past_complaints_are_answered_by_the_policy_of_today_and_their_verdicts_
     assert (anew.verdict.value, anew.verdict.hint) == (0, old.verdict.hint)
     assert (anew.adapter_version, anew.temperature) == (7, 1.0)
     assert resample_replies(trainer.policy, [hintless], seed=5, version=7) == []
+
+
+def test_a_turn_of_forty_thousand_tokens_is_dropped_and_neither_read_nor_answered_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(tmp_path)
+    policy = trainer.policy
+    first = complaint(policy, "first", QUESTIONS[0])
+    trainer.attempt([first], [], [], 1)
+    trainer.commit(1)
+    ordinary = complaint(policy, "ordinary", QUESTIONS[1])
+    planted = complaint(policy, "planted", QUESTIONS[2])
+    text = f"{QUESTIONS[2]} {'word ' * 40_000}"
+    planted = replace(
+        planted,
+        messages=({"role": "user", "content": text},),
+        prompt_token_ids=tuple(policy.render([{"role": "user", "content": text}])),
+    )
+    assert len(planted.prompt_token_ids) > 40_000
+    sample = policy.sample
+    lengths: list[int] = []
+
+    def watched(prompts: Any, **given: Any) -> Any:
+        lengths.extend(len(prompt) for prompt in prompts)
+        assert max(lengths) <= policy.max_context  # before there is no memory left
+        return sample(prompts, **given)
+
+    monkeypatch.setattr(policy, "sample", watched)
+    outcome = trainer.attempt([ordinary, planted], [], [], 2, [first])
+    assert outcome.refused["planted"].reason is DropReason.TOO_LONG
+    assert outcome.written is not None
+    assert outcome.metrics["turns"] == 1
