@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from wire.decoding_constraint import decoding_constraint
+from trainer.decoding_constraint import decoding_constraint
 
 
 @pytest.mark.parametrize(
