@@ -116,6 +116,7 @@ SANS_IO = {
     "proxy.cors",
     "wire.chat_request",
     "wire.user_text",
+    "wire.framework_text",
     "wire.headers",
     "recorder.turns",
     "wire.captured_exchange",
