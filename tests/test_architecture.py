@@ -61,7 +61,7 @@ MODULES_ALLOWED = {
         "scorers.features",
         "scorers.reactions",
     },
-    ("cli", "recorder"): {"recorder.classify", "recorder.linking"},
+    ("cli", "recorder"): {"recorder.classify", "recorder.linking", "recorder.turns"},
 }
 
 #: library -> packages or modules that may import it.
