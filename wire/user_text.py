@@ -246,7 +246,9 @@ def typed_words(text: str, reply: str = "") -> str:
     if announced and (words := text[announced[-1].end() :].strip()):
         return _unwrapped(words)
     bare = strip_client_context(text)
-    if not bare or any(framework_retry(form, reply) is not None for form in {bare, text}):
+    # An envelope may hold the validator's message alone; other wrappers are templates that people's words stand in.
+    forms = {bare, text} if text.lstrip().startswith("{") else {bare}
+    if not bare or any(framework_retry(form, reply) is not None for form in forms):
         return ""
     return _unwrapped(bare)
 
