@@ -13,7 +13,7 @@ SENTENCES: dict[DropReason, str] = {
     DropReason.UPSTREAM_ERROR: "the reply was an error",
     DropReason.NO_TOKENS: "the backend reported no token ids or log-probabilities",
     DropReason.TOKEN_MISMATCH: "token ids and log-probabilities do not fit together",
-    DropReason.CONSTRAINED: "the request constrained the sampler, so the log-probabilities are not the policy's",
+    DropReason.CONSTRAINED: "a schema or a forced call constrained the reply, and no hint says what to do differently",
     DropReason.UNREADABLE: "the reply was not in the OpenAI format",
     DropReason.NO_NEXT_STATE: "its session ended and nothing had followed",
     DropReason.ABSTAINED: "no scorer had an opinion",

@@ -14,13 +14,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from recorder.turns import read_next_messages
 from scorers.combined import read_message
 from scorers.reader import turn_of
 from scorers.registry import build_scorer_chain
 from scorers.scorer_chain import ScorerChain
 from store.errors import ConfigError
 from store.settings import Settings
-from store.values import NO_SOURCE, Json, Verdict
+from store.values import NO_SOURCE, Json, Relation, Verdict
 
 #: Reactions worked on at once; a judge has its own, lower limit.
 CONCURRENCY = 16
@@ -130,7 +131,16 @@ async def predict(chain: ScorerChain, rows: Sequence[RecordedReaction]) -> list[
     limit = asyncio.Semaphore(CONCURRENCY)
 
     async def one(number: int, row: RecordedReaction) -> Prediction:
-        turn = turn_of(row.text, reply=row.reply, prompt=row.prompt, turn_id=f"reaction-{number}")
+        message = {"role": "user", "content": row.text}
+        role, text, relation = read_next_messages([message], row.reply) or ("user", row.text, Relation.NEXT)
+        turn = turn_of(
+            text,
+            reply=row.reply,
+            prompt=row.prompt,
+            turn_id=f"reaction-{number}",
+            role=role,
+            relation=relation,
+        )
         async with limit:
             verdict, _ = await chain.decide(turn, now=0.0)
         return _prediction(verdict, row)
@@ -162,8 +172,9 @@ def _prediction(verdict: Verdict, row: RecordedReaction) -> Prediction:
         reason = read_message(row.text, reply=row.reply).reason
     if "judge_error" in verdict.detail:
         reason += f"; the judge: {verdict.detail['judge_error']}"
+    value = 0 if verdict.value is None else verdict.value  # a program's text: no opinion
     return Prediction(
-        verdict=verdict.value, hint=verdict.hint, by=verdict.source if decided else "none", reason=reason
+        verdict=value, hint=verdict.hint, by=verdict.source if decided else "none", reason=reason
     )
 
 

@@ -417,8 +417,8 @@ def true_predecessors(rows: Sequence[Recorded]) -> dict[int, set[int | None]]:
     """Return for each main turn the turns that it may answer.
 
     Labels say which session a turn is of, not which turn it answers, so that follows from the session alone, by other means
-    than the linker's: the same prompt again answers the one before (with another seed or ``n``, nothing); else the newest turn of the session whose reply stands
-    in the request; else (a client that keeps no replies) the turn before. A reply that occurs twice in a session matches neither.
+    than the linker's: the same prompt again answers the one before, if a person asks at their own pace and goes on with it, or nothing
+    (with another seed or ``n``, always nothing); else the newest turn of the session whose reply stands in the request; else (a client that keeps no replies) the turn before. A reply that occurs twice in a session matches neither.
     """
     before: dict[str, list[tuple[int, str, list[tuple[str, ...]]]]] = {}
     samplings: dict[int, list[Any]] = {}
@@ -435,7 +435,7 @@ def true_predecessors(rows: Sequence[Recorded]) -> dict[int, set[int | None]]:
         best = max((place for _, place in quoted), default=(-1, 0))
         sampling = [row.chat.body.get(name) for name in ("n", "seed")]
         if same:  # another sample of the prompt answers nothing
-            found[row.seq] = {same[-1] if sampling == samplings[same[-1]] else None}
+            found[row.seq] = {None, same[-1]} if sampling == samplings[same[-1]] else {None}
         elif best[0] >= 0:
             found[row.seq] = {seq for seq, place in quoted if place == best}
         elif any(m.get("role") == "assistant" for m in row.chat.messages):

@@ -134,19 +134,32 @@ def _drop_reason(
 def _next_state(captured: ClassifiedExchange, link: Link) -> NextState | None:
     if link.answered_turn_id is None:
         return None
-    values = next_state_text(link.messages_after, _reply_before(captured.history.messages, link))
+    values = read_next_messages(
+        link.messages_after, _reply_before(captured.history.messages, link), link.relation
+    )
     if values is None:
         return None
-    role, text = values
+    role, text, relation = values
     return NextState(
         turn_id=link.answered_turn_id,
         by_turn_id=captured.turn_id,
         role=role,
         text=text,
         messages=tuple(dict(m) for m in link.messages_after),
-        relation=Relation.FRAMEWORK_RETRY if role in ("validator", "framework") else link.relation,
+        relation=relation,
         created_at=captured.created_at,
     )
+
+
+def read_next_messages(
+    messages: Sequence[Mapping[str, Any]], reply: str, relation: Relation = Relation.NEXT
+) -> tuple[str, str, Relation] | None:
+    """Return (role, text, relation) of the messages that followed ``reply``; a framework's text has a relation of its own."""
+    values = next_state_text(messages, reply)
+    if values is None:
+        return None
+    role, text = values
+    return role, text, Relation.FRAMEWORK_RETRY if role in ("validator", "framework") else relation
 
 
 def _reply_before(messages: Sequence[Mapping[str, Any]], link: Link) -> str:

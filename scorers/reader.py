@@ -44,21 +44,28 @@ def compose_turn(
 
 
 def turn_of(
-    text: str, *, reply: str = "", prompt: str | Sequence[Json] = "", turn_id: str = "recorded"
+    text: str,
+    *,
+    reply: str = "",
+    prompt: str | Sequence[Json] = "",
+    turn_id: str = "recorded",
+    role: str = "user",
+    relation: Relation = Relation.NEXT,
 ) -> AnsweredTurn:
     """Return recorded words as an answered turn.
 
     Args:
         prompt: the request's text, or its messages.
+        role, relation: of the next state; see `store.values.NextState`.
     """
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
     state = NextState(
         turn_id=turn_id,
         by_turn_id="",
-        role="user",
+        role=role,
         text=text,
         messages=({"role": "user", "content": text},),
-        relation=Relation.NEXT,
+        relation=relation,
         created_at=0.0,
     )
     return AnsweredTurn(

@@ -44,7 +44,7 @@ class DropReason(StrEnum):
     UPSTREAM_ERROR = "upstream_error"  #: the reply was an error
     NO_TOKENS = "no_tokens"  #: the backend reported no token ids or logprobs
     TOKEN_MISMATCH = "token_mismatch"  #: ids and logprobs of different length, or not what usage counted
-    CONSTRAINED = "constrained"  #: the request forced the sampler's hand: its tokens carry no probability of the policy's
+    CONSTRAINED = "constrained"  #: a grammar forced its tokens, and no hint says what to do differently
     UNREADABLE = "unreadable"  #: the reply was not the OpenAI format
     NO_NEXT_STATE = "no_next_state"  #: the session was closed and nothing had followed
     ABSTAINED = "abstained"  #: no scorer had an opinion

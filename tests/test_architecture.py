@@ -61,7 +61,7 @@ MODULES_ALLOWED = {
         "scorers.features",
         "scorers.reactions",
     },
-    ("cli", "recorder"): {"recorder.classify", "recorder.linking"},
+    ("cli", "recorder"): {"recorder.classify", "recorder.linking", "recorder.turns"},
 }
 
 #: library -> packages or modules that may import it.
@@ -116,6 +116,7 @@ SANS_IO = {
     "proxy.cors",
     "wire.chat_request",
     "wire.user_text",
+    "wire.framework_text",
     "wire.headers",
     "recorder.turns",
     "wire.captured_exchange",

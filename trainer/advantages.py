@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from store.errors import AlignmentError
@@ -91,6 +91,24 @@ class Streams:
         )
 
 
+def mask_constrained(streams: Streams, forced: Sequence[bool] | None) -> Streams:
+    """Return streams without a verdict's term on tokens that a grammar forced: such a token was not chosen, so it is not to be judged.
+
+    The divergence from the teacher stays: it compares distributions and asks nothing about how the token was drawn.
+
+    Args:
+        forced: [C] which tokens the grammar left no choice; None: the backend does not tell, so any may be.
+    """
+    blocked = (True,) * len(streams.advantages) if forced is None else forced
+    if len(blocked) != len(streams.advantages):
+        raise AlignmentError(f"{len(blocked)} forced flags for {len(streams.advantages)} completion tokens")
+    return replace(
+        streams,
+        advantages=tuple(0.0 if b else a for a, b in zip(streams.advantages, blocked, strict=True)),
+        advantage_mask=tuple(m and not b for m, b in zip(streams.advantage_mask, blocked, strict=True)),
+    )
+
+
 def running_baseline(
     recent: Sequence[int | None], *, kind: Baseline = "running", window: int = BASELINE_WINDOW
 ) -> float:
@@ -135,6 +153,7 @@ def build_streams(
     alpha: float = 0.5,
     opd_centred: bool = False,
     blames: bool = True,
+    share: float = 1.0,
 ) -> Streams:
     """The streams of one sample under a method.
 
@@ -170,6 +189,7 @@ def build_streams(
             comparison with user_interactions.
         blames: whether combine puts a complaint on every token. Without, a hint alone says what was wrong: -1 on all tokens takes
             back what earlier complaints taught about them.
+        share: of the verdict's term; see `store.values.Verdict`.
 
     Raises:
         AlignmentError: a hinted sample without usable teacher or trainer log-probabilities.
@@ -184,7 +204,7 @@ def build_streams(
 
     advantages = [0.0] * completion_length
     if w_verdict and verdict:
-        advantages = [w_verdict * (verdict - baseline)] * completion_length
+        advantages = [share * w_verdict * (verdict - baseline)] * completion_length
     if w_hint:
         teacher = _checked("teacher", teacher_logprobs, completion_length)
         trainer = _checked("trainer", trainer_logprobs, completion_length)

@@ -31,6 +31,8 @@ from trainer.objective import Batch
 
 #: Below this a temperature means greedy decoding.
 GREEDY_BELOW = 1e-5
+#: A log-probability this close to 0 is of a token without alternative.
+_CERTAIN = 1e-6
 _NAN = math.nan
 #: What one more forward and backward pass costs, in padded tokens (built-in model, one thread: 40 ms).
 _PART_TOKENS = 128
@@ -146,6 +148,17 @@ def sample_of(
     )
     _ = sample.reported_temperature
     return sample
+
+
+def forced_tokens(sample: Sample) -> tuple[bool, ...] | None:
+    """Return [C] which tokens of a constrained completion had no alternative; None where the engine does not tell.
+
+    Processed log-probabilities are of the distribution that the token was drawn from: a token that the grammar forces has exactly 0 there. Raw
+    ones are the model's own and say nothing about the grammar.
+    """
+    if sample.logprob_mode is not LogprobMode.PROCESSED or sample.sampling_logprobs is None:
+        return None
+    return tuple(value >= -_CERTAIN for value in sample.sampling_logprobs)
 
 
 def pad(rows: Sequence[Sequence[float] | Tensor], columns: int, fill: float = _NAN) -> Tensor:

@@ -34,9 +34,11 @@ from trainer.advantages import (
     directive_refusal,
     directive_streams,
     is_expected,
+    mask_constrained,
     running_baseline,
 )
-from trainer.batch import Sample, SampleKind, build_batch, micro_batches, sample_of
+from trainer.batch import Sample, SampleKind, build_batch, forced_tokens, micro_batches, sample_of
+from trainer.decoding_constraint import decoding_constraint
 from trainer.hint_selection import HintSelection
 from trainer.losses import NO_RESIDUAL, Residual, kl_k3
 from trainer.objective import Batch, Objective, compute_loss
@@ -263,10 +265,17 @@ def prepare(
             completion_length=len(draft.sample.completion_ids),
             alpha=plan.objective.alpha,
             blames=plan.blames or draft.turn.verdict.source.startswith(BLAMING_SOURCES),
+            share=draft.turn.verdict.share,
         )
+        constraint = decoding_constraint(draft.turn.request)
+        if constraint:
+            streams = mask_constrained(streams, forced_tokens(draft.sample))
         if streams.is_effective:
             samples.append(draft.sample.with_streams(streams))
             news += not is_expected(draft.turn.verdict.value, baseline)
+        elif constraint:
+            detail = f"{constraint}, and no hint that a teacher could read"
+            refused[turn_id] = Refusal(reason=DropReason.CONSTRAINED, detail=detail)
         elif draft.verdict != draft.turn.verdict.value:
             refused[turn_id] = Refusal(reason=DropReason.NO_SIGNAL, detail=unused[turn_id])
         elif turn_id in unused:
@@ -416,6 +425,9 @@ def _read_policy(
             draft.trainer_logprobs = own[row, :count].tolist()
             assert sample.sampling_logprobs is not None  # only anchors have none
             gap = reported[row, :count].double().cpu() - torch.tensor(sample.sampling_logprobs).double()
+            if decoding_constraint(draft.turn.request) and (forced := forced_tokens(sample)) is not None:
+                gap = gap[~torch.tensor(forced)]  # a forced token's log-probability is the grammar's
+                gap = gap if len(gap) else torch.zeros(1)
             ratio = math.exp(max(-20.0, min(20.0, float(gap.mean()))))
             if sample.kind is SampleKind.FEEDBACK and not RATIO_BOUNDS[0] <= ratio <= RATIO_BOUNDS[1]:
                 refused[sample.turn_id] = Refusal(

@@ -49,7 +49,7 @@ def _re(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.IGNORECASE | re.MULTILINE)
 
 
-_REPLY = r"\b(?:response|reply|replies|responses|output|answer|completion|attempt|generation|json|(?:tool|function|action|plan) ?calls?|arguments?|code (?:snippet|blob|block)|action input|format|plan)\b"
+_REPLY = r"\b(?:response|reply|replies|responses|output|answer|completion|attempt|generation|assistant message|json|(?:tool|function|action|plan) ?calls?|arguments?|code (?:snippet|blob|block)|action input|format|plan)\b"
 _FAILED = (
     r"\b(?:did ?n[o']t|does ?n[o']t|do not|was ?n[o']t|were not|is ?n[o']t|are not|has no|could ?n[o']t|cannot|can't|unable|failed|fails|failure|invalid|incorrect|malformed|empty|missing|reached|"
     r"violat\w+|rejected|unparsable|unparseable|incomplete|not (?:valid|found|permitted|allowed|parse\w*|conform\w*)|had problems|errors?)\b"
@@ -74,6 +74,14 @@ EVIDENCE: tuple[Evidence, ...] = (
              pattern=_re(r"\A\W{0,4}(?:call id: ?\S+\s+)?(?:\[?(?:\w+[ _])?(?:error|failure|failed|warning|rejected|fatal|exception)\]?s? ?(?:[:\]!.]|found|\n|-)|[\w.]*(?:Error|Exception)\b ?[:(])|^#{1,4} .{0,40}\b(?:errors?|failed|failure)\b|^[\w ]{0,20}error(?: messages?| details)?: ?\S?")),
     Evidence(name="error_opening", weight=1.0, example="Failed to use tool `population`: city is missing.",
              pattern=_re(r"\A\W{0,4}(?:\w+: )?(?:an? )?(?:encountered |unexpected )?(?:error|failed to|failure|could not|unable to|invalid|bad/\w+|unknown|missing|no [\w ]{2,24} (?:detected|found|was performed))\b|^ERROR:?$")),
+    Evidence(name="failed_opening", weight=1.0, example="Constraint not satisfied: answer must be 'yes'.",
+             pattern=_re(r"\A\W{0,4}(?:[\w./]+ ){1,4}(?:failed|violated|rejected|not satisfied)(?: to \w+)?[^\n:.]{0,24}[:.\n]")),
+    Evidence(name="role_head", weight=1.0, example="[system] The previous assistant message did not contain a tag.",
+             pattern=_re(r"\A\[(?:system|framework|validator|harness|tool|supervisor|runtime|orchestrator)\]")),
+    Evidence(name="nothing_found", weight=1.5, example="No function call was found in your last message.",
+             pattern=_re(r"\bno (?:\w+[ -]){0,2}?(?:calls?|blocks?|tags?|json|objects?|actions?) (?:(?:was|were|is|could be) )?(?:found|detected|present)\b")),
+    Evidence(name="numbered_rules", weight=0.5, example="1. No prices.", pattern=re.compile(r"^\d+[.)] \S", re.MULTILINE)),
+    Evidence(name="expression", weight=0.5, example="len(summary) <= 100", pattern=re.compile(r"\b\w+\([^)\n]{0,40}\) ?[<>=!]=? ?\S")),
     Evidence(name="error_name", weight=1.0, example="UnifiedDiffNoMatch: hunk failed to apply!",
              pattern=re.compile(r"\b[A-Z][a-z]+(?:[A-Z][a-z]+)*(?:Error|Exception|Failure|Mismatch|NoMatch|NoExactMatch): ")),
     Evidence(name="identifier", weight=0.5, example="not the JSON_SCHEMA", pattern=re.compile(r"\b[A-Za-z]{2,}_[A-Za-z]{2,}\w*\b|`\w[^`\n]*`")),
@@ -82,7 +90,7 @@ EVIDENCE: tuple[Evidence, ...] = (
     Evidence(name="search_replace", weight=1.5, example="<<<<<<< SEARCH", pattern=_re(r"^<{7} SEARCH|^>{7} REPLACE")),
     Evidence(name="rule_lines", weight=1.0, example="-----\n{}\n-----", pattern=re.compile(r"^[-=*_#]{5,}\s*$[\s\S]*?^[-=*_#]{5,}\s*$", re.MULTILINE)),
     Evidence(name="error_element", weight=2.0, example="<app:validation_errors>…</app:validation_errors>",
-             pattern=_re(r"<((?:[\w-]+[:_-])*(?:error|errors|exception|failure|retry|reask|invalid|validation)(?:[:_-][\w-]+)*)(?: [^<>]*)?>[\s\S]*?</\1>")),
+             pattern=_re(r"<((?:[\w-]+[:_-])*(?:error|errors|exception|failure|retry|reask|invalid|validation|violation|mismatch)(?:[:_-][\w-]+)*)(?: [^<>]*)?>[\s\S]*?</\1>")),
     Evidence(name="form_lines", weight=1.0, example="Thought: …\nAction: …\nAction Input: …",
              pattern=_re(r"^\W{0,3}(?:thought|action|final answer|action input|observation)s?: ?.*\n(?:.*\n){0,3}?\W{0,3}(?:action|final answer|action input|observation|code|answer): ?")),
     Evidence(name="block", weight=0.5, example="```json\n{}\n```", pattern=_re(r"^```|^\s*[{\[]\s*(?:\"|\{|$)|=\{|\bschema\b.{0,20}[:\n]\s*\{")),
@@ -99,9 +107,9 @@ EVIDENCE: tuple[Evidence, ...] = (
     Evidence(name="you_failed", weight=1.0, example="You did not call a tool.",
              pattern=_re(r"\byou (?:forgot to|did ?n[o']t|did not|have not|failed to|must(?: now| not| always| only)?) (?:use|call|return|provide|include|output|respond|produce|follow|invoke|emit|end|complete|contain|make|correct|choose|select|specify|always)\b")),
     Evidence(name="again", weight=0.75, example="Please try again.",
-             pattern=_re(r"\b(?:try(?:ing)? again|retry(?:ing)?|re-?generate|re-?ask|re-?submit|re-?send|respond again|call (?:it|the \w+) again|fix your mistakes?|previous errors?)\b")),
+             pattern=_re(r"\b(?:try(?:ing)? again|retry(?:ing)?|re-?generate|re-?ask|re-?submit|re-?send|respond again|call (?:it|the \w+) again|re-?writ(?:e|ing)|fix your mistakes?|previous errors?)\b")),
     Evidence(name="correction_order", weight=0.75, example="Recall the function correctly, fix the errors",
-             pattern=_re(r"\b(?:fix|correct|resolve|address|repair)\b(?: \w+){0,3} (?:errors?|issues?|problems?|mistakes?|values?|json|response|reply|format|output|violations?)\b|\bcorrects? (?:this|your)\b|\brecall the function\b")),
+             pattern=_re(r"\b(?:fix|correct|resolve|address|repair)\b(?: \w+){0,3} (?:errors?|issues?|problems?|mistakes?|values?|query|syntax|json|response|reply|format|output|violations?)\b|\bcorrects? (?:this|your)\b|\brecall the function\b")),
     Evidence(name="format_order", weight=0.75, example="Respond with a valid JSON object",
              pattern=_re(r"\b(?:respond|reply|return|output|answer|generate|provide|produce|include|use|call|issue|choose|select|ensure|make sure)\b[^.\n]{0,50}?\b(?:valid|exactly|only|schema|json|tool|function|format|pattern|tags?|xml|yaml|code block|according to|conform\w*|following)\b")),
     Evidence(name="rule", weight=0.5, example="The filename must be alone on the line.",
@@ -162,7 +170,7 @@ def framework_retry(text: str, reply: str = "") -> str | None:
     prose = _prose(text, reply)
     quoted = quoted_share(text, reply)
     if quoted >= 0.8 and names and not re.search(r"^>", text, re.MULTILINE):
-        weight += 1.5
+        weight += 2.0
     if not prose and names & _MACHINE_FORMS:
         weight += 1.5
     has_form = bool(names & _MACHINE_FORMS) or quoted >= 0.8
@@ -178,7 +186,7 @@ def framework_retry(text: str, reply: str = "") -> str | None:
 _MACHINE_FORMS = frozenset(
     {
         "validator_count", "validator_details", "error_objects", "parser_position", "schema_message", "validation_head", "error_head",
-        "trace", "error_name", "error_opening", "search_replace", "rule_lines", "error_element", "form_lines", "automated", "unknown_call",
+        "trace", "error_name", "error_opening", "failed_opening", "role_head", "search_replace", "rule_lines", "error_element", "form_lines", "automated", "unknown_call",
     }
 )  # fmt: skip
 

@@ -89,7 +89,7 @@ _ANNOUNCED = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 #: "Conversation info (untrusted metadata):" with a fenced object, before the text.
-_METADATA = re.compile(r"\A(?:[^\n]{3,80}:\s*\n```(?:json|xml|yaml|text)?\n.*?\n```\s*\n)+", re.DOTALL)
+_METADATA = re.compile(r"\A(?:[^\n]{3,80}:\s*\n```(?:json|xml|yaml)\n.*?\n```\s*\n)+", re.DOTALL)
 #: "[Telegram Ann id:7 2026-11-20 21:29 UTC]" before the text.
 _ENVELOPE_HEAD = re.compile(r"\A\[(?=[^\]\n]*(?:\d\d:\d\d|\bid[:=]))[^\]\n]{3,160}\][ \t]*")
 #: Lines such as "Current time: …", "Timezone: …" before the text.
@@ -246,7 +246,9 @@ def typed_words(text: str, reply: str = "") -> str:
     if announced and (words := text[announced[-1].end() :].strip()):
         return _unwrapped(words)
     bare = strip_client_context(text)
-    if not bare or framework_retry(bare, reply) is not None:
+    # An envelope may hold the validator's message alone; other wrappers are templates that people's words stand in.
+    forms = {bare, text} if text.lstrip().startswith("{") else {bare}
+    if not bare or any(framework_retry(form, reply) is not None for form in forms):
         return ""
     return _unwrapped(bare)
 
@@ -290,7 +292,10 @@ def next_state_text(messages: Sequence[Message], reply: str = "") -> tuple[str, 
     if words:
         return "user", "\n".join(words)
     rejections = [
-        why for text in texts if (why := framework_retry(strip_client_context(text), reply)) is not None
+        why
+        for text in texts
+        if (why := framework_retry(text, reply) or framework_retry(strip_client_context(text), reply))
+        is not None
     ]
     if rejections:
         return "validator" if "validation" in rejections else "framework", "\n".join(texts).strip()

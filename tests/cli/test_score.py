@@ -116,3 +116,15 @@ async def test_a_named_judge_is_asked_where_the_words_do_not_decide(scripted: Sc
     assert (first.verdict, first.by, first.reason) == (1, "judge:openai/some-judge", "votes +1, +1, +1")
     assert (second.verdict, second.by) == (-1, "rule:complaint")
     assert len(scripted.requests) == 3
+
+
+async def test_a_frameworks_text_is_no_complaint_and_a_wrapped_one_is(tmp_path: Path) -> None:
+    chain = build_scorer_chain(read_settings({"home": str(tmp_path), "judge": "none"}))
+    rejected = f"1 validation error for City [type=json_invalid, input_value={REPLY!r}]\nToo long, be brief!"
+    wrapped = "<environment_details>\nmode: code\n</environment_details>\n\n<feedback>\nShorter please.\n</feedback>"
+    program, person = await predict(
+        chain,
+        [RecordedReaction(prompt="Hi", reply=REPLY, text=text, verdict=-1) for text in (rejected, wrapped)],
+    )
+    assert (program.verdict, program.hint, program.by) == (-1, None, "rule:schema")
+    assert (person.verdict, person.hint) == (-1, "Shorter please.")

@@ -153,7 +153,7 @@ def test_a_tool_turn_links_to_its_result(stack: Stack, client: OpenAI) -> None:
     (row,) = rows(stack, "turn_id = ?", raw.headers["x-patina-turn"])
     assert (row["next_role"], row["next_text"]) == ("tool", "sunny, 20 degrees")
     assert json.loads(row["tool_calls"])[0]["function"]["name"] == "get_weather"
-    assert (row["stage"], row["drop_reason"]) == ("dropped", "constrained")
+    assert row["drop_reason"] in (None, "abstained")  # a forced call waits for a reaction like any other turn
 
 
 def test_an_unknown_model_is_the_usual_error(client: OpenAI) -> None:

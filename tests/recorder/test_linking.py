@@ -27,6 +27,7 @@ class Book:
         self.exchanges: dict[str, list[str]] = defaultdict(list)
         self.bodies: dict[str, list[Any]] = {}
         self.extended: set[str] = set()
+        self.is_person = True  # whether a repeated request may be a person's
         self.links: dict[str, Link] = {}
 
     def candidates(self, messages: list[Any]) -> LinkCandidates:
@@ -40,6 +41,7 @@ class Book:
             requests=tips(self.requests, history.keys),
             exchanges=tips(self.exchanges, [e.key for e in history_answer_keys(history)]),
             same_body={t for t, body in self.bodies.items() if body == messages},
+            asked_again=set(self.tips) if self.is_person else (),
         )
 
     def _today(self, turn_id: str) -> Tip:
@@ -123,12 +125,30 @@ def test_the_same_prompt_again_is_a_retry_of_the_turn_it_repeats() -> None:
     assert (found.relation, found.parent_turn_id, found.answered_turn_id, found.turn_index) == (
         Relation.RETRY,
         "t0",
-        "t1",
+        None,  # the verdict waits until the newer reply is continued
         1,
     )
     assert found.messages_after == ()
-    again = book.say(SECOND, "Try csv.reader.")
-    assert (again.relation, again.answered_turn_id) == (Relation.RETRY, "t2")
+    assert book.say(SECOND, "Try csv.reader.").relation is Relation.RETRY
+
+
+def test_the_same_prompt_from_a_program_is_a_branch_and_the_same_opening_a_new_session() -> None:
+    book = Book()
+    book.is_person = False
+    book.say(FIRST, "Use pandas.")
+    again = book.say(FIRST, "Use csv.")
+    assert (again.relation, again.session_id, again.answered_turn_id) == (Relation.FIRST, None, None)
+    book.say(SECOND, "Use csv.")
+    found = book.say(SECOND, "Use the csv module.")
+    assert (found.relation, found.answered_turn_id) == (Relation.BRANCH, None)
+
+
+def test_a_reply_that_was_continued_is_not_asked_again() -> None:
+    book = Book()
+    book.say(FIRST, "Use pandas.")
+    book.say(SECOND, "Use csv.")
+    book.say(THIRD, "You're welcome.")
+    assert book.say(SECOND, "Use the csv module.").relation is Relation.BRANCH
 
 
 def test_after_retries_the_answer_that_is_continued_links() -> None:
@@ -152,7 +172,7 @@ def test_an_identical_opening_that_nothing_followed_is_a_retry() -> None:
     book = Book()
     book.say(FIRST, "Use pandas.")
     found = book.say(FIRST, "Use csv.")
-    assert (found.relation, found.answered_turn_id, found.parent_turn_id) == (Relation.RETRY, "t0", None)
+    assert (found.relation, found.answered_turn_id, found.parent_turn_id) == (Relation.RETRY, None, None)
     assert book.session_of("t1") == book.session_of("t0")
 
 

@@ -469,5 +469,8 @@ def test_the_model_does_what_it_says() -> None:
     ]:
         act(play, talk, action, f"{action} {len(talk.history)}")
     play.check()
-    assert {found.relation for found in play.links.values()} == set(Relation)
+    assert {found.relation for found in play.links.values()} == set(Relation) - {
+        Relation.FRAMEWORK_RETRY,  # of texts, which linking does not read
+        Relation.TOOL_LOOP,  # of next states only
+    }
     assert {found.kind for found in play.links.values()} == set(TurnKind)

@@ -240,8 +240,13 @@ async def test_after_a_restart_the_record_alone_links_older_conversations(record
     assert [r["parent_turn_id"] for r in rows] == [None, "turn_0", "turn_1", "turn_2", "turn_3"]
     assert [r["next_text"] for r in rows] == [*(f"question {i}" for i in range(4)), None]
     async with recording(record_url) as (recorder, record):
-        await recorder.write([make_exchange("again", history[:-2], "another answer")])
-        await recorder.write([make_exchange("edit", [*history[:2], user("something else")], "x")])
+        later = time.time() + 5.0
+        await recorder.write(
+            [make_exchange("again", history[:-2], "another answer", created_at=later, finished_at=later)]
+        )
+        edited = [*history[:2], user("something else")]
+        later += 5.0
+        await recorder.write([make_exchange("edit", edited, "x", created_at=later, finished_at=later)])
         again, edit = (await record.trajectories())[-2:]
         assert await record.verify() == []
     assert (again["relation"], again["parent_turn_id"]) == ("retry", "turn_3")
@@ -271,6 +276,8 @@ async def test_only_a_prompt_that_is_asked_again_after_its_reply_is_a_complaint(
         messages = [user(f"{case}: how do I read a CSV file in Python?")]
         if part != "opening" and not is_opening:
             messages += [assistant(f"answer {case}-opening"), user("without pandas please")]
+        if part == "c":
+            messages += [assistant(f"answer {case}-b"), user("And how do I write one?")]
         name = f"{case}-{part}"
         found = make_exchange(name, messages, f"answer {name}", session=case if is_named else None)
         chat = parse_chat(orjson.dumps({"messages": messages, **body}))
@@ -278,12 +285,13 @@ async def test_only_a_prompt_that_is_asked_again_after_its_reply_is_a_complaint(
         return replace(found, chat=chat, body_key=key, created_at=begins_at, finished_at=begins_at + 1.0)
 
     now = time.time()
-    before, after = [], []
+    before, after, then = [], [], []
     for case, (first, second, pause_s, _) in REPEATS.items():
         before += [] if is_opening else [request(case, "opening", {}, now - 9.0)]
         before.append(request(case, "a", first, now))
         after.append(request(case, "b", second, now + 1.0 + pause_s))
-    processes = [before, after] if restarts else [before + after]
+        then.append(request(case, "c", {}, now + 30.0))
+    processes = [before, after, then] if restarts else [before + after, then]
     for requests in processes:
         async with recording(record_url) as (recorder, record):
             for captured_request in requests:
@@ -291,6 +299,8 @@ async def test_only_a_prompt_that_is_asked_again_after_its_reply_is_a_complaint(
             relations = {r["turn_id"]: r["relation"] for r in await record.trajectories()}
             answered = await record.answered(100)
             assert await record.verify() == []
+            if requests is not processes[-1]:
+                assert not any(map(read_retry, answered)), "a verdict before the newer reply is continued"
     for case, (*_, is_retry) in REPEATS.items():
         # An opening joins no session by its text alone: the body must be the same, and the reply complete.
         is_new = is_opening and not is_named and case in ("one-after-several", "parallel")

@@ -19,7 +19,7 @@ def chain(judge_url: str = "", **given: Any) -> Any:
 def test_the_built_in_model_is_scored_by_rules_alone() -> None:
     made = chain()
     assert (made.judge, made.custom) == (None, None)
-    assert len(made.rules) == 6
+    assert len(made.rules) == 8
 
 
 def test_self_is_the_base_policy_at_the_local_backend() -> None:

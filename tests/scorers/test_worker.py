@@ -114,7 +114,7 @@ async def test_rules_move_turns_on_with_verdict_hint_and_source(record: Record) 
         messages=({"role": "tool", "tool_call_id": "c", "content": "Error: no such city"},),
     )
     async with running(record, chain()) as worker:
-        await until(lambda: worker.counters.scored == 4)
+        await until(lambda: (worker.counters.scored, worker.counters.abstained) == (3, 1))
     seen = await rows(record)
     assert {
         name: (row["verdict"], row["hint"], row["verdict_source"], row["stage"])
@@ -124,7 +124,7 @@ async def test_rules_move_turns_on_with_verdict_hint_and_source(record: Record) 
         "complaint": (-1, "Too long, and no emoji please.", "rule:complaint", "scored"),
         "thanks": (1, None, "rule:thanks", "scored"),
         "retry": (-1, None, "rule:retry", "scored"),
-        "tool": (-1, None, "rule:tool_error", "scored"),
+        "tool": (None, None, "nobody", "dropped"),
     }
     assert await stage(record, "complaint-next") is Stage.RECORDED  # nothing has followed it
 

@@ -98,6 +98,24 @@ def test_a_wide_vocabulary_is_trained_some_positions_at_a_time_to_the_same_weigh
     assert max(float((here[name] - there[name]).abs().max()) for name in there) < 2e-4
 
 
+@pytest.mark.parametrize("body", [{"response_format": {"type": "json_schema"}}, {"tool_choice": "required"}])
+def test_a_turn_under_a_schema_teaches_by_its_hint_alone(policy: LocalPolicy, body: dict[str, Any]) -> None:
+    told = sampled_turn(policy, "t", "What is the capital of France?", request=body)
+    (sample,) = ready(policy, told, plan=replace(COMBINE, blames=True)).samples
+    assert sample.streams is not None
+    assert (sample.streams.directive_weight, any(sample.streams.advantage_mask)) == (1.0, False)
+    praised = sampled_turn(policy, "t", "Hi", request=body, verdict={"value": 1, "hint": None})
+    prepared = ready(policy, praised)
+    assert (prepared.samples, prepared.refused["t"].reason) == ((), DropReason.CONSTRAINED)
+
+
+def test_a_verdict_with_a_share_moves_the_tokens_by_that_share(policy: LocalPolicy) -> None:
+    turn = sampled_turn(policy, "t", "Hi", verdict={"value": 1, "hint": None, "share": 0.5})
+    (sample,) = ready(policy, turn).samples
+    assert sample.streams is not None
+    assert set(sample.streams.advantages) == {0.15}
+
+
 def test_opd_without_hints_trains_nothing_and_says_so(policy: LocalPolicy) -> None:
     turn = sampled_turn(policy, "t", "Hi", verdict={"value": 1, "hint": None})
     prepared = ready(policy, turn, plan=replace(COMBINE, method="opd"))

@@ -1,4 +1,4 @@
-"""Whether a request forced tokens on the sampler. Sans-IO."""
+"""Whether a request forced tokens on the sampler. A pure function of the body."""
 
 from __future__ import annotations
 
