@@ -1,7 +1,7 @@
 """A scripted backend that costs next to nothing: `python -m bench.backend --port N`. It speaks enough of vLLM's dialect to be proxied.
 
 What it says is made beforehand; a request chooses among four replies: streamed or not, with what capture asks for (token ids,
-logprobs, usage) or without. ``"paced": true`` in the body puts 5 ms between the chunks of a stream.
+logprobs, usage) or without. ``"paced": true`` in the body sends a chunk of a stream every 5 ms.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Serving(asyncio.Protocol):
         self._transport.write(pieces[0])
         step = self._loop.call_soon
         if b'"paced"' in data:
-            self._paced(pieces, 1)
+            self._paced(pieces, 1, self._loop.time())
         else:
             step(self._quick, pieces, 1)
 
@@ -167,11 +167,13 @@ class Serving(asyncio.Protocol):
             if position + 1 < len(pieces):
                 self._loop.call_soon(self._quick, pieces, position + 1)
 
-    def _paced(self, pieces: list[bytes], position: int) -> None:
+    def _paced(self, pieces: list[bytes], position: int, began: float) -> None:
+        """Write one piece and plan the next by the clock: a late piece does not delay those behind it. Usage follows the last token at once."""
         if not self._transport.is_closing():
             self._transport.write(pieces[position])
             if position + 1 < len(pieces):
-                self._loop.call_later(GAP_S, self._paced, pieces, position + 1)
+                at = began + min(position, CHUNKS - 1) * GAP_S
+                self._loop.call_at(at, self._paced, pieces, position + 1, began)
 
 
 async def serve(listener: socket.socket, connection: Callable[[], asyncio.BaseProtocol] = Serving) -> None:

@@ -2,7 +2,8 @@
 
 Each shape is sent through a gateway with a recorder beside it, on a record and a journal of its own, in front of the scripted backend.
 Shown is the CPU time a request of gateway and recorder: of the first requests (after a warm-up), of the last, their ratio, and the last one's
-ratio to varied conversations. A shape whose cost grows reads what it should look up.
+ratio to varied conversations. A shape whose cost grows reads what it should look up. `--record N` puts N turns of other conversations into
+the record before.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from rich.table import Table
 
 from bench.backend import MODEL, TEXT
 from bench.client import Client
+from bench.growth import fill
 from bench.proxy import KEY, Server, backend, patina, started
+from recorder.turn_index import TURN_INDEX_CAPACITY
 
 Body = dict[str, Any]
 Message = dict[str, Any]
@@ -62,9 +65,13 @@ _LONG_FIRST = "Here is the file.\n" + "".join(
     f"line {number}: value {number * 7}\n" for number in range(700)
 )  # 16 KB
 _DEEP = _history("deep", 20)
+#: Conversations that take turns: before one is continued, its last turn has left the recorder's memory.
+_WAITING = TURN_INDEX_CAPACITY + 1000
 _NAMED = "named"
+#: Shapes that are not sent to the chat endpoint.
+_PATHS = {_NAMED: "/s/one-session/v1/chat/completions", "embeddings": "/v1/embeddings"}
 
-#: Name -> the body of a request by its number; a shape named `_NAMED` is sent under one session's path.
+#: Name -> the body of a request by its number.
 SHAPES: dict[str, Callable[[int], Body]] = {
     "varied": lambda i: _chat(_in_turns(i, 5, "varied")),
     "identical": lambda i: _chat([_user("What is the time?")]),
@@ -97,11 +104,20 @@ SHAPES: dict[str, Callable[[int], Body]] = {
         ]
     ),
     _NAMED: lambda i: _chat([_user(f"message {i} of one session")]),
+    "resumed": lambda i: _chat(
+        [
+            *_history(f"resumed {i % _WAITING}", i // _WAITING),
+            _user(
+                f"question {i // _WAITING} of resumed {i % _WAITING}, about the weather in town {i // _WAITING}"
+            ),
+        ]
+    ),
+    "embeddings": lambda i: {"model": MODEL, "input": f"document {i}"},
 }
 
 
 async def _send(server: Server, shape: str, first: int, count: int) -> None:
-    path = "/s/one-session/v1/chat/completions" if shape == _NAMED else "/v1/chat/completions"
+    path = _PATHS.get(shape, "/v1/chat/completions")
     numbers = iter(range(first, first + count))
     client = Client(server.port, KEY)
 
@@ -126,11 +142,14 @@ def _cost(server: Server, shape: str, first: int, count: int) -> tuple[float, fl
 
 
 def measure(
-    shape: str, requests: int, sample: int, backend_url: str
+    shape: str, requests: int, sample: int, backend_url: str, recorded: int = 0
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the costs of the first and of the last ``sample`` requests."""
+    """Return the costs of the first and of the last ``sample`` requests, with ``recorded`` turns in the record before them."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         home = Path(name) / "home"
+        if recorded:
+            home.mkdir()
+            fill(home, recorded)
         server = stack.enter_context(
             started("patina", patina(home, backend_url), Path(name), "/healthz", home)
         )
@@ -149,6 +168,7 @@ def main() -> None:
         default=1000,
         help="requests that are measured at each end (default: %(default)s)",
     )
+    parser.add_argument("--record", type=int, default=0, help="turns in the record before (default: none)")
     parser.add_argument("--only", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     arguments = parser.parse_args()
     table = Table(title=f"CPU µs a request, gateway + recorder: first and last of {arguments.requests}")
@@ -158,7 +178,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, started("direct", backend, Path(name)) as direct:
         for shape in arguments.only:
             start, end = measure(
-                shape, arguments.requests, arguments.sample, f"http://127.0.0.1:{direct.port}"
+                shape,
+                arguments.requests,
+                arguments.sample,
+                f"http://127.0.0.1:{direct.port}",
+                arguments.record,
             )
             varied = varied or sum(end)
             table.add_row(

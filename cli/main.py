@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 
 from cli.arguments import build_parser, given_settings
 from store.errors import PatinaError
 from store.settings import read_settings
+
+#: Errors of the disk that the user must mend.
+_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
 def patina() -> int:
@@ -64,3 +68,9 @@ def main(argv: Sequence[str], *, prog: str = "run.py") -> int:
         # `run.py trajectories | head`: the reader has seen enough. Keep Python from complaining at exit as well.
         sys.stderr.close()
         return 0
+    except OSError as exc:
+        if exc.errno not in _DISK_ERRORS:
+            raise
+        place = f" ({exc.filename})" if exc.filename else ""
+        print(f"patina: the disk cannot be written: {exc.strerror}{place}", file=sys.stderr)
+        return 2

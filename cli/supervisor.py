@@ -27,7 +27,7 @@ from store.settings import Settings, child_environment, ensure_api_key
 from store.values import Heartbeat, gateway_name
 
 _PR_SET_PDEATHSIG = 1
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 2.0
 #: A process that lived so long is not "dying again" when it dies.
 _SETTLED_S = 30.0
 #: Longer than the gateways give requests in flight (`proxy.__main__.GRACE_S`).

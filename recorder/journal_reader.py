@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from store.journal import SUFFIX, Entry, folder_token, is_closed, read_entries, 
 
 #: Entries and bytes of one batch: it becomes one transaction.
 MAX_ENTRIES, _MAX_BYTES = 256, 16 << 20
+#: Segments that are open at a time, the oldest ones.
+_MAX_FILES = 256
 #: An entry from further in the future than this is not waited for: the clock was set back.
 _CLOCK_JUMP_S = 1.0
 
@@ -43,6 +46,27 @@ class JournalReader:
         self._folder = folder
         token, there = f"-{folder_token(folder)}", {path.name for path in segments(folder)}
         self._offsets = {name: offset for name, offset in offsets.items() if token in name or name in there}
+        self._files: dict[str, int] = {}  # each segment is kept open: one that somebody removes is still read
+
+    def close(self) -> None:
+        """Close the segments."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def _readable(self) -> list[tuple[str, Path]]:
+        """Return the names of the segments, oldest first, also of removed ones, each with a path that reads it."""
+        for path in segments(self._folder):
+            if path.name not in self._files and len(self._files) < _MAX_FILES:
+                try:
+                    self._files[path.name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    continue
+        return [(name, Path(f"/proc/self/fd/{file}")) for name, file in sorted(self._files.items())]
+
+    def _forget_file(self, name: str) -> None:
+        file = self._files.pop(name, None)
+        if file is not None:
+            os.close(file)
 
     @property
     def offsets(self) -> Mapping[str, int]:
@@ -60,19 +84,16 @@ class JournalReader:
         damaged = total = 0
         # Later entries are not taken: a segment that was read in part has entries that come before them.
         horizon = math.inf
-        for path in segments(self._folder):
-            if _started_at(path) > horizon:
+        for name, path in self._readable():
+            if _started_at(name) > horizon:
                 break  # nor is anything in this segment or behind it
-            start = self._offsets.get(path.name, 0)
-            try:
-                size = path.stat().st_size
-                if size <= start:
-                    continue
-                entries, end, skipped = read_entries(path, start, _MAX_BYTES)
-                if end == start and is_closed(path):
-                    entries, end, skipped = read_entries(path, start, _MAX_BYTES, is_final=True)
-            except FileNotFoundError:
+            start = self._offsets.get(name, 0)
+            size = path.stat().st_size
+            if size <= start:
                 continue
+            entries, end, skipped = read_entries(path, start, _MAX_BYTES)
+            if end == start and is_closed(path):
+                entries, end, skipped = read_entries(path, start, _MAX_BYTES, is_final=True)
             late = next(
                 (i for i, entry in enumerate(entries) if cutoff < entry.at < cutoff + _CLOCK_JUMP_S),
                 len(entries),
@@ -80,12 +101,12 @@ class JournalReader:
             if late < len(entries):
                 end = entries[late].start
             if end > start:
-                offsets[path.name] = end
+                offsets[name] = end
                 damaged += skipped
             newest = 0.0
             for entry in entries[:late]:
                 newest = max(newest, entry.at)  # order within a segment stays when the clock was set back
-                found.append((newest, path.name, entry))
+                found.append((newest, name, entry))
                 total += len(entry.payload)
             is_partly_read = bool(entries) and late == len(entries) and end < size
             if is_partly_read:
@@ -116,20 +137,17 @@ class JournalReader:
 
     def has_recorded(self) -> bool:
         """Whether `remove_recorded` finds something to remove or to forget."""
-        found = segments(self._folder)
-        is_gone = not self._offsets.keys() <= {path.name for path in found}
-        return is_gone or any(self._is_recorded(path) for path in found)
+        found = self._readable()
+        is_gone = not self._offsets.keys() <= self._files.keys() | {p.name for p in segments(self._folder)}
+        return is_gone or any(self._is_recorded(name, path) for name, path in found)
 
-    def _is_recorded(self, path: Path) -> bool:
+    def _is_recorded(self, name: str, path: Path) -> bool:
         """Whether a segment is closed and recorded to its end."""
         if not is_closed(path):
             return False
         # Read after the check: nothing is appended any more.
-        offset = self._offsets.get(path.name, 0)
-        try:
-            entries, end, _ = read_entries(path, offset, 1 << 16, is_final=True)
-        except FileNotFoundError:
-            return True  # removed by another process
+        offset = self._offsets.get(name, 0)
+        entries, end, _ = read_entries(path, offset, 1 << 16, is_final=True)
         return not entries and end == offset
 
     def remove_recorded(self) -> list[str]:
@@ -138,19 +156,18 @@ class JournalReader:
         Of a segment that ends with an incomplete entry, everything before it counts: its writer died while it appended, and no
         client saw the end of that reply.
         """
-        there = set()
-        for path in segments(self._folder):
-            if self._is_recorded(path):
-                path.unlink(missing_ok=True)
-            else:
-                there.add(path.name)
+        for name, path in self._readable():
+            if self._is_recorded(name, path):
+                (self._folder / name).unlink(missing_ok=True)
+                self._forget_file(name)
+        there = self._files.keys() | {path.name for path in segments(self._folder)}
         gone = [name for name in self._offsets if name not in there]
         for name in gone:
             del self._offsets[name]
         return gone
 
 
-def _started_at(path: Path) -> float:
+def _started_at(name: str) -> float:
     """Return when a segment was begun, seconds since the epoch; 0 when its name does not say so."""
-    start = path.name.removesuffix(SUFFIX).partition("-")[0]
+    start = name.removesuffix(SUFFIX).partition("-")[0]
     return int(start) / 1e9 if start.isascii() and start.isdigit() else 0.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -28,8 +28,8 @@ _EDGE_LINES = 6
 _MAX_PROMPT_CHARS, _MAX_PROMPT_LINES = 48_000, 400
 #: Characters that are searched where lines find nothing.
 _MAX_FLAT_CHARS = 16_000
-#: Characters of a line that count: clients truncate what they quote.
-_LINE_CHARS = 48
+#: Characters of a line that count: clients truncate what they quote. They are searched in the line's beginning, behind a speaker's name.
+_LINE_CHARS, _LINE_START = 48, 320
 
 _NOT_WORDS = re.compile(r"[\W_]+")
 _ELEMENT = re.compile(r"</?[A-Za-z][\w:-]*>")
@@ -90,12 +90,10 @@ class PromptLines:
     Attributes:
         positions: normalised line -> its last position; with the speaker's name and without.
         last: the last line with text: most often the subject of a side request.
-        next_speaker: the name that stands alone at the end; None for any other prompt.
     """
 
     positions: Mapping[str, int]
     last: str
-    next_speaker: str | None
 
 
 def read_prompt_lines(messages: Iterable[Message], *, with_system: bool = False) -> PromptLines:
@@ -105,38 +103,57 @@ def read_prompt_lines(messages: Iterable[Message], *, with_system: bool = False)
     if len(text) > 2 * _MAX_PROMPT_CHARS:
         text = f"{text[:_MAX_PROMPT_CHARS]}\n{text[-_MAX_PROMPT_CHARS:]}"
     positions: dict[str, int] = {}
-    raw = list(_raw_lines(text))
+    raw = _raw_lines(text)
     if len(raw) > 2 * _MAX_PROMPT_LINES:
         raw = raw[:_MAX_PROMPT_LINES] + raw[-_MAX_PROMPT_LINES:]
     for position, line in enumerate(raw):
-        for form in (line, _SPEAKER.sub("", line, count=1)):
-            if name := normalise_line(form):
-                positions[name] = position
+        for form in _line_forms(line[:_LINE_START]):
+            positions[form] = position
     last = ""
     for line in reversed(raw):
         last = "" if _TAG.match(line) else normalise_line(_SPEAKER.sub("", line, count=1))
         if last:
             break
-    waiting = _waiting_speaker(text)
-    speaker = waiting[0] if waiting is not None else None
-    return PromptLines(
-        positions=positions,
-        last=last,
-        next_speaker=None if speaker is None or normalise_line(speaker) in _FIELDS else speaker,
-    )
+    return PromptLines(positions=positions, last=last)
 
 
-def _raw_lines(text: str) -> Iterator[str]:
+def next_speaker(messages: Sequence[Message], *, with_system: bool = False) -> str | None:
+    """Return the speaker's name that stands alone at the end of a prompt; None for any other prompt."""
+    roles = ("user", "system", "developer") if with_system else ("user",)
+    texts = (content_text(m.get("content")).rstrip() for m in reversed(messages) if m.get("role") in roles)
+    waiting = _waiting_speaker(next(filter(None, texts), ""))
+    return None if waiting is None or normalise_line(waiting[0]) in _FIELDS else waiting[0]
+
+
+@lru_cache(maxsize=8192)  # many prompts begin with the same file or template
+def _line_forms(line: str) -> tuple[str, ...]:
+    """Return a line normalised, with the speaker's name and without; no empty one."""
+    whole = _normalise_line(line[: 4 * _LINE_CHARS])
+    text = normalise_line(_SPEAKER.sub("", line, count=1))
+    return tuple(filter(None, (whole,) if text == whole else (whole, text)))
+
+
+def _raw_lines(text: str) -> list[str]:
+    """Return the lines of a text, each followed by the lines of the strings that it quotes."""
     if "&" in text:
         text = html.unescape(text)
-    for line in text.splitlines():
-        yield line
-        if "\\" in line or '": "' in line or '":"' in line:
+    lines = text.splitlines()
+    if not _may_quote(text):
+        return lines
+    found: list[str] = []
+    for line in lines:
+        found.append(line)
+        if _may_quote(line):
             for quoted in _STRING.finditer(line):
                 try:
-                    yield from str(json.loads(quoted[0])).splitlines()
+                    found += str(json.loads(quoted[0])).splitlines()
                 except ValueError:
                     continue
+    return found
+
+
+def _may_quote(text: str) -> bool:
+    return "\\" in text or '": "' in text or '":"' in text
 
 
 def _waiting_speaker(text: str) -> tuple[str, int] | None:
@@ -177,7 +194,7 @@ def flatten_user_text(messages: Iterable[Message]) -> str:
     return _NOT_WORDS.sub("", text.casefold())
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnLines:
     """The lines by which one recorded turn is found again."""
 
@@ -242,22 +259,42 @@ _MIN_SUBSTRING_CHARS = 12
 MATCH_SHARE = 0.6
 
 
-def measure_overlap(prompt_lines: PromptLines, trace: TurnLines) -> tuple[float, float, int, int]:
-    """Return (prompt share, reply share, characters found, last position) of a turn's lines in a prompt."""
-    question_share, asked_size, asked_place = _share(prompt_lines, trace.question)
-    answer_share, said_size, said_place = _share(prompt_lines, trace.answer)
-    return question_share, answer_share, asked_size + said_size, max(asked_place, said_place)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """How much of a recorded turn a prompt contains; the fields are those of a `Quote`."""
+
+    question_share: float
+    answer_share: float
+    size: int
+    position: int = 0
+
+    @property
+    def is_match(self) -> bool:
+        return self.question_share >= MATCH_SHARE or self.answer_share >= MATCH_SHARE
 
 
-def measure_substrings(flat: str, trace: TurnLines) -> tuple[float, float, int]:
-    """Return (prompt share, reply share, characters found) of a turn's lines that occur anywhere in ``flat``."""
-    question_share = [line for line in trace.question if len(line) >= _MIN_SUBSTRING_CHARS and line in flat]
-    answer_share = [line for line in trace.answer if len(line) >= _MIN_SUBSTRING_CHARS and line in flat]
-    asked_size, said_size = sum(map(len, question_share)), sum(map(len, answer_share))
-    return (
-        asked_size / max(1, sum(map(len, trace.question))),
-        said_size / max(1, sum(map(len, trace.answer))),
-        asked_size + said_size,
+def measure_overlap(prompt_lines: PromptLines, trace: TurnLines) -> Overlap:
+    """Return which share of a turn's lines a prompt contains."""
+    question_share, question_size, question_position = _share(prompt_lines, trace.question)
+    answer_share, answer_size, answer_position = _share(prompt_lines, trace.answer)
+    return Overlap(
+        question_share=question_share,
+        answer_share=answer_share,
+        size=question_size + answer_size,
+        position=max(question_position, answer_position),
+    )
+
+
+def measure_substrings(flat: str, trace: TurnLines) -> Overlap:
+    """Return which share of a turn's lines occurs anywhere in ``flat``."""
+    question, answer = (
+        sum(len(line) for line in lines if len(line) >= _MIN_SUBSTRING_CHARS and line in flat)
+        for lines in (trace.question, trace.answer)
+    )
+    return Overlap(
+        question_share=question / max(1, sum(map(len, trace.question))),
+        answer_share=answer / max(1, sum(map(len, trace.answer))),
+        size=question + answer,
     )
 
 

@@ -8,6 +8,7 @@ turns that preceded their conversation. All of it can be computed from stored tu
 from __future__ import annotations
 
 import json
+import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +17,10 @@ from typing import Any
 
 from recorder.canonical import History, Message, body_key, parse_history, reply_run_key
 from recorder.classify import is_silent_reply, is_structured
+from recorder.lazy import LazyMapping, LazySequence
 from recorder.linking import LinkCandidates, LinkReason, Orphan, answer_keys, history_answer_keys
 from recorder.text_overlap import (
-    MATCH_SHARE,
+    Overlap,
     PromptLines,
     Quote,
     TurnLines,
@@ -27,6 +29,7 @@ from recorder.text_overlap import (
     measure_overlap,
     measure_substrings,
     newest_user_text,
+    next_speaker,
     normalise_line,
     read_prompt_lines,
     read_turn_lines,
@@ -50,7 +53,9 @@ _REPEATABLE_SIDE_REASONS = frozenset({"summary", "memory", "heartbeat"})
 _MIN_LINE_CHARS = 12
 #: Newest turns that are searched in a prompt that quotes inside its lines.
 _MAX_SEARCHED_TURNS = 32
-_KEY_KINDS = ("request", "body", "session", "side", "line", "reply", "exchange", "order", "opening")
+#: Turns that share lines with a prompt, at most; those of its last lines come first.
+_MAX_TURNS_FOUND = 1024
+_KEY_KINDS = ("request", "body", "session", "side", "reply", "exchange", "order", "opening")
 #: Side requests that concern only past conversations, and those that run independently of any conversation.
 _PAST_SIDE_REASONS = frozenset({"summary", "memory"})
 _INDEPENDENT_SIDE_REASONS = frozenset({"subagent", "cron"})
@@ -81,6 +86,8 @@ class _Entry:
     sampling: tuple[Any, Any]  #: of its request (`_sampling`)
     root: str
     trace: TurnLines
+    lines: frozenset[str]  #: under which it is found in `_lines`
+    session_key: str
     system_key: str
     is_structured: bool
     side_reason: str  #: kind reason of a side turn; "" for a main turn
@@ -141,6 +148,8 @@ class TurnIndex:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         #: By kind of key: key -> turns, oldest first.
         self._index: dict[str, dict[str, list[str]]] = {kind: {} for kind in _KEY_KINDS}
+        #: By root: normalised line -> turns, oldest first.
+        self._lines: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
         self._extended: OrderedDict[str, set[str]] = OrderedDict()  # parent -> main turns that extend it
         self._main_counts: defaultdict[str, int] = defaultdict(int)  # main turns seen, by scope
         self._orphans: OrderedDict[str, _OrphanEntry] = OrderedDict()  # by session, housekeeping first
@@ -191,13 +200,14 @@ class TurnIndex:
     ) -> None:
         keys = [("request", turn.request_key), ("body", f"{turn.scope}:{body}")]
         index = "session" if turn.kind is TurnKind.MAIN else "side"
-        keys.append((index, f"{turn.scope}:{turn.session_id}"))
+        session_key = f"{turn.scope}:{turn.session_id}"
+        keys.append((index, session_key))
         trace = read_turn_lines(history.messages, turn.completion)
         if turn.kind is TurnKind.SIDE:
             trace = TurnLines(
                 question=(), answer=trace.answer
             )  # the template of a side request is not text of the conversation
-        keys += [("line", f"{history.root}:{line}") for line in {*trace.question, *trace.answer}]
+        lines = frozenset((*trace.question, *trace.answer))
         delegated_texts = _delegated_texts(turn.completion)
         opening = _opening_text(history) if turn.kind is TurnKind.MAIN else ""
         if len(opening) >= _MIN_EDITED_OPENING_CHARS:
@@ -235,6 +245,8 @@ class TurnIndex:
             sampling=_sampling(turn.request),
             root=history.root,
             trace=trace,
+            lines=lines,
+            session_key=session_key,
             system_key=history.system_key,
             is_structured=is_structured,
             side_reason=side_reason,
@@ -247,11 +259,10 @@ class TurnIndex:
         )
         self._main_counts[turn.scope] += turn.kind is TurnKind.MAIN
         for kind, key in keys:
-            holders = self._index[kind].get(key)
-            if holders is None:
-                self._index[kind][key] = [turn.turn_id]
-            else:
-                holders.append(turn.turn_id)
+            _append(self._index[kind], key, turn.turn_id)
+        by_line = self._lines[history.root]
+        for line in lines:
+            _append(by_line, line, turn.turn_id)
         is_extension = turn.kind is TurnKind.MAIN and turn.relation is not Relation.RETRY
         if turn.parent_turn_id is not None and is_extension:
             self._extended.setdefault(turn.parent_turn_id, set()).add(turn.turn_id)
@@ -341,10 +352,12 @@ class TurnIndex:
 
     def _remove_keys(self, turn_id: str, entry: _Entry) -> None:
         for kind, key in entry.keys:
-            holders = self._index[kind][key]
-            holders.remove(turn_id)
-            if not holders:
-                del self._index[kind][key]
+            _remove(self._index[kind], key, turn_id)
+        by_line = self._lines[entry.root]
+        for line in entry.lines:
+            _remove(by_line, line, turn_id)
+        if not by_line:
+            del self._lines[entry.root]
 
     def refresh(self, tip: Tip) -> Tip:
         """Return ``tip`` with its current state: it may have been extended since it was read."""
@@ -352,9 +365,9 @@ class TurnIndex:
             return replace(tip, is_newest=False)
         return tip
 
-    def _holders(self, index: str, key: str) -> list[str]:
+    def _holders(self, index: str, key: str) -> Sequence[str]:
         """Return the newest turns under a key, newest first."""
-        return self._index[index].get(key, [])[: -_MAX_TURNS_PER_KEY - 1 : -1]
+        return _newest(self._index[index].get(key, ()))
 
     def ends_main(self, key: str) -> bool:
         """Whether the prompt and reply of a main turn have this key."""
@@ -369,7 +382,7 @@ class TurnIndex:
         return _LazyTips(history, self._index["request"], self._tips)
 
     def _tips(self, holders: Sequence[str]) -> list[Tip]:
-        return [self._entries[t].tip for t in holders[: -_MAX_TURNS_PER_KEY - 1 : -1]]
+        return [self._entries[t].tip for t in _newest(holders)]
 
     def exchanges(self, history: History) -> dict[str, list[Tip]]:
         """Return the turns found by the answer keys of the history."""
@@ -434,21 +447,17 @@ class TurnIndex:
         # If the newest reply is recorded exactly, nothing else is looked up.
         newest = next((m for m in reversed(history.runs) if m.role == "assistant"), None)
         is_exact = newest is not None and bool(replies.get(newest.key))
-        prompt_lines = (
-            None
-            if is_exact
-            else read_prompt_lines(_quotable_messages(history), with_system=not history.is_opening)
-        )
         other_histories = self._histories_of_other_users(captured)
         if other_histories:
             replies = _merge_tips(replies, other_histories, self.replies, history)
         repeated = requests.get(history.request_key, ())
         several = replies.several() if isinstance(replies, _LazyTips) else replies.values()
         rivals = [t for tips in several if len(tips) > 1 for t in tips]
+        quotable = _quotable_messages(history)
         return LinkCandidates(
             replies=replies,
             requests=requests,
-            exchanges={} if is_exact else self.exchanges(history),
+            exchanges={} if is_exact else LazyMapping(lambda: self.exchanges(history)),
             same_body=self.same_body(captured) if repeated else (),
             is_sample=self.is_sample(captured, repeated),
             asked_again=self.asked_again(captured, repeated) if repeated else (),
@@ -456,16 +465,19 @@ class TurnIndex:
             turn_order={
                 t.turn_id: self._entries[t.turn_id].number for t in rivals if t.turn_id in self._entries
             },
-            openings=self._edited_openings(history) if history.is_opening else (),
-            quotes=[] if prompt_lines is None else self._find_quotes(captured, prompt_lines, other_histories),
-            echoes=[] if is_exact else self.echoes(history),
-            orphans=self.orphans(captured),
+            openings=LazySequence(lambda: self._edited_openings(history) if history.is_opening else ()),
+            quotes=()
+            if is_exact
+            else LazySequence(lambda: self._find_quotes(captured, quotable, other_histories)),
+            echoes=() if is_exact else LazySequence(lambda: self.echoes(history)),
+            orphans=LazySequence(lambda: self.orphans(captured)),
             echoed_answer=self.echoed_answer(captured),
             inspected=self._inspected(captured, replies),
             is_silent_reply=any(map(is_silent_reply, captured.reply.completions)),
-            awaits_next_line=prompt_lines is not None and prompt_lines.next_speaker is not None,
+            awaits_next_line=not is_exact
+            and next_speaker(quotable, with_system=not history.is_opening) is not None,
             concerns_past_only=captured.kind.reason in _PAST_SIDE_REASONS,
-            is_delegated=prompt_lines is not None and history.is_opening and self._is_delegated(history),
+            is_delegated=not is_exact and history.is_opening and self._is_delegated(history),
         )
 
     def _histories_of_other_users(self, captured: ClassifiedExchange) -> list[History]:
@@ -485,9 +497,9 @@ class TurnIndex:
 
     def _is_delegated(self, history: History) -> bool:
         """Whether a fresh request repeats what a recorded turn passed to a tool: another agent was given the task."""
-        words = edge_lines(newest_user_text(history.messages))
-        if not words:
+        if not self._index["order"]:
             return False
+        words = edge_lines(newest_user_text(history.messages))
         prompt_lines = None
         for line in reversed(words):
             for turn_id in self._holders("order", f"{history.root}:{line}"):
@@ -567,10 +579,15 @@ class TurnIndex:
         )
 
     def _find_quotes(
-        self, captured: ClassifiedExchange, prompt_lines: PromptLines, other_histories: Sequence[History]
+        self, captured: ClassifiedExchange, quotable: Sequence[Message], other_histories: Sequence[History]
     ) -> list[Quote]:
         history = captured.history
-        found = self._measure_quotes(history, prompt_lines, captured.kind.reason)
+        prompt_lines = read_prompt_lines(quotable, with_system=not history.is_opening)
+        # The question alone makes no main opening a quotation: many begin with the same file or template.
+        is_answer_needed = history.is_opening and captured.kind.kind is TurnKind.MAIN
+        found = self._measure_quotes(
+            history, prompt_lines, captured.kind.reason, is_answer_needed=is_answer_needed
+        )
         for other in other_histories:
             found += self._measure_quotes(other, prompt_lines, captured.kind.reason)
         if history.is_opening and captured.kind.kind is TurnKind.MAIN:
@@ -582,12 +599,11 @@ class TurnIndex:
         inside = []
         roots = {history.root, *(other.root for other in other_histories)}
         newest = (e for t in reversed(self._entries) if (e := self._entries[t]).root in roots)
+        side_at: dict[str, float] = {}
         for entry in islice(newest, _MAX_SEARCHED_TURNS):
-            question_share, answer_share, size = measure_substrings(flat, entry.trace)
-            if question_share >= MATCH_SHARE or answer_share >= MATCH_SHARE:
-                inside.append(
-                    self._build_quote(entry, question_share, answer_share, size, 0, captured.kind.reason)
-                )
+            overlap = measure_substrings(flat, entry.trace)
+            if overlap.is_match:
+                inside.append(self._build_quote(entry, overlap, captured.kind.reason, side_at))
         return inside
 
     def _find_summaries(self, history: History) -> list[Quote]:
@@ -600,58 +616,69 @@ class TurnIndex:
         return [q for q in self._measure_quotes(history, prompt_lines) if q.tip.kind is TurnKind.SIDE]
 
     def _measure_quotes(
-        self, history: History, prompt_lines: PromptLines, side_reason: str = ""
+        self,
+        history: History,
+        prompt_lines: PromptLines,
+        side_reason: str = "",
+        *,
+        is_answer_needed: bool = False,
     ) -> list[Quote]:
+        """Return the turns of which a prompt contains enough; on request only those of whose reply it contains something."""
+        by_line = self._lines.get(history.root)
+        if by_line is None:
+            return []
         found: dict[str, None] = {}
-        for line in prompt_lines.positions:
-            for turn_id in reversed(self._holders("line", f"{history.root}:{line}")):
-                found[turn_id] = None
+        for line in reversed([line for line in prompt_lines.positions if line in by_line]):
+            found.update(dict.fromkeys(_newest(by_line[line])))
+            if len(found) >= _MAX_TURNS_FOUND:
+                break
         newest = sorted((self._entries[t] for t in found), key=lambda e: e.tip.created_at, reverse=True)
+        measured: dict[TurnLines, Overlap] = {}  # repeated turns have equal lines
+        side_at: dict[str, float] = {}
         quotes = []
         for entry in newest[:_MAX_MEASURED_TURNS]:
-            question_share, answer_share, size, position = measure_overlap(prompt_lines, entry.trace)
-            if question_share < MATCH_SHARE and answer_share < MATCH_SHARE:
+            if is_answer_needed and prompt_lines.positions.keys().isdisjoint(entry.trace.answer):
                 continue
-            quotes.append(self._build_quote(entry, question_share, answer_share, size, position, side_reason))
+            overlap = measured.get(entry.trace)
+            if overlap is None:
+                overlap = measured[entry.trace] = measure_overlap(prompt_lines, entry.trace)
+            if overlap.is_match:
+                quotes.append(self._build_quote(entry, overlap, side_reason, side_at))
         return quotes
 
+    def _newest_side_at(self, session_key: str, side_reason: str) -> float:
+        """Return when the newest side turn of a kind was sent in a session; minus infinity when there is none."""
+        side_turns = (self._entries[t] for t in self._holders("side", session_key))
+        return max((e.tip.created_at for e in side_turns if e.side_reason == side_reason), default=-math.inf)
+
     def _build_quote(
-        self,
-        entry: _Entry,
-        question_share: float,
-        answer_share: float,
-        size: int,
-        position: int,
-        side_reason: str,
+        self, entry: _Entry, overlap: Overlap, side_reason: str, side_at: dict[str, float]
     ) -> Quote:
-        session = self._session_key(entry)
+        """Return a quote; ``side_at`` keeps `_newest_side_at` by session."""
+        session = entry.session_key
+        if session not in side_at and side_reason not in _REPEATABLE_SIDE_REASONS:
+            side_at[session] = self._newest_side_at(session, side_reason)
         newest = self._newest_main(session)
         since = entry.tip.created_at - (0.0 if entry.tip.turn_index else ORPHAN_TTL_S)
-        side_turns = (self._entries[t] for t in self._holders("side", session))
         return Quote(
             tip=self.refresh(entry.tip),
-            question_share=question_share,
-            answer_share=answer_share,
-            size=size,
-            position=position,
+            question_share=overlap.question_share,
+            answer_share=overlap.answer_share,
+            size=overlap.size,
+            position=overlap.position,
             newest=newest,
             is_left_behind=newest is not None
             and newest.created_at > entry.tip.created_at
             and not self._entries[newest.turn_id].is_on_summary,
             has_no_question=not entry.trace.question,
-            has_same_side_turn=side_reason not in _REPEATABLE_SIDE_REASONS
-            and any(e.side_reason == side_reason and e.tip.created_at >= since for e in side_turns),
+            has_same_side_turn=side_at.get(session, -math.inf) >= since,
         )
 
-    def _session_key(self, entry: _Entry) -> str:
-        return next(key for index, key in entry.keys if index in ("session", "side"))
-
-    def echoes(self, history: History) -> list[tuple[Quote, int]]:
-        """Return recorded turns whose prompt and reply the history contains with other text around them, newest first.
+    def echoes(self, history: History) -> Iterator[tuple[Quote, int]]:
+        """Yield recorded turns whose prompt and reply the history contains with other text around them, newest first.
 
         Each comes with the number of the run that holds its reply.
         """
-        found: list[tuple[Quote, int]] = []
         answers = [i for i, run in enumerate(history.runs) if run.role == "assistant"]
         for i in reversed(answers[-4:]):
             start = history.runs[i - 1].end if i else 0
@@ -661,8 +688,8 @@ class TurnIndex:
                 for m in history.messages[start : history.runs[i].end]
             )
             prompt_lines = _lines_of(newest_user_text(history.messages[before:start]), answer_text)
-            found += [(quote, i) for quote in self._measure_quotes(history, prompt_lines)]
-        return found
+            for quote in self._measure_quotes(history, prompt_lines):
+                yield quote, i
 
     def echoed_answer(self, captured: ClassifiedExchange) -> Quote | None:
         """Return the recorded turn whose reply equals this request's newest user message."""
@@ -671,7 +698,8 @@ class TurnIndex:
         if newest is None or newest.get("role") != "user":
             return None
         words = edge_lines(content_text(newest.get("content")))
-        for turn_id in self._holders("line", f"{captured.history.root}:{words[-1]}") if words else ():
+        by_line = self._lines.get(captured.history.root, {})
+        for turn_id in _newest(by_line.get(words[-1], ())) if words else ():
             entry = self._entries[turn_id]
             if entry.trace.answer == words and entry.trace.question != words:
                 return Quote(
@@ -682,6 +710,26 @@ class TurnIndex:
                     position=0,
                 )
         return None
+
+
+def _newest(holders: Sequence[str]) -> Sequence[str]:
+    """Return the newest turns under a key, newest first."""
+    return holders[: -_MAX_TURNS_PER_KEY - 1 : -1]
+
+
+def _append(index: dict[str, list[str]], key: str, turn_id: str) -> None:
+    holders = index.get(key)
+    if holders is None:
+        index[key] = [turn_id]
+    else:
+        holders.append(turn_id)
+
+
+def _remove(index: dict[str, list[str]], key: str, turn_id: str) -> None:
+    holders = index[key]
+    holders.remove(turn_id)
+    if not holders:
+        del index[key]
 
 
 def _sampling(request: Json) -> tuple[Any, Any]:

@@ -79,6 +79,8 @@ class RecorderWorker:
                 await self._remove_recorded()
         except TimeoutError:
             log.warning("the journal is not recorded to its end; the next start goes on there")
+        if self._reader is not None:
+            self._reader.close()
         record = self._turns.record
         if record is not None:
             try:

@@ -102,11 +102,11 @@ turns = Table(
     Column("reply_key", _HASH),
     Column("completion_key", _HASH, nullable=False),  # text_key(completion)
     Column("drop_detail", Text, nullable=False),
-    Index(None, "scope", "reply_key"),
-    Index(None, "scope", "request_key"),
+    Index(None, "scope", "reply_key", "created_at"),
+    Index(None, "scope", "request_key", "created_at"),
     Index(None, "scope", "completion_key"),
     Index(None, "completion_id"),
-    Index(None, "session_id", "turn_index"),
+    Index(None, "session_id", "turn_index", "parent_turn_id"),
     Index(None, "created_at"),
     Index(None, "kind"),  # for `status`, which would read every turn
 )

@@ -104,6 +104,7 @@ SANS_IO = {
     "serving.vllm.gpu_arbiter",
     "serving.vllm.capability_probe",
     "recorder.canonical",
+    "recorder.lazy",
     "recorder.linking",
     "recorder.classify",
     "proxy.client_names",

@@ -23,6 +23,8 @@ MIN_BYTES = 8192
 MAX_BYTES, _MIN_BYTES_PER_VALUE = 4 << 20, 12
 #: Requests are bucketed by this many bytes before a power of two; within a bucket they are compared.
 _WINDOW = 48
+#: Bytes that are compared first.
+_FIRST_BYTES = 512
 #: Longest bucket.
 _MAX_BUCKET = 64
 
@@ -140,7 +142,8 @@ class PrefixCache:
 
     def _find_prefix_end(self, entry: ParsedPrefix, raw: bytes) -> bool:
         """Find the end of a cached request's messages, once another request shares its beginning."""
-        if raw[:MIN_BYTES] != entry.raw[:MIN_BYTES]:
+        # Most others differ in their first bytes; each slice is a copy.
+        if raw[:_FIRST_BYTES] != entry.raw[:_FIRST_BYTES] or raw[:MIN_BYTES] != entry.raw[:MIN_BYTES]:
             return False
         self._evict(entry)
         try:

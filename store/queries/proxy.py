@@ -20,15 +20,18 @@ from store.queries.common import answer, chain_messages, move
 from store.texts import last_user_text
 from store.values import Feedback, GpuLease, GpuRole, Heartbeat, Relation, Tip, Tips, TurnKind
 
+#: Turns that are returned under one key: a key of more identifies none of them.
+MAX_TIPS_PER_KEY = 64
+
 
 def tips_for(connection: sa.Connection, scope: str, keys: Sequence[str]) -> Tips:
-    """Return the stored turns of ``scope`` whose request or reply key is among ``keys``."""
+    """Return the stored turns of ``scope`` whose request or reply key is among ``keys``: under each key the newest ones."""
     if not keys:
         return Tips(replies={}, requests={})
     found = []
-    for statement in (_TIPS_BY_REPLY, _TIPS_BY_REQUEST):
+    for statement in _TIPS[connection.dialect.name]:
         tips: dict[str, list[Tip]] = {}
-        for row in connection.execute(statement, {"scope": scope, "keys": list(keys)}):
+        for row in connection.execute(statement, {"scope": scope, "keys": json.dumps(keys)}):
             tips.setdefault(row.key, []).append(_tip(row))
         found.append({key: tuple(some) for key, some in tips.items()})
     return Tips(replies=found[0], requests=found[1])
@@ -182,24 +185,42 @@ def _tip_select(key: sa.ColumnElement[Any]) -> sa.Select[Any]:
         key.label("key"),
         (~extended).label("is_newest"),
         c.created_at,
-    ).where(c.scope == sa.bindparam("scope"))
-
-
-def _tips_by(column: sa.ColumnElement[Any]) -> sa.Select[Any]:
-    c = schema.turns.c
-    return (
-        _tip_select(column)
-        .where(column.in_(sa.bindparam("keys", expanding=True)))
-        .order_by(c.created_at.desc(), c.turn_id.desc())
     )
 
 
+def _tips_by(column: sa.Column[Any], dialect: str) -> sa.Select[Any]:
+    """Return the select of the newest turns under each of several keys (a JSON list): a prompt may have been sent a million times."""
+    c = schema.turns.c
+    is_sqlite = dialect == "sqlite"
+    each = sa.func.json_each if is_sqlite else sa.func.json_array_elements_text
+    argument = sa.bindparam("keys") if is_sqlite else sa.cast(sa.bindparam("keys"), sa.JSON)
+    keys = each(argument).table_valued("value", name="wanted", joins_implicitly=True)
+    holder = schema.turns.alias("holder")
+    newest = (
+        sa.select(holder.c.turn_id)
+        .where(holder.c.scope == sa.bindparam("scope"), holder.c[column.key] == keys.c.value)
+        .order_by(holder.c.created_at.desc())
+        .limit(MAX_TIPS_PER_KEY)
+    )
+    if is_sqlite:
+        select = _tip_select(column).where(c.turn_id.in_(newest.correlate(keys)))
+    else:
+        lateral = newest.correlate(keys).lateral("newest")
+        select = _tip_select(column).where(c.turn_id == lateral.c.turn_id)
+    return select.select_from(keys).order_by(c.created_at.desc(), c.turn_id.desc())
+
+
 # Built once: putting such a statement together costs as much as running it, and these run for every request.
-_TIPS_BY_REPLY = _tips_by(schema.turns.c.reply_key)
-_TIPS_BY_REQUEST = _tips_by(schema.turns.c.request_key)
+_TIPS = {
+    dialect: tuple(
+        _tips_by(column, dialect) for column in (schema.turns.c.reply_key, schema.turns.c.request_key)
+    )
+    for dialect in ("sqlite", "postgresql")
+}
 _SESSION_TIP = (
     _tip_select(sa.func.coalesce(schema.turns.c.reply_key, schema.turns.c.request_key))
     .where(
+        schema.turns.c.scope == sa.bindparam("scope"),
         schema.turns.c.session_id == sa.bindparam("session_id"),
         _unindexed(schema.turns.c.kind) == TurnKind.MAIN.value,
     )

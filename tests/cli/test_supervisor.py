@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from cli.main import main
 from cli.supervisor import Child, _supervise
 from migrations import upgrade
+from serving.ports import free_port
 from store.settings import Settings, child_environment, read_settings
 from tests.waiting import until
 
@@ -78,3 +80,16 @@ async def test_a_clean_end_prints_nothing_with_exit_code_0(
 ) -> None:
     assert await stopped(settings, [child(tmp_path, "recorder"), child(tmp_path, "proxy")], tmp_path) == 0
     assert capfd.readouterr().err == ""
+
+
+def test_a_start_on_a_full_disk_ends_with_one_sentence_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "settings.tmp").symlink_to("/dev/full")
+    asked = ["--home", str(tmp_path), "--proxy-port", str(free_port())]
+    code = main([*asked, "--upstream", "http://127.0.0.1:9/v1", "--model-name", "tiny"])
+    assert (code, capsys.readouterr().err) == (
+        2,
+        "patina: the disk cannot be written: No space left on device\n",
+    )

@@ -18,6 +18,7 @@ from recorder.text_overlap import (
     measure_overlap,
     measure_substrings,
     newest_user_text,
+    next_speaker,
     normalise_line,
     read_prompt_lines,
     read_turn_lines,
@@ -48,30 +49,28 @@ def user(text: str) -> dict[str, str]:
     ],
 )  # fmt: skip
 def test_an_exchange_is_found_however_it_is_written_out(text: str) -> None:
-    question_share, answer_share, size, position = measure_overlap(read_prompt_lines([user(text)]), TRACE)
-    assert question_share >= MATCH_SHARE
-    assert answer_share >= MATCH_SHARE
-    assert size > 60
-    assert position >= 0
+    overlap = measure_overlap(read_prompt_lines([user(text)]), TRACE)
+    assert overlap.question_share >= MATCH_SHARE
+    assert overlap.answer_share >= MATCH_SHARE
+    assert overlap.size > 60
+    assert overlap.position >= 0
 
 
 def test_an_exchange_on_one_line_is_found_inside_it() -> None:
     text = f"Give a title: User: {' '.join(QUESTION.split())} Assistant: {' '.join(ANSWER.split())}"
-    question_share, answer_share, _ = measure_substrings(flatten_user_text([user(text)]), TRACE)
-    assert min(question_share, answer_share) >= MATCH_SHARE
+    overlap = measure_substrings(flatten_user_text([user(text)]), TRACE)
+    assert min(overlap.question_share, overlap.answer_share) >= MATCH_SHARE
 
 
 def test_another_conversation_is_not_found() -> None:
-    question_share, answer_share, _, _ = measure_overlap(
-        read_prompt_lines([user("How do I bake bread?\nUse flour.")]), TRACE
-    )
-    assert (question_share, answer_share) == (0.0, 0.0)
+    overlap = measure_overlap(read_prompt_lines([user("How do I bake bread?\nUse flour.")]), TRACE)
+    assert (overlap.question_share, overlap.answer_share) == (0.0, 0.0)
 
 
 def test_cut_lines_are_the_same_lines() -> None:
     long = "Tell me about " + "the bicycle and its history " * 5
     trace = read_turn_lines([user(long)], Completion(text="Sure."))
-    assert measure_overlap(read_prompt_lines([user(f"USER: {long[:80]}...")]), trace)[0] == 1.0
+    assert measure_overlap(read_prompt_lines([user(f"USER: {long[:80]}...")]), trace).question_share == 1.0
 
 
 def test_of_a_long_answer_only_the_edges_count() -> None:
@@ -91,7 +90,7 @@ def test_of_a_long_answer_only_the_edges_count() -> None:
 def test_a_dialogue_that_waits_for_the_next_line_ends_with_the_speakers_name(
     text: str, speaker: str | None, words: str
 ) -> None:
-    assert read_prompt_lines([user(text)]).next_speaker == speaker
+    assert next_speaker([user(text)]) == speaker
     assert last_utterance(text) == words
 
 
@@ -114,13 +113,9 @@ def test_a_long_page_keeps_its_beginning_and_its_end() -> None:
 
 @given(messages)
 def test_any_messages_can_be_read(found: Any) -> None:
-    assert (
-        0
-        <= measure_overlap(
-            read_prompt_lines(found, with_system=True), read_turn_lines(found, Completion(text="x"))
-        )[0]
-        <= 1
-    )
+    lines = read_turn_lines(found, Completion(text="x"))
+    assert 0 <= measure_overlap(read_prompt_lines(found, with_system=True), lines).question_share <= 1
+    assert next_speaker(found) is None or next_speaker(found) != ""
     assert flatten_user_text(found) == flatten_user_text(list(found))
     assert classify(found, {}).kind.value in ("main", "side")
     assert isinstance(find_evidence(found, {}), list)
@@ -129,12 +124,6 @@ def test_any_messages_can_be_read(found: Any) -> None:
 
 
 def test_a_form_waits_for_a_field_and_not_for_a_speaker() -> None:
-    assert (
-        read_prompt_lines(
-            [{"role": "user", "content": "User: hi\nBot: hello\nUser: and?\nBot:"}]
-        ).next_speaker
-        == "Bot"
-    )
+    assert next_speaker([user("User: hi\nBot: hello\nUser: and?\nBot:")]) == "Bot"
     for field in ("Output", "Title", "### Summary", "Standalone question"):
-        page = read_prompt_lines([{"role": "user", "content": f"Input: hi\n{field}:"}])
-        assert page.next_speaker is None, field
+        assert next_speaker([user(f"Input: hi\n{field}:")]) is None, field

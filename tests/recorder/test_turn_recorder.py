@@ -253,6 +253,24 @@ async def test_after_a_restart_the_record_alone_links_older_conversations(record
     assert (edit["relation"], edit["parent_turn_id"]) == ("branch", "turn_0")
 
 
+async def test_a_turn_that_only_the_record_knows_is_continued_once_and_then_branched(
+    record_url: str,
+) -> None:
+    async with recording(record_url) as (recorder, record):
+        await recorder.write([make_exchange("first", CSV, "answer")])
+        restarted = TurnRecorder(lambda: Record.open(record_url))
+        await restarted.get_record()
+        restarted._turn_index.remove(["turn_first"])
+        history = [*CSV, assistant("answer")]
+        await restarted.write(
+            [make_exchange(name, [*history, user(name)], f"{name} too") for name in ("one", "other")]
+        )
+        rows = {r["turn_id"]: r for r in await record.trajectories()}
+        await (await restarted.get_record()).close()
+    assert [rows[f"turn_{name}"]["relation"] for name in ("one", "other")] == ["next", "branch"]
+    assert {rows[f"turn_{name}"]["parent_turn_id"] for name in ("one", "other")} == {"turn_first"}
+
+
 #: Two requests with the same messages, by name: other fields of each, seconds between the first reply and the second request, and
 #: whether the second is a retry.
 REPEATS: dict[str, tuple[dict[str, Any], dict[str, Any], float, bool]] = {

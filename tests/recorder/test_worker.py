@@ -493,13 +493,32 @@ async def test_a_segment_that_another_process_removes_meanwhile_is_forgotten(
     worker = setup.start_worker()
     await record_all(worker)
 
-    def remove(path: Path) -> bool:
-        path.unlink()
+    def remove(_: Path) -> bool:
+        for path in segments(setup.folder):
+            path.unlink()
         return True
 
     monkeypatch.setattr(journal_reader, "is_closed", remove)
     await worker._remove_recorded()
     assert await setup.record.journal_offsets() == {}
+
+
+async def test_a_segment_that_is_removed_before_it_is_read_to_its_end_is_recorded_all_the_same(
+    setup: Setup,
+) -> None:
+    writer = setup.writer
+    worker = setup.start_worker()
+    append(writer, "first", [user("one")], "reply")
+    await record_all(worker)
+    append(writer, "second", [user("two")], "reply")
+    for path in segments(setup.folder):
+        path.unlink()
+    append(writer, "third", [user("three")], "reply")  # into a new segment
+    await record_all(worker)
+    assert set(await parents_of(setup.record)) == {"turn_first", "turn_second", "turn_third"}
+    await writer.close()
+    await worker._remove_recorded()
+    assert (segments(setup.folder), await setup.record.journal_offsets()) == ([], {})
 
 
 async def test_an_incomplete_last_entry_of_a_dead_writer_keeps_no_segment(setup: Setup) -> None:

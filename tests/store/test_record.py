@@ -9,6 +9,7 @@ import pytest
 from migrations import upgrade
 from store.errors import AliasMoved, ClaimLost, RecordError, RecordTooNew, RecordUnavailable
 from store.lifecycle import DropReason, Stage
+from store.queries.proxy import MAX_TIPS_PER_KEY
 from store.record import Record
 from store.values import (
     AdapterState,
@@ -180,6 +181,17 @@ async def test_prompt_ids_are_rebuilt_exactly_though_only_what_is_new_is_stored(
     await record.add_verdict(make_verdict("t4"))
     (turn,) = await record.claim(POLICY, 1, worker="w", lease_s=60)
     assert turn.prompt_token_ids == (100, 0, 0, 101, 1, 1, 102, 7, 103, 3, 3, 104)
+
+
+async def test_of_a_prompt_sent_many_times_only_the_newest_turns_are_read(record: Record) -> None:
+    count = MAX_TIPS_PER_KEY + 5
+    await record.write_turns(
+        [make_turn(f"t{i}", request_key="same", reply_key="reply", created_at=float(i)) for i in range(count)]
+    )
+    tips = await record.tips_for("alice", ["other", "reply", "same"])
+    newest = [f"t{i}" for i in reversed(range(5, count))]
+    assert [t.turn_id for t in tips.requests["same"]] == newest
+    assert [t.turn_id for t in tips.replies["reply"]] == newest
 
 
 async def test_tips_are_found_by_both_keys_within_their_scope(record: Record) -> None:
