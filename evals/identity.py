@@ -19,28 +19,9 @@ from rich.table import Table
 
 from evals.client_models import HISTORIES, REQUESTS, lines_of
 from evals.traffic import Prediction, Recorded, Score, parse_line, read_traffic, replay, score
-from recorder.classify import RULES, Rule, build_classifier_input
+from recorder.classify import WEIGHTS
 
 Traffic = Mapping[str, Sequence[Recorded]]
-
-
-def support_of(rules: Sequence[Rule], traffic: Traffic) -> dict[int, set[str]]:
-    """Return for each rule (by its place in the table) the clients in whose labelled side calls it holds."""
-    found: dict[int, set[str]] = {i: set() for i in range(len(rules))}
-    for client, rows in traffic.items():
-        for row in rows:
-            if row.chat is None or (row.label or {}).get("kind") != "side":
-                continue
-            inputs = build_classifier_input(row.chat.messages, row.chat.body)
-            for i, rule in enumerate(rules):
-                if client not in found[i] and rule.holds(inputs):
-                    found[i].add(client)
-    return found
-
-
-def rules_without(client: str, rules: Sequence[Rule], support: Mapping[int, set[str]]) -> tuple[Rule, ...]:
-    """Return the rules that another client supports, or none here."""
-    return tuple(rule for i, rule in enumerate(rules) if support[i] != {client})
 
 
 # --------------------------------------------------------------------- others
@@ -150,9 +131,9 @@ def scored(rows: Sequence[Recorded], said: Sequence[Prediction]) -> Score:
     return found
 
 
-async def measure(traffic: Traffic, rules: Callable[[str], Sequence[Rule]]) -> dict[str, Score]:
-    """Score every client under the rules that ``rules`` names for it."""
-    return {client: scored(rows, await replay(rows, rules(client))) for client, rows in traffic.items()}
+async def measure(traffic: Traffic, weights: Callable[[str], Mapping[str, float]]) -> dict[str, Score]:
+    """Score every client under the weights that ``weights`` names for it."""
+    return {client: scored(rows, await replay(rows, weights(client))) for client, rows in traffic.items()}
 
 
 def read_folder(folder: Path) -> dict[str, list[Recorded]]:

@@ -8,6 +8,7 @@ turns that preceded their conversation. All of it can be computed from stored tu
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from recorder.canonical import History, Message, body_key, parse_history, reply_run_key
-from recorder.classify import is_silent_reply, is_structured
+from recorder.classify import Classification, Evidence, is_silent_reply, is_structured
 from recorder.linking import LinkCandidates, LinkReason, Orphan, answer_keys, history_answer_keys
 from recorder.text_overlap import (
     MATCH_SHARE,
@@ -32,6 +33,7 @@ from recorder.text_overlap import (
     read_turn_lines,
 )
 from recorder.turns import ClassifiedExchange
+from store.hashing import digest
 from store.texts import content_text
 from store.values import Completion, Json, NewTurn, Relation, Remembered, Tip, TurnKind
 from wire.user_text import strip_reasoning
@@ -62,6 +64,11 @@ _OPENING_KEY_CHARS = 24
 _MAX_USERS = 16
 #: Shorter tool arguments are not indexed; longer ones may be another agent's task.
 _MIN_DELEGATED_CHARS = 24
+#: Characters of a template's literal beginning or end, and different texts around it from which on it is one.
+_TEMPLATE_CHARS, _MIN_TEMPLATE_TEXTS = 80, 2
+#: Characters of a system prompt that tell it from another one.
+_SYSTEM_HEAD_CHARS = 120
+_DIGITS = re.compile(r"\d+")
 #: A shorter first message is not recognised after an edit.
 _MIN_EDITED_OPENING_CHARS = 40
 
@@ -81,6 +88,10 @@ class _Entry:
     opening: str  #: the user text of a first turn, as far as it is compared
     delegated_texts: tuple[tuple[str, ...], ...]  #: lines of each text that it passed to a tool
     is_on_summary: bool  #: only a summary preceded its prompt
+    found: Classification  #: its kind with the evidence
+    system_head: str  #: beginning of its system prompt, without digits
+    tool_count: int  #: tools offered
+    templates: tuple[str, ...]  #: keys of its literal beginning and end (`_template_keys`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +103,18 @@ class _OrphanEntry:
     flat: str
     side_reasons: set[str]
     created_at: float
+
+
+@dataclass(slots=True)
+class _Template:
+    """A literal beginning or end that several fresh requests of one client share.
+
+    Attributes:
+        texts: digests of the different texts around it, the first few.
+    """
+
+    texts: set[str]
+    is_continued: bool = False
 
 
 class _LazyTips(Mapping[str, "list[Tip]"]):
@@ -135,6 +158,7 @@ class TurnIndex:
         self._extended: OrderedDict[str, set[str]] = OrderedDict()  # parent -> main turns that extend it
         self._main_counts: defaultdict[str, int] = defaultdict(int)  # main turns seen, by scope
         self._orphans: OrderedDict[str, _OrphanEntry] = OrderedDict()  # by session, housekeeping first
+        self._templates: OrderedDict[str, _Template] = OrderedDict()
         self._users: defaultdict[str, OrderedDict[str, None]] = defaultdict(
             OrderedDict
         )  # by scope: `user`s, newest last
@@ -149,8 +173,8 @@ class TurnIndex:
                 turn,
                 captured.history,
                 body=captured.body_key,
-                side_reason=captured.kind.reason if turn.kind is TurnKind.SIDE else "",
-                is_structured=is_structured(captured.chat.body),
+                found=replace(captured.kind, kind=turn.kind, reason=turn.kind_reason),
+                client=captured.client,
             )
             if captured.options.session is None:
                 self._attach_orphan(captured, turn)
@@ -166,8 +190,12 @@ class TurnIndex:
                 turn,
                 history,
                 body=body_key(history, turn.request) if turn.is_whole else "",
-                side_reason=turn.kind_reason if turn.kind is TurnKind.SIDE else "",
-                is_structured=is_structured(turn.request),
+                found=Classification(
+                    kind=turn.kind,
+                    reason=turn.kind_reason,
+                    evidence=tuple(Evidence(code=code, weight=weight) for code, weight in turn.evidence),
+                ),
+                client=turn.client,
             )
         self._evict()
 
@@ -177,8 +205,8 @@ class TurnIndex:
         history: History,
         *,
         body: str,
-        side_reason: str,
-        is_structured: bool,
+        found: Classification,
+        client: str,
     ) -> None:
         keys = [("request", turn.request_key), ("body", f"{turn.scope}:{body}")]
         index = "session" if turn.kind is TurnKind.MAIN else "side"
@@ -203,8 +231,8 @@ class TurnIndex:
         if turn.reply_key is not None:
             own, size = reply_run_key(turn.completion)
             runs = history.runs
-            found = answer_keys(history.root, runs[-1] if runs else None, own, size)
-            keys += [("reply", turn.reply_key), *(("exchange", exchange.key) for exchange in found)]
+            exchanges = answer_keys(history.root, runs[-1] if runs else None, own, size)
+            keys += [("reply", turn.reply_key), *(("exchange", exchange.key) for exchange in exchanges)]
         is_newest = not self._extended.get(turn.turn_id)
         tip = Tip(
             turn_id=turn.turn_id,
@@ -224,13 +252,18 @@ class TurnIndex:
             root=history.root,
             trace=trace,
             system_key=history.system_key,
-            is_structured=is_structured,
-            side_reason=side_reason,
+            is_structured=is_structured(turn.request),
+            side_reason=found.reason if turn.kind is TurnKind.SIDE else "",
             number=self._main_counts[turn.scope],
             opening=opening,
             delegated_texts=delegated_texts,
             is_on_summary=turn.link_reason == LinkReason.RECORDED_SUMMARY,
+            found=found,
+            system_head=_system_head(history),
+            tool_count=_tool_count(turn.request),
+            templates=_template_keys(history, client),
         )
+        self._note_templates(turn, history)
         self._main_counts[turn.scope] += turn.kind is TurnKind.MAIN
         for kind, key in keys:
             holders = self._index[kind].get(key)
@@ -242,6 +275,76 @@ class TurnIndex:
         if turn.parent_turn_id is not None and is_extension:
             self._extended.setdefault(turn.parent_turn_id, set()).add(turn.turn_id)
             self._set_is_newest(turn.parent_turn_id, is_newest=False)
+
+    def _note_templates(self, turn: NewTurn | Remembered, history: History) -> None:
+        """Count a fresh request's literal beginning and end; one that is continued by a main turn is a person's."""
+        entry = self._entries[turn.turn_id]
+        parent = self._entries.get(turn.parent_turn_id or "")
+        if turn.kind is TurnKind.MAIN and parent is not None:
+            for key in parent.templates:
+                if key in self._templates:
+                    self._templates[key].is_continued = True
+        for key in entry.templates:
+            template = self._templates.setdefault(key, _Template(set()))
+            self._templates.move_to_end(key)
+            if len(template.texts) <= _MIN_TEMPLATE_TEXTS:
+                template.texts.add(history.request_key)
+        while len(self._templates) > self._capacity:
+            self._templates.popitem(last=False)
+
+    def record_evidence(self, captured: ClassifiedExchange) -> list[str]:
+        """Return the evidence codes for the kind of a request that the recorded turns give (`recorder.classify.STRUCTURE`)."""
+        history = captured.history
+        if history.is_opening:
+            known = (self._templates.get(key) for key in _template_keys(history, captured.client))
+            is_template = any(
+                t is not None and not t.is_continued and len(t.texts - {history.request_key}) >= _MIN_TEMPLATE_TEXTS
+                for t in known
+            )
+            return ["template"] if is_template else []
+        newest = next(run for run in reversed(history.runs) if run.role == "assistant")
+        entries = [self._entries[t] for t in self._holders("reply", newest.key)]
+        if not entries:
+            return []
+        of_main = [e for e in entries if e.tip.kind is TurnKind.MAIN]
+        codes = ["extends_main" if of_main else "extends_side"]
+        before = of_main or entries
+        head, tools = _system_head(history), _tool_count(captured.chat.body)
+        if all(e.system_head != head for e in before):
+            codes.append("new_system")
+        if all(e.tool_count > 1 and 2 * tools < e.tool_count for e in before):
+            codes.append("fewer_tools")
+        return codes
+
+    def continued_side_turns(self, key: str) -> list[str]:
+        """Return the side turns whose prompt and reply have this key, if no main turn has it."""
+        tips = [self._entries[t].tip for t in self._holders("reply", key)]
+        if any(tip.kind is TurnKind.MAIN for tip in tips):
+            return []
+        return [tip.turn_id for tip in tips[:1]]
+
+    def found_kind(self, turn_id: str) -> Classification | None:
+        """Return the classification of an indexed turn."""
+        entry = self._entries.get(turn_id)
+        return None if entry is None else entry.found
+
+    def correct(self, turn_id: str, found: Classification) -> None:
+        """Change the kind of an indexed turn."""
+        entry = self._entries[turn_id]
+        entry.found, entry.side_reason = found, found.reason if found.kind is TurnKind.SIDE else ""
+        if entry.tip.kind is found.kind:
+            return
+        entry.tip = replace(entry.tip, kind=found.kind)
+        session = self._session_key(entry)
+        old, new = ("session", "side") if found.kind is TurnKind.SIDE else ("side", "session")
+        entry.keys = tuple((new, key) if kind == old else (kind, key) for kind, key in entry.keys)
+        self._index[old][session].remove(turn_id)
+        if not self._index[old][session]:
+            del self._index[old][session]
+        holders = self._index[new].setdefault(session, [])
+        created = entry.tip.created_at
+        later = next((i for i, t in enumerate(holders) if self._entries[t].tip.created_at > created), len(holders))
+        holders.insert(later, turn_id)
 
     def _evict(self) -> None:
         while len(self._entries) > self._capacity:
@@ -611,6 +714,33 @@ class TurnIndex:
                     position=0,
                 )
         return None
+
+
+def _system_head(history: History) -> str:
+    """Return the beginning of a history's system prompt without digits: the time and counters in it change."""
+    for message in history.messages[:4]:
+        if message.get("role") in ("system", "developer"):
+            return _DIGITS.sub("", content_text(message.get("content"))[:_SYSTEM_HEAD_CHARS])
+    return ""
+
+
+def _tool_count(request: Json) -> int:
+    tools = request.get("tools")
+    return len(tools) if isinstance(tools, list) else 0
+
+
+def _template_keys(history: History, client: str) -> tuple[str, ...]:
+    """Return the keys of the literal beginning and end of a fresh request that is long enough to be made from a template."""
+    if not history.is_opening:
+        return ()
+    texts = [content_text(m.get("content")) for m in history.messages if m.get("role") == "user"]
+    text = "\n".join(texts)
+    if len(text) < 2 * _TEMPLATE_CHARS:
+        return ()
+    return (
+        digest("begins", history.root, client, text[:_TEMPLATE_CHARS]),
+        digest("ends", history.root, client, text[-_TEMPLATE_CHARS:]),
+    )
 
 
 def _sampling(request: Json) -> tuple[Any, Any]:

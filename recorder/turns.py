@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from recorder.canonical import History, body_key, parse_history, reply_key
-from recorder.classify import RULES, Classification, Rule, classify_request
+from recorder.classify import WEIGHTS, Classification, classify_request
 from recorder.linking import Link
 from store.lifecycle import DropReason
 from store.values import Completion, Json, NewTurn, NextState, Relation, TurnKind
@@ -29,7 +29,7 @@ class ClassifiedExchange(CapturedExchange):
     body_key: str
 
 
-def classify_exchange(captured: CapturedExchange, rules: Sequence[Rule] = RULES) -> ClassifiedExchange:
+def classify_exchange(captured: CapturedExchange, weights: Mapping[str, float] = WEIGHTS) -> ClassifiedExchange:
     """Compute keys and kind of an exchange, reusing the keys of the cached request that it extends."""
     chat, options = captured.chat, captured.options
     previous = chat.previous.history if chat.previous is not None else None
@@ -39,7 +39,7 @@ def classify_exchange(captured: CapturedExchange, rules: Sequence[Rule] = RULES)
     return ClassifiedExchange(
         **{field.name: getattr(captured, field.name) for field in fields(CapturedExchange)},
         history=history,
-        kind=classify_request(chat.messages, chat.body, options.kind, rules),
+        kind=classify_request(chat.messages, chat.body, options.kind, (), weights),
         body_key=body_key(history, request_parameters(chat)),
     )
 
@@ -98,6 +98,7 @@ def _build_turn(
         usage=captured.reply.usage,
         request_key=captured.history.request_key,
         reply_key=None if is_empty else reply_key(captured.history, completion),
+        evidence=tuple((e.code, round(e.weight, 3)) for e in captured.kind.evidence),
         drop_reason=drop[0] if drop else None,
         drop_detail=drop[1] if drop else "",
         next_state=_next_state(captured, link) if position == 0 else None,

@@ -81,6 +81,21 @@ class Completion:
             raise AlignmentError(f"{odd} is not a log-probability")
 
 
+#: Evidence for a turn's kind: (code, weight), strongest first; positive weights are for a side turn.
+KindEvidence = tuple[tuple[str, float], ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class KindCorrection:
+    """A turn's final kind, where what followed it outweighs the first one."""
+
+    turn_id: str
+    kind: TurnKind
+    reason: str
+    evidence: KindEvidence
+    at: float
+
+
 @dataclass(slots=True, kw_only=True)
 class NewTurn:
     """What the recorder hands to the record for each exchange. Written in one transaction, then immutable.
@@ -93,7 +108,9 @@ class NewTurn:
         prompt_token_ids: [P] what the engine says it was given; empty when it did not say.
         request_key: canonical hash of the whole request history (same prompt again -> retry).
         reply_key: canonical hash of history + reply; the next request of this branch contains it as a prefix.
+        evidence: the evidence for ``kind`` (`recorder.classify`).
         drop_reason: None for a turn that may train; else why not.
+        corrections: what this request shows about the kind of earlier turns.
         next_state: what this turn's request says about its parent, see `NextState`.
     """
 
@@ -125,9 +142,11 @@ class NewTurn:
     usage: Json | None
     request_key: str
     reply_key: str | None
+    evidence: KindEvidence = ()
     drop_reason: DropReason | None = None
     drop_detail: str = ""
     next_state: NextState | None = None
+    corrections: tuple[KindCorrection, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -193,6 +212,8 @@ class Remembered:
     is_whole: bool
     request: Json
     completion: Completion
+    client: str = ""
+    evidence: KindEvidence = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
