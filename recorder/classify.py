@@ -24,6 +24,7 @@ from itertools import pairwise
 from typing import Any
 
 from recorder.evidence import FORMS, MACHINES, TOPICS
+from recorder.text_overlap import FIELDS, normalise_line
 from store.texts import content_text
 from store.values import Completion, TurnKind
 from wire.user_text import is_machine_event, strip_client_context, strip_reasoning
@@ -96,6 +97,8 @@ STRUCTURE: Mapping[str, tuple[str, str]] = {
     "role_topic_function": ("", "a short system prompt makes the model a text function with a client's topic"),
     "role_order": ("", "a short system prompt begins with an order about a text"),
     "ask_topic_head": ("", "the newest text begins with a client's topic"),
+    "human_head": ("", "the newest text begins in the first person"),
+    "handover": ("summary", "a summary or notes for a context that continues without its beginning"),
     "extends_main": ("", "the request continues a recorded main turn"),
     "extends_side": ("", "the request continues a recorded side turn"),
     "new_system": ("text_function", "the history is a recorded one, the system prompt is another"),
@@ -129,6 +132,8 @@ _TOPIC_OF: Mapping[str, str] = {
 }
 _TOPIC_CODES = frozenset(p.code for p in TOPICS)
 
+_FORM_TOPICS = frozenset({"text_function", "quoted_conversation", "structured_one_off", "judge"})
+_MACHINE_CODES = frozenset({"machine_event", *(f"ask_{p.code}" for p in MACHINES)})
 _MARKUP = " \t#*>|<[(\"'`-•"
 _PEOPLE = ("user", "human", "nutzer", "usuario", "utilisateur", "utente", "usuário", "用户", "人类", "ユーザー", "사용자", "пользователь")  # fmt: skip
 _MODELS = ("assistant", "ai", "bot", "model", "agent", "assistent", "asistente", "助手", "アシスタント", "어시스턴트", "ассистент")  # fmt: skip
@@ -185,9 +190,10 @@ def weigh(codes: Iterable[str], weights: Mapping[str, float] = WEIGHTS) -> Class
     )
     if sum(e.weight for e in evidence) <= 0:
         return Classification(kind=TurnKind.MAIN, reason="conversation", evidence=tuple(evidence))
-    topics = ((e.weight, _TOPIC_OF.get(e.code)) for e in evidence if e.weight > 0)
-    named = {topic: weight for weight, topic in sorted(topics, key=lambda pair: pair[0]) if topic}
-    reason = max(named, key=lambda topic: named[topic]) if named else "text_function"
+    # A named topic says more than a form; among topics the strongest evidence counts.
+    found = [(_TOPIC_OF.get(e.code, ""), e) for e in evidence if e.weight > 0]
+    found.sort(key=lambda pair: (pair[0] in _FORM_TOPICS, -pair[1].weight))
+    reason = next((topic for topic, _ in found if topic), "text_function")
     return Classification(kind=TurnKind.SIDE, reason=reason, evidence=tuple(evidence))
 
 
@@ -196,6 +202,11 @@ def reconsider(found: Classification, *codes: str, weights: Mapping[str, float] 
     if found.reason == "client_header":
         return found
     return weigh([*(e.code for e in found.evidence), *codes], weights)
+
+
+def is_machines(found: Classification) -> bool:
+    """Whether a program wrote the newest message, as far as the evidence shows: what follows it says nothing about its kind."""
+    return any(e.code in _MACHINE_CODES for e in found.evidence)
 
 
 def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[str]:
@@ -209,6 +220,8 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
         trailing = "\n".join(content_text(m.get("content")) for m in newest)
     words = "\n".join(t for t in map(strip_client_context, texts) if t)
     system = "\n".join(content_text(m.get("content")) for m in messages[:4] if m.get("role") in ("system", "developer"))
+    if texts and _CONTAINER.search(texts[-1][-_FORM_CHARS:]):
+        words = "\n".join(texts)  # a quoted conversation is no client context: the instruction stands before it
     ask, role = _word_codes(_ends(words or trailing)), frozenset[str]()
     if system and len(system) <= _SHORT_SYSTEM_CHARS:
         role = _word_codes(_ends(system))
@@ -240,6 +253,7 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
 
 def _combined(ask: frozenset[str], role: frozenset[str], words: str, system: str) -> list[str]:
     """Return evidence that holds only together."""
+    head = _word_codes(words[:160]) if words else frozenset()
     topic, role_topic = bool(ask & _TOPIC_CODES), bool(role & _TOPIC_CODES)
     checks = {
         "topic_form": topic and "form" in ask,
@@ -248,7 +262,9 @@ def _combined(ask: frozenset[str], role: frozenset[str], words: str, system: str
         "role_topic_form": role_topic and "form" in role,
         "role_topic_function": role_topic and bool(role & {"function", "task", "order"}),
         "role_order": "order" in role,
-        "ask_topic_head": bool(words) and bool(_word_codes(words[:120]) & _TOPIC_CODES),
+        "ask_topic_head": bool(head & _TOPIC_CODES),
+        "human_head": "human" in head,
+        "handover": "later" in ask and "human" not in head and bool(ask & {"summary", "order"}),
         "short_question": 0 < len(words) < 160 and not ask & {"form", "task", "order", "function"} and not topic,
     }
     return [code for code, holds in checks.items() if holds]
@@ -265,19 +281,25 @@ def _form_codes(
         return []
     lines = [line for line in text.splitlines() if line.strip()]
     starts = [line.lstrip(_MARKUP)[:40].lower() for line in lines]
-    people = [s for s in starts if s.startswith(_PEOPLE) and _SPEAKS.match(s)]
-    models = [s for s in starts if s.startswith(_MODELS) and _SPEAKS.match(s)]
+    people = [s for s in starts if s.startswith(_PEOPLE) and (s in _PEOPLE or _SPEAKS.match(s))]
+    models = [s for s in starts if s.startswith(_MODELS) and (s in _MODELS or _SPEAKS.match(s))]
     spoken = len(people) + len(models) if people and models else 0
     packed = len(_PACKED.findall(text)) > 1
     last = starts[-1] if starts else ""
-    waits = last.startswith(_MODELS) and last.endswith((":", "："))
+    field = _OPEN_FIELD.search(text[-60:].rstrip())
+    name = field[0].strip(" :*\n").lower() if field else ""
+    is_field = normalise_line(name.rpartition(" ")[2]) in FIELDS
+    # A name that began an earlier line is a speaker's.
+    waits = (last.startswith(_MODELS) and last.endswith((":", "："))) or (
+        bool(name) and not is_field and sum(1 for start in starts if start.startswith(name)) > 1
+    )
     diff = _DIFF.search(text)
     checks = {
         "dialogue_inside": (spoken > 0 or packed) and not waits,
         "only_dialogue": bool(spoken or packed) and bool(system) and not waits and (packed or len(lines) <= spoken + 2 or starts[0].startswith((*_PEOPLE, *_MODELS))),
         "container": bool(_CONTAINER.search(text)),
         "form": is_opening and sum(1 for line in lines if _SLOT.match(line)) >= 2,
-        "open_field": is_opening and not waits and bool(_OPEN_FIELD.search(text[-60:].rstrip())),
+        "open_field": is_opening and not waits and field is not None,
         "awaits_next_line": waits,
         "diff": is_opening and diff is not None and (diff.start() > 100 or bool(role)),
         "cursor": is_opening and bool(_CURSOR.search(text)),

@@ -40,7 +40,7 @@ _SPEAKER = re.compile(
 #: A prompt that ends with a speaker's name alone: it waits for the next line of a dialogue.
 _WAITING = re.compile(r"[ \t]*[#*|<\[]{0,4}[ \t]*([^\W\d_][\w -]{0,24}?)[ \t]*[\]*>|]{0,3}[ \t]*[:：][ \t]*")
 #: Field names, not speakers: a form that ends with one of these waits for what a program reads.
-_FIELDS = frozenset(
+FIELDS = frozenset(
     {
         "output", "result", "results", "json", "score", "rating", "verdict", "title", "summary", "query", "queries", "question", "keywords",
         "category", "label", "tags", "topic", "intent", "class", "rewritten", "rephrased", "standalonequestion", "newsummary", "decision",
@@ -122,7 +122,7 @@ def read_prompt_lines(messages: Iterable[Message], *, with_system: bool = False)
     return PromptLines(
         positions=positions,
         last=last,
-        next_speaker=None if speaker is None or normalise_line(speaker) in _FIELDS else speaker,
+        next_speaker=None if speaker is None or normalise_line(speaker) in FIELDS else speaker,
     )
 
 

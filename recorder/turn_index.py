@@ -47,7 +47,7 @@ _MAX_MEASURED_TURNS = 48
 #: Time that a side turn waits for the conversation it is about: clients send both at the same time.
 ORPHAN_TTL_S = 120.0
 #: Side requests that come in parts, or repeatedly.
-_REPEATABLE_SIDE_REASONS = frozenset({"summary", "memory", "heartbeat"})
+_REPEATABLE_SIDE_REASONS = frozenset({"summary", "memory", "heartbeat", "text_function", "quoted_conversation"})
 #: A shorter line occurs inside others by chance.
 _MIN_LINE_CHARS = 12
 #: Newest turns that are searched in a prompt that quotes inside its lines.

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import tenacity
 
-from recorder.classify import WEIGHTS, reconsider
+from recorder.classify import WEIGHTS, is_machines, reconsider
 from recorder.linking import Link, LinkCandidates, link
 from recorder.turn_index import RESTORED_TURNS, TurnIndex
 from recorder.turns import ClassifiedExchange, build_turns
@@ -212,7 +212,7 @@ class TurnRecorder:
         for turn_id in self._turn_index.continued_side_turns(newest.key):
             before = self._turn_index.found_kind(turn_id)
             found = None if before is None else reconsider(before, "continued", weights=self._weights)
-            if before is None or found is None or found.kind is before.kind or not before.evidence:
+            if before is None or found is None or found.kind is before.kind or is_machines(before):
                 continue
             self._turn_index.correct(turn_id, found)
             evidence = tuple((e.code, round(e.weight, 3)) for e in found.evidence)
