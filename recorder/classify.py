@@ -24,6 +24,7 @@ from itertools import pairwise
 from typing import Any
 
 from recorder.evidence import FORMS, MACHINES, TOPICS
+from recorder.regex_prefilter import required_literals
 from recorder.text_overlap import FIELDS, normalise_line
 from store.texts import content_text
 from store.values import Completion, TurnKind
@@ -97,7 +98,6 @@ STRUCTURE: Mapping[str, tuple[str, str]] = {
     "role_topic_function": ("", "a short system prompt makes the model a text function with a client's topic"),
     "role_order": ("", "a short system prompt begins with an order about a text"),
     "ask_topic_head": ("", "the newest text begins with a client's topic"),
-    "human_head": ("", "the newest text begins in the first person"),
     "handover": ("summary", "a summary or notes for a context that continues without its beginning"),
     "extends_main": ("", "the request continues a recorded main turn"),
     "extends_side": ("", "the request continues a recorded side turn"),
@@ -133,7 +133,7 @@ _TOPIC_OF: Mapping[str, str] = {
 _TOPIC_CODES = frozenset(p.code for p in TOPICS)
 
 _FORM_TOPICS = frozenset({"text_function", "quoted_conversation", "structured_one_off", "judge"})
-_MACHINE_CODES = frozenset({"machine_event", *(f"ask_{p.code}" for p in MACHINES)})
+_MACHINE_CODES = frozenset({"machine_event", "other_speaker", *(f"ask_{p.code}" for p in MACHINES)})
 _MARKUP = " \t#*>|<[(\"'`-•"
 _PEOPLE = ("user", "human", "nutzer", "usuario", "utilisateur", "utente", "usuário", "用户", "人类", "ユーザー", "사용자", "пользователь")  # fmt: skip
 _MODELS = ("assistant", "ai", "bot", "model", "agent", "assistent", "asistente", "助手", "アシスタント", "어시스턴트", "ассистент")  # fmt: skip
@@ -253,7 +253,6 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
 
 def _combined(ask: frozenset[str], role: frozenset[str], words: str, system: str) -> list[str]:
     """Return evidence that holds only together."""
-    head = _word_codes(words[:160]) if words else frozenset()
     topic, role_topic = bool(ask & _TOPIC_CODES), bool(role & _TOPIC_CODES)
     checks = {
         "topic_form": topic and "form" in ask,
@@ -262,9 +261,8 @@ def _combined(ask: frozenset[str], role: frozenset[str], words: str, system: str
         "role_topic_form": role_topic and "form" in role,
         "role_topic_function": role_topic and bool(role & {"function", "task", "order"}),
         "role_order": "order" in role,
-        "ask_topic_head": bool(head & _TOPIC_CODES),
-        "human_head": "human" in head,
-        "handover": "later" in ask and "human" not in head and bool(ask & {"summary", "order"}),
+        "ask_topic_head": topic and any(p.pattern.search(words, 0, 120) for p in TOPICS if p.code in ask),
+        "handover": "later" in ask and "human" not in ask and bool(ask & {"summary", "order"}),
         "short_question": 0 < len(words) < 160 and not ask & {"form", "task", "order", "function"} and not topic,
     }
     return [code for code, holds in checks.items() if holds]
@@ -311,7 +309,16 @@ def _form_codes(
 @lru_cache(maxsize=512)  # system prompts recur
 def _word_codes(text: str) -> frozenset[str]:
     """Return the codes of the word patterns that a text matches."""
-    return frozenset(p.code for p in (*TOPICS, *MACHINES, *FORMS) if p.pattern.search(text))
+    lowered = text.lower()
+    return frozenset(
+        p.code
+        for p, literals in _PATTERNS
+        if (literals is None or any(literal in lowered for literal in literals)) and p.pattern.search(text, 0, p.reads)
+    )
+
+
+#: The word patterns, each with literals of which every match contains one: searching them is much cheaper.
+_PATTERNS = tuple((p, required_literals(p.pattern)) for p in (*TOPICS, *MACHINES, *FORMS))
 
 
 def _ends(text: str) -> str:

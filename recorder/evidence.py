@@ -19,6 +19,7 @@ class WordPattern:
         topic: reason code of a side turn that this evidence decides; "" where it names no topic.
         meaning: what `explain` displays.
         example: a text in which it is found.
+        reads: characters of the text's beginning in which it is searched.
     """
 
     code: str
@@ -26,11 +27,12 @@ class WordPattern:
     pattern: re.Pattern[str]
     meaning: str
     example: str
+    reads: int = 2000
 
 
-def _p(code: str, topic: str, meaning: str, example: str, *pattern: str) -> WordPattern:
+def _p(code: str, topic: str, meaning: str, example: str, *pattern: str, reads: int = 2000) -> WordPattern:
     found = re.compile("|".join(pattern), re.IGNORECASE)
-    return WordPattern(code=code, topic=topic, pattern=found, meaning=meaning, example=example)
+    return WordPattern(code=code, topic=topic, pattern=found, meaning=meaning, example=example, reads=reads)
 
 
 #: What is requested: an object that clients request.
@@ -53,7 +55,7 @@ TOPICS: tuple[WordPattern, ...] = (
 #: Who speaks: a clock or a program, not a person.
 MACHINES: tuple[WordPattern, ...] = (
     _p("clock", "heartbeat", "sent by a timer", "HEARTBEAT: check your list", r"\bheartbeat(?:_OK|\.md| (?:poll|prompt|tick|turn|check|tasks|wake))|\A\W*heartbeat\b|\bperiodic\b.{0,30}\b(?:tasks?|check)", r"\A\W{0,4}\[?cron\b.{0,50}(?:\]|:|job|run)|\A\W*scheduled (?:task|job|run)|\bas a scheduled\b|\bthis is a scheduled|\bno (?:user|human|one|person) is (?:present|here|watching|available)"),
-    _p("silent", "heartbeat", "allows a reply that only a program reads", "reply with NO_REPLY", r"\b(?:reply|respond|answer|say|output)(?: only| with| exactly| just)*:? [`'\"]?\[?[A-Z]{2,}_[A-Z_]+\b", r"\b(?:reply|respond|say|answer)(?: only| with| exactly| just)+:? ['\"“][^'\"”\n]{3,40}['\"”][^\n]{0,12}\bstop\b|\b(?:reply|respond|answer)(?: only| with)* \[[A-Z]{4,}\]"),
+    _p("silent", "heartbeat", "allows a reply that only a program reads", "reply with NO_REPLY", r"\b(?:reply|respond|answer|say|output)(?: only| with| exactly| just)*:? [`'\"]?\[?(?-i:[A-Z]{2,}_[A-Z_]+)\b", r"\b(?:reply|respond|say|answer)(?: only| with| exactly| just)+:? ['\"“][^'\"”\n]{3,40}['\"”][^\n]{0,12}\bstop\b|\b(?:reply|respond|answer)(?: only| with)* \[(?-i:[A-Z]{4,})\]"),
     _p("background", "subagent", "from or for a background agent", "[Subagent Context] You are a subagent", r"\bsub-?agent\b|\bbackground (?:task|process|job|review)\b.{0,60}\b(?:complet|finish|end|fail)|\bpre-compaction\b|\bmemory (?:flush|extraction|consolidation|checkpoint|agent|manager|curator)\b|\bmanaged memory\b"),
     _p("notice", "machine_message", "a program's message in the user's role", "[SYSTEM: the session is reset soon]", r"\A\s*\[(?:system|automated|automatic|internal)\b[^\]\n]*(?:\]\s*\Z|:)|\bpause (?:the|your) role-?play\b|\binternal (?:task|system) (?:completion|message|event)\b"),
 )  # fmt: skip
@@ -61,13 +63,13 @@ MACHINES: tuple[WordPattern, ...] = (
 #: How it is requested: forms that programs use, and forms that people use (`human`, `answer`).
 FORMS: tuple[WordPattern, ...] = (
     _p("dialogue", "", "is about a conversation", "the conversation above", r"\b(?:conversation|dialogue?|transcript|discussion|exchange|chat|session|thread|messages|talk)s?\b|\bgespräch|\bunterhaltung|\bverlauf|\bconversaci|\bconversa|对话|会话|聊天|對話|會話|会話|대화|разговор|диалог"),
-    _p("form", "", "prescribes the form of the answer", "Reply with the title only", r"\bonly\b|\bnothing (?:else|but|except)|\bjson\b|\bno (?:explanations?|quot\w+|preamble|punctuation|markdown|other)\b|\bwithout (?:any |\w+ )?(?:quot|explan|punct|preamble|lead-in)|\b(?:at most|max(?:imum)?|up to|no more than|under)\b.{0,14}\b(?:words|characters|tokens)|\bor (?:less|fewer)\b|\b\d+\s?[-– ](?:\d+ )?words?\b|\bwords or\b|\byes(?:\W| or )+no\b|\b(?:one|each) (?:\w+ )?per line\b|\bnur\b|\bhöchstens\b|\bsolo\b|\bs[oó]lo\b|\bapenas\b|\buniquement\b|только|仅|只|不要|だけ|のみ|만 "),
+    _p("form", "", "prescribes the form of the answer", "Reply with the title only", r"\bonly\b|\bnothing (?:else|but|except)|\bjson\b|\bno (?:explanations?|quot\w+|preamble|punctuation|markdown|other)\b|\bwithout (?:any |\w+ )?(?:quot|explan|punct|preamble|lead-in)|\b(?:at most|max(?:imum)?|up to|no more than|under)\b.{0,14}\b(?:words|characters|tokens)|\bor (?:less|fewer)\b|\b\d+\s?[-– ](?:\d+ )?words?\b|\bwords or\b|\byes(?:\W| or )+no\b|\b(?:one|each) (?:\w+ )?per line\b|\bnur\b|\bhöchstens\b|\bsolo\b|\bs[oó]lo\b|\bapenas\b|\buniquement\b|только|(?:仅|只)(?:需|输出|返回|回复|给出|回答)|不要|だけを|だけで|のみを|만 출력|만 답"),
     _p("task", "", "defines the task of a program", "Your task is to", r"\b(?:your|the|sole) (?:[\w-]+ ){0,2}(?:task|job|goal|role|objective|responsibility)\b.{0,30}?\b(?:is|are)\b|\btasked with\b|#+ ?task\b|<(?:role|primary_objective|task|instructions?)>|\b(?:deine|ihre) aufgabe\b|\bsua tarefa\b|\btu tarea\b|你的(?:任务|职责)|\byou (?:will be|are) (?:given|provided)\b|\A\W*given (?:a|an|the)\b|\A\W*based on (?:the|this)\b"),
     _p("function", "", "gives the model the role of a text function", "You are a title generator", r"\byou(?:'re| are|r)\b[^.\n]{0,70}?\b(?:summari[sz]|titl|naming|classif|categori|extract|re-?phras|re-?writ|evaluat|grad(?:er|ing)|judge|scor(?:er|ing)|rout(?:er|ing)|detector|compress|compact|consolidat|rank|generator|predict|checker|curator|reviewer|translator|retriev|label|autocomplet|tagging|building a memory)\w*|\byou label\b|\byou turn\b|\bdu (?:bist|vergibst)\b|\beres un asistente que\b|\bvocê é\b|あなたは|你是|你需要"),
     _p("third_person", "", "speaks of the user in the third person", "the user's latest message", r"\b(?:the|this|a|an) (?:user|human|person)\b|\busers?['’]s?\b|\bassistant\b|\bthe (?:\w+ )?(?:ai|model)'s\b|用户|ユーザー|\bdes? (?:nutzers|usuario|usuário)\b"),
     _p("unanswered", "", "forbids to answer the quoted text", "do not answer the question", r"\b(?:do not|don't|never|not to|without)(?: try to| attempt to)? (?:answer|respond|reply|execut|follow|address)\w*|\bnicht beantworten\b|不要回答"),
     _p("later", "", "for a context that continues without its beginning", "so that another agent can continue", r"\b(?:replac\w+|resum(?:e|ing)\b|continu(?:e|ing|ation)|pick up|carry on|successor|future)\b|\bcontext (?:window|limit|compaction|compression)|\b(?:fresh|new|next|another) (?:agent|assistant|context|session|instance|model)\b|替代|继续|以降|weiterarbeit|retomar|nuevo contexto|продолж"),
     _p("order", "", "begins with an order about a text", "Summarize the following", r"\A\W{0,6}(?:please )?(?:analy[sz]e|extract|identify|determine|classify|summari[sz]e|evaluate|rate|score|judge|re-?write|rephrase|compress|condense|generate|create|produce|predict|suggest|write|provide|progressively|review|merge|list|erstelle|formuliere|schlage|fasse|составь|resume|请|審)\b"),
-    _p("human", "", "speaks in the first person", "for my talk", r"\b(?:i|i'm|i've|me|my|mine|we|us|let's)\b|\b(?:ich|mein\w*|mir|wir)\b|\b(?:je|mon|ma|moi)\b|\b(?:yo|mi|mis|me)\b|\b(?:io|mio|eu|meu|minha)\b|我|僕|私|저는|내 |\bмне\b|\bмой\b"),
+    _p("human", "", "begins in the first person", "for my talk", r"\b(?:i|i'm|i've|me|my|mine|we|us|let's)\b|\b(?:ich|mein\w*|mir|wir)\b|\b(?:je|mon|ma|moi)\b|\b(?:yo|mi|mis|me)\b|\b(?:io|mio|eu|meu|minha)\b|我|僕|私|저는|내 |\bмне\b|\bмой\b", reads=160),
     _p("answer", "", "orders an answer to a user's question", "Answer the user's question", r"(?<!not )(?<!n't )\b(?:respond to|answer|help) the (?:user|question|query|following question)|\bquestion[- ]answering\b|\bfriendly (?:talk|conversation)\b|\brespond to the user query\b"),
 )  # fmt: skip
