@@ -24,7 +24,6 @@ from itertools import pairwise
 from typing import Any
 
 from recorder.evidence import FORMS, MACHINES, TOPICS
-from recorder.regex_prefilter import required_literals
 from recorder.text_overlap import FIELDS, normalise_line
 from store.texts import content_text
 from store.values import Completion, TurnKind
@@ -253,6 +252,7 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
 
 def _combined(ask: frozenset[str], role: frozenset[str], words: str, system: str) -> list[str]:
     """Return evidence that holds only together."""
+    head = words[:120]
     topic, role_topic = bool(ask & _TOPIC_CODES), bool(role & _TOPIC_CODES)
     checks = {
         "topic_form": topic and "form" in ask,
@@ -261,7 +261,7 @@ def _combined(ask: frozenset[str], role: frozenset[str], words: str, system: str
         "role_topic_form": role_topic and "form" in role,
         "role_topic_function": role_topic and bool(role & {"function", "task", "order"}),
         "role_order": "order" in role,
-        "ask_topic_head": topic and any(p.pattern.search(words, 0, 120) for p in TOPICS if p.code in ask),
+        "ask_topic_head": topic and any(p.found_in(head, head.lower()) for p in TOPICS if p.code in ask),
         "handover": "later" in ask and "human" not in ask and bool(ask & {"summary", "order"}),
         "short_question": 0 < len(words) < 160 and not ask & {"form", "task", "order", "function"} and not topic,
     }
@@ -310,15 +310,7 @@ def _form_codes(
 def _word_codes(text: str) -> frozenset[str]:
     """Return the codes of the word patterns that a text matches."""
     lowered = text.lower()
-    return frozenset(
-        p.code
-        for p, literals in _PATTERNS
-        if (literals is None or any(literal in lowered for literal in literals)) and p.pattern.search(text, 0, p.reads)
-    )
-
-
-#: The word patterns, each with literals of which every match contains one: searching them is much cheaper.
-_PATTERNS = tuple((p, required_literals(p.pattern)) for p in (*TOPICS, *MACHINES, *FORMS))
+    return frozenset(p.code for p in (*TOPICS, *MACHINES, *FORMS) if p.found_in(text, lowered))
 
 
 def _ends(text: str) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from recorder.regex_prefilter import required_literals
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordPattern:
@@ -16,6 +18,7 @@ class WordPattern:
 
     Attributes:
         code: name of the evidence; ``ask_<code>`` in the newest user text, ``role_<code>`` in a short system prompt.
+        branches: alternatives, each with literals of which every match contains one; None where there are none.
         topic: reason code of a side turn that this evidence decides; "" where it names no topic.
         meaning: what `explain` displays.
         example: a text in which it is found.
@@ -24,15 +27,42 @@ class WordPattern:
 
     code: str
     topic: str
-    pattern: re.Pattern[str]
+    branches: tuple[tuple[re.Pattern[str], frozenset[str] | None], ...]
     meaning: str
     example: str
     reads: int = 2000
 
 
+    def found_in(self, text: str, lowered: str) -> bool:
+        """Whether a text contains the pattern; literals are searched first, because most patterns occur in no text."""
+        return any(
+            (literals is None or any(literal in lowered for literal in literals)) and pattern.search(text, 0, self.reads)
+            for pattern, literals in self.branches
+        )
+
+
+def _alternatives(source: str) -> list[str]:
+    """Return the top-level alternatives of a regular expression."""
+    parts, depth, in_class, start, at = [], 0, False, 0, 0
+    while at < len(source):
+        letter = source[at]
+        if letter == "\\":
+            at += 1
+        elif in_class:
+            in_class = letter != "]"
+        elif letter == "|" and not depth:
+            parts.append(source[start:at])
+            start = at + 1
+        else:
+            in_class, depth = letter == "[", depth + (letter == "(") - (letter == ")")
+        at += 1
+    return [*parts, source[start:]]
+
+
 def _p(code: str, topic: str, meaning: str, example: str, *pattern: str, reads: int = 2000) -> WordPattern:
-    found = re.compile("|".join(pattern), re.IGNORECASE)
-    return WordPattern(code=code, topic=topic, pattern=found, meaning=meaning, example=example, reads=reads)
+    found = [re.compile(part, re.IGNORECASE) for source in pattern for part in _alternatives(source)]
+    branches = tuple((part, required_literals(part)) for part in found)
+    return WordPattern(code=code, topic=topic, branches=branches, meaning=meaning, example=example, reads=reads)
 
 
 #: What is requested: an object that clients request.
@@ -63,7 +93,7 @@ MACHINES: tuple[WordPattern, ...] = (
 #: How it is requested: forms that programs use, and forms that people use (`human`, `answer`).
 FORMS: tuple[WordPattern, ...] = (
     _p("dialogue", "", "is about a conversation", "the conversation above", r"\b(?:conversation|dialogue?|transcript|discussion|exchange|chat|session|thread|messages|talk)s?\b|\bgespräch|\bunterhaltung|\bverlauf|\bconversaci|\bconversa|对话|会话|聊天|對話|會話|会話|대화|разговор|диалог"),
-    _p("form", "", "prescribes the form of the answer", "Reply with the title only", r"\bonly\b|\bnothing (?:else|but|except)|\bjson\b|\bno (?:explanations?|quot\w+|preamble|punctuation|markdown|other)\b|\bwithout (?:any |\w+ )?(?:quot|explan|punct|preamble|lead-in)|\b(?:at most|max(?:imum)?|up to|no more than|under)\b.{0,14}\b(?:words|characters|tokens)|\bor (?:less|fewer)\b|\b\d+\s?[-– ](?:\d+ )?words?\b|\bwords or\b|\byes(?:\W| or )+no\b|\b(?:one|each) (?:\w+ )?per line\b|\bnur\b|\bhöchstens\b|\bsolo\b|\bs[oó]lo\b|\bapenas\b|\buniquement\b|только|(?:仅|只)(?:需|输出|返回|回复|给出|回答)|不要|だけを|だけで|のみを|만 출력|만 답"),
+    _p("form", "", "prescribes the form of the answer", "Reply with the title only", r"\bonly\b|\bnothing (?:else|but|except)|\bjson\b|\bno (?:explanations?|quot\w+|preamble|punctuation|markdown|other)\b|\bwithout (?:any |\w+ )?(?:quot|explan|punct|preamble|lead-in)|\b(?:at most|max(?:imum)?|up to|no more than|under)\b.{0,14}\b(?:words|characters|tokens)|\bor (?:less|fewer)\b|\b\d+\s?[-– ](?:\d+ )?words?\b|\bwords or\b|\byes(?:\W| or )+no\b|\b(?:one|each) (?:\w+ )?per line\b|\bnur\b|\bhöchstens\b|\bsolo\b|\bs[oó]lo\b|\bapenas\b|\buniquement\b|только|仅输出|只输出|只需|仅返回|只返回|仅回复|只回复|只给出|不要|だけを|だけで|のみを|만 출력|만 답"),
     _p("task", "", "defines the task of a program", "Your task is to", r"\b(?:your|the|sole) (?:[\w-]+ ){0,2}(?:task|job|goal|role|objective|responsibility)\b.{0,30}?\b(?:is|are)\b|\btasked with\b|#+ ?task\b|<(?:role|primary_objective|task|instructions?)>|\b(?:deine|ihre) aufgabe\b|\bsua tarefa\b|\btu tarea\b|你的(?:任务|职责)|\byou (?:will be|are) (?:given|provided)\b|\A\W*given (?:a|an|the)\b|\A\W*based on (?:the|this)\b"),
     _p("function", "", "gives the model the role of a text function", "You are a title generator", r"\byou(?:'re| are|r)\b[^.\n]{0,70}?\b(?:summari[sz]|titl|naming|classif|categori|extract|re-?phras|re-?writ|evaluat|grad(?:er|ing)|judge|scor(?:er|ing)|rout(?:er|ing)|detector|compress|compact|consolidat|rank|generator|predict|checker|curator|reviewer|translator|retriev|label|autocomplet|tagging|building a memory)\w*|\byou label\b|\byou turn\b|\bdu (?:bist|vergibst)\b|\beres un asistente que\b|\bvocê é\b|あなたは|你是|你需要"),
     _p("third_person", "", "speaks of the user in the third person", "the user's latest message", r"\b(?:the|this|a|an) (?:user|human|person)\b|\busers?['’]s?\b|\bassistant\b|\bthe (?:\w+ )?(?:ai|model)'s\b|用户|ユーザー|\bdes? (?:nutzers|usuario|usuário)\b"),
