@@ -18,7 +18,14 @@ from rich.table import Table
 
 from evals.client_models import HISTORIES, REQUESTS, lines_of
 from evals.traffic import Prediction, Recorded, Score, parse_line, read_traffic, replay, score
-from evals.weights import hand_weights, leave_one_out, read_samples, restrict, without_structure, without_words
+from evals.weights import (
+    hand_weights,
+    leave_one_out,
+    read_samples,
+    restrict,
+    without_structure,
+    without_words,
+)
 from recorder.classify import MEANINGS, WEIGHTS
 
 Traffic = Mapping[str, Sequence[Recorded]]
@@ -167,7 +174,11 @@ def main() -> None:
     console.print(table_of("hand-set weights", asyncio.run(measure(traffic, lambda _: hand))))
     for title, select in variants.items():
         prior = select(hand)
-        trained = leave_one_out(restrict(samples, {**dict.fromkeys(MEANINGS, 0.0), **hand} if select is dict else prior), traffic, prior)
+        trained = leave_one_out(
+            restrict(samples, {**dict.fromkeys(MEANINGS, 0.0), **hand} if select is dict else prior),
+            traffic,
+            prior,
+        )
         left_out = asyncio.run(measure(traffic, trained.__getitem__))
         console.print(table_of(f"trained without the client: {title}", left_out))
     for name, baseline in BASELINES.items():

@@ -34,7 +34,10 @@ async def sample_traffic(traffic: Traffic, weights: Mapping[str, float]) -> list
 def write_features(samples: Iterable[Sample], path: Path) -> None:
     path.write_text(
         "".join(
-            json.dumps({"client": s.client, "kind": "side" if s.is_side else "main", "codes": " ".join(s.codes)}) + "\n"
+            json.dumps(
+                {"client": s.client, "kind": "side" if s.is_side else "main", "codes": " ".join(s.codes)}
+            )
+            + "\n"
             for s in samples
         ),
         "utf-8",
@@ -42,7 +45,9 @@ def write_features(samples: Iterable[Sample], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--traffic", type=Path, help="folder of labelled traffic: write features.jsonl anew")
     parser.add_argument("--write", action="store_true", help="write recorder/weights.json")
     arguments = parser.parse_args()

@@ -96,7 +96,9 @@ def fit(samples: Sequence[Sample], prior: Weights, *, steps: int = 60) -> dict[s
     return {code: round(float(w[place[code]]), 2) for code in codes}
 
 
-def leave_one_out(samples: Sequence[Sample], clients: Iterable[str], prior: Weights) -> dict[str, dict[str, float]]:
+def leave_one_out(
+    samples: Sequence[Sample], clients: Iterable[str], prior: Weights
+) -> dict[str, dict[str, float]]:
     """Return for each client the weights that are trained without it."""
     return {client: fit([s for s in samples if s.client != client], prior) for client in clients}
 
@@ -118,5 +120,6 @@ def _is_words(code: str) -> bool:
 def restrict(samples: Sequence[Sample], known: Weights) -> list[Sample]:
     """Return the samples with only those codes that ``known`` has."""
     return [
-        Sample(client=s.client, codes=tuple(c for c in s.codes if c in known), is_side=s.is_side) for s in samples
+        Sample(client=s.client, codes=tuple(c for c in s.codes if c in known), is_side=s.is_side)
+        for s in samples
     ]

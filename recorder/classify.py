@@ -35,6 +35,8 @@ Message = Mapping[str, Any]
 _HEAD_CHARS, _TAIL_CHARS, _SHORT_SYSTEM_CHARS = 700, 300, 4000
 #: Characters of a text's beginning and end that are searched for dialogues and forms.
 _FORM_CHARS = 3000
+#: Characters of a text's beginning and end from which client context is removed.
+_MAX_CHARS = 20_000
 
 #: Evidence code -> weight; `bias` is the score of a request without any evidence.
 WEIGHTS: Mapping[str, float] = json.loads((files(__package__) / "weights.json").read_text("utf-8"))
@@ -140,7 +142,9 @@ _SPEAKS = re.compile(r"[^\W\d_]+(?: [^\W\d_]+){0,2}\W{0,6}[:：>\]]")
 _PACKED = re.compile(r"""["']role["']: ?["'](?:user|human|assistant|ai|model)["']""")
 _SLOT = re.compile(r"[ \t]*(?:[#*\[]{0,5} ?[A-Z][\w' ()-]{1,40}(?:[:：]|\][:：]?|\*\*[:：]?)|#{1,5} [A-Z][\w' -]{2,40}$|</?[A-Za-z][\w -]{1,30}>\s*$|[\"'`]{3}|[-=+]{5,}\s*$)")  # fmt: skip
 _OPEN_FIELD = re.compile(r"[A-Za-z][\w' -]{1,30}:\W{0,3}\Z")
-_CONTAINER = re.compile(r"<(?:chat_?history|conversation|transcript|messages|dialogue?)\b[^>]*>", re.IGNORECASE)
+_CONTAINER = re.compile(
+    r"<(?:chat_?history|conversation|transcript|messages|dialogue?)\b[^>]*>", re.IGNORECASE
+)
 _ITEM = re.compile(r"^[ \t]*(?:[-*•+]|\d{1,2}[.)]|#{1,4}) ?\S", re.MULTILINE)
 _DIFF = re.compile(r"^(?:diff --git|@@ |\+\+\+ )", re.MULTILINE)
 _CURSOR = re.compile(r"<\|?fim[_▁-]|<\|?(?:cursor|suffix)\|?>|<(?:SUF|MID|CURSOR)>|\{\{FILL_HERE\}\}|^\W*SUFFIX:?", re.MULTILINE)  # fmt: skip
@@ -217,10 +221,14 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
     trailing = ""
     if answered and newest and all(m.get("role") in ("system", "developer") for m in newest):
         trailing = "\n".join(content_text(m.get("content")) for m in newest)
-    words = "\n".join(t for t in map(strip_client_context, texts) if t)
-    system = "\n".join(content_text(m.get("content")) for m in messages[:4] if m.get("role") in ("system", "developer"))
+    words = "\n".join(t for t in (strip_client_context(_bounded(text)) for text in texts) if t)
+    system = "\n".join(
+        content_text(m.get("content")) for m in messages[:4] if m.get("role") in ("system", "developer")
+    )
     if texts and _CONTAINER.search(texts[-1][-_FORM_CHARS:]):
-        words = "\n".join(texts)  # a quoted conversation is no client context: the instruction stands before it
+        words = "\n".join(
+            texts
+        )  # a quoted conversation is no client context: the instruction stands before it
     ask, role = _word_codes(_ends(words or trailing)), frozenset[str]()
     if system and len(system) <= _SHORT_SYSTEM_CHARS:
         role = _word_codes(_ends(system))
@@ -263,7 +271,9 @@ def _combined(ask: frozenset[str], role: frozenset[str], words: str, system: str
         "role_order": "order" in role,
         "ask_topic_head": topic and any(p.found_in(head, head.lower()) for p in TOPICS if p.code in ask),
         "handover": "later" in ask and "human" not in ask and bool(ask & {"summary", "order"}),
-        "short_question": 0 < len(words) < 160 and not ask & {"form", "task", "order", "function"} and not topic,
+        "short_question": 0 < len(words) < 160
+        and not ask & {"form", "task", "order", "function"}
+        and not topic,
     }
     return [code for code, holds in checks.items() if holds]
 
@@ -313,11 +323,14 @@ def _word_codes(text: str) -> frozenset[str]:
     return frozenset(p.code for p in (*TOPICS, *MACHINES, *FORMS) if p.found_in(text, lowered))
 
 
+def _bounded(text: str) -> str:
+    """Return the beginning and the end of a very long text: its middle is never read."""
+    return text if len(text) <= 2 * _MAX_CHARS else f"{text[:_MAX_CHARS]}\n{text[-_MAX_CHARS:]}"
+
+
 def _ends(text: str) -> str:
     return (
-        text
-        if len(text) <= _HEAD_CHARS + _TAIL_CHARS
-        else f"{text[:_HEAD_CHARS]}\n…\n{text[-_TAIL_CHARS:]}"
+        text if len(text) <= _HEAD_CHARS + _TAIL_CHARS else f"{text[:_HEAD_CHARS]}\n…\n{text[-_TAIL_CHARS:]}"
     )
 
 

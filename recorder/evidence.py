@@ -32,11 +32,11 @@ class WordPattern:
     example: str
     reads: int = 2000
 
-
     def found_in(self, text: str, lowered: str) -> bool:
         """Whether a text contains the pattern; literals are searched first, because most patterns occur in no text."""
         return any(
-            (literals is None or any(literal in lowered for literal in literals)) and pattern.search(text, 0, self.reads)
+            (literals is None or any(literal in lowered for literal in literals))
+            and pattern.search(text, 0, self.reads)
             for pattern, literals in self.branches
         )
 
@@ -62,7 +62,9 @@ def _alternatives(source: str) -> list[str]:
 def _p(code: str, topic: str, meaning: str, example: str, *pattern: str, reads: int = 2000) -> WordPattern:
     found = [re.compile(part, re.IGNORECASE) for source in pattern for part in _alternatives(source)]
     branches = tuple((part, required_literals(part)) for part in found)
-    return WordPattern(code=code, topic=topic, branches=branches, meaning=meaning, example=example, reads=reads)
+    return WordPattern(
+        code=code, topic=topic, branches=branches, meaning=meaning, example=example, reads=reads
+    )
 
 
 #: What is requested: an object that clients request.

@@ -34,6 +34,7 @@ from recorder.text_overlap import (
 )
 from recorder.turns import ClassifiedExchange
 from store.hashing import digest
+from store.lifecycle import DropReason
 from store.texts import content_text
 from store.values import Completion, Json, NewTurn, Relation, Remembered, Tip, TurnKind
 from wire.user_text import strip_reasoning
@@ -47,7 +48,9 @@ _MAX_MEASURED_TURNS = 48
 #: Time that a side turn waits for the conversation it is about: clients send both at the same time.
 ORPHAN_TTL_S = 120.0
 #: Side requests that come in parts, or repeatedly.
-_REPEATABLE_SIDE_REASONS = frozenset({"summary", "memory", "heartbeat", "text_function", "quoted_conversation"})
+_REPEATABLE_SIDE_REASONS = frozenset(
+    {"summary", "memory", "heartbeat", "text_function", "quoted_conversation"}
+)
 #: A shorter line occurs inside others by chance.
 _MIN_LINE_CHARS = 12
 #: Newest turns that are searched in a prompt that quotes inside its lines.
@@ -91,6 +94,8 @@ class _Entry:
     found: Classification  #: its kind with the evidence
     system_head: str  #: beginning of its system prompt, without digits
     tool_count: int  #: tools offered
+    main_drop_reason: DropReason | None  #: why it would not train as a main turn
+    is_restored: bool  #: read back from the record, without its tokens
     templates: tuple[str, ...]  #: keys of its literal beginning and end (`_template_keys`)
 
 
@@ -261,6 +266,8 @@ class TurnIndex:
             found=found,
             system_head=_system_head(history),
             tool_count=_tool_count(turn.request),
+            main_drop_reason=turn.main_drop_reason if isinstance(turn, NewTurn) else None,
+            is_restored=not isinstance(turn, NewTurn),
             templates=_template_keys(history, client),
         )
         self._note_templates(turn, history)
@@ -298,7 +305,9 @@ class TurnIndex:
         if history.is_opening:
             known = (self._templates.get(key) for key in _template_keys(history, captured.client))
             is_template = any(
-                t is not None and not t.is_continued and len(t.texts - {history.request_key}) >= _MIN_TEMPLATE_TEXTS
+                t is not None
+                and not t.is_continued
+                and len(t.texts - {history.request_key}) >= _MIN_TEMPLATE_TEXTS
                 for t in known
             )
             return ["template"] if is_template else []
@@ -321,12 +330,12 @@ class TurnIndex:
         tips = [self._entries[t].tip for t in self._holders("reply", key)]
         if any(tip.kind is TurnKind.MAIN for tip in tips):
             return []
-        return [tip.turn_id for tip in tips[:1]]
+        return [tip.turn_id for tip in tips[:1] if not self._entries[tip.turn_id].is_restored]
 
-    def found_kind(self, turn_id: str) -> Classification | None:
-        """Return the classification of an indexed turn."""
-        entry = self._entries.get(turn_id)
-        return None if entry is None else entry.found
+    def kind_of(self, turn_id: str) -> tuple[Classification, DropReason | None]:
+        """Return an indexed turn's classification, and why it would not train as a main turn."""
+        entry = self._entries[turn_id]
+        return entry.found, entry.main_drop_reason
 
     def correct(self, turn_id: str, found: Classification) -> None:
         """Change the kind of an indexed turn."""
@@ -343,7 +352,9 @@ class TurnIndex:
             del self._index[old][session]
         holders = self._index[new].setdefault(session, [])
         created = entry.tip.created_at
-        later = next((i for i, t in enumerate(holders) if self._entries[t].tip.created_at > created), len(holders))
+        later = next(
+            (i for i, t in enumerate(holders) if self._entries[t].tip.created_at > created), len(holders)
+        )
         holders.insert(later, turn_id)
 
     def _evict(self) -> None:

@@ -206,19 +206,28 @@ class TurnRecorder:
     def _correct_kinds(self, captured: ClassifiedExchange) -> tuple[KindCorrection, ...]:
         """Correct a side turn that this request continues with a person's new words, where that outweighs its evidence."""
         newest = next((run for run in reversed(captured.history.runs) if run.role == "assistant"), None)
-        if newest is None or captured.kind.kind is not TurnKind.MAIN or captured.history.runs[-1].role != "user":
+        if (
+            newest is None
+            or captured.kind.kind is not TurnKind.MAIN
+            or captured.history.runs[-1].role != "user"
+        ):
             return ()
         corrections = []
         for turn_id in self._turn_index.continued_side_turns(newest.key):
-            before = self._turn_index.found_kind(turn_id)
-            found = None if before is None else reconsider(before, "continued", weights=self._weights)
-            if before is None or found is None or found.kind is before.kind or is_machines(before):
+            before, drop_reason = self._turn_index.kind_of(turn_id)
+            found = reconsider(before, "continued", weights=self._weights)
+            if found.kind is before.kind or is_machines(before) or not before.evidence:
                 continue
             self._turn_index.correct(turn_id, found)
             evidence = tuple((e.code, round(e.weight, 3)) for e in found.evidence)
             corrections.append(
                 KindCorrection(
-                    turn_id=turn_id, kind=found.kind, reason=found.reason, evidence=evidence, at=captured.created_at
+                    turn_id=turn_id,
+                    kind=found.kind,
+                    reason=found.reason,
+                    evidence=evidence,
+                    drop_reason=drop_reason,
+                    at=captured.created_at,
                 )
             )
         return tuple(corrections)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from recorder.canonical import History, body_key, parse_history, reply_key
@@ -29,7 +29,9 @@ class ClassifiedExchange(CapturedExchange):
     body_key: str
 
 
-def classify_exchange(captured: CapturedExchange, weights: Mapping[str, float] = WEIGHTS) -> ClassifiedExchange:
+def classify_exchange(
+    captured: CapturedExchange, weights: Mapping[str, float] = WEIGHTS
+) -> ClassifiedExchange:
     """Compute keys and kind of an exchange, reusing the keys of the cached request that it extends."""
     chat, options = captured.chat, captured.options
     previous = chat.previous.history if chat.previous is not None else None
@@ -100,6 +102,7 @@ def _build_turn(
         reply_key=None if is_empty else reply_key(captured.history, completion),
         evidence=tuple((e.code, round(e.weight, 3)) for e in captured.kind.evidence),
         drop_reason=drop[0] if drop else None,
+        main_drop_reason=_main_drop_reason(captured, completion),
         drop_detail=drop[1] if drop else "",
         next_state=_next_state(captured, link) if position == 0 else None,
     )
@@ -126,6 +129,16 @@ def _drop_reason(
         return DropReason.OPTED_OUT, ""
     if link.kind is TurnKind.SIDE:
         return DropReason.SIDE_TURN, kind_reason(captured, link)
+    return _main_drop(captured, completion)
+
+
+def _main_drop_reason(captured: ClassifiedExchange, completion: Completion) -> DropReason | None:
+    found = _main_drop(captured, completion)
+    return None if found is None else found[0]
+
+
+def _main_drop(captured: ClassifiedExchange, completion: Completion) -> tuple[DropReason, str] | None:
+    """Return why the tokens of a main turn do not train."""
     if constraint := decoding_constraint(captured.chat.body):
         return DropReason.CONSTRAINED, constraint
     return token_drop_reason(completion, captured.reply.completions, captured.reply.usage)

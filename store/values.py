@@ -93,6 +93,7 @@ class KindCorrection:
     kind: TurnKind
     reason: str
     evidence: KindEvidence
+    drop_reason: DropReason | None  #: why it does not train although it is a main turn
     at: float
 
 
@@ -144,6 +145,9 @@ class NewTurn:
     reply_key: str | None
     evidence: KindEvidence = ()
     drop_reason: DropReason | None = None
+    main_drop_reason: DropReason | None = (
+        None  #: of a side turn: why it would not train as a main turn either
+    )
     drop_detail: str = ""
     next_state: NextState | None = None
     corrections: tuple[KindCorrection, ...] = ()
