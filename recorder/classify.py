@@ -99,6 +99,7 @@ STRUCTURE: Mapping[str, tuple[str, str]] = {
     "role_topic_function": ("", "a short system prompt makes the model a text function with a client's topic"),
     "role_order": ("", "a short system prompt begins with an order about a text"),
     "ask_topic_head": ("", "the newest text begins with a client's topic"),
+    "works_on_history": ("", "a client's topic about the conversation that precedes, not in the first person"),
     "handover": ("summary", "a summary or notes for a context that continues without its beginning"),
     "extends_main": ("", "the request continues a recorded main turn"),
     "extends_side": ("", "the request continues a recorded side turn"),
@@ -233,7 +234,7 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
     if system and len(system) <= _SHORT_SYSTEM_CHARS:
         role = _word_codes(_ends(system))
     codes = ["bias", *(f"ask_{code}" for code in sorted(ask)), *(f"role_{code}" for code in sorted(role))]
-    codes += _combined(ask, role, words or trailing, system)
+    codes += _combined(ask, role, words or trailing, is_opening=not answered)
     codes += _form_codes(words, texts, role, system, is_opening=not answered)
     limit = request.get("max_completion_tokens") or request.get("max_tokens")
     tools = request.get("tools")
@@ -258,7 +259,7 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
     return codes + [code for code, holds in checks.items() if holds]
 
 
-def _combined(ask: frozenset[str], role: frozenset[str], words: str, system: str) -> list[str]:
+def _combined(ask: frozenset[str], role: frozenset[str], words: str, *, is_opening: bool) -> list[str]:
     """Return evidence that holds only together."""
     head = words[:120]
     topic, role_topic = bool(ask & _TOPIC_CODES), bool(role & _TOPIC_CODES)
@@ -270,6 +271,7 @@ def _combined(ask: frozenset[str], role: frozenset[str], words: str, system: str
         "role_topic_function": role_topic and bool(role & {"function", "task", "order"}),
         "role_order": "order" in role,
         "ask_topic_head": topic and any(p.found_in(head, head.lower()) for p in TOPICS if p.code in ask),
+        "works_on_history": not is_opening and topic and "dialogue" in ask and "human" not in ask,
         "handover": "later" in ask and "human" not in ask and bool(ask & {"summary", "order"}),
         "short_question": 0 < len(words) < 160
         and not ask & {"form", "task", "order", "function"}

@@ -206,11 +206,7 @@ class TurnRecorder:
     def _correct_kinds(self, captured: ClassifiedExchange) -> tuple[KindCorrection, ...]:
         """Correct a side turn that this request continues with a person's new words, where that outweighs its evidence."""
         newest = next((run for run in reversed(captured.history.runs) if run.role == "assistant"), None)
-        if (
-            newest is None
-            or captured.kind.kind is not TurnKind.MAIN
-            or captured.history.runs[-1].role != "user"
-        ):
+        if newest is None:
             return ()
         corrections = []
         for turn_id in self._turn_index.continued_side_turns(newest.key):

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from recorder.classify import MEANINGS, RULES, classify, classify_request, find_evidence, is_silent_reply
+from recorder.classify import (
+    MEANINGS,
+    WEIGHTS,
+    classify,
+    classify_request,
+    is_silent_reply,
+    reconsider,
+    weigh,
+)
+from recorder.evidence import FORMS, MACHINES, TOPICS
 from store.values import Completion, TurnKind
 
 QUOTED = "<chat_history>\nUSER: Where is Oslo?\nASSISTANT: In Norway.\n</chat_history>"
@@ -118,12 +127,6 @@ def test_tools_and_streaming_tell_nothing() -> None:
     assert ask(title, tools=tools, stream=True) == (TurnKind.SIDE, "title")
 
 
-def test_every_rule_has_a_condition_and_a_name() -> None:
-    for rule in RULES:
-        assert rule.reason
-        assert rule.request or rule.system or rule.condition
-
-
 def test_a_system_message_behind_the_last_answer_is_the_clients() -> None:
     messages = [
         {"role": "user", "content": "hi"},
@@ -155,11 +158,46 @@ def test_what_the_client_says_wins() -> None:
     assert classify_request([{"role": "user", "content": "hi"}], {}, TurnKind.SIDE).reason == "client_header"
 
 
-def test_every_reason_says_what_it_means_and_shows_its_evidence() -> None:
-    assert all(rule.meaning and MEANINGS[rule.reason] for rule in RULES)
+def test_every_pattern_finds_its_example_and_every_code_has_a_meaning() -> None:
+    patterns = (*TOPICS, *MACHINES, *FORMS)
+    assert len(patterns) <= 40
+    for pattern in patterns:
+        assert pattern.found_in(pattern.example, pattern.example.lower()), pattern.code
+    assert not [code for code in WEIGHTS if not MEANINGS.get(code)]
+
+
+def test_the_evidence_adds_up_to_the_kind() -> None:
     title = [{"role": "user", "content": f"Generate a short title for this chat.\n{QUOTED}"}]
-    assert any("title for this chat" in words for words in find_evidence(title, {}))
-    assert find_evidence([{"role": "user", "content": "hi"}], {}) == []
+    found = classify(title, {})
+    assert found.score == pytest.approx(sum(WEIGHTS[e.code] for e in found.evidence))
+    assert found.score > 0
+    assert {"ask_title", "container"} <= {e.code for e in found.evidence}
+    weights = [abs(e.weight) for e in found.evidence]
+    assert weights == sorted(weights, reverse=True)
+    assert classify([{"role": "user", "content": "hi"}], {}).score < 0
+
+
+def test_a_phrase_deep_in_a_long_system_prompt_is_no_evidence() -> None:
+    manual = "# Manual\n" + "Work with care.\n" * 600 + "Memory-consolidation tasks and titles are made by sub-agents.\n" * 40
+    tools = [{"type": "function", "function": {"name": str(i)}} for i in range(9)]
+    with_manual = [{"role": "system", "content": manual}, *_BASIL, {"role": "user", "content": "And in winter?"}]
+    found = classify(with_manual, {"tools": tools}, ["extends_main"])
+    assert found.kind is TurnKind.MAIN
+    assert not [e.code for e in found.evidence if e.code.startswith("role_")]
+
+
+def test_what_follows_can_correct_a_kind_but_not_the_clients_word() -> None:
+    first = weigh(["bias", "ask_title", "topic_form", "ask_form", "topic_dialogue", "ask_dialogue"])
+    assert first.kind is TurnKind.SIDE
+    assert reconsider(first, "continued").kind is TurnKind.MAIN
+    named = classify_request([{"role": "user", "content": "hi"}], {}, TurnKind.SIDE)
+    assert reconsider(named, "continued") == named
+
+
+def test_the_record_adds_to_the_evidence() -> None:
+    asked = [{"role": "user", "content": "Label this: the hall is cold.\nText: a\nOutput:"}]
+    alone = classify(asked, {})
+    assert classify(asked, {}, ["template"]).score == pytest.approx(alone.score + WEIGHTS["template"])
 
 
 # ------------------------------------------------------------- side requests and people, as data
