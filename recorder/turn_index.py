@@ -15,8 +15,17 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from recorder.canonical import History, Message, body_key, parse_history, reply_run_key
+from recorder.canonical import (
+    History,
+    Message,
+    body_key,
+    parse_history,
+    parse_history_from,
+    reply_key,
+    reply_run_key,
+)
 from recorder.classify import Classification, Evidence, is_silent_reply, is_structured
+from recorder.identifiers import LearnedIdentifiers
 from recorder.linking import LinkCandidates, LinkReason, Orphan, answer_keys, history_answer_keys
 from recorder.text_overlap import (
     MATCH_SHARE,
@@ -37,7 +46,7 @@ from store.hashing import digest
 from store.lifecycle import DropReason
 from store.texts import content_text
 from store.values import Completion, Json, NewTurn, Relation, Remembered, Tip, TurnKind
-from wire.user_text import strip_reasoning
+from wire.user_text import strip_client_context, strip_reasoning
 
 #: Number of turns that are indexed, and of turns that are read back at the start.
 TURN_INDEX_CAPACITY, RESTORED_TURNS = 5000, 2000
@@ -94,6 +103,7 @@ class _Entry:
     found: Classification  #: its kind with the evidence
     system_head: str  #: beginning of its system prompt, without digits
     tool_count: int  #: tools offered
+    identifiers: tuple[tuple[str, str], ...]  #: fields of its request that may name the conversation
     main_drop_reason: DropReason | None  #: why it would not train as a main turn
     is_restored: bool  #: read back from the record, without its tokens
     templates: tuple[str, ...]  #: keys of its literal beginning and end (`_template_keys`)
@@ -163,6 +173,7 @@ class TurnIndex:
         self._extended: OrderedDict[str, set[str]] = OrderedDict()  # parent -> main turns that extend it
         self._main_counts: defaultdict[str, int] = defaultdict(int)  # main turns seen, by scope
         self._orphans: OrderedDict[str, _OrphanEntry] = OrderedDict()  # by session, housekeeping first
+        self._identifiers = LearnedIdentifiers()
         self._templates: OrderedDict[str, _Template] = OrderedDict()
         self._users: defaultdict[str, OrderedDict[str, None]] = defaultdict(
             OrderedDict
@@ -180,6 +191,7 @@ class TurnIndex:
                 body=captured.body_key,
                 found=replace(captured.kind, kind=turn.kind, reason=turn.kind_reason),
                 client=captured.client,
+                identifiers=captured.options.identifiers,
             )
             if captured.options.session is None:
                 self._attach_orphan(captured, turn)
@@ -212,11 +224,14 @@ class TurnIndex:
         body: str,
         found: Classification,
         client: str,
+        identifiers: tuple[tuple[str, str], ...] = (),
     ) -> None:
         keys = [("request", turn.request_key), ("body", f"{turn.scope}:{body}")]
         index = "session" if turn.kind is TurnKind.MAIN else "side"
         keys.append((index, f"{turn.scope}:{turn.session_id}"))
         trace = read_turn_lines(history.messages, turn.completion)
+        if not trace.question and history.runs and history.runs[-1].role == "tool":
+            trace = TurnLines(question=edge_lines(_last_user_text(history)), answer=trace.answer)
         if turn.kind is TurnKind.SIDE:
             trace = TurnLines(
                 question=(), answer=trace.answer
@@ -237,6 +252,8 @@ class TurnIndex:
             own, size = reply_run_key(turn.completion)
             runs = history.runs
             exchanges = answer_keys(history.root, runs[-1] if runs else None, own, size)
+            if (key := _reply_key_without_tools(history, turn)) is not None:
+                keys.append(("reply", key))
             keys += [("reply", turn.reply_key), *(("exchange", exchange.key) for exchange in exchanges)]
         is_newest = not self._extended.get(turn.turn_id)
         tip = Tip(
@@ -266,11 +283,12 @@ class TurnIndex:
             found=found,
             system_head=_system_head(history),
             tool_count=_tool_count(turn.request),
+            identifiers=identifiers,
             main_drop_reason=turn.main_drop_reason if isinstance(turn, NewTurn) else None,
             is_restored=not isinstance(turn, NewTurn),
             templates=_template_keys(history, client),
         )
-        self._note_templates(turn, history)
+        self._learn(turn, history, client)
         self._main_counts[turn.scope] += turn.kind is TurnKind.MAIN
         for kind, key in keys:
             holders = self._index[kind].get(key)
@@ -283,10 +301,21 @@ class TurnIndex:
             self._extended.setdefault(turn.parent_turn_id, set()).add(turn.turn_id)
             self._set_is_newest(turn.parent_turn_id, is_newest=False)
 
-    def _note_templates(self, turn: NewTurn | Remembered, history: History) -> None:
-        """Count a fresh request's literal beginning and end; one that is continued by a main turn is a person's."""
+    def _learn(self, turn: NewTurn | Remembered, history: History, client: str) -> None:
+        """Learn the client's identifiers and templates; a template that is continued by a main turn is a person's."""
         entry = self._entries[turn.turn_id]
         parent = self._entries.get(turn.parent_turn_id or "")
+        if turn.kind is TurnKind.MAIN and entry.identifiers:
+            was_named = turn.link_reason == LinkReason.LEARNED_IDENTIFIER
+            self._identifiers.note(
+                history.root,
+                client,
+                entry.identifiers,
+                turn.turn_id,
+                is_opening=history.is_opening,
+                parent=None if parent is None or was_named else parent.identifiers,
+                was_named=was_named,
+            )
         if turn.kind is TurnKind.MAIN and parent is not None:
             for key in parent.templates:
                 if key in self._templates:
@@ -503,6 +532,7 @@ class TurnIndex:
             quotes=[] if prompt_lines is None else self._find_quotes(captured, prompt_lines, other_histories),
             echoes=[] if is_exact else self.echoes(history),
             orphans=self.orphans(captured),
+            identified=self._identified(captured),
             echoed_answer=self.echoed_answer(captured),
             inspected=self._inspected(captured, replies),
             is_silent_reply=any(map(is_silent_reply, captured.reply.completions)),
@@ -510,6 +540,15 @@ class TurnIndex:
             concerns_past_only=captured.kind.reason in _PAST_SIDE_REASONS,
             is_delegated=prompt_lines is not None and history.is_opening and self._is_delegated(history),
         )
+
+    def _identified(self, captured: ClassifiedExchange) -> Tip | None:
+        """Return the newest main turn of the conversation that a learned identifier of the request names."""
+        history, given = captured.history, captured.options.identifiers
+        if not given or captured.kind.kind is TurnKind.SIDE:
+            return None
+        turn_id = self._identifiers.find(history.root, captured.client, given, is_opening=history.is_opening)
+        entry = self._entries.get(turn_id or "")
+        return None if entry is None else self._newest_main(self._session_key(entry))
 
     def _histories_of_other_users(self, captured: ClassifiedExchange) -> list[History]:
         """Return the request's history as each recent user of the key would have sent it, for a side request without a `user`.
@@ -725,6 +764,23 @@ class TurnIndex:
                     position=0,
                 )
         return None
+
+
+def _reply_key_without_tools(history: History, turn: NewTurn | Remembered) -> str | None:
+    """Return the key of prompt and reply with the tool traffic taken out, as some clients send it back; None where there is none."""
+    whole = not isinstance(turn, Remembered) or turn.is_whole
+    if turn.completion.tool_calls or not whole or not any(run.role == "tool" for run in history.runs):
+        return None
+    rest = [
+        m for m in history.messages if m.get("role") not in ("tool", "function") and not m.get("tool_calls")
+    ]
+    return reply_key(parse_history_from(history, rest), turn.completion)
+
+
+def _last_user_text(history: History) -> str:
+    """Return the last user message: what a loop of tool calls answers."""
+    last = next((m for m in reversed(history.messages) if m.get("role") == "user"), None)
+    return "" if last is None else strip_client_context(content_text(last.get("content")))
 
 
 def _system_head(history: History) -> str:

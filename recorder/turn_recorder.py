@@ -193,8 +193,13 @@ class TurnRecorder:
                     captured.scope, session
                 )
             codes = self._turn_index.record_evidence(captured)
+            corrections: tuple[KindCorrection, ...] = ()
+            if "extends_side" in codes and session is None and captured.history.runs[-1].role == "user":
+                as_main = ["extends_main" if code == "extends_side" else code for code in codes]
+                if reconsider(captured.kind, *as_main, weights=self._weights).kind is TurnKind.MAIN:
+                    corrections = self._correct_kinds(captured)
+                    codes = as_main if corrections else codes
             captured.kind = reconsider(captured.kind, *codes, weights=self._weights)
-            corrections = self._correct_kinds(captured) if session is None else ()
             candidates = self._build_candidates(captured, found)
             decided: Link = link(captured.history, candidates, captured.kind.kind, session=session, tip=tip)
             session_id = decided.session_id or f"session_{captured.turn_id.removeprefix('turn_')}"

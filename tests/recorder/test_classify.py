@@ -178,9 +178,17 @@ def test_the_evidence_adds_up_to_the_kind() -> None:
 
 
 def test_a_phrase_deep_in_a_long_system_prompt_is_no_evidence() -> None:
-    manual = "# Manual\n" + "Work with care.\n" * 600 + "Memory-consolidation tasks and titles are made by sub-agents.\n" * 40
+    manual = (
+        "# Manual\n"
+        + "Work with care.\n" * 600
+        + "Memory-consolidation tasks and titles are made by sub-agents.\n" * 40
+    )
     tools = [{"type": "function", "function": {"name": str(i)}} for i in range(9)]
-    with_manual = [{"role": "system", "content": manual}, *_BASIL, {"role": "user", "content": "And in winter?"}]
+    with_manual = [
+        {"role": "system", "content": manual},
+        *_BASIL,
+        {"role": "user", "content": "And in winter?"},
+    ]
     found = classify(with_manual, {"tools": tools}, ["extends_main"])
     assert found.kind is TurnKind.MAIN
     assert not [e.code for e in found.evidence if e.code.startswith("role_")]
