@@ -62,6 +62,8 @@ _REPEATABLE_SIDE_REASONS = frozenset(
 )
 #: A shorter line occurs inside others by chance.
 _MIN_LINE_CHARS = 12
+#: Characters of a reply in which a text is looked for, and texts of one reply.
+_MAX_WRAPPED_CHARS, _MAX_UNWRAPPED = 20_000, 2
 #: Newest turns that are searched in a prompt that quotes inside its lines.
 _MAX_SEARCHED_TURNS = 32
 _KEY_KINDS = ("request", "body", "session", "side", "line", "reply", "exchange", "order", "opening")
@@ -254,6 +256,8 @@ class TurnIndex:
             exchanges = answer_keys(history.root, runs[-1] if runs else None, own, size)
             if (key := _reply_key_without_tools(history, turn)) is not None:
                 keys.append(("reply", key))
+            for text in _unwrapped(turn.completion):
+                keys.append(("reply", reply_key(history, Completion(text=text))))
             keys += [("reply", turn.reply_key), *(("exchange", exchange.key) for exchange in exchanges)]
         is_newest = not self._extended.get(turn.turn_id)
         tip = Tip(
@@ -775,6 +779,20 @@ def _reply_key_without_tools(history: History, turn: NewTurn | Remembered) -> st
         m for m in history.messages if m.get("role") not in ("tool", "function") and not m.get("tool_calls")
     ]
     return reply_key(parse_history_from(history, rest), turn.completion)
+
+
+def _unwrapped(completion: Completion) -> list[str]:
+    """Return the texts inside a reply that is one JSON object, or one call: programs keep only the text in the history."""
+    single = completion.tool_calls[0].get("function") if len(completion.tool_calls) == 1 else None
+    text = single.get("arguments") if isinstance(single, Mapping) else completion.text
+    if not isinstance(text, str) or not text.lstrip().startswith("{") or len(text) > _MAX_WRAPPED_CHARS:
+        return []
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    values = [v for v in given.values() if isinstance(v, str) and len(v) >= _MIN_DELEGATED_CHARS]
+    return sorted(values, key=len)[-_MAX_UNWRAPPED:]
 
 
 def _last_user_text(history: History) -> str:
