@@ -232,7 +232,7 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
         )  # a quoted conversation is no client context: the instruction stands before it
     ask, role = _word_codes(_ends(words or trailing)), frozenset[str]()
     if system and len(system) <= _SHORT_SYSTEM_CHARS:
-        role = _word_codes(_ends(system))
+        role = _word_codes(system[:_HEAD_CHARS])
     codes = ["bias", *(f"ask_{code}" for code in sorted(ask)), *(f"role_{code}" for code in sorted(role))]
     codes += _combined(ask, role, words or trailing, is_opening=not answered)
     codes += _form_codes(words, texts, role, system, is_opening=not answered)
