@@ -99,6 +99,7 @@ STRUCTURE: Mapping[str, tuple[str, str]] = {
     "role_topic_function": ("", "a short system prompt makes the model a text function with a client's topic"),
     "role_order": ("", "a short system prompt begins with an order about a text"),
     "ask_topic_head": ("", "the newest text begins with a client's topic"),
+    "plain_topic": ("", "a client's topic in a short text that is about no conversation"),
     "works_on_history": ("", "a client's topic about the conversation that precedes, not in the first person"),
     "handover": ("summary", "a summary or notes for a context that continues without its beginning"),
     "extends_main": ("", "the request continues a recorded main turn"),
@@ -219,6 +220,9 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
     newest = messages[answered[-1] + 1 :] if answered else messages
     asked = [m for m in newest if m.get("role") == "user"]
     texts = [content_text(m.get("content")) for m in asked]
+    has_summary = bool(texts) and bool(_SUMMARY_THERE.match(texts[0][:200]))
+    if has_summary and len(texts) > 1:
+        texts = texts[1:]  # an existing summary precedes the request
     trailing = ""
     if answered and newest and all(m.get("role") in ("system", "developer") for m in newest):
         trailing = "\n".join(content_text(m.get("content")) for m in newest)
@@ -230,7 +234,7 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
         words = "\n".join(
             texts
         )  # a quoted conversation is no client context: the instruction stands before it
-    ask, role = _word_codes(_ends(words or trailing)), frozenset[str]()
+    ask, role = _word_codes(_ends(words or trailing or "\n".join(texts))), frozenset[str]()
     if system and len(system) <= _SHORT_SYSTEM_CHARS:
         role = _word_codes(system[:_HEAD_CHARS])
     codes = ["bias", *(f"ask_{code}" for code in sorted(ask)), *(f"role_{code}" for code in sorted(role))]
@@ -253,7 +257,7 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
         "closing_instruction": bool(trailing) and not _is_output(messages, answered),
         "machine_event": bool(texts) and is_machine_event(texts[-1]),
         "other_speaker": _is_other(messages, asked),
-        "existing_summary": bool(_SUMMARY_THERE.match(words[:200])),
+        "existing_summary": has_summary,
         "no_words": bool(texts) and not words and bool(texts[-1].strip()) and len(texts[-1]) > 200,
     }  # fmt: skip
     return codes + [code for code, holds in checks.items() if holds]
@@ -271,6 +275,10 @@ def _combined(ask: frozenset[str], role: frozenset[str], words: str, *, is_openi
         "role_topic_function": role_topic and bool(role & {"function", "task", "order"}),
         "role_order": "order" in role,
         "ask_topic_head": topic and any(p.found_in(head, head.lower()) for p in TOPICS if p.code in ask),
+        "plain_topic": topic
+        and len(words) < 400
+        and not ask & {"dialogue", "third_person", "later", "task", "function"}
+        and not role_topic,
         "works_on_history": not is_opening and topic and "dialogue" in ask and "human" not in ask,
         "handover": "later" in ask and "human" not in ask and bool(ask & {"summary", "order"}),
         "short_question": 0 < len(words) < 160
