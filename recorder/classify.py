@@ -79,6 +79,8 @@ STRUCTURE: Mapping[str, tuple[str, str]] = {
     "temperature_0": ("", "temperature 0 on a fresh request"),
     "short_question": ("", "a short newest message without instructions"),
     "long_instruction": ("text_function", "a newest message that lists instructions, without a person's pronouns"),
+    "quoted_speaker": ("", "a line of one speaker inside one message"),
+    "forced_tool": ("structured_one_off", "one tool is offered on a fresh request, and a short system prompt orders its call"),
     "dialogue_inside": ("quoted_conversation", "a written-out dialogue inside one message"),
     "only_dialogue": ("quoted_conversation", "the newest message is only a written-out dialogue; the instruction stands elsewhere"),
     "container": ("quoted_conversation", "a conversation in a container inside one message"),
@@ -155,6 +157,7 @@ _SUMMARY_THERE = re.compile(
     r"\A\W{0,12}(?:this (?:session|conversation|chat|task) (?:is|was|has been)\b|(?:here|the following|below|this) is (?:a|the) (?:\w+ )?summary|(?:conversation |context )?(?:summary|compaction)\b(?! request| the| this)|(?:the )?(?:previous|earlier|prior) (?:conversation|messages))",
     re.IGNORECASE,
 )
+_CALL = re.compile(r"\bcall the \S{0,30} ?tool\b|\bcall \S{3,40} (?:with|to)\b", re.IGNORECASE)
 _CODE = re.compile(r"^[ \t]*(?:```|~~~)|</?(?:tool|function|invoke|execute)[\w:-]*[ >]", re.MULTILINE)
 _TOKEN_ONLY = re.compile(r"\A\W{0,4}(?:[A-Z]{2,}(?:_[A-Z]+)+|(?<=\[)[A-Z]{4,}(?=\]))\W{0,4}\Z")
 
@@ -251,6 +254,7 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
         "long_system": len(system) > _SHORT_SYSTEM_CHARS,
         "structured": is_structured(request),
         "structured_opening": is_structured(request) and not answered,
+        "forced_tool": not answered and isinstance(tools, list) and len(tools) == 1 and bool(role or system) and bool(_CALL.search(system[:_HEAD_CHARS])),
         "probe": not answered and isinstance(limit, int) and (limit == 1 or (limit <= 5 and bool(_GREETING.match(words)))),
         "few_tokens": isinstance(limit, int) and limit <= 64 and ("form" in ask or bool(role)),
         "temperature_0": not answered and request.get("temperature") == 0,
@@ -313,6 +317,7 @@ def _form_codes(
     )
     diff = _DIFF.search(text)
     checks = {
+        "quoted_speaker": bool(people or models) and not spoken and not waits,
         "dialogue_inside": (spoken > 0 or packed) and not waits,
         "only_dialogue": bool(spoken or packed) and bool(system) and not waits and (packed or len(lines) <= spoken + 2 or starts[0].startswith((*_PEOPLE, *_MODELS))),
         "container": bool(_CONTAINER.search(text)),

@@ -86,7 +86,7 @@ TOPICS: tuple[WordPattern, ...] = (
 
 #: Who speaks: a clock or a program, not a person.
 MACHINES: tuple[WordPattern, ...] = (
-    _p("clock", "heartbeat", "sent by a timer", "HEARTBEAT: check your list", r"\bheartbeat(?:_OK|\.md| (?:poll|prompt|tick|turn|tasks|wake))|\A\W*heartbeat\b(?! check)|\bperiodic\b.{0,30}\b(?:tasks?|check)"),
+    _p("clock", "heartbeat", "sent by a timer", "HEARTBEAT: check your list", r"\bheartbeat(?:_OK|\.md| (?:poll|prompt|tick|turn|tasks|wake))|\A\W*heartbeat\b(?! check)|\bheartbeat agent|\bperiodic\b.{0,30}\b(?:tasks?|check)"),
     _p("cron", "cron", "sent by a schedule", "[cron:daily] collect the news", r"\A\W{0,4}\[?cron\b.{0,50}(?:\]|:|job|run)|\A\W*scheduled (?:task|job|run)|\bas a scheduled\b|\bthis is a scheduled|\bno (?:user|human|one|person) is (?:present|here|watching|available)"),
     _p("silent", "heartbeat", "allows a reply that only a program reads", "reply with NO_REPLY", r"\b(?:reply|respond|answer|say|output)(?: only| with| exactly| just)*:? [`'\"]?\[?(?-i:[A-Z]{2,}_[A-Z_]+)\b", r"\b(?:reply|respond|say|answer)(?: only| with| exactly| just)+:? ['\"“][^'\"”\n]{3,40}['\"”][^\n]{0,12}\bstop\b|\b(?:reply|respond|answer)(?: only| with)* \[(?-i:[A-Z]{4,})\]"),
     _p("background", "subagent", "from or for a background agent", "[Subagent Context] You are a subagent", r"\bsub-?agent\b|\bbackground (?:task|process|job|review)\b.{0,60}\b(?:complet|finish|end|fail)"),

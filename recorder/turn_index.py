@@ -250,15 +250,7 @@ class TurnIndex:
             users.move_to_end(turn.user)
             if len(users) > _MAX_USERS:
                 users.popitem(last=False)
-        if turn.reply_key is not None:
-            own, size = reply_run_key(turn.completion)
-            runs = history.runs
-            exchanges = answer_keys(history.root, runs[-1] if runs else None, own, size)
-            if (key := _reply_key_without_tools(history, turn)) is not None:
-                keys.append(("reply", key))
-            for text in _unwrapped(turn.completion):
-                keys.append(("reply", reply_key(history, Completion(text=text))))
-            keys += [("reply", turn.reply_key), *(("exchange", exchange.key) for exchange in exchanges)]
+        keys += _reply_keys(history, turn)
         is_newest = not self._extended.get(turn.turn_id)
         tip = Tip(
             turn_id=turn.turn_id,
@@ -768,6 +760,21 @@ class TurnIndex:
                     position=0,
                 )
         return None
+
+
+def _reply_keys(history: History, turn: NewTurn | Remembered) -> list[tuple[str, str]]:
+    """Return the keys under which a turn's prompt and reply are found, in the forms in which clients send them back."""
+    if turn.reply_key is None:
+        return []
+    own, size = reply_run_key(turn.completion)
+    exchanges = answer_keys(history.root, history.runs[-1] if history.runs else None, own, size)
+    replies = {
+        turn.reply_key: None,
+        **{reply_key(history, Completion(text=t)): None for t in _unwrapped(turn.completion)},
+    }
+    if (key := _reply_key_without_tools(history, turn)) is not None:
+        replies[key] = None
+    return [*(("reply", key) for key in replies), *(("exchange", exchange.key) for exchange in exchanges)]
 
 
 def _reply_key_without_tools(history: History, turn: NewTurn | Remembered) -> str | None:
