@@ -154,7 +154,7 @@ _DIFF = re.compile(r"^(?:diff --git|@@ |\+\+\+ )", re.MULTILINE)
 _CURSOR = re.compile(r"<\|?fim[_▁-]|<\|?(?:cursor|suffix)\|?>|<(?:SUF|MID|CURSOR)>|\{\{FILL_HERE\}\}|^\W*SUFFIX:?", re.MULTILINE)  # fmt: skip
 _GREETING = re.compile(r"\A\W*(?:ping|test|testing|hi|hello|hey|warm-?ups?)\W*\Z", re.IGNORECASE)
 _SUMMARY_THERE = re.compile(
-    r"\A\W{0,12}(?:this (?:session|conversation|chat|task) (?:is|was|has been)\b|(?:here|the following|below|this) is (?:a|the) (?:\w+ )?summary|(?:conversation |context )?(?:summary|compaction)\b(?! request| the| this)|(?:the )?(?:previous|earlier|prior) (?:conversation|messages))",
+    r"\A\W{0,12}(?:this (?:session|conversation|chat|task) (?:is|was|has been|continues)\b|(?:here|the following|below|this) is (?:a|the) (?:\w+ )?summary|(?:conversation |context )?(?:summary|compaction)\b(?! request| the| this)|(?:the )?(?:previous|earlier|prior) (?:conversation|messages))",
     re.IGNORECASE,
 )
 _CALL = re.compile(r"\bcall the \S{0,30} ?tool\b|\bcall \S{3,40} (?:with|to)\b", re.IGNORECASE)
@@ -311,10 +311,11 @@ def _form_codes(
     field = _OPEN_FIELD.search(text[-60:].rstrip())
     name = field[0].strip(" :*\n").lower() if field else ""
     is_field = normalise_line(name.rpartition(" ")[2]) in FIELDS
-    # A name that began an earlier line is a speaker's.
-    waits = (last.startswith(_MODELS) and last.endswith((":", "："))) or (
-        bool(name) and not is_field and sum(1 for start in starts if start.startswith(name)) > 1
+    # A name that began an earlier line is a speaker's; so is one word that names no field.
+    is_speaker = (
+        bool(name) and not is_field and (" " not in name or sum(s.startswith(name) for s in starts) > 1)
     )
+    waits = (last.startswith(_MODELS) and last.endswith((":", "："))) or is_speaker
     diff = _DIFF.search(text)
     checks = {
         "quoted_speaker": bool(people or models) and not spoken and not waits,

@@ -43,7 +43,7 @@ def ask(text: str, *, system: str = "", history: int = 0, **request: Any) -> tup
     ("reason", "text", "more"),
     [
         ("title", f"Generate a short title for this chat.\n{QUOTED}", {}),
-        ("title", "Summarize this conversation in 5 words or less, for use as a chat title.", {"history": 2}),
+        ("summary", "Summarize this conversation in 5 words or less, for use as a chat title.", {"history": 2}),
         pytest.param("slug", "Generate a short filename slug, lowercase, hyphen-separated.", {}, marks=UNDECIDED),
         ("tags", f"Generate three tags that categorize the conversation.\n{QUOTED}", {}),
         pytest.param("emoji", "Pick one emoji that fits. Message: ```hurray```", {}, marks=UNDECIDED),
