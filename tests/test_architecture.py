@@ -106,6 +106,8 @@ SANS_IO = {
     "recorder.canonical",
     "recorder.linking",
     "recorder.classify",
+    "recorder.evidence",
+    "recorder.identifiers",
     "proxy.client_names",
     "wire.sse",
     "wire.chunk_template",
