@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from cli.opened_record import open_record
 from cli.text import LONG, clip
-from recorder.classify import MEANINGS, find_evidence
+from recorder.classify import MEANINGS
 from recorder.linking import LINK_MEANINGS
 from store.errors import RecordError
 from store.settings import Settings
@@ -57,9 +57,9 @@ def lines_of(story: Json) -> Iterator[tuple[str, str]]:
     yield "answered", clip(story["completion"] or json.dumps(story["tool_calls"], ensure_ascii=False), LONG)
     meaning = MEANINGS.get(reason, "")
     yield "kind", f"{story['kind']}, because: {reason}" + (f" ({meaning})" if meaning else "")
-    if story["kind"] == "side":
-        for words in find_evidence(story["messages"], story["request"]):
-            yield "evidence", words
+    if story["first_kind"] is not None:
+        yield "at first", f"{story['first_kind']}, because: {story['first_kind_reason']}"
+    yield from (("evidence", line) for line in evidence_table(story["kind_evidence"]))
     yield "relation", f"{story['relation']}, because: {link} (confidence {story['link_confidence']:.2f})"
     parent = story.get("parent")
     if parent is not None:
@@ -72,6 +72,16 @@ def lines_of(story: Json) -> Iterator[tuple[str, str]]:
     detail = f": {story['drop_detail']}" if story["drop_detail"] else ""
     version = story["trained_in_version"]
     yield "became", fate + detail + (f", in version {version}" if version is not None else "")
+
+
+def evidence_table(evidence: list[tuple[str, float]]) -> Iterator[str]:
+    """Yield a table of the evidence for a turn's kind, with its sum."""
+    if not evidence:
+        return
+    for code, weight in evidence:
+        yield f"{weight:+6.2f}  {code:<22} {MEANINGS.get(code, '')}"
+    total = sum(weight for _, weight in evidence)
+    yield f"{total:+6.2f}  the sum: {'side' if total > 0 else 'main'}"
 
 
 def _after(story: Json) -> Iterator[tuple[str, str]]:

@@ -1,9 +1,8 @@
 """Accuracy of sessions, next states and side turns without headers: `python -m evals.identity FOLDER [--modelled]`.
 
-Three tables over a folder of labelled traffic (one file a client, see `evals.traffic`): the rules as they are; *leave one client
-out*, where every rule that only this client's traffic supports is switched off before it is scored; and rules of other systems
-on the same traffic. Support is measured, not claimed: a rule is supported by the clients in whose side calls it holds. A rule
-that holds nowhere in the folder comes from elsewhere and stays.
+Tables over a folder of labelled traffic (one file a client, see `evals.traffic`): the weights as they are; the hand-set weights that training
+starts from; *leave one client out*, where the weights are trained without the client that is scored, with all evidence, with structure only
+and with words only; and rules of other systems on the same traffic.
 """
 
 from __future__ import annotations
@@ -19,28 +18,17 @@ from rich.table import Table
 
 from evals.client_models import HISTORIES, REQUESTS, lines_of
 from evals.traffic import Prediction, Recorded, Score, parse_line, read_traffic, replay, score
-from recorder.classify import RULES, Rule, build_classifier_input
+from evals.weights import (
+    hand_weights,
+    leave_one_out,
+    read_samples,
+    restrict,
+    without_structure,
+    without_words,
+)
+from recorder.classify import MEANINGS, WEIGHTS
 
 Traffic = Mapping[str, Sequence[Recorded]]
-
-
-def support_of(rules: Sequence[Rule], traffic: Traffic) -> dict[int, set[str]]:
-    """Return for each rule (by its place in the table) the clients in whose labelled side calls it holds."""
-    found: dict[int, set[str]] = {i: set() for i in range(len(rules))}
-    for client, rows in traffic.items():
-        for row in rows:
-            if row.chat is None or (row.label or {}).get("kind") != "side":
-                continue
-            inputs = build_classifier_input(row.chat.messages, row.chat.body)
-            for i, rule in enumerate(rules):
-                if client not in found[i] and rule.holds(inputs):
-                    found[i].add(client)
-    return found
-
-
-def rules_without(client: str, rules: Sequence[Rule], support: Mapping[int, set[str]]) -> tuple[Rule, ...]:
-    """Return the rules that another client supports, or none here."""
-    return tuple(rule for i, rule in enumerate(rules) if support[i] != {client})
 
 
 # --------------------------------------------------------------------- others
@@ -150,9 +138,9 @@ def scored(rows: Sequence[Recorded], predictions: Sequence[Prediction]) -> Score
     return found
 
 
-async def measure(traffic: Traffic, rules: Callable[[str], Sequence[Rule]]) -> dict[str, Score]:
-    """Score every client under the rules that ``rules`` names for it."""
-    return {client: scored(rows, await replay(rows, rules(client))) for client, rows in traffic.items()}
+async def measure(traffic: Traffic, weights: Callable[[str], Mapping[str, float]]) -> dict[str, Score]:
+    """Score every client under the weights that ``weights`` names for it."""
+    return {client: scored(rows, await replay(rows, weights(client))) for client, rows in traffic.items()}
 
 
 def read_folder(folder: Path) -> dict[str, list[Recorded]]:
@@ -175,17 +163,30 @@ def main() -> None:
     parser.add_argument("--modelled", action="store_true", help="also score the modelled clients")
     arguments = parser.parse_args()
     traffic = read_folder(arguments.folder)
-    support = support_of(RULES, traffic)
     console = Console(soft_wrap=True, highlight=False)
-    console.print(table_of("as it is", asyncio.run(measure(traffic, lambda _: RULES))))
-    left_out = asyncio.run(measure(traffic, lambda client: rules_without(client, RULES, support)))
-    console.print(table_of("left out", left_out))
+    console.print(table_of("as it is", asyncio.run(measure(traffic, lambda _: WEIGHTS))))
+    hand, samples = hand_weights(), read_samples()
+    variants: dict[str, Callable[[Mapping[str, float]], Mapping[str, float]]] = {
+        "structure and words": dict,
+        "structure only": without_words,
+        "words only": without_structure,
+    }
+    console.print(table_of("hand-set weights", asyncio.run(measure(traffic, lambda _: hand))))
+    for title, select in variants.items():
+        prior = select(hand)
+        trained = leave_one_out(
+            restrict(samples, {**dict.fromkeys(MEANINGS, 0.0), **hand} if select is dict else prior),
+            traffic,
+            prior,
+        )
+        left_out = asyncio.run(measure(traffic, trained.__getitem__))
+        console.print(table_of(f"trained without the client: {title}", left_out))
     for name, baseline in BASELINES.items():
         scores = {client: scored(rows, baseline(rows)) for client, rows in traffic.items()}
         console.print(table_of(name, {"all files": merged(scores.values())}))
     if arguments.modelled:
         for title, names in (("modelled", REQUESTS), ("altered histories", HISTORIES)):
-            console.print(table_of(title, asyncio.run(measure(modelled(names), lambda _: RULES))))
+            console.print(table_of(title, asyncio.run(measure(modelled(names), lambda _: WEIGHTS))))
 
 
 if __name__ == "__main__":

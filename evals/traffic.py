@@ -25,7 +25,7 @@ import orjson
 from migrations import upgrade
 from proxy.auth import authenticate
 from proxy.client_names import identify_client
-from recorder.classify import RULES, Rule
+from recorder.classify import WEIGHTS
 from recorder.turn_recorder import TurnRecorder
 from recorder.turns import ClassifiedExchange, classify_exchange
 from store.errors import ConfigError, WireError
@@ -77,6 +77,7 @@ class Prediction:
     kind_reason: str
     answered_seq: int | None = None
     client: str = ""
+    codes: tuple[str, ...] = ()
 
     def to_json(self) -> Json:
         """Return the line that `classify --predictions` writes."""
@@ -161,7 +162,7 @@ def turn_of(seq: int) -> str:
     return f"turn_{seq:08d}"
 
 
-def draft_of(row: Recorded, rules: Sequence[Rule] = RULES) -> ClassifiedExchange | None:
+def draft_of(row: Recorded, weights: Mapping[str, float] = WEIGHTS) -> ClassifiedExchange | None:
     """Return the exchange as the recorder classifies it, or None when no such request is recorded."""
     if row.chat is None:
         return None
@@ -195,7 +196,7 @@ def draft_of(row: Recorded, rules: Sequence[Rule] = RULES) -> ClassifiedExchange
         logprob_mode=LogprobMode.UNKNOWN,
         size=0,
     )
-    return classify_exchange(captured, rules)
+    return classify_exchange(captured, weights)
 
 
 class _Noting(Record):
@@ -219,12 +220,12 @@ def _empty_record() -> bytes:
 
 
 async def replay(
-    rows: Sequence[Recorded], rules: Sequence[Rule] = RULES, *, restarts: Collection[int] = ()
+    rows: Sequence[Recorded], weights: Mapping[str, float] = WEIGHTS, *, restarts: Collection[int] = ()
 ) -> list[Prediction]:
     """Take recorded requests through the recorder's code, one after the other, over a record of their own.
 
     Args:
-        rules: the side-turn rules, for experiments that leave some out.
+        weights: of the evidence, for experiments that leave some out.
         restarts: the recorder restarts before each of these seqs: its memory is lost, the record stays.
     """
     with tempfile.TemporaryDirectory(prefix="patina-classify-") as folder:
@@ -239,19 +240,19 @@ async def replay(
             lives[-1].append(row)
         try:
             for life in lives:
-                await _live(record, life, rules)
+                await _live(record, life, weights)
         finally:
             await record.close()
         return predictions(rows, record.noted)
 
 
-async def _live(record: Record, rows: Sequence[Recorded], rules: Sequence[Rule]) -> None:
+async def _live(record: Record, rows: Sequence[Recorded], weights: Mapping[str, float]) -> None:
     async def opening() -> Record:
         return record
 
-    recorder = TurnRecorder(opening)
+    recorder = TurnRecorder(opening, weights=weights)
     for row in rows:
-        captured = draft_of(row, rules)
+        captured = draft_of(row, weights)
         if captured is not None:
             await recorder.write([captured])
         if recorder.last_unwritable is not None:
@@ -260,6 +261,7 @@ async def _live(record: Record, rows: Sequence[Recorded], rules: Sequence[Rule])
 
 def predictions(rows: Iterable[Recorded], turns: Iterable[NewTurn]) -> list[Prediction]:
     """Return one prediction a request; ``turns`` are those of `turn_of`'s names, siblings of n > 1 included."""
+    turns = list(turns)
     by_id = {turn.turn_id: turn for turn in turns}
     # A retry answers the reply that it repeats, once the newer one is continued.
     answered = {
@@ -271,6 +273,7 @@ def predictions(rows: Iterable[Recorded], turns: Iterable[NewTurn]) -> list[Pred
     answered |= {
         turn_id: turn.next_state.turn_id for turn_id, turn in by_id.items() if turn.next_state is not None
     }
+    final = {c.turn_id: c for turn in turns for c in turn.corrections}
     seqs = {turn_of(row.seq): row.seq for row in rows}
 
     def seq_of(turn_id: str | None) -> int | None:
@@ -292,15 +295,17 @@ def predictions(rows: Iterable[Recorded], turns: Iterable[NewTurn]) -> list[Pred
                 )
             )
             continue
+        last = final.get(turn.turn_id)
         found.append(
             Prediction(
                 seq=row.seq,
                 session=turn.session_id,
-                kind=turn.kind.value,
+                kind=(last or turn).kind.value,
                 parent_seq=seq_of(turn.parent_turn_id),
                 relation=turn.relation.value,
                 link_reason=turn.link_reason,
-                kind_reason=turn.kind_reason,
+                kind_reason=turn.kind_reason if last is None else last.reason,
+                codes=tuple(code for code, _ in (last or turn).evidence),
                 answered_seq=seq_of(answered.get(turn.turn_id)),
                 client=turn.client,
             )

@@ -67,6 +67,7 @@ class LinkReason(StrEnum):
     QUOTED_REPLY = "quoted_reply"
     QUOTED_PROMPT = "quoted_prompt"
     QUOTED_BY_SIDE_TURN = "quoted_by_side_turn"
+    LEARNED_IDENTIFIER = "learned_identifier"
     EDITED_OPENING = "edited_opening"
     EDITED_AFTER_SUMMARY = "edited_after_summary"
     NO_RECORDED_PREFIX = "no_recorded_prefix"
@@ -91,6 +92,7 @@ CONFIDENCE: Mapping[LinkReason, float] = {
     LinkReason.QUOTED_REPLY: 0.7,
     LinkReason.QUOTED_PROMPT: 0.6,
     LinkReason.QUOTED_BY_SIDE_TURN: 0.8,
+    LinkReason.LEARNED_IDENTIFIER: 0.8,
     LinkReason.EDITED_OPENING: 0.6,
     LinkReason.EDITED_AFTER_SUMMARY: 0.6,
     LinkReason.NO_RECORDED_PREFIX: 0.5,
@@ -114,6 +116,7 @@ LINK_MEANINGS: Mapping[str, str] = {
     LinkReason.QUOTED_EXCHANGE: "quotes a recorded exchange",
     LinkReason.QUOTED_REPLY: "quotes a recorded reply",
     LinkReason.QUOTED_PROMPT: "quotes a recorded prompt",
+    LinkReason.LEARNED_IDENTIFIER: "a field of the request names the conversation, as its client was seen to use it",
     LinkReason.QUOTED_BY_SIDE_TURN: "an earlier side turn quotes this opening",
     LinkReason.EDITED_OPENING: "the first message of a recorded conversation was edited",
     LinkReason.EDITED_AFTER_SUMMARY: "the first message after a recorded summary was edited",
@@ -148,6 +151,7 @@ class LinkCandidates:
         quotes: turns quoted in a fresh request, or in what precedes a history.
         echoes: turns whose exchange the history contains with other text around it, and the number of its run.
         orphans: side turns that quote this opening and have no conversation yet, oldest first.
+        identified: newest main turn of the conversation that a learned identifier names.
         echoed_answer: the turn whose reply is this request's user message.
         inspected: turns that this request reads under another system prompt, to fill in a form.
         is_silent_reply: the reply is a token that only a program reads.
@@ -168,6 +172,7 @@ class LinkCandidates:
     quotes: Sequence[Quote] = ()
     echoes: Sequence[tuple[Quote, int]] = ()
     orphans: Sequence[Orphan] = ()
+    identified: Tip | None = None
     echoed_answer: Quote | None = None
     inspected: Collection[str] = ()
     is_silent_reply: bool = False
@@ -332,8 +337,27 @@ def _decide(
     return (
         _quote_link(history, candidates, kind)
         or _inserted_side_answer(history, candidates, kind)
+        or _identified_link(history, candidates, kind)
         or _reopened_link(history, candidates, kind)
         or _first_link(history, candidates, kind)
+    )
+
+
+def _identified_link(history: History, candidates: LinkCandidates, kind: TurnKind) -> Link | None:
+    """Return the continuation of the conversation that a learned identifier names, where the history shows none."""
+    if kind is TurnKind.SIDE or candidates.identified is None:
+        return None
+    parent, reason = candidates.identified, LinkReason.LEARNED_IDENTIFIER
+    return Link(
+        relation=Relation.NEXT if parent.is_newest else Relation.BRANCH,
+        kind=kind,
+        session_id=parent.session_id,
+        parent_turn_id=parent.turn_id,
+        turn_index=parent.turn_index + 1,
+        answered_turn_id=parent.turn_id,
+        messages_after=_messages_after_last_answer(history),
+        confidence=CONFIDENCE[reason],
+        reason=reason,
     )
 
 

@@ -1,7 +1,7 @@
 """Literal prefilter for regular expressions: text that every match must contain, searched before the pattern runs. Sans-IO.
 
-Running all patterns of the rule table on every request costs more than everything else in recording it, and most patterns cannot match
-because their words do not occur. Searching for a literal is a hundred times cheaper than running a pattern. Case is ignored, which can only
+Running all word patterns on every request would cost more than everything else in recording it, and most cannot match because their words do
+not occur. Searching for a literal is a hundred times cheaper than running a pattern. Case is ignored, which can only
 let more patterns through.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import cached_property
 from re import _constants as ops  # type: ignore[attr-defined]  # private, but how `re` itself reads a pattern
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
@@ -55,29 +54,3 @@ def _literals_of(items: Iterable[tuple[Any, Any]]) -> frozenset[str] | None:
     if run:
         candidates.append(frozenset({run}))
     return max(candidates, key=lambda c: (_weight(c), -len(c))) if candidates else None
-
-
-class LiteralIndex(dict[str, list[int]]):
-    """Literals, each with the positions of the rules that require it."""
-
-    def find(self, text: str) -> set[int]:
-        """Return the positions of the rules whose literals occur in ``text``."""
-        lowered = text.lower()
-        pieces: Iterable[str] = self
-        if len(lowered) <= _SHORT_TEXT_CHARS:
-            # In a short text, only literals that begin like some position of it can occur.
-            places = {lowered[i : i + _START_CHARS] for i in range(len(lowered))}
-            places |= {place[:2] for place in places}
-            pieces = [piece for place in self._starts.keys() & places for piece in self._starts[place]]
-        return {position for piece in pieces if piece in lowered for position in self[piece]}
-
-    @cached_property
-    def _starts(self) -> dict[str, list[str]]:
-        starts: dict[str, list[str]] = {}
-        for piece in self:
-            starts.setdefault(piece[:_START_CHARS], []).append(piece)
-        return starts
-
-
-#: A shorter text is indexed faster than all literals are searched.
-_SHORT_TEXT_CHARS, _START_CHARS = 300, 3

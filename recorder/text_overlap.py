@@ -40,7 +40,7 @@ _SPEAKER = re.compile(
 #: A prompt that ends with a speaker's name alone: it waits for the next line of a dialogue.
 _WAITING = re.compile(r"[ \t]*[#*|<\[]{0,4}[ \t]*([^\W\d_][\w -]{0,24}?)[ \t]*[\]*>|]{0,3}[ \t]*[:：][ \t]*")
 #: Field names, not speakers: a form that ends with one of these waits for what a program reads.
-_FIELDS = frozenset(
+FIELDS = frozenset(
     {
         "output", "result", "results", "json", "score", "rating", "verdict", "title", "summary", "query", "queries", "question", "keywords",
         "category", "label", "tags", "topic", "intent", "class", "rewritten", "rephrased", "standalonequestion", "newsummary", "decision",
@@ -122,7 +122,7 @@ def next_speaker(messages: Sequence[Message], *, with_system: bool = False) -> s
     roles = ("user", "system", "developer") if with_system else ("user",)
     texts = (content_text(m.get("content")).rstrip() for m in reversed(messages) if m.get("role") in roles)
     waiting = _waiting_speaker(next(filter(None, texts), ""))
-    return None if waiting is None or normalise_line(waiting[0]) in _FIELDS else waiting[0]
+    return None if waiting is None or normalise_line(waiting[0]) in FIELDS else waiting[0]
 
 
 @lru_cache(maxsize=8192)  # many prompts begin with the same file or template

@@ -9,14 +9,24 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from recorder.canonical import History, Message, body_key, parse_history, reply_run_key
-from recorder.classify import is_silent_reply, is_structured
+from recorder.canonical import (
+    History,
+    Message,
+    body_key,
+    parse_history,
+    parse_history_from,
+    reply_key,
+    reply_run_key,
+)
+from recorder.classify import Classification, Evidence, is_silent_reply, is_structured
+from recorder.identifiers import LearnedIdentifiers
 from recorder.lazy import LazyMapping, LazySequence
 from recorder.linking import LinkCandidates, LinkReason, Orphan, answer_keys, history_answer_keys
 from recorder.text_overlap import (
@@ -35,9 +45,11 @@ from recorder.text_overlap import (
     read_turn_lines,
 )
 from recorder.turns import ClassifiedExchange
+from store.hashing import digest
+from store.lifecycle import DropReason
 from store.texts import content_text
 from store.values import Completion, Json, NewTurn, NextState, Relation, Remembered, Tip, TurnKind
-from wire.user_text import is_tool_output, strip_reasoning
+from wire.user_text import is_tool_output, strip_client_context, strip_reasoning
 
 #: Number of turns that are indexed, and of turns that are read back at the start.
 TURN_INDEX_CAPACITY, RESTORED_TURNS = 5000, 2000
@@ -48,9 +60,13 @@ _MAX_MEASURED_TURNS = 48
 #: Time that a side turn waits for the conversation it is about: clients send both at the same time.
 ORPHAN_TTL_S = 120.0
 #: Side requests that come in parts, or repeatedly.
-_REPEATABLE_SIDE_REASONS = frozenset({"summary", "memory", "heartbeat"})
+_REPEATABLE_SIDE_REASONS = frozenset(
+    {"summary", "memory", "heartbeat", "text_function", "quoted_conversation"}
+)
 #: A shorter line occurs inside others by chance.
 _MIN_LINE_CHARS = 12
+#: Characters of a reply in which a text is looked for, and texts of one reply.
+_MAX_WRAPPED_CHARS, _MAX_UNWRAPPED = 20_000, 2
 #: Newest turns that are searched in a prompt that quotes inside its lines.
 _MAX_SEARCHED_TURNS = 32
 #: Turns that share lines with a prompt, at most; those of its last lines come first.
@@ -72,6 +88,11 @@ _MIN_DELEGATED_CHARS = 24
 ASKED_AGAIN_S = (1.0, 900.0)
 #: Turns of one tool loop that a person's next words reach, the newest ones.
 _MAX_LOOP_TURNS = 32
+#: Characters of a template's literal beginning or end, and different texts around it from which on it is one.
+_TEMPLATE_CHARS, _MIN_TEMPLATE_TEXTS = 80, 2
+#: Characters of a system prompt that tell it from another one.
+_SYSTEM_HEAD_CHARS = 120
+_DIGITS = re.compile(r"\d+")
 #: A shorter first message is not recognised after an edit.
 _MIN_EDITED_OPENING_CHARS = 40
 
@@ -97,6 +118,13 @@ class _Entry:
     is_on_summary: bool  #: only a summary preceded its prompt
     asked_again: tuple[str, ...]  #: turns that it asks again, or that the tool loop before it asked again
     loop: tuple[str, ...]  #: earlier turns of the tool loop that it is part of
+    found: Classification  #: its kind with the evidence
+    system_head: str  #: beginning of its system prompt, without digits
+    tool_count: int  #: tools offered
+    identifiers: tuple[tuple[str, str], ...]  #: fields of its request that may name the conversation
+    main_drop_reason: DropReason | None  #: why it would not train as a main turn
+    is_restored: bool  #: read back from the record, without its tokens
+    templates: tuple[str, ...]  #: keys of its literal beginning and end (`_template_keys`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +136,18 @@ class _OrphanEntry:
     flat: str
     side_reasons: set[str]
     created_at: float
+
+
+@dataclass(slots=True)
+class _Template:
+    """A literal beginning or end that several fresh requests of one client share.
+
+    Attributes:
+        texts: digests of the different texts around it, the first few.
+    """
+
+    texts: set[str]
+    is_continued: bool = False
 
 
 class _LazyTips(Mapping[str, "list[Tip]"]):
@@ -153,6 +193,8 @@ class TurnIndex:
         self._extended: OrderedDict[str, set[str]] = OrderedDict()  # parent -> main turns that extend it
         self._main_counts: defaultdict[str, int] = defaultdict(int)  # main turns seen, by scope
         self._orphans: OrderedDict[str, _OrphanEntry] = OrderedDict()  # by session, housekeeping first
+        self._identifiers = LearnedIdentifiers()
+        self._templates: OrderedDict[str, _Template] = OrderedDict()
         self._users: defaultdict[str, OrderedDict[str, None]] = defaultdict(
             OrderedDict
         )  # by scope: `user`s, newest last
@@ -167,8 +209,9 @@ class TurnIndex:
                 turn,
                 captured.history,
                 body=captured.body_key,
-                side_reason=captured.kind.reason if turn.kind is TurnKind.SIDE else "",
-                is_structured=is_structured(captured.chat.body),
+                found=replace(captured.kind, kind=turn.kind, reason=turn.kind_reason),
+                client=captured.client,
+                identifiers=captured.options.identifiers,
             )
             if captured.options.session is None:
                 self._attach_orphan(captured, turn)
@@ -184,8 +227,12 @@ class TurnIndex:
                 turn,
                 history,
                 body=body_key(history, turn.request) if turn.is_whole else "",
-                side_reason=turn.kind_reason if turn.kind is TurnKind.SIDE else "",
-                is_structured=is_structured(turn.request),
+                found=Classification(
+                    kind=turn.kind,
+                    reason=turn.kind_reason,
+                    evidence=tuple(Evidence(code=code, weight=weight) for code, weight in turn.evidence),
+                ),
+                client=turn.client,
             )
         self._evict()
 
@@ -195,14 +242,17 @@ class TurnIndex:
         history: History,
         *,
         body: str,
-        side_reason: str,
-        is_structured: bool,
+        found: Classification,
+        client: str,
+        identifiers: tuple[tuple[str, str], ...] = (),
     ) -> None:
         keys = [("request", turn.request_key), ("body", f"{turn.scope}:{body}")]
         index = "session" if turn.kind is TurnKind.MAIN else "side"
         session_key = f"{turn.scope}:{turn.session_id}"
         keys.append((index, session_key))
         trace = read_turn_lines(history.messages, turn.completion)
+        if not trace.question and history.runs and history.runs[-1].role == "tool":
+            trace = TurnLines(question=edge_lines(_last_user_text(history)), answer=trace.answer)
         if turn.kind is TurnKind.SIDE:
             trace = TurnLines(
                 question=(), answer=trace.answer
@@ -219,11 +269,7 @@ class TurnIndex:
             users.move_to_end(turn.user)
             if len(users) > _MAX_USERS:
                 users.popitem(last=False)
-        if turn.reply_key is not None:
-            own, size = reply_run_key(turn.completion)
-            runs = history.runs
-            found = answer_keys(history.root, runs[-1] if runs else None, own, size)
-            keys += [("reply", turn.reply_key), *(("exchange", exchange.key) for exchange in found)]
+        keys += _reply_keys(history, turn)
         is_newest = not self._extended.get(turn.turn_id)
         asked_again, loop = self._earlier_turns(turn, history)
         tip = Tip(
@@ -248,15 +294,23 @@ class TurnIndex:
             lines=lines,
             session_key=session_key,
             system_key=history.system_key,
-            is_structured=is_structured,
-            side_reason=side_reason,
+            is_structured=is_structured(turn.request),
+            side_reason=found.reason if turn.kind is TurnKind.SIDE else "",
             number=self._main_counts[turn.scope],
             opening=opening,
             delegated_texts=delegated_texts,
             is_on_summary=turn.link_reason == LinkReason.RECORDED_SUMMARY,
             asked_again=asked_again,
             loop=loop,
+            found=found,
+            system_head=_system_head(history),
+            tool_count=_tool_count(turn.request),
+            identifiers=identifiers,
+            main_drop_reason=turn.main_drop_reason if isinstance(turn, NewTurn) else None,
+            is_restored=not isinstance(turn, NewTurn),
+            templates=_template_keys(history, client),
         )
+        self._learn(turn, history, client)
         self._main_counts[turn.scope] += turn.kind is TurnKind.MAIN
         for kind, key in keys:
             _append(self._index[kind], key, turn.turn_id)
@@ -306,6 +360,91 @@ class TurnIndex:
         ]
         loop = [replace(state, turn_id=t, messages=(), relation=Relation.TOOL_LOOP) for t in entry.loop]
         return (*retried, *loop)
+
+    def _learn(self, turn: NewTurn | Remembered, history: History, client: str) -> None:
+        """Learn the client's identifiers and templates; a template that is continued by a main turn is a person's."""
+        entry = self._entries[turn.turn_id]
+        parent = self._entries.get(turn.parent_turn_id or "")
+        if turn.kind is TurnKind.MAIN and entry.identifiers:
+            was_named = turn.link_reason == LinkReason.LEARNED_IDENTIFIER
+            self._identifiers.note(
+                history.root,
+                client,
+                entry.identifiers,
+                turn.turn_id,
+                is_opening=history.is_opening,
+                parent=None if parent is None or was_named else parent.identifiers,
+                was_named=was_named,
+            )
+        if turn.kind is TurnKind.MAIN and parent is not None:
+            for key in parent.templates:
+                if key in self._templates:
+                    self._templates[key].is_continued = True
+        for key in entry.templates:
+            template = self._templates.setdefault(key, _Template(set()))
+            self._templates.move_to_end(key)
+            if len(template.texts) <= _MIN_TEMPLATE_TEXTS:
+                template.texts.add(history.request_key)
+        while len(self._templates) > self._capacity:
+            self._templates.popitem(last=False)
+
+    def record_evidence(self, captured: ClassifiedExchange) -> list[str]:
+        """Return the evidence codes for the kind of a request that the recorded turns give (`recorder.classify.STRUCTURE`)."""
+        history = captured.history
+        if history.is_opening:
+            known = (self._templates.get(key) for key in _template_keys(history, captured.client))
+            is_template = any(
+                t is not None
+                and not t.is_continued
+                and len(t.texts - {history.request_key}) >= _MIN_TEMPLATE_TEXTS
+                for t in known
+            )
+            return ["template"] if is_template else []
+        newest = next(run for run in reversed(history.runs) if run.role == "assistant")
+        entries = [self._entries[t] for t in self._holders("reply", newest.key)]
+        if not entries:
+            return []
+        of_main = [e for e in entries if e.tip.kind is TurnKind.MAIN]
+        codes = ["extends_main" if of_main else "extends_side"]
+        before = of_main or entries
+        head, tools = _system_head(history), _tool_count(captured.chat.body)
+        if all(e.system_head != head for e in before):
+            codes.append("new_system")
+        if all(e.tool_count > 1 and 2 * tools < e.tool_count for e in before):
+            codes.append("fewer_tools")
+        return codes
+
+    def continued_side_turns(self, key: str) -> list[str]:
+        """Return the side turns whose prompt and reply have this key, if no main turn has it."""
+        tips = [self._entries[t].tip for t in self._holders("reply", key)]
+        if any(tip.kind is TurnKind.MAIN for tip in tips):
+            return []
+        return [tip.turn_id for tip in tips[:1] if not self._entries[tip.turn_id].is_restored]
+
+    def kind_of(self, turn_id: str) -> tuple[Classification, DropReason | None]:
+        """Return an indexed turn's classification, and why it would not train as a main turn."""
+        entry = self._entries[turn_id]
+        return entry.found, entry.main_drop_reason
+
+    def correct(self, turn_id: str, found: Classification) -> None:
+        """Change the kind of an indexed turn."""
+        entry = self._entries[turn_id]
+        entry.found, entry.side_reason = found, found.reason if found.kind is TurnKind.SIDE else ""
+        if entry.tip.kind is found.kind:
+            return
+        entry.tip = replace(entry.tip, kind=found.kind)
+        session = entry.session_key
+        old, new = ("session", "side") if found.kind is TurnKind.SIDE else ("side", "session")
+        entry.keys = tuple((new, key) if kind == old else (kind, key) for kind, key in entry.keys)
+        self._index[old][session].remove(turn_id)
+        if not self._index[old][session]:
+            del self._index[old][session]
+        holders = self._index[new].setdefault(session, [])
+        created = entry.tip.created_at
+        later = next(
+            (i for i, t in enumerate(holders) if self._entries[t].tip.created_at > created), len(holders)
+        )
+        holders.insert(later, turn_id)
 
     def _evict(self) -> None:
         while len(self._entries) > self._capacity:
@@ -471,6 +610,7 @@ class TurnIndex:
             else LazySequence(lambda: self._find_quotes(captured, quotable, other_histories)),
             echoes=() if is_exact else LazySequence(lambda: self.echoes(history)),
             orphans=LazySequence(lambda: self.orphans(captured)),
+            identified=self._identified(captured),
             echoed_answer=self.echoed_answer(captured),
             inspected=self._inspected(captured, replies),
             is_silent_reply=any(map(is_silent_reply, captured.reply.completions)),
@@ -479,6 +619,15 @@ class TurnIndex:
             concerns_past_only=captured.kind.reason in _PAST_SIDE_REASONS,
             is_delegated=not is_exact and history.is_opening and self._is_delegated(history),
         )
+
+    def _identified(self, captured: ClassifiedExchange) -> Tip | None:
+        """Return the newest main turn of the conversation that a learned identifier of the request names."""
+        history, given = captured.history, captured.options.identifiers
+        if not given or captured.kind.kind is TurnKind.SIDE:
+            return None
+        turn_id = self._identifiers.find(history.root, captured.client, given, is_opening=history.is_opening)
+        entry = self._entries.get(turn_id or "")
+        return None if entry is None else self._newest_main(entry.session_key)
 
     def _histories_of_other_users(self, captured: ClassifiedExchange) -> list[History]:
         """Return the request's history as each recent user of the key would have sent it, for a side request without a `user`.
@@ -730,6 +879,79 @@ def _remove(index: dict[str, list[str]], key: str, turn_id: str) -> None:
     holders.remove(turn_id)
     if not holders:
         del index[key]
+
+
+def _reply_keys(history: History, turn: NewTurn | Remembered) -> list[tuple[str, str]]:
+    """Return the keys under which a turn's prompt and reply are found, in the forms in which clients send them back."""
+    if turn.reply_key is None:
+        return []
+    own, size = reply_run_key(turn.completion)
+    exchanges = answer_keys(history.root, history.runs[-1] if history.runs else None, own, size)
+    replies = {
+        turn.reply_key: None,
+        **{reply_key(history, Completion(text=t)): None for t in _unwrapped(turn.completion)},
+    }
+    if (key := _reply_key_without_tools(history, turn)) is not None:
+        replies[key] = None
+    return [*(("reply", key) for key in replies), *(("exchange", exchange.key) for exchange in exchanges)]
+
+
+def _reply_key_without_tools(history: History, turn: NewTurn | Remembered) -> str | None:
+    """Return the key of prompt and reply with the tool traffic taken out, as some clients send it back; None where there is none."""
+    whole = not isinstance(turn, Remembered) or turn.is_whole
+    if turn.completion.tool_calls or not whole or not any(run.role == "tool" for run in history.runs):
+        return None
+    rest = [
+        m for m in history.messages if m.get("role") not in ("tool", "function") and not m.get("tool_calls")
+    ]
+    return reply_key(parse_history_from(history, rest), turn.completion)
+
+
+def _unwrapped(completion: Completion) -> list[str]:
+    """Return the texts inside a reply that is one JSON object, or one call: programs keep only the text in the history."""
+    single = completion.tool_calls[0].get("function") if len(completion.tool_calls) == 1 else None
+    text = single.get("arguments") if isinstance(single, Mapping) else completion.text
+    if not isinstance(text, str) or not text.lstrip().startswith("{") or len(text) > _MAX_WRAPPED_CHARS:
+        return []
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    values = [v for v in given.values() if isinstance(v, str) and len(v) >= _MIN_DELEGATED_CHARS]
+    return sorted(values, key=len)[-_MAX_UNWRAPPED:]
+
+
+def _last_user_text(history: History) -> str:
+    """Return the last user message: what a loop of tool calls answers."""
+    last = next((m for m in reversed(history.messages) if m.get("role") == "user"), None)
+    return "" if last is None else strip_client_context(content_text(last.get("content")))
+
+
+def _system_head(history: History) -> str:
+    """Return the beginning of a history's system prompt without digits: the time and counters in it change."""
+    for message in history.messages[:4]:
+        if message.get("role") in ("system", "developer"):
+            return _DIGITS.sub("", content_text(message.get("content"))[:_SYSTEM_HEAD_CHARS])
+    return ""
+
+
+def _tool_count(request: Json) -> int:
+    tools = request.get("tools")
+    return len(tools) if isinstance(tools, list) else 0
+
+
+def _template_keys(history: History, client: str) -> tuple[str, ...]:
+    """Return the keys of the literal beginning and end of a fresh request that is long enough to be made from a template."""
+    if not history.is_opening:
+        return ()
+    texts = [content_text(m.get("content")) for m in history.messages if m.get("role") == "user"]
+    text = "\n".join(texts)
+    if len(text) < 2 * _TEMPLATE_CHARS:
+        return ()
+    return (
+        digest("begins", history.root, client, text[:_TEMPLATE_CHARS]),
+        digest("ends", history.root, client, text[-_TEMPLATE_CHARS:]),
+    )
 
 
 def _sampling(request: Json) -> tuple[Any, Any]:

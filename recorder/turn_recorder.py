@@ -12,12 +12,13 @@ from typing import TypeVar
 
 import tenacity
 
+from recorder.classify import WEIGHTS, is_machines, reconsider
 from recorder.linking import Link, LinkCandidates, link
 from recorder.turn_index import RESTORED_TURNS, TurnIndex
 from recorder.turns import ClassifiedExchange, build_turns
 from store.errors import RecordCorrupt, RecordError, RecordUnavailable
 from store.record import Record
-from store.values import Feedback, NewTurn, Tip, TurnKind
+from store.values import Feedback, KindCorrection, NewTurn, Tip, TurnKind
 
 log = logging.getLogger(__name__)
 
@@ -35,15 +36,18 @@ class TurnRecorder:
     Args:
         open_record: opens the record; called repeatedly while the record is unavailable.
         on_unwritable: called with an exchange or feedback that can never be written, and why.
+        weights: evidence code -> weight, for experiments.
     """
 
     def __init__(
         self,
         open_record: Callable[[], Awaitable[Record]],
         on_unwritable: Callable[[ClassifiedExchange | Feedback, str], None] | None = None,
+        weights: Mapping[str, float] = WEIGHTS,
     ) -> None:
         self._open_record = open_record
         self._on_unwritable = on_unwritable
+        self._weights = weights
         self._opening_lock = asyncio.Lock()
         self._turn_index = TurnIndex()
         self._linked: dict[str, tuple[NewTurn, ...]] = {}  # by turn id: linked, not written yet
@@ -188,13 +192,47 @@ class TurnRecorder:
                 tip = self._turn_index.newest(captured.scope, session) or await record.session_tip(
                     captured.scope, session
                 )
+            codes = self._turn_index.record_evidence(captured)
+            corrections: tuple[KindCorrection, ...] = ()
+            if "extends_side" in codes and session is None and captured.history.runs[-1].role == "user":
+                as_main = ["extends_main" if code == "extends_side" else code for code in codes]
+                if reconsider(captured.kind, *as_main, weights=self._weights).kind is TurnKind.MAIN:
+                    corrections = self._correct_kinds(captured)
+                    codes = as_main if corrections else codes
+            captured.kind = reconsider(captured.kind, *codes, weights=self._weights)
             candidates = self._build_candidates(captured, found)
             decided: Link = link(captured.history, candidates, captured.kind.kind, session=session, tip=tip)
             session_id = decided.session_id or f"session_{captured.turn_id.removeprefix('turn_')}"
             turns = build_turns(captured, decided, session_id)
             turns[0].earlier_next_states = self._turn_index.earlier_next_states(turns[0])
+            turns[0].corrections = corrections
             self._linked[captured.turn_id] = turns
             self._turn_index.add(captured, turns)
+
+    def _correct_kinds(self, captured: ClassifiedExchange) -> tuple[KindCorrection, ...]:
+        """Correct a side turn that this request continues with a person's new words, where that outweighs its evidence."""
+        newest = next((run for run in reversed(captured.history.runs) if run.role == "assistant"), None)
+        if newest is None:
+            return ()
+        corrections = []
+        for turn_id in self._turn_index.continued_side_turns(newest.key):
+            before, drop_reason = self._turn_index.kind_of(turn_id)
+            found = reconsider(before, "continued", weights=self._weights)
+            if found.kind is before.kind or is_machines(before) or not before.evidence:
+                continue
+            self._turn_index.correct(turn_id, found)
+            evidence = tuple((e.code, round(e.weight, 3)) for e in found.evidence)
+            corrections.append(
+                KindCorrection(
+                    turn_id=turn_id,
+                    kind=found.kind,
+                    reason=found.reason,
+                    evidence=evidence,
+                    drop_reason=drop_reason,
+                    at=captured.created_at,
+                )
+            )
+        return tuple(corrections)
 
     def _build_candidates(self, captured: ClassifiedExchange, found: LinkCandidates) -> LinkCandidates:
         """Return the candidates of the record together with those of the index."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from recorder.canonical import History, body_key, parse_history, reply_key
-from recorder.classify import RULES, Classification, Rule, classify_request
+from recorder.classify import WEIGHTS, Classification, classify_request
 from recorder.linking import Link
 from store.lifecycle import DropReason
 from store.texts import content_text
@@ -31,7 +31,9 @@ class ClassifiedExchange(CapturedExchange):
     body_key: str
 
 
-def classify_exchange(captured: CapturedExchange, rules: Sequence[Rule] = RULES) -> ClassifiedExchange:
+def classify_exchange(
+    captured: CapturedExchange, weights: Mapping[str, float] = WEIGHTS
+) -> ClassifiedExchange:
     """Compute keys and kind of an exchange, reusing the keys of the cached request that it extends."""
     chat, options = captured.chat, captured.options
     previous = chat.previous.history if chat.previous is not None else None
@@ -41,7 +43,7 @@ def classify_exchange(captured: CapturedExchange, rules: Sequence[Rule] = RULES)
     return ClassifiedExchange(
         **{field.name: getattr(captured, field.name) for field in fields(CapturedExchange)},
         history=history,
-        kind=classify_request(chat.messages, chat.body, options.kind, rules),
+        kind=classify_request(chat.messages, chat.body, options.kind, (), weights),
         body_key=body_key(history, request_parameters(chat)),
     )
 
@@ -101,7 +103,9 @@ def _build_turn(
         usage=captured.reply.usage,
         request_key=captured.history.request_key,
         reply_key=None if is_empty else reply_key(captured.history, completion),
+        evidence=tuple((e.code, round(e.weight, 3)) for e in captured.kind.evidence),
         drop_reason=drop[0] if drop else None,
+        main_drop_reason=_main_drop_reason(captured, completion),
         drop_detail=drop[1] if drop else "",
         next_state=next_state,
     )
@@ -129,6 +133,12 @@ def _drop_reason(
     if link.kind is TurnKind.SIDE:
         return DropReason.SIDE_TURN, kind_reason(captured, link)
     return token_drop_reason(completion, captured.reply.completions, captured.reply.usage)
+
+
+def _main_drop_reason(captured: ClassifiedExchange, completion: Completion) -> DropReason | None:
+    """Return why the tokens of a main turn do not train."""
+    found = token_drop_reason(completion, captured.reply.completions, captured.reply.usage)
+    return None if found is None else found[0]
 
 
 def _next_state(captured: ClassifiedExchange, link: Link) -> NextState | None:

@@ -31,6 +31,7 @@ class Event(StrEnum):
     STEPPED = "stepped"
     DROP = "drop"  #: with a reason, always
     RECONSIDER = "reconsider"  #: explicit feedback came after the verdict and before the claim: score again
+    RECLASSIFY = "reclassify"  #: a side turn was continued by a person: it is a main turn
     REVIVE = "revive"  #: later knowledge (explicit feedback) made a dropped turn worth scoring after all
 
 
@@ -69,7 +70,7 @@ TRANSITIONS: dict[Stage, dict[Event, Stage]] = {
         Event.DROP: Stage.DROPPED,
     },
     Stage.TRAINED: {},
-    Stage.DROPPED: {Event.REVIVE: Stage.ANSWERED},
+    Stage.DROPPED: {Event.REVIVE: Stage.ANSWERED, Event.RECLASSIFY: Stage.RECORDED},
 }
 
 #: Only these drops may be revived: the turn itself is sound, there only was no feedback yet.

@@ -70,6 +70,12 @@ turns = Table(
     Column("relation", String(16), nullable=False),
     Column("link_reason", String(200), nullable=False),
     Column("kind_reason", String(32), nullable=False, server_default=""),
+    Column("kind_evidence", Text, nullable=False, server_default="[]"),  # JSON list of [code, weight]
+    Column(
+        "first_kind", String(8)
+    ),  # null unless what followed corrected the kind, which the next two columns explain
+    Column("first_kind_reason", String(32)),
+    Column("first_kind_evidence", Text),
     Column("link_confidence", Float, nullable=False),
     Column("policy", String(128), nullable=False),
     Column("scope", String(128), nullable=False),

@@ -85,6 +85,22 @@ class Completion:
             raise AlignmentError(f"{odd} is not a log-probability")
 
 
+#: Evidence for a turn's kind: (code, weight), strongest first; positive weights are for a side turn.
+KindEvidence = tuple[tuple[str, float], ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class KindCorrection:
+    """A turn's final kind, where what followed it outweighs the first one."""
+
+    turn_id: str
+    kind: TurnKind
+    reason: str
+    evidence: KindEvidence
+    drop_reason: DropReason | None  #: why it does not train although it is a main turn
+    at: float
+
+
 @dataclass(slots=True, kw_only=True)
 class NewTurn:
     """What the recorder hands to the record for each exchange. Written in one transaction, then immutable.
@@ -97,7 +113,9 @@ class NewTurn:
         prompt_token_ids: [P] what the engine says it was given; empty when it did not say.
         request_key: canonical hash of the whole request history (same prompt again -> retry).
         reply_key: canonical hash of history + reply; the next request of this branch contains it as a prefix.
+        evidence: the evidence for ``kind`` (`recorder.classify`).
         drop_reason: None for a turn that may train; else why not.
+        corrections: what this request shows about the kind of earlier turns.
         next_state: what this turn's request says about its parent, see `NextState`.
         earlier_next_states: what it says about turns before the parent: replies that were asked again, turns of a tool loop.
     """
@@ -130,10 +148,15 @@ class NewTurn:
     usage: Json | None
     request_key: str
     reply_key: str | None
+    evidence: KindEvidence = ()
     drop_reason: DropReason | None = None
+    main_drop_reason: DropReason | None = (
+        None  #: of a side turn: why it would not train as a main turn either
+    )
     drop_detail: str = ""
     next_state: NextState | None = None
     earlier_next_states: tuple[NextState, ...] = ()
+    corrections: tuple[KindCorrection, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -201,6 +224,7 @@ class Remembered:
     is_whole: bool
     request: Json
     completion: Completion
+    evidence: KindEvidence = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,6 +107,8 @@ SANS_IO = {
     "recorder.lazy",
     "recorder.linking",
     "recorder.classify",
+    "recorder.evidence",
+    "recorder.identifiers",
     "proxy.client_names",
     "wire.sse",
     "wire.chunk_template",

@@ -87,7 +87,11 @@ def load_exchange(payload: bytes, prefix_cache: PrefixCache | None = None) -> Ca
     return CapturedExchange(
         **{name: value[name] for name in _SCALAR_FIELDS},
         options=RequestOptions(
-            **{**options, "kind": None if options["kind"] is None else TurnKind(options["kind"])}
+            **{
+                **options,
+                "kind": None if options["kind"] is None else TurnKind(options["kind"]),
+                "identifiers": tuple((name, value) for name, value in options.get("identifiers", ())),
+            }
         ),
         chat=parse_chat(raw, prefix_cache),
         reply=_restore_dataclass(AssembledReply, {**reply, "completions": completions}),

@@ -5,6 +5,7 @@ Explicit options win over everything that is inferred. `store: false` is not an 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -55,6 +56,13 @@ _CORS = b"access-control-"
 
 _MAX_NAME = 200
 
+#: Names of fields that may name a conversation, and bounds on what is kept of them.
+_IDENTIFIES = re.compile(
+    r"(?:session|conversation|thread|chat|dialog|affinity|cache[-_]?key|task|run|context)[-_]?(?:id|key|uuid|affinity)?$|(?<!request)(?<!trace)(?<!client)(?<!process)[-_]id$",
+    re.IGNORECASE,
+)
+_MIN_IDENTIFIER, _MAX_IDENTIFIERS = 6, 8
+
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -65,6 +73,7 @@ class RequestOptions:
 
     Attributes:
         user: the OpenAI field `user`: several users behind one key.
+        identifiers: fields that may name the conversation, each with the digest of its value (`find_identifiers`).
     """
 
     kind: TurnKind | None
@@ -72,6 +81,7 @@ class RequestOptions:
     is_session_done: bool
     is_opted_out: bool
     user: str | None
+    identifiers: tuple[tuple[str, str], ...] = ()
 
 
 def get_header(headers: Headers, name: bytes) -> str | None:
@@ -104,7 +114,32 @@ def parse_request_options(headers: Headers, body: Json, session_in_path: str | N
         is_opted_out=train is False
         or (isinstance(train, str) and train.lower() in ("off", "false", "no", "0")),
         user=_identifier(user),
+        identifiers=find_identifiers(headers, body),
     )
+
+
+def find_identifiers(headers: Headers, body: Json) -> tuple[tuple[str, str], ...]:
+    """Return the fields that may name a conversation, by name, each with the digest of its value: a value can be a secret.
+
+    Whether a field does is learned by the recorder (`recorder.identifiers`): some clients send one value per process or per request.
+    """
+    metadata = body.get("metadata")
+    fields: list[tuple[str, Any]] = [
+        (f"header {name.decode('latin-1').lower()}", value.decode("latin-1"))
+        for name, value in headers
+        if _IDENTIFIES.search(name.decode("latin-1"))
+    ]
+    fields += [(f"body {name}", value) for name, value in body.items() if _IDENTIFIES.search(name)]
+    if isinstance(metadata, Mapping):
+        fields += [
+            (f"metadata {name}", value) for name, value in metadata.items() if _IDENTIFIES.search(str(name))
+        ]
+    found = {
+        name[:_MAX_NAME]: digest("patina-identifier", value)[:32]
+        for name, value in fields
+        if isinstance(value, str) and _MIN_IDENTIFIER <= len(value) <= _MAX_NAME
+    }
+    return tuple(sorted(found.items())[:_MAX_IDENTIFIERS])
 
 
 def _identifier(value: Any) -> str | None:

@@ -49,7 +49,7 @@ def find_turn(connection: sa.Connection, scope: str, reference: str) -> str | No
     for column in (c.turn_id, c.completion_id):  # two questions, each with an index of its own
         found: str | None = connection.execute(
             sa.select(c.turn_id)
-            .where(column == reference, c.scope == scope)
+            .where(column == reference, _unindexed(c.scope) == scope)
             .order_by(c.created_at.desc())
             .limit(1)
         ).scalar_one_or_none()

@@ -26,7 +26,7 @@ def story(connection: sa.Connection, reference: str) -> Json | None:
     t, lv = schema.turns.c, schema.lives.c
     columns = (
         t.turn_id, t.completion_id, t.session_id, t.parent_turn_id, t.turn_index, t.kind, t.relation, t.link_reason, t.kind_reason,
-        t.link_confidence, t.policy, t.scope, t.adapter_version, t.client, t.user, t.created_at, t.preamble_node, t.history_node,
+        t.kind_evidence, t.first_kind, t.first_kind_reason, t.first_kind_evidence, t.link_confidence, t.policy, t.scope, t.adapter_version, t.client, t.user, t.created_at, t.preamble_node, t.history_node,
         t.request, t.completion, t.tool_calls, t.finish_reason, t.drop_detail,
         lv.stage, lv.drop_reason, lv.trained_in_version,
     )  # fmt: skip
@@ -48,6 +48,8 @@ def story(connection: sa.Connection, reference: str) -> Json | None:
     found["messages"] = chain_messages(connection, found.pop("preamble_node"), found.pop("history_node"))
     found["request"] = json.loads(_body(connection, found["request"]))
     found["tool_calls"] = json.loads(found["tool_calls"])
+    for name in ("kind_evidence", "first_kind_evidence"):
+        found[name] = json.loads(found[name] or "[]")
     turn_id = found["turn_id"]
     s, f, v = schema.next_states.c, schema.feedback.c, schema.verdicts.c
     found["next_states"] = _rows(
@@ -89,7 +91,7 @@ def recollect(connection: sa.Connection, limit: int) -> list[Remembered]:
     """Return the newest turns, oldest first, with the end of what each was asked."""
     t = schema.turns.c
     columns = (
-        t.turn_id, t.session_id, t.parent_turn_id, t.turn_index, t.kind, t.relation, t.link_reason, t.kind_reason, t.scope, t.client, t.user,
+        t.turn_id, t.session_id, t.parent_turn_id, t.turn_index, t.kind, t.relation, t.link_reason, t.kind_reason, t.kind_evidence, t.scope, t.client, t.user,
         t.created_at, t.finished_at, t.request_key, t.reply_key, t.finish_reason, t.preamble_node, t.history_node, t.request, t.completion,
         t.tool_calls,
     )  # fmt: skip
@@ -160,8 +162,9 @@ def _remembered(
         relation=Relation(row.relation),
         link_reason=row.link_reason,
         kind_reason=row.kind_reason,
-        scope=row.scope,
+        evidence=tuple((str(code), float(weight)) for code, weight in json.loads(row.kind_evidence)),
         client=row.client,
+        scope=row.scope,
         user=row.user,
         created_at=row.created_at,
         finished_at=row.finished_at,

@@ -22,7 +22,7 @@ from store.database import Prepared, insert_ignore, present
 from store.hashing import ROOT, chain, digest, text_key, wire_json
 from store.lifecycle import REVIVABLE, DropReason, Event, Stage, advance, sources
 from store.queries.common import full_ids, move
-from store.values import Json, NewTurn, NextState
+from store.values import Json, KindCorrection, NewTurn, NextState
 
 _PREAMBLE_ROLES = frozenset({"system", "developer"})
 
@@ -121,6 +121,7 @@ class _Batch:
         self._lives: list[Json] = []
         self._next_states: list[Json] = []
         self._answers: list[Json] = []
+        self._corrections: list[KindCorrection] = []
 
     def add(self, turn: NewTurn) -> None:
         if turn.turn_id in self._there:
@@ -167,6 +168,7 @@ class _Batch:
                 "since": turn.finished_at,
             }
         )
+        self._corrections += turn.corrections
         for state in _next_states(turn):
             if state.turn_id in self._there:
                 self._answer(state)
@@ -231,6 +233,8 @@ class _Batch:
         _INSERT_NODES.many(connection, self._nodes)
         _INSERT_TURNS.many(connection, self._turns)
         _INSERT_LIVES.many(connection, self._lives)
+        for correction in self._corrections:
+            _correct_kind(connection, correction)
         _INSERT_NEXT_STATES.many(connection, self._next_states)
         for statement in _ANSWER:
             statement.many(connection, self._answers)
@@ -241,6 +245,40 @@ def _next_states(turn: NewTurn) -> tuple[NextState, ...]:
     return (
         turn.earlier_next_states if turn.next_state is None else (turn.next_state, *turn.earlier_next_states)
     )
+
+
+def _correct_kind(connection: sa.Connection, found: KindCorrection) -> None:
+    """Set a turn's final kind; the first one stays in the row. A side turn that becomes a main turn may train."""
+    t, lv = schema.turns.c, schema.lives.c
+    connection.execute(
+        sa.update(schema.turns)
+        .where(t.turn_id == found.turn_id, t.kind != found.kind.value)
+        .values(
+            first_kind=sa.func.coalesce(t.first_kind, t.kind),
+            first_kind_reason=sa.func.coalesce(t.first_kind_reason, t.kind_reason),
+            first_kind_evidence=sa.func.coalesce(t.first_kind_evidence, t.kind_evidence),
+            kind=found.kind.value,
+            kind_reason=found.reason,
+            kind_evidence=wire_json([list(pair) for pair in found.evidence]),
+        )
+    )
+    of_side = lv.drop_reason == DropReason.SIDE_TURN.value
+    if found.drop_reason is None:
+        move(
+            connection,
+            [found.turn_id],
+            Event.RECLASSIFY,
+            found.at,
+            extra=of_side,
+            drop_reason=None,
+            detail=None,
+        )
+    else:
+        connection.execute(
+            sa.update(schema.lives)
+            .where(lv.turn_id == found.turn_id, of_side)
+            .values(drop_reason=found.drop_reason.value, detail=None)
+        )
 
 
 def _columns(turn: NewTurn) -> Json:
@@ -255,6 +293,7 @@ def _columns(turn: NewTurn) -> Json:
         "relation": turn.relation.value,
         "link_reason": turn.link_reason,
         "kind_reason": turn.kind_reason,
+        "kind_evidence": wire_json([list(pair) for pair in turn.evidence]),
         "link_confidence": turn.link_confidence,
         "policy": turn.policy,
         "scope": turn.scope,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -65,8 +66,9 @@ def test_a_side_turn_is_shown_with_its_rule_and_evidence(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = explained(home, turn_of(2), capsys)
-    assert "side, because: title (a name for the conversation, for the client's list)" in text
-    assert "evidence  the request contains “at most five words”" in text
+    assert "side, because: title (a name for the conversation)" in text
+    assert re.search(r"evidence +\+\d\.\d\d +ask_title +the newest text: a name for the conversation", text)
+    assert re.search(r"evidence +\+\d\.\d\d +the sum: side", text)
     assert "next, because: quotes a recorded exchange (confidence 0.90)" in text
     assert f"parent  {turn_of(1)}: “My sourdough starter" in text
     assert "became  dropped (side_turn): title" in text
@@ -76,7 +78,7 @@ def test_every_next_state_is_shown_for_branches_and_retries_too(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = explained(home, f"{turn_of(101)}.1", capsys)
-    assert "main, because: conversation (no rule matches)" in first
+    assert "main, because: conversation (no evidence of a side turn outweighs the rest)" in first
     assert "user, next" in first
     assert "“too grand”" in first
     assert "user, branch" in first

@@ -13,14 +13,21 @@ from evals.identity import (
     merged,
     modelled,
     one_a_model,
-    rules_without,
     scored,
-    support_of,
     table_of,
     tools_are_main,
 )
 from evals.traffic import Pairs, Recorded
-from recorder.classify import RULES
+from evals.weights import (
+    Sample,
+    fit,
+    hand_weights,
+    leave_one_out,
+    read_samples,
+    without_structure,
+    without_words,
+)
+from recorder.classify import WEIGHTS
 
 
 @pytest.fixture(scope="module")
@@ -30,28 +37,39 @@ def traffic() -> dict[str, list[Recorded]]:
     }
 
 
-def test_a_rule_is_supported_by_the_clients_in_whose_side_calls_it_holds(
-    traffic: dict[str, list[Recorded]],
-) -> None:
-    support = support_of(RULES, traffic)
-    titles = [support[i] for i, rule in enumerate(RULES) if rule.reason == "title" and support[i]]
-    assert {"german-app", "titled-after"} in [clients & {"german-app", "titled-after"} for clients in titles]
-    assert "scripts" not in set().union(*support.values())  # it has no side calls
+def test_training_without_a_client_uses_nothing_of_it() -> None:
+    prior = {"bias": -1.0, "a": 0.0, "b": 0.0}
+    samples = [Sample(client="x", codes=("bias", "a"), is_side=True)] * 8
+    samples += [
+        Sample(client="y", codes=("bias", "b"), is_side=True),
+        Sample(client="y", codes=("bias",), is_side=False),
+    ]
+    trained = leave_one_out(samples, ["x", "y"], prior)
+    assert trained["x"]["a"] == 0.0 < trained["x"]["b"]
+    assert trained["y"]["b"] == 0.0 < trained["y"]["a"]
 
 
-def test_leaving_a_client_out_switches_off_what_only_it_supports(
-    traffic: dict[str, list[Recorded]],
-) -> None:
-    support = support_of(RULES, traffic)
-    left = rules_without("german-app", RULES, support)
-    gone = [rule for rule in RULES if rule not in left]
-    assert "tags" in {rule.reason for rule in gone}
-    assert all(support[i] == {"german-app"} for i, rule in enumerate(RULES) if rule in gone)
-    assert rules_without("scripts", RULES, support) == RULES
+def test_weights_keep_the_hand_set_value_where_data_say_nothing() -> None:
+    assert (
+        fit([Sample(client="x", codes=("bias",), is_side=False)], {"bias": -2.0, "unseen": 3.0})["unseen"]
+        == 3.0
+    )
+    assert fit([], {"bias": 1.5}) == {"bias": 1.5}
+
+
+def test_the_weights_in_use_are_those_that_training_gives() -> None:
+    trained = {code: weight for code, weight in fit(read_samples(), hand_weights()).items() if weight}
+    assert trained == pytest.approx(dict(WEIGHTS), abs=0.02)
+
+
+def test_words_and_structure_are_apart() -> None:
+    words, structure = without_structure(WEIGHTS), without_words(WEIGHTS)
+    assert not words.keys() & structure.keys() - {"bias"}
+    assert words.keys() | structure.keys() == WEIGHTS.keys()
 
 
 def test_scores_of_all_clients_are_added_up(traffic: dict[str, list[Recorded]]) -> None:
-    scores = asyncio.run(measure(traffic, lambda _: RULES))
+    scores = asyncio.run(measure(traffic, lambda _: WEIGHTS))
     total = merged(scores.values())
     assert total.pairable == sum(one.pairable for one in scores.values())
     assert total.main == sum((one.main for one in scores.values()), start=Pairs(predicted=0, true=0, both=0))
@@ -67,7 +85,7 @@ def test_other_rules_do_what_they_say(traffic: dict[str, list[Recorded]]) -> Non
     assert [p.answered_seq for p in by_header[:3]] == [None, 1, 2]
     assert {p.session for p in one_a_model(rows)} == {"tui-small"}
     assert {p.kind for p in tools_are_main(rows)} == {"side"}
-    ours = merged(asyncio.run(measure(traffic, lambda _: RULES)).values())
+    ours = merged(asyncio.run(measure(traffic, lambda _: WEIGHTS)).values())
     for baseline in BASELINES.values():
         theirs = merged(scored(r, baseline(r)) for r in traffic.values())
         assert theirs.main.f1 < ours.main.f1

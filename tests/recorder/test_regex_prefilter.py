@@ -1,4 +1,4 @@
-"""Which letters a pattern cannot match without, and that leaving rules out by them changes nothing."""
+"""Which letters a pattern cannot match without, and that leaving patterns out by them changes nothing."""
 
 import re
 
@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recorder.classify import RULES, RulePrefilter, build_classifier_input
+from recorder.evidence import FORMS, MACHINES, TOPICS
 from recorder.regex_prefilter import required_literals
 
-GATE = RulePrefilter(RULES)
+PATTERNS = (*TOPICS, *MACHINES, *FORMS)
 
 
 @pytest.mark.parametrize(
@@ -30,10 +30,9 @@ def test_what_every_match_holds(pattern: str, expected: set[str] | None) -> None
     assert required_literals(re.compile(pattern)) == expected
 
 
-def test_every_rule_but_those_without_patterns_can_be_left_out() -> None:
-    plain = build_classifier_input([{"role": "user", "content": "How do I read a CSV file?"}], {})
-    left = GATE.candidates(plain)
-    assert len(left) < len(RULES) / 3
+def test_every_branch_but_a_few_can_be_left_out_by_its_literals() -> None:
+    branches = [branch for p in PATTERNS for branch in p.branches]
+    assert sum(literals is None for _, literals in branches) < len(branches) / 4
 
 
 _WORDS = [
@@ -45,16 +44,9 @@ _WORDS = [
 
 
 @settings(max_examples=400)
-@given(
-    st.lists(st.sampled_from(_WORDS), max_size=25),
-    st.lists(st.sampled_from(_WORDS), max_size=12),
-    st.booleans(),
-)
-def test_the_gate_leaves_out_no_rule_that_holds(
-    asked: list[str], system: list[str], answered_turn_id: bool
-) -> None:
-    messages = [{"role": "system", "content": " ".join(system)}, {"role": "user", "content": "hi"}]
-    messages += [{"role": "assistant", "content": "hello"}] if answered_turn_id else []
-    view = build_classifier_input([*messages, {"role": "user", "content": " ".join(asked)}], {})
-    left = GATE.candidates(view)
-    assert [rule for rule in RULES if rule.holds(view)] == [rule for rule in left if rule.holds(view)]
+@given(st.lists(st.sampled_from(_WORDS), max_size=25))
+def test_the_literals_leave_out_no_pattern_that_matches(asked: list[str]) -> None:
+    text = " ".join(asked)
+    for pattern in PATTERNS:
+        matches = any(branch.search(text, 0, pattern.reads) for branch, _ in pattern.branches)
+        assert pattern.found_in(text, text.lower()) == matches, pattern.code

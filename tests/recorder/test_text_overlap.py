@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from proxy.client_names import identify_client
-from recorder.classify import classify, find_evidence
+from recorder.classify import classify
 from recorder.text_overlap import (
     MATCH_SHARE,
     edge_lines,
@@ -118,7 +118,7 @@ def test_any_messages_can_be_read(found: Any) -> None:
     assert next_speaker(found) is None or next_speaker(found) != ""
     assert flatten_user_text(found) == flatten_user_text(list(found))
     assert classify(found, {}).kind.value in ("main", "side")
-    assert isinstance(find_evidence(found, {}), list)
+    assert all(classify(found, {}).evidence)
     assert next_state_text(found) is None or len(next_state_text(found) or ()) == 2
     assert identify_client([], {"messages": found}) == "unknown"
 

@@ -1,0 +1,173 @@
+"""Conversations that come back without their tool traffic, re-rendered, or only by name; kinds that what follows corrects."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from evals.traffic import Prediction, parse_line, replay
+from recorder.identifiers import LearnedIdentifiers
+
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"town": "Oslo"}'},
+}
+OUTPUT = "temperature: 4 degrees\nwind: 3 m/s\nsky: overcast over the whole region"
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def predict(
+    *exchanges: tuple[Sequence[Mapping[str, Any]], Any],
+    headers: Sequence[Mapping[str, str]] = (),
+    **body: Any,
+) -> list[Prediction]:
+    """Replay (messages, reply) pairs, a minute apart; a reply that is a dict is a tool call."""
+    rows = []
+    for i, (messages, reply) in enumerate(exchanges):
+        message = (
+            {"role": "assistant", "content": None, "tool_calls": [reply]}
+            if isinstance(reply, dict)
+            else said(reply)
+        )
+        line = {
+            "seq": i + 1,
+            "time": 60.0 * i,
+            "headers": headers[i] if headers else {},
+            "body": {"model": "m", "messages": messages, **body},
+            "response": {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]},
+        }
+        rows.append(parse_line(json.dumps(line).encode(), "test", i + 1))
+    return asyncio.run(replay(rows))
+
+
+ASKED = user("How cold is it in Oslo today?")
+LOOP = [ASKED, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "call_1", "content": OUTPUT}]  # fmt: skip
+TOOLS = [{"type": "function", "function": {"name": "weather"}}]
+
+
+@pytest.mark.parametrize(
+    "answer", ["4 degrees.", "It is 4 degrees in Oslo, with an overcast sky and a light wind from the fjord."]
+)
+def test_a_history_without_its_tool_traffic_continues_its_conversation(answer: str) -> None:
+    found = predict(
+        ([ASKED], CALL),
+        (LOOP, answer),
+        ([ASKED, said(answer), user("And in Bergen?")], "7 degrees there."),
+        (
+            [ASKED, said(answer), user("And in Bergen?"), said("7 degrees there."), user("Thanks!")],
+            "You are welcome.",
+        ),
+        tools=TOOLS,
+    )
+    assert len({p.session for p in found}) == 1
+    assert [p.answered_seq for p in found] == [None, 1, 2, 3]
+    assert {p.kind for p in found} == {"main"}
+
+
+def test_a_reply_with_quoted_tool_output_in_front_continues_its_conversation() -> None:
+    answer = "It is 4 degrees in Oslo, with an overcast sky."
+    rendered = f"<details>\n<summary>weather</summary>\n{OUTPUT}\n</details>\n\n{answer}"
+    found = predict(
+        ([ASKED], CALL),
+        (LOOP, answer),
+        ([ASKED, said(rendered), user("And in Bergen?")], "7 degrees."),
+        tools=TOOLS,
+    )
+    assert len({p.session for p in found}) == 1
+    assert found[2].answered_seq == 2
+
+
+def test_a_client_without_histories_is_followed_by_the_name_of_its_conversation() -> None:
+    names = [
+        {"x-session-affinity": name}
+        for name in ("first-one", "second-one", "first-one", "second-one", "first-one")
+    ]
+    texts = ["Plan a pond.", "Bake a cake.", "No reeds, please.", "Without eggs.", "How deep?"]
+    found = predict(*(([user(text)], f"A reply about {text}") for text in texts), headers=names)
+    assert found[0].session == found[2].session == found[4].session
+    assert found[1].session == found[3].session != found[0].session
+    assert [p.answered_seq for p in found] == [None, None, 1, 2, 3]
+
+
+def test_a_name_of_a_process_joins_no_conversations() -> None:
+    headers = [{"x-session-affinity": "one-process"}] * 5
+    one, other, third = (
+        user("Plan a pond for us."),
+        user("Bake a cake for me."),
+        user("Sing a song of the sea."),
+    )
+    found = predict(
+        ([one], "Dig a hole first."),
+        ([one, said("Dig a hole first."), user("And then?")], "Line it."),
+        ([other], "Take some flour."),
+        ([other, said("Take some flour."), user("And then?")], "Add water."),
+        ([third], "Ahoy."),
+        headers=headers,
+    )
+    assert len({p.session for p in found}) == 3
+    assert [p.answered_seq for p in found] == [None, 1, None, 3, None]
+
+
+def test_a_field_is_trusted_once_it_stayed_and_changed_with_the_histories() -> None:
+    learned = LearnedIdentifiers()
+
+    def note(turn: str, value: str, parent: str | None) -> None:
+        before = None if parent is None else [("body k-id", parent)]
+        learned.note("root", "c", [("body k-id", value)], turn, is_opening=parent is None, parent=before)
+
+    for value in ("a", "b"):
+        note(f"{value}1", value, None)
+        note(f"{value}2", value, value)
+    assert learned.find("root", "c", [("body k-id", "a")], is_opening=True) == "a2"
+    assert learned.find("root", "other", [("body k-id", "a")], is_opening=True) is None
+    note("c1", "a", None)  # a fresh history under an old value: it names no conversation
+    assert learned.find("root", "c", [("body k-id", "a")], is_opening=True) is None
+
+
+def test_a_conversation_under_a_schema_is_main_once_it_is_continued() -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"properties": {"title": {}}}}}
+    history: list[dict[str, Any]] = []
+    requests = []
+    for i in range(3):
+        history = [*history, user(f"Question {i}: what about the garden, please?")]
+        requests.append((history, f"answer number {i}, long enough to be distinctive"))
+        history = [*history, said(requests[-1][1])]
+    alone = predict(requests[0], response_format=schema)
+    assert alone[0].kind == "side"
+    found = predict(*requests, response_format=schema)
+    assert [p.kind for p in found] == ["main"] * 3
+    assert [p.answered_seq for p in found] == [None, 1, 2]
+    assert "continued" in found[0].codes
+
+
+def test_a_heartbeat_that_stays_in_the_history_is_not_corrected() -> None:
+    poll = user("HEARTBEAT: check your list. If nothing needs attention, reply HEARTBEAT_OK.")
+    history = [
+        user("Plan a pond for us."),
+        said("Dig a hole first."),
+        poll,
+        said("HEARTBEAT_OK"),
+        user("And then?"),
+    ]
+    found = predict((history[:1], "Dig a hole first."), (history[:3], "HEARTBEAT_OK"), (history, "Line it."))
+    assert [p.kind for p in found] == ["main", "side", "main"]
+    assert found[2].answered_seq == 1
+
+
+def test_a_literal_beginning_before_other_texts_is_a_template() -> None:
+    head = "Take the words that follow and bring them into the shape in which our shop window shows them each week.\n\nWords: "
+    texts = ["apples and pears from the orchard by the lake, ripe", "bread of rye with seeds on its crust, baked at four", "eggs of the hens on the hill, a dozen in a box", "milk in bottles of glass, from the farm next door"]  # fmt: skip
+    found = predict(*(([user(f"{head}{text * 2}")], f"shown: {text}") for text in texts))
+    assert ["template" in p.codes for p in found] == [False, False, True, True]
