@@ -16,8 +16,18 @@ from migrations import upgrade
 from recorder.turn_recorder import TurnRecorder
 from store.record import Record
 from store.settings import read_settings
-from store.values import Feedback
+from store.values import Feedback, Json
 from tests.making import make_verdict
+
+
+def continued(lines: list[Json], seq: int) -> Json:
+    """Return a request that continues the one of ``seq``: only then a repeated prompt is a verdict."""
+    line = next(line for line in lines if line["seq"] == seq)
+    reply = line["response"]["choices"][0]["message"]
+    messages = [*line["body"]["messages"], reply, {"role": "user", "content": "And a second one?"}]
+    body = {**line["body"], "messages": messages}
+    response = {**line["response"], "id": "chatcmpl-scripts-continued"}
+    return {**line, "seq": 90, "time": line["time"] + 1.5, "body": body, "response": response}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +45,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
         recorder = TurnRecorder(opening)
         for offset, name in ((0, "titled-after"), (100, "scripts")):
-            for line in lines_of(name):
+            for line in [*lines_of(name), *([continued(lines_of(name), 5)] if name == "scripts" else [])]:
                 row = parse_line(json.dumps({**line, "seq": line["seq"] + offset}).encode(), name, 1)
                 draft = draft_of(row)
                 assert draft is not None
