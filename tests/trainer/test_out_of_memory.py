@@ -58,7 +58,8 @@ def test_the_item_that_does_not_fit_is_named() -> None:
 def limit_tokens(policy: LocalPolicy, patch: pytest.MonkeyPatch, most: int) -> list[int]:
     """From now on a pass with a gradient of more padded tokens fails, after its graph is there; returns the sizes that fail."""
     accumulate, pack = policy.accumulate, policy._pack
-    size, failed = [0], list[int]()
+    size = [0]
+    failed: list[int] = []
 
     def packed(*given: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         found = pack(*given)

@@ -502,7 +502,7 @@ async def test_while_a_step_runs_its_turns_are_noted_for_the_next_trainer(bench:
         noted.append(json.loads(path.read_text(encoding="utf-8"))["under_way"])
         return attempt(*given)
 
-    bench.trainer.attempt = watched  # type: ignore[method-assign]
+    bench.trainer.attempt = watched  # type: ignore[assignment, method-assign]
     await bench.add("a", "b")
     assert await bench.worker.work_once()
     assert noted == [["a", "b"]]
