@@ -55,10 +55,11 @@ def test_the_item_that_does_not_fit_is_named() -> None:
     assert caught.value.index == 3
 
 
-def limit_tokens(policy: LocalPolicy, patch: pytest.MonkeyPatch, most: int) -> None:
-    """From now on a pass with a gradient of more padded tokens fails, after its graph is there."""
+def limit_tokens(policy: LocalPolicy, patch: pytest.MonkeyPatch, most: int) -> list[int]:
+    """From now on a pass with a gradient of more padded tokens fails, after its graph is there; returns the sizes that fail."""
     accumulate, pack = policy.accumulate, policy._pack
     size = [0]
+    failed: list[int] = []
 
     def packed(*given: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         found = pack(*given)
@@ -68,11 +69,13 @@ def limit_tokens(policy: LocalPolicy, patch: pytest.MonkeyPatch, most: int) -> N
 
     def failing(loss: torch.Tensor) -> None:
         if size[0] > most:
+            failed.append(size[0])
             raising(PLANTED)
         accumulate(loss)
 
     patch.setattr(policy, "_pack", packed)
     patch.setattr(policy, "accumulate", failing)
+    return failed
 
 
 def samples_of(policy: LocalPolicy, *texts: str) -> list[Sample]:
@@ -88,14 +91,16 @@ def test_a_split_part_moves_the_weights_as_the_whole_does(
     policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples = samples_of(policy, "Hi", "Hi there", "Hi there you", "Hi")
+    longest = max(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples)
     begin, start = policy.snapshot(), weights(policy)
     first = train(policy, samples, COMBINE)
     whole = moved(policy, start)
     policy.restore(begin)
     dropped: list[str] = []
     with monkeypatch.context() as patch:
-        limit_tokens(policy, patch, 2 * samples[-1].tokens)
+        failed = limit_tokens(policy, patch, 2 * longest)
         second = train(policy, samples, COMBINE, leave_out=dropped.append)
+    assert failed  # it was split
     assert dropped == []
     assert first["loss"] == pytest.approx(second["loss"], rel=1e-4)
     assert float((moved(policy, start) - whole).norm() / whole.norm()) < 0.05

@@ -493,6 +493,22 @@ async def test_the_folder_tells_what_the_step_measured(bench: Bench) -> None:
     assert {"loss", "kl_step", "kl_to_base", "gradient_norm", "train_s", "gate"} <= metrics.keys()
 
 
+async def test_while_a_step_runs_its_turns_are_noted_for_the_next_trainer(bench: Bench) -> None:
+    path = bench.worker._settings.home / "trainer-deaths.json"
+    noted: list[list[str]] = []
+    attempt = bench.trainer.attempt
+
+    def watched(*given: Any) -> Outcome:
+        noted.append(json.loads(path.read_text(encoding="utf-8"))["under_way"])
+        return attempt(*given)
+
+    bench.trainer.attempt = watched  # type: ignore[assignment, method-assign]
+    await bench.add("a", "b")
+    assert await bench.worker.work_once()
+    assert noted == [["a", "b"]]
+    assert json.loads(path.read_text(encoding="utf-8"))["under_way"] == []
+
+
 async def test_a_turn_that_a_trainer_was_killed_with_alone_is_dropped_and_the_others_train(
     record: Record, settings: Settings
 ) -> None:
