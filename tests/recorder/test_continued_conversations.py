@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from evals.traffic import Prediction, parse_line, replay
+from migrations import upgrade
 from recorder.identifiers import LearnedIdentifiers
+from recorder.turn_recorder import TurnRecorder
+from recorder.turns import classify_exchange
+from store.record import Record
+from tests.recorder.exchanges import make_captured
+from wire.chat_request import parse_chat
 
 CALL = {
     "id": "call_1",
@@ -171,3 +179,43 @@ def test_a_literal_beginning_before_other_texts_is_a_template() -> None:
     texts = ["apples and pears from the orchard by the lake, ripe", "bread of rye with seeds on its crust, baked at four", "eggs of the hens on the hill, a dozen in a box", "milk in bottles of glass, from the farm next door"]  # fmt: skip
     found = predict(*(([user(f"{head}{text * 2}")], f"shown: {text}") for text in texts))
     assert ["template" in p.codes for p in found] == [False, False, True, True]
+
+
+async def test_a_corrected_turn_keeps_its_first_kind_and_waits_for_its_verdict(tmp_path: Path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path}/patina.db"
+    await asyncio.to_thread(upgrade, url)
+    record = await Record.open(url)
+
+    async def opening() -> Record:
+        return record
+
+    recorder = TurnRecorder(opening)
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
+    history = [user("What about the garden, please?")]
+    for i in range(2):
+        chat = parse_chat(orjson.dumps({"messages": history, "response_format": schema}))
+        await recorder.write(
+            [classify_exchange(make_captured(str(i), history, f"answer {i}, long enough", chat=chat))]
+        )
+        if i == 0:
+            first = await record.story("turn_0")
+            assert first is not None
+            assert (first["kind"], first["stage"], first["drop_reason"]) == ("side", "dropped", "side_turn")
+        history = [*history, said(f"answer {i}, long enough"), user("No, shorter please.")]
+    found = await record.story("turn_0")
+    await record.close()
+    assert found is not None
+    assert (found["kind"], found["first_kind"], found["first_kind_reason"]) == (
+        "main",
+        "side",
+        "structured_one_off",
+    )
+    assert "continued" in {code for code, _ in found["kind_evidence"]}
+    assert (
+        sum(weight for _, weight in found["first_kind_evidence"])
+        > 0
+        > sum(w for _, w in found["kind_evidence"])
+    )
+    assert [state["text"] for state in found["next_states"]] == ["No, shorter please."]
+    # Its tokens were forced by the schema, which is why it still does not train.
+    assert found["drop_reason"] == "constrained"
