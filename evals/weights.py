@@ -19,7 +19,7 @@ from recorder.classify import find_codes
 
 FOLDER = files("evals") / "classifier"
 #: Width of the prior around the hand-set weights.
-PRIOR_WIDTH = 0.8
+PRIOR_WIDTH = 0.5
 #: A weight beyond this would let one piece of evidence outweigh everything else.
 MAX_WEIGHT = 5.0
 

@@ -250,13 +250,7 @@ class TurnIndex:
         index = "session" if turn.kind is TurnKind.MAIN else "side"
         session_key = f"{turn.scope}:{turn.session_id}"
         keys.append((index, session_key))
-        trace = read_turn_lines(history.messages, turn.completion)
-        if not trace.question and history.runs and history.runs[-1].role == "tool":
-            trace = TurnLines(question=edge_lines(_last_user_text(history)), answer=trace.answer)
-        if turn.kind is TurnKind.SIDE:
-            trace = TurnLines(
-                question=(), answer=trace.answer
-            )  # the template of a side request is not text of the conversation
+        trace = _turn_lines(turn, history)
         lines = frozenset((*trace.question, *trace.answer))
         delegated_texts = _delegated_texts(turn.completion)
         opening = _opening_text(history) if turn.kind is TurnKind.MAIN else ""
@@ -879,6 +873,17 @@ def _remove(index: dict[str, list[str]], key: str, turn_id: str) -> None:
     holders.remove(turn_id)
     if not holders:
         del index[key]
+
+
+def _turn_lines(turn: NewTurn | Remembered, history: History) -> TurnLines:
+    """Return the lines by which a turn is found in later prompts."""
+    trace = read_turn_lines(history.messages, turn.completion)
+    question = trace.question
+    if turn.kind is TurnKind.SIDE:
+        question = ()  # the template of a side request is not text of the conversation
+    elif not question and history.runs and history.runs[-1].role == "tool":
+        question = edge_lines(_last_user_text(history))
+    return TurnLines(question=question, answer=trace.answer)
 
 
 def _reply_keys(history: History, turn: NewTurn | Remembered) -> list[tuple[str, str]]:

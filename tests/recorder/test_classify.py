@@ -43,7 +43,7 @@ def ask(text: str, *, system: str = "", history: int = 0, **request: Any) -> tup
     ("reason", "text", "more"),
     [
         ("title", f"Generate a short title for this chat.\n{QUOTED}", {}),
-        ("summary", "Summarize this conversation in 5 words or less, for use as a chat title.", {"history": 2}),
+        ("title", "Summarize this conversation in 5 words or less, for use as a chat title.", {"history": 2}),
         pytest.param("slug", "Generate a short filename slug, lowercase, hyphen-separated.", {}, marks=UNDECIDED),
         ("tags", f"Generate three tags that categorize the conversation.\n{QUOTED}", {}),
         pytest.param("emoji", "Pick one emoji that fits. Message: ```hurray```", {}, marks=UNDECIDED),
@@ -74,7 +74,7 @@ def ask(text: str, *, system: str = "", history: int = 0, **request: Any) -> tup
         pytest.param("search_queries", "Rewrite the follow-up message so that it stands alone.\nA: b\nC: and then?", {}, marks=UNDECIDED),
         ("autocomplete", "PREFIX:\nx = \nSUFFIX:\n", {}),
         ("autocomplete", "Merge the snippet into the file and return only the file.\n<file>x</file>", {}),
-        ("commit_message", "diff --git a/x b/x\n+y", {"system": "You write git commit messages."}),
+        pytest.param("commit_message", "diff --git a/x b/x\n+y", {"system": "You write git commit messages."}, marks=UNDECIDED),
         pytest.param("summary", "Write down everything a fresh agent needs to carry on.", {"history": 3}, marks=UNDECIDED),
         ("summary", "请将以上对话压缩成摘要，这份摘要将替代之前的历史", {"history": 3}),
         ("memory", "Review the conversation above and save what is worth remembering.", {"history": 3}),
@@ -83,7 +83,7 @@ def ask(text: str, *, system: str = "", history: int = 0, **request: Any) -> tup
         ("heartbeat", '{"type": "heartbeat", "reason": "timer"}', {"history": 1}),
         ("speaker_selection", "…", {"system": "Pick who speaks next. Return only the name."}),
         pytest.param("structured_one_off", "Tasks: none", {"system": "Call the report tool to report.", "tools": [{"function": {"name": "report"}}]}, marks=UNDECIDED),
-        ("text_function", f"{QUOTED}\nWhat language is it in?", {}),
+        ("quoted_conversation", f"{QUOTED}\nWhat language is it in?", {}),
     ],
 )  # fmt: skip
 def test_housekeeping_is_side_with_its_reason(reason: str, text: str, more: dict[str, Any]) -> None:
@@ -98,11 +98,7 @@ def test_housekeeping_is_side_with_its_reason(reason: str, text: str, more: dict
         ("Summarize everything in one sentence.", {"history": 4}),
         ("Please remember that I like it short.", {"history": 1}),
         ("### Task:\nRespond to the user query using the context.\n<context>x</context>\nWhere is Oslo?", {}),
-        pytest.param(
-            f"Answer the question with this context.\n{QUOTED}\nAnswer the user question: where is Oslo?",
-            {},
-            marks=UNDECIDED,
-        ),
+        (f"Answer the question with this context.\n{QUOTED}\nAnswer the user question: where is Oslo?", {}),
         ("The following is a friendly talk.\nHuman: hi\nAI: hello\nHuman: where is Oslo?\nAI:", {}),
         ("Return JSON please", {"history": 1, "response_format": {"type": "json_object"}}),
         ("yes", {"history": 1, "max_tokens": 1}),
