@@ -43,8 +43,9 @@ def fill(home: Path, count: int) -> None:
         ).fetchall()
         for name, _ in indexes:
             database.execute(f"DROP INDEX {name}")
-        # The others have a default.
-        columns = [row[1] for row in database.execute("PRAGMA table_info(turns)") if row[1] != "kind_reason"]
+        # Those left out have a default or may be NULL.
+        left_out = {"kind_reason", "kind_evidence", "first_kind", "first_kind_reason", "first_kind_evidence"}
+        columns = [row[1] for row in database.execute("PRAGMA table_info(turns)") if row[1] not in left_out]
         request = digest("{}")
         database.execute("INSERT INTO messages VALUES (?, '{}')", (request,))
         ids = json.dumps(list(range(30)))
