@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             gc.set_threshold(50_000, 20, 50)
             worker = RecorderWorker(
                 settings.journal_folder,
-                lambda: Record.open(settings.database_url, busy_timeout_s=_BUSY_S, restores=True),
+                lambda: Record.open(settings.database_url, busy_timeout_s=_BUSY_S),
             )
             asyncio.run(_serve(worker))
     except (ConfigError, RecordError) as exc:

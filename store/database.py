@@ -10,10 +10,10 @@ A query is a plain function of a synchronous `sqlalchemy.Connection`; `Database`
 What a commit promises on SQLite (WAL, ``synchronous=NORMAL``): a committed row survives ``kill -9`` of any process, at any moment.
 After a power cut the newest commits since the last checkpoint may be missing; the database is whole all the same.
 
-A file that is removed while it is in use goes on existing for the processes that have it open. The recorder writes it back to its place
-from there (`_SqliteFile._restore`), so an accidental `rm` costs nothing. No other process does: one that writes rarely may still have an
-older file open, one that was removed and restored before, and would bring back an older state. SQLAlchemy's and the drivers' exceptions are
-mapped here, once.
+A file that is removed while it is in use goes on existing for the processes that have it open. The first that writes puts it back
+(`_SqliteFile._restore`), so an accidental `rm` costs nothing. After several removals a process that writes rarely may still have an older file
+open: each restored file has the next generation (SQLite's ``user_version``), a file beside it holds the newest, and only a process that
+has that one open restores it. SQLAlchemy's and the drivers' exceptions are mapped here, once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
@@ -65,16 +65,8 @@ class Database:
             self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="record-read")
 
     @classmethod
-    async def open(
-        cls, url: str, busy_timeout_s: float = BUSY_TIMEOUT_S, *, restores: bool = False
-    ) -> Database:
-        """Open a database.
-
-        Args:
-            restores: put a SQLite file back that is removed while it is in use; one process of a record may do so.
-
-        Raises: RecordUnavailable when it is not there, RecordCorrupt, RecordError for a URL of something else.
-        """
+    async def open(cls, url: str, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Database:
+        """Raises: RecordUnavailable when it is not there, RecordCorrupt, RecordError for a URL of something else."""
         try:
             parsed = sa.make_url(url)
         except SQLAlchemyError as exc:
@@ -83,7 +75,7 @@ class Database:
         if backend == "sqlite":
             if not parsed.database or parsed.database == ":memory:":
                 raise RecordError("the record needs a file: memory is not shared between processes")
-            database = cls(_SqliteFile(Path(parsed.database), busy_timeout_s, restores=restores), None)
+            database = cls(_SqliteFile(Path(parsed.database), busy_timeout_s), None)
             try:
                 await database._writer.start()
             except BaseException:
@@ -175,11 +167,13 @@ class _Writer(aiosqlite.Connection):
 class _SqliteFile:
     """A SQLite file and the connections to it. `write` is called from one thread only."""
 
-    def __init__(self, path: Path, busy_timeout_s: float, *, restores: bool) -> None:
+    def __init__(self, path: Path, busy_timeout_s: float) -> None:
         self._path = path
         self._wal = path.with_name(path.name + "-wal")
+        #: Holds the generation of the newest restored file. Its name begins with a dot, so that `rm patina.db*` leaves it.
+        self._generation_file = path.with_name(f".{path.name}.generation")
+        self._generation = 0  # of what is open
         self._busy_timeout_s = busy_timeout_s
-        self._restores = restores
         self._open_file: FileId | None = None
         self._open_wal: FileId | None = None  # stays the same file while a connection is open
         self._engine: sa.Engine | None = None
@@ -189,29 +183,39 @@ class _SqliteFile:
         )
 
     def open(self) -> sqlite3.Connection:
-        """Open all connections; returns the spare one, which stands for the file."""
-        with _mapped():
+        """Open all connections, then close those of before; returns the spare one, which stands for the file.
+
+        If that fails, those of before stay: a file that was removed can still be restored from them.
+        """
+        with _mapped(), ExitStack() as undo:
             if not self._path.parent.is_dir():
                 raise RecordUnavailable(f"the record's folder {self._path.parent} is not there")
             # AUTOCOMMIT: the driver begins no transaction of its own; `write` does, with BEGIN IMMEDIATE.
-            self._engine = sa.create_engine(
+            engine = sa.create_engine(
                 "sqlite://",
                 creator=self._connect,
                 poolclass=sa.pool.QueuePool,
                 pool_size=_READERS + 1,
                 isolation_level="AUTOCOMMIT",
             )
-            self._open_file = _file_id(self._path)
-            self._spare = self._connect()
-            self._spare.execute("SELECT count(*) FROM sqlite_master").fetchone()  # opens the WAL as well
-            self._open_wal = _file_id(self._wal)
-            if self._open_wal is None:
-                self.close()
+            undo.callback(engine.dispose)
+            open_file = _file_id(self._path)
+            spare = undo.enter_context(closing(self._connect()))
+            (generation,) = spare.execute("PRAGMA user_version").fetchone()  # opens the WAL as well
+            open_wal = _file_id(self._wal)
+            if open_wal is None:
                 raise RecordUnavailable(
                     f"the write-ahead log of {self._path} was removed; it is opened again"
                 )
-            self._writing = self._engine.connect()
-            return self._spare
+            if (self._newest_generation() or 0) != generation:
+                self._write_generation(generation)  # it was restored, or an owner put another file there
+            writing = undo.enter_context(closing(engine.connect()))
+            undo.pop_all()
+        # Closed after the file was removed, they leave the log of the new file alone: SQLite compares the files.
+        self.close()
+        self._engine, self._writing, self._spare = engine, writing, spare
+        self._open_file, self._open_wal, self._generation = open_file, open_wal, generation
+        return spare
 
     def close(self) -> None:
         if self._writing is not None:
@@ -248,7 +252,8 @@ class _SqliteFile:
                     return result
                 # Where only the log is gone, the file on disk lacks what was in it.
                 is_removed = found is None or found == self._open_file
-                if is_removed and self._restores:
+                can_restore = self._newest_generation() in (self._generation, None)
+                if is_removed and can_restore:
                     self._restore()
             except BaseException:
                 with suppress(
@@ -257,14 +262,15 @@ class _SqliteFile:
                     raw.execute("ROLLBACK")
                 raise
             raw.execute("ROLLBACK")
-            if is_removed and not self._restores:
+            if is_removed and not can_restore:
                 # The connections stay: what they have open can be read until the file is back.
                 raise RecordUnavailable(
-                    f"the record's file {self._path} was removed; the recorder restores it"
+                    f"the record's file {self._path} was removed; a process with a newer one open restores it"
                 )
-            self.close()
             if is_removed:
                 self.open()  # at once: after a second removal it must be restored from this file
+            else:
+                self.close()
             raise RecordUnavailable(
                 f"the record's file {self._path} was removed or replaced; it is opened again"
             )
@@ -277,11 +283,15 @@ class _SqliteFile:
                 sync_path(path)
 
     def _restore(self) -> None:
-        """Write what the removed file held back to its place; the caller holds its write lock."""
+        """Write what the removed file held back to its place; the caller holds its write lock.
+
+        The first process that has the restored file open makes its generation the newest.
+        """
         assert self._spare is not None
         beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.restoring")
         with closing(sqlite3.connect(beside)) as target:
             self._spare.backup(target)
+            target.execute(f"PRAGMA user_version={self._generation + 1}")
         # Leftovers of the old file, which nothing new may be mixed with; all they held is in the copy.
         for suffix in ("-wal", "-shm"):
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
@@ -292,6 +302,18 @@ class _SqliteFile:
         with suppress(FileExistsError):
             os.link(beside, self._path)
         beside.unlink()
+
+    def _newest_generation(self) -> int | None:
+        """Return the generation of the newest file that a process had open; None where none was restored."""
+        try:
+            return int(self._generation_file.read_text("ascii"))
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _write_generation(self, generation: int) -> None:
+        beside = self._generation_file.with_name(f"{self._generation_file.name}.{os.getpid()}")
+        beside.write_text(str(generation), "ascii")
+        beside.replace(self._generation_file)
 
     def _connect(self) -> sqlite3.Connection:
         # mode=rw: a file that is not there is an error, and not a new, empty record

@@ -55,14 +55,11 @@ class Record:
         self._turns = TurnWriter()
 
     @classmethod
-    async def open(
-        cls, url: str, *, busy_timeout_s: float = BUSY_TIMEOUT_S, restores: bool = False
-    ) -> Record:
+    async def open(cls, url: str, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Record:
         """Open a record whose schema exists (see `migrations.upgrade`).
 
         Args:
             busy_timeout_s: so long another process's write is waited for (SQLite).
-            restores: put the SQLite file back when it is removed while in use; only the recorder does.
 
         Raises:
             RecordTooNew: a newer Patina wrote it.
@@ -70,7 +67,7 @@ class Record:
             RecordCorrupt: its file is damaged.
             RecordError: it is no record of ours, or older than this code.
         """
-        database = await Database.open(url, busy_timeout_s, restores=restores)
+        database = await Database.open(url, busy_timeout_s)
         try:
             check_revision(await database.read(_revision))
         except BaseException:

@@ -61,7 +61,7 @@ async def test_a_task_that_is_cancelled_does_not_tear_its_transaction(record: Re
 async def test_a_file_that_is_removed_while_in_use_is_restored(
     record_url: str, suffixes: Sequence[str]
 ) -> None:
-    record, other = await Record.open(record_url, restores=True), await Record.open(record_url)
+    record, other = await Record.open(record_url), await Record.open(record_url)
     await record.write_turns([make_turn(f"t{i}", session_id=f"s{i}") for i in range(50)])
     remove(file_of(record_url), suffixes)
     with pytest.raises(RecordUnavailable, match="removed or replaced"):
@@ -78,21 +78,84 @@ async def test_a_file_that_is_removed_while_in_use_is_restored(
     assert not list(file_of(record_url).parent.glob("*.restoring"))
 
 
-async def test_only_the_process_that_restores_puts_a_removed_file_back(record_url: str) -> None:
-    """A process that writes rarely has an older file open: restored from there, newer turns would be lost."""
-    record, other = await Record.open(record_url, restores=True), await Record.open(record_url)
+async def test_a_process_with_an_older_file_open_does_not_bring_back_an_older_state(record_url: str) -> None:
+    record, other = await Record.open(record_url), await Record.open(record_url)
     for number in range(3):
         await record.write_turns([make_turn(f"t{number}")])
         remove(file_of(record_url))
-        with pytest.raises(RecordUnavailable, match="the recorder restores it"):
-            await other.write_turns([make_turn("elsewhere")])
-        assert (await other.status()).turns == 1  # the file of before the first removal can still be read
-        assert not file_of(record_url).exists()
+        if number:  # `other` writes rarely: it has the file of before the first removal open
+            with pytest.raises(RecordUnavailable, match="a newer one open restores it"):
+                await other.write_turns([make_turn("elsewhere")])
+            assert (await other.status()).turns == 1
+            assert not file_of(record_url).exists()
         with pytest.raises(RecordUnavailable, match="removed or replaced"):
             await record.write_turns([make_turn("after")])
     assert [row["turn_id"] for row in await record.trajectories()] == ["t0", "t1", "t2"]
     await record.close()
     await other.close()
+
+
+async def test_any_process_with_the_newest_file_open_restores_it(record_url: str) -> None:
+    """The recorder may be about to start."""
+    record, other = await Record.open(record_url), await Record.open(record_url)
+    await record.write_turns([make_turn("t0")])
+    await record.close()
+    remove(file_of(record_url))
+    with pytest.raises(RecordUnavailable, match="removed or replaced"):
+        await other.write_turns([make_turn("t1")])
+    assert (await other.status()).turns == 1
+    await other.close()
+
+
+async def test_a_backup_that_an_owner_puts_in_place_is_restored_like_the_file_before(
+    record_url: str, tmp_path: Path
+) -> None:
+    backup = tmp_path / "backup.db"
+    record = await Record.open(record_url)
+    await record.write_turns([make_turn("t0")])
+    with sqlite3.connect(file_of(record_url)) as source, sqlite3.connect(backup) as target:
+        source.backup(target)
+    source.close()
+    target.close()
+    remove(file_of(record_url))
+    with pytest.raises(RecordUnavailable):
+        await record.write_turns([make_turn("after")])
+    remove(file_of(record_url))
+    os.rename(backup, file_of(record_url))  # of the generation before
+    for expected in ("removed or replaced", None, "removed or replaced"):
+        if expected is None:
+            await record.write_turns([make_turn("t1")])
+            remove(file_of(record_url))
+        else:
+            with pytest.raises(RecordUnavailable, match=expected):
+                await record.write_turns([make_turn("after")])
+    assert [row["turn_id"] for row in await record.trajectories()] == ["t0", "t1"]
+    await record.close()
+
+
+async def test_a_file_that_is_removed_again_before_it_is_open_is_restored_once_more(
+    record_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = await Record.open(record_url)
+    await record.write_turns([make_turn("t0")])
+    link = os.link
+
+    def link_and_remove(source: Path, target: Path) -> None:
+        link(source, target)
+        target.unlink()
+
+    monkeypatch.setattr("os.link", link_and_remove)
+    remove(file_of(record_url))
+    for _ in range(2):
+        with pytest.raises(RecordUnavailable, match="unable to open"):
+            await record.write_turns([make_turn("t1")])
+        assert not file_of(record_url).exists()
+    monkeypatch.undo()
+    with pytest.raises(RecordUnavailable, match="removed or replaced"):
+        await record.write_turns([make_turn("t1")])
+    await record.write_turns([make_turn("t1")])
+    assert [row["turn_id"] for row in await record.trajectories()] == ["t0", "t1"]
+    await record.close()
 
 
 async def test_a_file_that_was_replaced_is_opened_anew(record_url: str, tmp_path: Path) -> None:
