@@ -296,7 +296,7 @@ def trajectories_view(dialect: str) -> str:
         SELECT walk.part AS part, walk.depth AS depth, m.body AS body
           FROM walk JOIN messages m ON m.hash = walk.message ORDER BY walk.part, walk.depth
       ) w"""
-    newest_next = """(SELECT {} FROM next_states s WHERE s.turn_id = t.turn_id
+    newest_next = """(SELECT {} FROM next_states s WHERE s.turn_id = t.turn_id AND s.relation <> 'tool_loop'
       ORDER BY s.created_at DESC, s.by_turn_id LIMIT 1)"""
     newest_verdict = (
         "(SELECT v.{} FROM verdicts v WHERE v.turn_id = t.turn_id ORDER BY v.verdict_id DESC LIMIT 1)"

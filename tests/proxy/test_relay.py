@@ -216,11 +216,26 @@ def test_asking_the_same_again_is_an_implicit_negative(gateway: Gateway) -> None
     ]
     gateway.ask("Hello, I am Ann")
     gateway.ask("Who am I?", history)
-    gateway.ask("Who am I?", history)
-    rows = gateway.rows(3)
-    assert [r["relation"] for r in rows] == ["first", "next", "retry"]
+    time.sleep(1.1)  # a person reads the reply first
+    again = gateway.ask("Who am I?", history).choices[0].message.content
+    gateway.rows(3)
+    gateway.ask(
+        "Right.",
+        [*history, {"role": "user", "content": "Who am I?"}, {"role": "assistant", "content": again}],
+    )
+    rows = gateway.rows(4)
+    assert [r["relation"] for r in rows] == ["first", "next", "retry", "next"]
     assert rows[2]["parent_turn_id"] == rows[0]["turn_id"]
+    # Judged once the newer reply is continued.
     assert (rows[1]["next_role"], rows[1]["next_text"], rows[1]["stage"]) == ("user", "", "answered")
+
+
+def test_asking_the_same_again_at_once_is_a_sample(gateway: Gateway) -> None:
+    for _ in range(2):
+        gateway.ask("Who are you?")
+    rows = gateway.rows(2)
+    assert "retry" not in {r["relation"] for r in rows}
+    assert {r["next_role"] for r in rows} == {None}
 
 
 def test_samples_of_one_prompt_are_no_implicit_negatives(gateway: Gateway) -> None:
