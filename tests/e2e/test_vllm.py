@@ -269,7 +269,7 @@ async def counted(stack: Stack) -> tuple[int, int]:
         trained = (await record.status()).stages.get("trained", 0)
     finally:
         await record.close()
-    return sum(int(a.metrics["leases"]) for a in made if a.state is not AdapterState.REJECTED), trained
+    return sum(int(a.metrics["turns"]) for a in made if a.state is not AdapterState.REJECTED), trained
 
 
 async def verified(stack: Stack) -> list[str]:

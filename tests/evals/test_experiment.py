@@ -232,11 +232,11 @@ def test_the_first_and_the_last_measurement_also_look_at_repeated_wishes_forms_a
     ]
     columns = {column.name: column for column in COLUMNS}
     assert columns["again ±"].read(row) == 0.5
-    assert columns["small messages_sent"].read(row) == 1.0
+    assert columns["small talk"].read(row) == 1.0
     assert columns["scope"].read(row) is None  # it could do none of it before
     before, after = {"json": 1.0, "list": 0.5, "code": 0.0}, {"json": 0.5, "list": 0.5, "code": 0.0}
     assert columns["scope"].read({"points": [{"scope": before}, {"scope": after}]}) == -0.25
-    assert columns["small messages_sent"].read({"points": [{}]}) is None  # of a folder from before
+    assert columns["small talk"].read({"points": [{}]}) is None  # of a folder from before
 
 
 def test_wrong_corrections_are_looked_for_afterwards() -> None:

@@ -262,7 +262,7 @@ async def test_a_judge_that_fails_and_recovers_is_asked_again_by_one_turn_first(
     async with running(record, chain(judge_at(scripted.base))) as worker:
         await until(lambda: worker.detail()["waiting_for_judge"] == 4)
         first = len(scripted.requests)
-        assert first == 4
+        assert first in (4, 5)  # on a busy machine one probe may have begun; all at once would be eight
         await until(lambda: len(scripted.requests) >= first + 2)  # probes go on
         is_down = False
         await until(lambda: worker.counters.scored == 4)
