@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 from urllib.parse import quote
 
 import aiosqlite
@@ -238,6 +238,8 @@ class _SqliteFile:
         with _mapped():
             if self._writing is None:
                 self.open()
+            elif _file_id(self._path) not in (self._open_file, None):
+                self._close_replaced()  # before the lock: what is open may be damaged and refuse it
             assert self._writing is not None  # `open` made it or raised
             raw = dbapi(self._writing)
             # Take the write lock at once: a read that later turns into a write fails with SQLITE_BUSY at any timeout.
@@ -269,11 +271,12 @@ class _SqliteFile:
                 )
             if is_removed:
                 self.open()  # at once: after a second removal it must be restored from this file
-            else:
-                self.close()
-            raise RecordUnavailable(
-                f"the record's file {self._path} was removed or replaced; it is opened again"
-            )
+                raise RecordUnavailable(f"the record's file {self._path} was removed; it is restored")
+            self._close_replaced()
+
+    def _close_replaced(self) -> NoReturn:
+        self.close()
+        raise RecordUnavailable(f"the record's file {self._path} was replaced; it is opened again")
 
     def sync(self) -> None:
         """Sync the write-ahead log: what is no longer in it was synced by the checkpoint that moved it."""
@@ -289,9 +292,13 @@ class _SqliteFile:
         """
         assert self._spare is not None
         beside = self._path.with_name(f"{self._path.name}.{os.getpid()}.restoring")
-        with closing(sqlite3.connect(beside)) as target:
-            self._spare.backup(target)
-            target.execute(f"PRAGMA user_version={self._generation + 1}")
+        try:
+            with closing(sqlite3.connect(beside)) as target:
+                self._spare.backup(target)
+                target.execute(f"PRAGMA user_version={self._generation + 1}")
+        except BaseException:
+            beside.unlink(missing_ok=True)  # what is open is damaged, or the disk is full
+            raise
         # Leftovers of the old file, which nothing new may be mixed with; all they held is in the copy.
         for suffix in ("-wal", "-shm"):
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -64,10 +65,10 @@ async def test_a_file_that_is_removed_while_in_use_is_restored(
     record, other = await Record.open(record_url), await Record.open(record_url)
     await record.write_turns([make_turn(f"t{i}", session_id=f"s{i}") for i in range(50)])
     remove(file_of(record_url), suffixes)
-    with pytest.raises(RecordUnavailable, match="removed or replaced"):
+    with pytest.raises(RecordUnavailable, match="it is restored"):
         await record.write_turns([make_turn("after")])
     await record.write_turns([make_turn("after")])
-    with pytest.raises(RecordUnavailable, match="removed or replaced"):
+    with pytest.raises(RecordUnavailable, match="it is opened again"):
         await other.write_turns([make_turn("elsewhere")])
     await other.write_turns([make_turn("elsewhere")])
     third = await Record.open(record_url)
@@ -88,7 +89,7 @@ async def test_a_process_with_an_older_file_open_does_not_bring_back_an_older_st
                 await other.write_turns([make_turn("elsewhere")])
             assert (await other.status()).turns == 1
             assert not file_of(record_url).exists()
-        with pytest.raises(RecordUnavailable, match="removed or replaced"):
+        with pytest.raises(RecordUnavailable, match="it is restored"):
             await record.write_turns([make_turn("after")])
     assert [row["turn_id"] for row in await record.trajectories()] == ["t0", "t1", "t2"]
     await record.close()
@@ -101,7 +102,7 @@ async def test_any_process_with_the_newest_file_open_restores_it(record_url: str
     await record.write_turns([make_turn("t0")])
     await record.close()
     remove(file_of(record_url))
-    with pytest.raises(RecordUnavailable, match="removed or replaced"):
+    with pytest.raises(RecordUnavailable, match="it is restored"):
         await other.write_turns([make_turn("t1")])
     assert (await other.status()).turns == 1
     await other.close()
@@ -122,7 +123,7 @@ async def test_a_backup_that_an_owner_puts_in_place_is_restored_like_the_file_be
         await record.write_turns([make_turn("after")])
     remove(file_of(record_url))
     os.rename(backup, file_of(record_url))  # of the generation before
-    for expected in ("removed or replaced", None, "removed or replaced"):
+    for expected in ("it is opened again", None, "it is restored"):
         if expected is None:
             await record.write_turns([make_turn("t1")])
             remove(file_of(record_url))
@@ -151,7 +152,7 @@ async def test_a_file_that_is_removed_again_before_it_is_open_is_restored_once_m
             await record.write_turns([make_turn("t1")])
         assert not file_of(record_url).exists()
     monkeypatch.undo()
-    with pytest.raises(RecordUnavailable, match="removed or replaced"):
+    with pytest.raises(RecordUnavailable, match="it is restored"):
         await record.write_turns([make_turn("t1")])
     await record.write_turns([make_turn("t1")])
     assert [row["turn_id"] for row in await record.trajectories()] == ["t0", "t1"]
@@ -169,10 +170,34 @@ async def test_a_file_that_was_replaced_is_opened_anew(record_url: str, tmp_path
     await record.write_turns([make_turn("b")])
     remove(file_of(record_url))
     os.rename(copy, file_of(record_url))
-    with pytest.raises(RecordUnavailable, match="removed or replaced"):
+    with pytest.raises(RecordUnavailable, match="it is opened again"):
         await record.write_turns([make_turn("c")])
     await record.write_turns([make_turn("c")])
     assert [row["turn_id"] for row in await record.trajectories()] == ["a", "c"]
+    await record.close()
+
+
+async def test_a_file_put_in_the_place_of_a_damaged_one_is_opened(record_url: str, tmp_path: Path) -> None:
+    path = file_of(record_url)
+    good = Path(shutil.copy(path, tmp_path / "good.db"))
+    record = await Record.open(record_url)
+    turns = [make_turn(f"t{i}", [{"role": "user", "content": str(i) * 3000}]) for i in range(1000)]
+    await record.write_turns(turns)
+    for damaged in (path, path.with_name(path.name + "-wal")):
+        with damaged.open("r+b") as file:
+            file.write(b"no page of a database " * (damaged.stat().st_size // 22))
+    for _ in range(2):  # from the second on SQLite refuses the lock already
+        with pytest.raises(RecordCorrupt, match="damaged"):
+            await record.write_turns([make_turn("x", [{"role": "user", "content": "x" * 300_000}])])
+    remove(path, ("-wal", "-shm"))
+    with pytest.raises(RecordCorrupt, match="damaged"):
+        await record.write_turns([make_turn("x")])
+    assert not list(path.parent.glob("*.restoring"))
+    os.replace(good, path)
+    with pytest.raises(RecordUnavailable, match="was replaced; it is opened again"):
+        await record.write_turns([make_turn("after")])
+    await record.write_turns([make_turn("after")])
+    assert [row["turn_id"] for row in await record.trajectories()] == ["after"]
     await record.close()
 
 
