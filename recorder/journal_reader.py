@@ -46,7 +46,7 @@ class JournalReader:
         self._folder = folder
         token, there = f"-{folder_token(folder)}", {path.name for path in segments(folder)}
         self._offsets = {name: offset for name, offset in offsets.items() if token in name or name in there}
-        self._files: dict[str, int] = {}  # each segment is kept open: one that somebody removes is still read
+        self._files: dict[str, int] = {}  # segments are kept open: a removed one is still read
 
     def close(self) -> None:
         """Close the segments."""

@@ -339,7 +339,7 @@ class TurnIndex:
         """Return what a person's message says about turns before its parent.
 
         A reply that was asked again is judged only now that the newer one is continued. The turns of the tool loop that led to the answer
-        share in what is said about it.
+        share in the reaction to it.
         """
         state = turn.next_state
         entry = self._entries.get(state.turn_id) if state is not None else None

@@ -193,7 +193,7 @@ class JournalWriter:
     def _write(self, data: bytes) -> None:
         """Append bytes to the segment, all of them or none. Raises: OSError."""
         if self._file is not None and os.fstat(self._file).st_nlink == 0:
-            self._close_segment()  # somebody removed the file
+            self._close_segment()  # the file was removed
         if self._other_bytes + self._size + len(data) > self._capacity_bytes:
             raise JournalFull(f"the journal has reached its limit of {self._capacity_bytes} bytes")
         file = self._file if self._file is not None else self._open_segment()
