@@ -84,7 +84,7 @@ class ApiRelay:
         translated = TranslatedSend(send, lambda status, body: (status, body))
 
         async def translate(raw: bytes) -> ApiRequest:
-            request = await self._translate_response(principal.scope, read_object(raw))
+            request = await self._translate_response(principal.key_name, read_object(raw))
             chat = orjson.loads(request.chat)
             instructions = instructions_of(chat["messages"], request.detail)
             synthesizer = ResponseSynthesizer(chat, request.detail, instructions=instructions)
@@ -204,11 +204,11 @@ class ApiRelay:
         response_id, _, action = path.removeprefix("/v1/responses/").partition("/")
         method: str = scope["method"]
         try:
-            turn = await self._find_turn(principal.scope, turn_of(response_id) or "")
+            turn = await self._find_turn(principal.key_name, turn_of(response_id) or "")
             if turn is None or not _is_kept(turn) or (method, action) not in _ACTIONS:
                 await send_error(send, 404, f"Response with id '{response_id}' not found.", code="not_found")
             elif method == "DELETE":
-                await self._forget(principal.scope, turn.turn_id)
+                await self._forget(principal.key_name, turn.turn_id)
                 await send_json(send, 200, {"id": response_id, "object": "response", "deleted": True})
             elif action == "input_items":
                 await send_json(send, 200, _input_item_list(turn, scope.get("query_string") or b""))

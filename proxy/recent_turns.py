@@ -23,10 +23,10 @@ class RecentTurns:
     def add(self, captured: CapturedExchange) -> None:
         """Remember an exchange that is handed to the journal."""
         turn = recorded_turn(captured)
-        self._turns[turn.turn_id] = (captured.scope, turn, captured.size)
+        self._turns[turn.turn_id] = (captured.key_name, turn, captured.size)
         self._size += captured.size
         if captured.options.session is not None and captured.is_whole:
-            self._newest[captured.scope, captured.options.session] = turn.turn_id
+            self._newest[captured.key_name, captured.options.session] = turn.turn_id
         while self._turns and (len(self._turns) > self._max_turns or self._size > self._max_bytes):
             _, (_, _, size) = self._turns.popitem(last=False)
             self._size -= size

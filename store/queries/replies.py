@@ -41,7 +41,7 @@ def write_api_requests(connection: sa.Connection, turns: Sequence[NewTurn]) -> N
 def recorded_turn(connection: sa.Connection, key_name: str, turn_id: str) -> RecordedTurn | None:
     """Return a turn of a key; without its API when its client deleted the response."""
     t = schema.turns.c
-    row = connection.execute(_select().where(t.turn_id == turn_id, t.scope == key_name)).one_or_none()
+    row = connection.execute(_select().where(t.turn_id == turn_id, t.key_name == key_name)).one_or_none()
     return None if row is None else _recorded(connection, row)
 
 
@@ -52,7 +52,7 @@ def newest_turn(connection: sa.Connection, key_name: str, session_id: str) -> Re
         _select()
         .where(
             t.session_id == session_id,
-            t.scope == key_name,
+            t.key_name == key_name,
             t.finish_reason.is_not(None),
             a.is_hidden == sa.false(),
         )
@@ -66,7 +66,7 @@ def newest_turn(connection: sa.Connection, key_name: str, session_id: str) -> Re
 def hide_turn(connection: sa.Connection, key_name: str, turn_id: str) -> None:
     """Stop showing a response to its client."""
     mine = sa.select(schema.turns.c.turn_id).where(
-        schema.turns.c.turn_id == turn_id, schema.turns.c.scope == key_name
+        schema.turns.c.turn_id == turn_id, schema.turns.c.key_name == key_name
     )
     a = schema.api_requests
     connection.execute(sa.update(a).where(a.c.turn_id.in_(mine)).values(is_hidden=True))

@@ -102,7 +102,7 @@ def pairs(empty_record: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         for nulls in (True, False):
             file = tmp_path_factory.mktemp("faithful") / "patina.db"
             shutil.copy(empty_record, file)
-            made[nulls] = stack.enter_context(pair_at(file))
+            made[nulls] = stack.enter_context(pair_at(file, native_apis=True))
         yield made
 
 
