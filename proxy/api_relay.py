@@ -17,6 +17,8 @@ from proxy.adapters import Alias, UnknownModel
 from proxy.api_error import build_error_body
 from proxy.asgi import BodyTooLarge, ClientDisconnected, read_body, send_error, send_json
 from proxy.auth import Principal
+from proxy.conversations import Conversations
+from proxy.item_pages import page, read_query
 from proxy.recent_turns import RecentTurns
 from proxy.relay import ChatRelay
 from proxy.translated_send import TranslatedSend, send_refusal
@@ -70,6 +72,7 @@ class ApiRelay:
         self._record = record
         self._journal = journal
         self._is_local = is_local
+        self.conversations = Conversations(record, self.newest_turn)
 
     @property
     def _recent(self) -> RecentTurns:
@@ -184,18 +187,22 @@ class ApiRelay:
         self, key_name: str, conversation: str
     ) -> tuple[RecordedTurn | None, list[Json]]:
         """Return the newest turn of a conversation and the items that it began with. Raises: RecordError, Untranslatable."""
-        record = await self._record.get()
-        await wait_recorded(record, self._journal.folder, _RECORD_WAIT_S)
-        known = await record.conversation(key_name, conversation)
+        known = await (await self._record.get()).conversation(key_name, conversation)
         if known is None:
             raise Untranslatable(
                 f"Conversation with id '{conversation}' not found.", status=404, param="conversation"
             )
+        return await self.newest_turn(key_name, conversation), known.items
+
+    async def newest_turn(self, key_name: str, conversation: str) -> RecordedTurn | None:
+        """Return the newest turn of a conversation, also one that another gateway has just issued. Raises: RecordError."""
+        record = await self._record.get()
+        await wait_recorded(record, self._journal.folder, _RECORD_WAIT_S)
         newest = await record.newest_turn(key_name, conversation)
         recent = self._recent.newest_of(key_name, conversation)
         if recent is not None and (newest is None or recent.created_at > newest.created_at):
-            newest = recent
-        return newest, known.items
+            return recent
+        return newest
 
     # ---- responses that exist
 
@@ -343,27 +350,7 @@ def _recorded_response(turn: RecordedTurn) -> Json:
 
 
 def _input_item_list(turn: RecordedTurn, query: bytes) -> Json:
-    """Return a page of the items of a turn's own input, the newest first as OpenAI does by default."""
-    options = dict(part.partition("=")[::2] for part in query.decode("latin-1").split("&") if part)
+    """Return a page of the items of a turn's own input."""
     inherited = (turn.api or {}).get("inherited", 0)
     items = input_items(without_instructions(turn)[inherited:], turn.turn_id)
-    if options.get("order", "desc") != "asc":
-        items.reverse()
-    return page(items, options)
-
-
-def page(items: list[Json], options: dict[str, str]) -> Json:
-    """Return a page of items, behind the item ``after``, as OpenAI's lists are."""
-    names = [item["id"] for item in items]
-    if options.get("after") in names:
-        items = items[names.index(options["after"]) + 1 :]
-    limit = options.get("limit", "")
-    most = min(100, max(1, int(limit))) if limit.isascii() and limit.isdigit() else 20
-    shown = items[:most]
-    return {
-        "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
-        "has_more": len(items) > most,
-    }
+    return page(items[::-1], read_query(query))

@@ -40,7 +40,8 @@ from proxy.backend_quirks import BackendQuirks
 from proxy.cors import CorsPolicy, is_preflight
 from proxy.endpoints import (
     CHAT,
-    COUNT_TOKENS,
+    CONVERSATIONS,
+    COUNT,
     FEEDBACK,
     FORWARDED_PREFIX,
     HEALTH,
@@ -341,9 +342,11 @@ class Proxy:
             await self._apis.create_response(scope, receive, send, principal=principal, session=session)
         elif endpoint is RESPONSE:
             await self._apis.existing_response(scope, send, principal=principal, path=path)
+        elif endpoint is CONVERSATIONS:
+            await self._apis.conversations(scope, receive, send, key_name=principal.key_name, path=path)
         elif endpoint is MESSAGES:
             await self._apis.create_message(scope, receive, send, principal=principal, session=session)
-        elif endpoint is COUNT_TOKENS:
+        elif endpoint is COUNT:
             await self._apis.count_message_tokens(scope, receive, send, principal=principal)
         elif endpoint is STATUS:
             await send_json(send, 200, await self._status())

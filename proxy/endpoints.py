@@ -56,13 +56,19 @@ RESPONSE = Endpoint(
     summary="`GET` or `DELETE` of a response, its `input_items`",
     is_translated=True,
 )
+CONVERSATIONS = Endpoint(
+    method="any",
+    path="/v1/conversations*",
+    summary="conversations of the Responses API: create, retrieve, update, delete, list `items`",
+    is_translated=True,
+)
 MESSAGES = Endpoint(
     method="POST",
     path="/v1/messages",
     summary="a request of Anthropic's Messages API: translated to chat, recorded, and answered as a message",
     is_translated=True,
 )
-COUNT_TOKENS = Endpoint(
+COUNT = Endpoint(
     method="POST",
     path="/v1/messages/count_tokens",
     summary="the number of tokens of a message's prompt; not recorded",
@@ -86,7 +92,19 @@ MODEL = Endpoint(
     is_local_only=True,
 )
 #: In the order in which they are tried.
-ENDPOINTS = (CHAT, RESPONSES, RESPONSE, MESSAGES, COUNT_TOKENS, HEALTH, STATUS, FEEDBACK, MODELS, MODEL)
+ENDPOINTS = (
+    CHAT,
+    RESPONSES,
+    RESPONSE,
+    CONVERSATIONS,
+    MESSAGES,
+    COUNT,
+    HEALTH,
+    STATUS,
+    FEEDBACK,
+    MODELS,
+    MODEL,
+)
 
 #: Everything else under this prefix is forwarded as bytes and not recorded.
 FORWARDED_PREFIX = "/v1/"

@@ -1001,7 +1001,7 @@ def _request_options(
     if api is None:
         options = parse_request_options(headers, chat.body, session)
     else:
-        options = parse_request_options(headers, api.option_fields, session or api.session)
+        options = parse_request_options(headers, api.option_fields, api.session or session)
         options = replace(options, continues=api.continues)
     return options if principal.trains else replace(options, is_opted_out=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -10,7 +11,10 @@ import httpx
 import openai
 import pytest
 
-from tests.proxy.conftest import KEY, Gateway
+from store.journal import JournalWriter
+from store.keys import KeyFile, Keyring
+from tests.proxy.conftest import KEY, Gateway, run_gateway_at
+from tests.proxy.upstream import Upstream, running
 
 CALL = {
     "id": "call_1",
@@ -219,3 +223,192 @@ def test_errors_have_the_shape_of_their_api(gateway: Gateway, claude: anthropic.
             )
         assert found.status_code == 400
         assert found.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_conversation_goes_on_by_its_name(gateway: Gateway) -> None:
+    client = gateway.client
+    made = client.conversations.create(
+        metadata={"a": "b"}, items=[{"type": "message", "role": "user", "content": "I am Ada."}]
+    )
+    first = client.responses.create(
+        model="tiny", input="Who am I?", conversation=made.id, extra_body=scripted(text="Ada.")
+    )
+    second = client.responses.create(model="tiny", input="Sure?", conversation={"id": made.id})
+    one, two = gateway.rows(2)
+    assert [m["content"] for m in two["messages"]] == ["I am Ada.", "Who am I?", "Ada.", "Sure?"]
+    assert two["parent_turn_id"] == one["turn_id"]
+    assert one["session_id"] == two["session_id"] == made.id
+    assert (first.conversation, second.conversation) != (None, None)
+    items = client.conversations.items.list(made.id, order="asc", limit=2)
+    assert [item.to_dict()["content"][0]["text"] for item in items.data] == ["I am Ada.", "Who am I?"]  # type: ignore[index]
+    assert len(list(items)) == 5
+    assert client.conversations.update(made.id, metadata={"c": "d"}).metadata == {"c": "d"}
+    assert client.conversations.delete(made.id).deleted
+    for call in (
+        lambda: client.conversations.retrieve(made.id),
+        lambda: client.responses.create(model="tiny", input="a", conversation=made.id),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            call()
+
+
+def test_an_item_reference_names_a_recorded_reply(gateway: Gateway) -> None:
+    first = gateway.client.responses.create(model="tiny", input="hi", extra_body=scripted(text="Hello!"))
+    items: Any = [
+        {"role": "user", "content": "hi"},
+        {"type": "item_reference", "id": first.output[0].id},
+        {"role": "user", "content": "more"},
+    ]
+    gateway.client.responses.create(model="tiny", input=items)
+    one, two = gateway.rows(2)
+    assert two["messages"][1] == {"role": "assistant", "content": "Hello!"}
+    assert two["parent_turn_id"] == one["turn_id"]
+
+
+def test_another_gateway_and_a_restarted_one_know_the_response(gateway: Gateway, record_file: Path) -> None:
+    first = gateway.client.responses.create(model="tiny", input="hi", extra_body=scripted(text="Hello!"))
+    other = JournalWriter(gateway.journal, "gateway-2")
+    with run_gateway_at(gateway.upstream_url, gateway.upstream, record_file, journal=other) as restarted:
+        second = restarted.client.responses.create(model="tiny", input="more", previous_response_id=first.id)
+        assert restarted.client.responses.retrieve(first.id).output_text == "Hello!"
+        [_, two] = restarted.rows(2)
+    assert [m["content"] for m in two["messages"]] == ["hi", "Hello!", "more"]
+    assert two["turn_id"] == f"turn_{second.id.removeprefix('resp_')}"
+
+
+def test_another_key_does_not_see_a_response(record_file: Path, upstream: Upstream, tmp_path: Path) -> None:
+    named = KeyFile(tmp_path / "keys.json")
+    token = named.add("bob", trains=True)
+    with (
+        running(upstream) as url,
+        run_gateway_at(url, upstream, record_file, keys=Keyring(KEY, named=named)) as gateway,
+    ):
+        mine = gateway.client.responses.create(model="tiny", input="a secret")
+        bob = gateway.client.with_options(api_key=token)
+        with pytest.raises(openai.NotFoundError):
+            bob.responses.retrieve(mine.id)
+        with pytest.raises(openai.BadRequestError):
+            bob.responses.create(model="tiny", input="b", previous_response_id=mine.id)
+
+
+def test_feedback_may_name_a_response_or_a_message(gateway: Gateway, claude: anthropic.Anthropic) -> None:
+    response = gateway.client.responses.create(model="tiny", input="a")
+    message = claude.messages.create(model="tiny", max_tokens=5, messages=[{"role": "user", "content": "b"}])
+    for name in (response.id, message.id):
+        found = gateway.client.post(
+            "/feedback", body={"completion_id": name, "score": 1}, cast_to=dict[str, Any]
+        )
+        assert found["turn_id"] == f"turn_{name.partition('_')[2]}"
+
+
+def test_the_same_conversation_by_every_api_is_recorded_alike(
+    gateway: Gateway, claude: anthropic.Anthropic
+) -> None:
+    """Three turns, with a complaint and a tool call, by chat, Responses and Messages."""
+    said = ["Where is Oslo?", "No, answer in one word.", "And the weather there?"]
+    replies: list[dict[str, Any]] = [
+        {"text": "In the south of  Norway."},
+        {"text": "Norway."},
+        {"text": "", "tool_calls": [CALL]},
+    ]
+    history: list[Any] = []
+    for text, script in zip(said, replies, strict=True):
+        history.append({"role": "user", "content": text})
+        chat = gateway.client.chat.completions.create(
+            model="tiny",
+            messages=history,
+            tools=[{"type": "function", "function": {"name": "weather", "parameters": TOOL["parameters"]}}],
+            user="chat",
+            extra_body=scripted(**script),
+        )
+        history.append(chat.choices[0].message.to_dict())
+    previous = None
+    for text, script in zip(said, replies, strict=True):
+        with gateway.client.responses.stream(
+            model="tiny",
+            input=text,
+            previous_response_id=previous,
+            tools=[TOOL],
+            user="responses",
+            extra_body=scripted(**script),
+        ) as stream:
+            previous = stream.get_final_response().id
+    blocks: list[Any] = []
+    for text, script in zip(said, replies, strict=True):
+        blocks.append({"role": "user", "content": text})
+        with claude.messages.stream(
+            model="tiny",
+            max_tokens=50,
+            messages=blocks,
+            tools=[ANTHROPIC_TOOL],
+            metadata={"user_id": "messages"},
+            extra_body=scripted(**script),
+        ) as messages:
+            final = messages.get_final_message()
+        blocks.append({"role": "assistant", "content": [block.to_dict() for block in final.content]})
+    rows = gateway.rows(9)
+    same = (
+        "messages",
+        "completion",
+        "tool_calls",
+        "completion_token_ids",
+        "sampling_logprobs",
+        "finish_reason",
+        "turn_index",
+        "kind",
+        "relation",
+        "next_role",
+        "next_text",
+        "stage",
+        "drop_reason",
+    )
+    by_api = [[{name: row[name] for name in same} for row in rows[at : at + 3]] for at in (0, 3, 6)]
+    assert by_api[0] == by_api[1] == by_api[2]
+    assert [row["relation"] for row in rows[:3]] == ["first", "next", "next"]
+    assert by_api[0][0]["next_text"] == said[1]
+    assert len({row["session_id"] for row in rows}) == 3
+    assert [row["parent_turn_id"] for row in rows[4:6]] == [row["turn_id"] for row in rows[3:5]]
+
+
+def test_native_apis_are_forwarded_unread_and_counted(upstream: Upstream, record_file: Path) -> None:
+    with (
+        running(upstream) as url,
+        run_gateway_at(url, upstream, record_file, native_apis=True) as gateway,
+        httpx.Client(verify=False) as plain,
+    ):
+        headers = {"authorization": f"Bearer {KEY}"}
+        for path in ("responses", "messages", "messages/count_tokens", "embeddings"):
+            assert (
+                plain.post(f"{gateway.url}/v1/{path}", content=b"any bytes", headers=headers).content
+                == b"first any bytes last"
+            )
+        status = plain.get(f"{gateway.url}/v1/patina/status", headers=headers).json()["proxy"]
+        assert status["unrecorded_by_path"] == {
+            "/v1/responses": 1,
+            "/v1/messages": 1,
+            "/v1/messages/count_tokens": 1,
+            "/v1/embeddings": 1,
+        }
+        assert status["native_apis"] is True
+        assert gateway.rows() == []
+
+
+def test_hosted_tools_that_are_left_out_are_counted(gateway: Gateway) -> None:
+    tools: Any = [TOOL, {"type": "web_search"}]
+    response = gateway.client.responses.create(model="tiny", input="a", tools=tools)
+    assert [tool.type for tool in response.tools] == ["function"]
+    status = gateway.client.get("/patina/status", cast_to=dict[str, Any])
+    assert status["proxy"]["tools_left_out"] == {"web_search": 1}
+    assert status["proxy"]["recorded_by_api"] == {"responses": 1}
+
+
+def test_a_truncated_stream_is_truncated_for_the_client_and_recorded_as_unfinished(gateway: Gateway) -> None:
+    with (
+        pytest.raises((openai.APIConnectionError, httpx.RemoteProtocolError, RuntimeError)),
+        gateway.client.responses.stream(
+            model="tiny", input="a", extra_body=scripted(text="one two three four", cut_after=2)
+        ) as stream,
+    ):
+        stream.get_final_response()
+    [row] = gateway.rows(1)
+    assert row["drop_reason"] == "unfinished"
