@@ -532,8 +532,15 @@ class ChatRelay:
         was_broken = False
         while True:
             attempts += 1
-            lease = await self._alias.lease(exchange.chat.model, wait_s=max(0.0, deadline - time.monotonic()))
+            lease = await self._alias.lease(
+                exchange.chat.model,
+                wait_s=max(0.0, deadline - time.monotonic()),
+                group=exchange.principal.adapter,
+                is_owner=exchange.principal.is_owner,
+            )
             exchange.lease = lease
+            if not lease.is_own:  # a policy learns from its own keys only
+                exchange.options = replace(exchange.options, is_opted_out=True)
             # A turn that opted out needs no tokens; its unchanged reply also shows the backend's null style.
             wanted = frozenset[str]() if exchange.options.is_opted_out else self._alias.fields
             fields = self._quirks.accepted_fields(wanted, exchange.chat.model) - omitted
