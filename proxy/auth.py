@@ -18,14 +18,14 @@ class Principal:
     """An authenticated client.
 
     Attributes:
-        scope: name of the key; keeps the turns of different keys apart in the record.
+        key_name: name of the key; keeps the turns of different keys apart in the record.
         trains: turns of this key may train.
         adapter: the adapter group of this key; "": the shared policy.
         is_owner: this key may see and use what belongs to other keys.
         passes_credentials: its own credentials are forwarded to the backend.
     """
 
-    scope: str
+    key_name: str
     client: str
     trains: bool = True
     adapter: str = SHARED
@@ -89,7 +89,7 @@ def authenticate(
             holder = _holder(keys, token)
             if holder is not None:
                 return Principal(
-                    scope=holder.name,
+                    key_name=holder.name,
                     client=client,
                     trains=holder.trains,
                     adapter=holder.adapter,
@@ -98,14 +98,16 @@ def authenticate(
                 )
         if keys:
             return None
-    scope = "anonymous"
+    key_name = "anonymous"
     theirs = next((token for name, token in tokens if name != b"x-patina-key"), None)
     if passes_credentials and theirs is not None:
         # Different credentials are different users. Only this digest of a credential is stored.
-        scope = f"caller-{digest('patina-caller', theirs.decode('latin-1'))[:12]}"
+        key_name = f"caller-{digest('patina-caller', theirs.decode('latin-1'))[:12]}"
     # Where no key is required everyone may see everything, unless they come with credentials of their own.
-    is_owner = scope == "anonymous" and not passes_credentials
-    return Principal(scope=scope, client=client, is_owner=is_owner, passes_credentials=passes_credentials)
+    is_owner = key_name == "anonymous" and not passes_credentials
+    return Principal(
+        key_name=key_name, client=client, is_owner=is_owner, passes_credentials=passes_credentials
+    )
 
 
 def _holder(keys: KeyStore | str, token: bytes) -> KeyHolder | None:
