@@ -79,6 +79,20 @@ class Lease:
             self._release = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPolicy:
+    """A policy as a caller sees it.
+
+    Attributes:
+        name: the model name that the caller uses.
+        version: the live one.
+    """
+
+    name: str
+    policy: str
+    version: int
+
+
 class Alias(Protocol):
     """Maps the model name of a request to a model that the backend serves."""
 
@@ -115,6 +129,14 @@ class Alias(Protocol):
         """
         ...
 
+    def served(self, *, group: str, is_owner: bool) -> list[ServedPolicy]:
+        """Return the policies that a caller may use, its own first."""
+        ...
+
+    def is_foreign(self, model: str, *, group: str) -> bool:
+        """Whether ``model`` is the backend's name of a version of another policy than the caller's."""
+        ...
+
     def mark_unhealthy(self) -> None:
         """Check the backend before the next request: a request found it unreachable, or an adapter missing."""
         ...
@@ -148,6 +170,12 @@ class UpstreamAlias:
         self, model: str | None, *, wait_s: float, group: str = SHARED, is_owner: bool = False
     ) -> Lease:
         return Lease(None, model or self.policy, BASE_VERSION, lambda: None)
+
+    def served(self, *, group: str, is_owner: bool) -> list[ServedPolicy]:
+        return [ServedPolicy(name=self.policy, policy=self.policy, version=BASE_VERSION)]
+
+    def is_foreign(self, model: str, *, group: str) -> bool:
+        return False
 
     def mark_unhealthy(self) -> None:
         self._is_healthy = None
@@ -234,14 +262,17 @@ class AdapterAlias:
         self._activity: Json = {}
         self._activity_at = 0.0
 
-    @property
-    def live(self) -> int:
-        """Return the live version of the shared policy."""
-        return self._shared.live
+    def served(self, *, group: str, is_owner: bool) -> list[ServedPolicy]:
+        own = policy_name(self.policy, group)
+        names = {own: self.policy} | {name: name for name in self._pointers if is_owner and name != own}
+        return [
+            ServedPolicy(name=name, policy=policy, version=self._live_of(policy))
+            for policy, name in names.items()
+        ]
 
-    def live_of(self, group: str) -> int:
-        """Return the live version of a group's policy."""
-        return self._live_of(policy_name(self.policy, group))
+    def is_foreign(self, model: str, *, group: str) -> bool:
+        found = parse_version(self.policy, model)
+        return found is not None and found[0] != policy_name(self.policy, group)
 
     def _live_of(self, policy: str) -> int:
         pointer = self._pointers.get(policy)
