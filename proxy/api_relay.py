@@ -262,7 +262,9 @@ class ApiRelay:
 
     async def _count(self, chat: Json, headers: Headers, principal: Principal) -> int:
         """Return the number of prompt tokens: the backend's tokenizer counts them, or a request for a single token. Not recorded."""
-        lease = await self._alias.lease(chat.get("model"), wait_s=_COUNT_WAIT_S)
+        lease = await self._alias.lease(
+            chat.get("model"), wait_s=_COUNT_WAIT_S, group=principal.adapter, is_owner=principal.is_owner
+        )
         try:
             if lease.name is not None:
                 chat["model"] = lease.name
