@@ -673,8 +673,8 @@ class TurnIndex:
         key = f"{history.root}:{normalise_line(words)[:_OPENING_KEY_CHARS]}"
         for turn_id in self._holders("opening", key):
             entry = self._entries[turn_id]
-            shorter, longer = sorted((entry.opening, words), key=len)
-            is_part = longer.startswith(shorter) and _MIN_EDITED_OPENING_CHARS <= len(shorter) < len(longer)
+            theirs = entry.opening  # only one that is long enough has this key
+            is_part = len(theirs) != len(words) and (theirs.startswith(words) or words.startswith(theirs))
             if is_part and entry.system_key == history.system_key:
                 found.append(self.refresh(entry.tip))
         return found

@@ -21,12 +21,12 @@ from wire.json_splice import elements, members, value_end
 MIN_BYTES = 8192
 #: Longer requests are not cached, nor those with too many values: parsed, they take many times their size.
 MAX_BYTES, _MIN_BYTES_PER_VALUE = 4 << 20, 12
-#: Requests are bucketed by this many bytes before a power of two; within a bucket they are compared.
+#: Requests are bucketed by their first bytes and this many bytes before a power of two; within a bucket they are compared.
 _WINDOW = 48
-#: Bytes that are compared first.
-_FIRST_BYTES = 512
 #: Longest bucket.
 _MAX_BUCKET = 64
+#: Hash of the first `MIN_BYTES`, a power of two, and the bytes before it.
+_Key = tuple[int, int, bytes]
 
 _HEAD = b'{"messages":['
 #: Escapes that could hide a field name, which consists of letters and underscores.
@@ -54,7 +54,7 @@ class ParsedPrefix:
         self.prefix: bytes | None = None
         self.leading_members: Json = {}
         self.is_redacted = False
-        self.keys: tuple[tuple[int, bytes], ...] = ()
+        self.keys: tuple[_Key, ...] = ()
 
     @property
     def size(self) -> int:
@@ -68,7 +68,7 @@ class PrefixCache:
         self._capacity = capacity
         self._size = 0
         self._entries: OrderedDict[ParsedPrefix, None] = OrderedDict()
-        self._buckets: dict[tuple[int, bytes], list[ParsedPrefix]] = {}
+        self._buckets: dict[_Key, list[ParsedPrefix]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -80,9 +80,8 @@ class PrefixCache:
         """
         if len(raw) < MIN_BYTES:
             return None
-        place = 1 << (len(raw).bit_length() - 1)
-        while place >= MIN_BYTES:
-            for entry in reversed(self._buckets.get((place, raw[place - _WINDOW : place]), ())):
+        for key in reversed(_keys(raw)):
+            for entry in reversed(self._buckets.get(key, ())):
                 if entry.prefix is None and not self._find_prefix_end(entry, raw):
                     continue
                 prefix = entry.prefix
@@ -91,7 +90,6 @@ class PrefixCache:
                     if body is not None:
                         self._evict(entry)
                         return body, entry
-            place >>= 1
         return None
 
     def add(
@@ -115,10 +113,8 @@ class PrefixCache:
     def _insert(self, made: ParsedPrefix) -> ParsedPrefix:
         size = made.size
         text = made.raw if made.prefix is None else made.prefix
-        places = [1 << n for n in range(MIN_BYTES.bit_length() - 1, size.bit_length())]
-        if made.prefix is not None:
-            places = places[-1:]  # the next request is at least as long
-        made.keys = tuple((place, text[place - _WINDOW : place]) for place in places)
+        keys = _keys(text)
+        made.keys = keys if made.prefix is None else keys[-1:]  # the next request is at least as long
         for key in made.keys:
             bucket = self._buckets.setdefault(key, [])
             bucket.append(made)
@@ -142,8 +138,7 @@ class PrefixCache:
 
     def _find_prefix_end(self, entry: ParsedPrefix, raw: bytes) -> bool:
         """Find the end of a cached request's messages, once another request shares its beginning."""
-        # Most others differ in their first bytes; each slice is a copy.
-        if raw[:_FIRST_BYTES] != entry.raw[:_FIRST_BYTES] or raw[:MIN_BYTES] != entry.raw[:MIN_BYTES]:
+        if raw[:MIN_BYTES] != entry.raw[:MIN_BYTES]:
             return False
         self._evict(entry)
         try:
@@ -161,6 +156,13 @@ class PrefixCache:
             return False
         self._insert(entry)
         return True
+
+
+def _keys(text: bytes) -> tuple[_Key, ...]:
+    """Return the buckets of a request's beginning, the shortest first."""
+    first = hash(text[:MIN_BYTES])
+    places = (1 << n for n in range(MIN_BYTES.bit_length() - 1, len(text).bit_length()))
+    return tuple((first, place, text[place - _WINDOW : place]) for place in places)
 
 
 def _parse_rest(raw: bytes, entry: ParsedPrefix, prefix: bytes) -> Json | None:
