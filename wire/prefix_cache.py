@@ -29,6 +29,7 @@ _MAX_BUCKET = 64
 _Key = tuple[int, int, bytes]
 
 _HEAD = b'{"messages":['
+_BLANK = b" \t\r\n"
 #: Escapes that could hide a field name, which consists of letters and underscores.
 _ESCAPED = (b"\\u006", b"\\u007", b"\\u005")
 
@@ -142,15 +143,10 @@ class PrefixCache:
             return False
         self._evict(entry)
         try:
-            found = list(members(entry.raw))
-            names = [member.name for member in found]
-            at = names.index("messages")
-            if len(set(names)) != len(names):
-                return False
-            end = _end_of_elements(entry.raw, found[at].value)
+            names, end = _leading_names(entry.raw, entry.body)
         except ValueError:
             return False
-        entry.leading_members = {name: entry.body[name] for name in names[:at]}
+        entry.leading_members = {name: entry.body[name] for name in names}
         entry.prefix, entry.raw, entry.body = entry.raw[:end], b"", {}
         if len(entry.prefix) < MIN_BYTES:
             return False
@@ -165,9 +161,28 @@ def _keys(text: bytes) -> tuple[_Key, ...]:
     return tuple((first, place, text[place - _WINDOW : place]) for place in places)
 
 
+def _leading_names(raw: bytes, body: Json) -> tuple[list[str], int]:
+    """Return the names before a request's messages, and the end of its last message. Raises: ValueError: a name occurs twice."""
+    names = list(body)
+    at = names.index("messages")
+    following = names[at + 1 : at + 2]
+    is_plain = b"\\u00" not in raw or not any(escape in raw for escape in _ESCAPED)
+    if is_plain and all(raw.count(orjson.dumps(name)) == 1 for name in names[: at + 2]):
+        # Each name stands where it is found: the messages end before the next one, or before the end of the body.
+        close = raw.index(orjson.dumps(following[0])) if following else raw.rindex(b"}")
+        rest = raw[:close].rstrip(_BLANK)
+        return names[:at], len(rest.removesuffix(b",").rstrip(_BLANK).removesuffix(b"]").rstrip(_BLANK))
+    found = list(members(raw))
+    names = [member.name for member in found]
+    if len(set(names)) != len(names):
+        raise ValueError("a name occurs twice")
+    at = names.index("messages")
+    return names[:at], _end_of_elements(raw, found[at].value)
+
+
 def _parse_rest(raw: bytes, entry: ParsedPrefix, prefix: bytes) -> Json | None:
     """Return the body of a request that begins with ``prefix``, parsing only the rest; None if it does not continue there."""
-    rest = raw[len(prefix) :].lstrip(b" \t\r\n")
+    rest = raw[len(prefix) :].lstrip(_BLANK)
     if rest[:1] != b",":
         return None
     text = _HEAD + rest[1:]
@@ -189,7 +204,7 @@ def _parse_rest(raw: bytes, entry: ParsedPrefix, prefix: bytes) -> Json | None:
 
 def _end_of_messages(raw: bytes, prefix: int) -> int | None:
     """Return the end of the last message of a request whose messages up to ``prefix`` are known."""
-    text = _HEAD + raw[prefix:].lstrip(b" \t\r\n")[1:]
+    text = _HEAD + raw[prefix:].lstrip(_BLANK)[1:]
     try:
         return len(raw) - len(text) + _end_of_elements(text, len(_HEAD) - 1)
     except ValueError:
