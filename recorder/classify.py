@@ -346,7 +346,9 @@ def _bounded(text: str) -> str:
 
 def _ends(text: str) -> str:
     return (
-        text if len(text) <= _HEAD_CHARS + _TAIL_CHARS else f"{text[:_HEAD_CHARS]}\n...\n{text[-_TAIL_CHARS:]}"
+        text
+        if len(text) <= _HEAD_CHARS + _TAIL_CHARS
+        else f"{text[:_HEAD_CHARS]}\n...\n{text[-_TAIL_CHARS:]}"
     )
 
 
