@@ -171,6 +171,8 @@ def framework_retry(text: str, reply: str = "") -> str | None:
     if _has_error_objects(text):
         weight, is_validation = weight + 2.0, True
         names.add("error_objects")
+    if not names:
+        return None
     prose = _prose(text, reply)
     quoted = quoted_share(text, reply)
     if quoted >= 0.8 and names and not re.search(r"^>", text, re.MULTILINE):
