@@ -403,11 +403,11 @@ class Proxy:
             await send_error(send, 400, f"Feedback: {exc}.")
             return
         try:
-            turn_id = await self._find_turn(principal.scope, body)
+            turn_id = await self._find_turn(principal.key_name, body)
             if turn_id is None:
                 await send_error(send, 404, "No turn of this key matches.", code="unknown_turn")
                 return
-            status = await self._append_feedback(principal.scope, turn_id, body)
+            status = await self._append_feedback(principal.key_name, turn_id, body)
         except (RecordError, OSError) as exc:
             log.warning("feedback was not recorded: %s", exc)
             await send_error(
@@ -420,7 +420,7 @@ class Proxy:
             return
         await send_json(send, 200, {"status": status, "turn_id": turn_id})
 
-    async def _find_turn(self, scope: str, body: FeedbackBody) -> str | None:
+    async def _find_turn(self, key_name: str, body: FeedbackBody) -> str | None:
         """Return the id of the turn that feedback is about: a recently issued one, or a recorded one.
 
         Another gateway may have issued it a moment ago: what is in the journal when the request comes is waited for.
@@ -429,23 +429,23 @@ class Proxy:
             RecordError: the record does not know it, and not all of the journal is recorded yet.
         """
         if body.reference is not None:
-            issued = self._chat.issued.find(scope, body.reference)
+            issued = self._chat.issued.find(key_name, body.reference)
             if issued is not None:
                 return issued
         record = await self._record.get()
         lag = await wait_recorded(record, self._journal.folder, _FEEDBACK_WAIT_S)
         if body.reference is not None:
-            turn_id = await record.find_turn(scope, body.reference)
+            turn_id = await record.find_turn(key_name, body.reference)
         else:
-            turn_id = await record.find_exchange(scope, body.prompt or "", body.response or "")
+            turn_id = await record.find_exchange(key_name, body.prompt or "", body.response or "")
         if turn_id is None and lag.entries:
             raise RecordUnavailable("turns wait to be recorded, and the turn may be among them")
         return turn_id
 
-    async def _append_feedback(self, scope: str, turn_id: str, body: FeedbackBody) -> str:
+    async def _append_feedback(self, key_name: str, turn_id: str, body: FeedbackBody) -> str:
         """Append feedback to the journal, behind its turn; returns "recorded" or "duplicate". Raises: OSError, RecordError."""
         given = body.idempotency_key or digest("content", turn_id, repr(body.score), body.text)
-        key = f"{scope}:{given}"
+        key = f"{key_name}:{given}"
         is_known = key in self._feedback_keys
         if not is_known and self._record.record is not None:
             is_known = await self._record.record.has_feedback(key)

@@ -17,12 +17,12 @@ class Principal:
     """An authenticated client.
 
     Attributes:
-        scope: name of the key; keeps the turns of different keys apart in the record.
+        key_name: name of the key; keeps the turns of different keys apart in the record.
         trains: turns of this key may train.
         passes_credentials: its own credentials are forwarded to the backend.
     """
 
-    scope: str
+    key_name: str
     client: str
     trains: bool = True
     passes_credentials: bool = False
@@ -63,18 +63,18 @@ def authenticate(
     tokens = [(name, token) for name, token in _tokens(headers) if token]
     if isinstance(keys, str) or not keys.is_open:
         for name, token in tokens:
-            scope, trains = _holder(keys, token)
-            if scope:
+            key_name, trains = _holder(keys, token)
+            if key_name:
                 passes = passes_credentials and name == b"x-patina-key"
-                return Principal(scope=scope, client=client, trains=trains, passes_credentials=passes)
+                return Principal(key_name=key_name, client=client, trains=trains, passes_credentials=passes)
         if keys:
             return None
-    scope = "anonymous"
+    key_name = "anonymous"
     theirs = next((token for name, token in tokens if name != b"x-patina-key"), None)
     if passes_credentials and theirs is not None:
         # Different credentials are different users. Only this digest of a credential is stored.
-        scope = f"caller-{digest('patina-caller', theirs.decode('latin-1'))[:12]}"
-    return Principal(scope=scope, client=client, passes_credentials=passes_credentials)
+        key_name = f"caller-{digest('patina-caller', theirs.decode('latin-1'))[:12]}"
+    return Principal(key_name=key_name, client=client, passes_credentials=passes_credentials)
 
 
 def _holder(keys: KeyStore | str, token: bytes) -> tuple[str, bool]:

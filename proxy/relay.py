@@ -472,7 +472,7 @@ class ChatRelay:
             turn_id=exchange.turn_id,
             created_at=exchange.created_at,
             finished_at=time.time(),
-            scope=exchange.principal.scope,
+            key_name=exchange.principal.key_name,
             client=add_client_hint(exchange.principal.client, chat.body),
             options=exchange.options,
             policy=lease.policy if lease is not None else self._alias.policy,

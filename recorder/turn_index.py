@@ -111,7 +111,7 @@ class _Entry:
     system_key: str
     is_structured: bool
     side_reason: str  #: kind reason of a side turn; "" for a main turn
-    number: int  #: number of the main turn within its scope
+    number: int  #: number of the main turn of its key
     opening: str  #: the user text of a first turn, as far as it is compared
     delegated_texts: tuple[tuple[str, ...], ...]  #: lines of each text that it passed to a tool
     is_on_summary: bool  #: only a summary preceded its prompt
@@ -191,13 +191,13 @@ class TurnIndex:
         self._questions: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
         self._answers: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
         self._extended: OrderedDict[str, set[str]] = OrderedDict()  # parent -> main turns that extend it
-        self._main_counts: defaultdict[str, int] = defaultdict(int)  # main turns seen, by scope
+        self._main_counts: defaultdict[str, int] = defaultdict(int)  # main turns seen, by key
         self._orphans: OrderedDict[str, _OrphanEntry] = OrderedDict()  # by session, housekeeping first
         self._identifiers = LearnedIdentifiers()
         self._templates: OrderedDict[str, _Template] = OrderedDict()
         self._users: defaultdict[str, OrderedDict[str, None]] = defaultdict(
             OrderedDict
-        )  # by scope: `user`s, newest last
+        )  # by key: `user`s, newest last
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -222,7 +222,7 @@ class TurnIndex:
         for turn in turns:
             if turn.turn_id in self._entries:
                 continue
-            history = parse_history(turn.messages, turn.scope, turn.user)
+            history = parse_history(turn.messages, turn.key_name, turn.user)
             self._insert(
                 turn,
                 history,
@@ -246,9 +246,9 @@ class TurnIndex:
         client: str,
         identifiers: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        keys = [("request", turn.request_key), ("body", f"{turn.scope}:{body}")]
+        keys = [("request", turn.request_key), ("body", f"{turn.key_name}:{body}")]
         index = "session" if turn.kind is TurnKind.MAIN else "side"
-        session_key = f"{turn.scope}:{turn.session_id}"
+        session_key = f"{turn.key_name}:{turn.session_id}"
         keys.append((index, session_key))
         trace = _turn_lines(turn, history)
         delegated_texts = _delegated_texts(turn.completion)
@@ -257,7 +257,7 @@ class TurnIndex:
             keys.append(("opening", f"{history.root}:{normalise_line(opening)[:_OPENING_KEY_CHARS]}"))
         keys += [("order", f"{history.root}:{turn_order[-1]}") for turn_order in delegated_texts]
         if turn.user is not None:
-            users = self._users[turn.scope]
+            users = self._users[turn.key_name]
             users[turn.user] = None
             users.move_to_end(turn.user)
             if len(users) > _MAX_USERS:
@@ -288,7 +288,7 @@ class TurnIndex:
             system_key=history.system_key,
             is_structured=is_structured(turn.request),
             side_reason=found.reason if turn.kind is TurnKind.SIDE else "",
-            number=self._main_counts[turn.scope],
+            number=self._main_counts[turn.key_name],
             opening=opening,
             delegated_texts=delegated_texts,
             is_on_summary=turn.link_reason == LinkReason.RECORDED_SUMMARY,
@@ -303,7 +303,7 @@ class TurnIndex:
             templates=_template_keys(history, client),
         )
         self._learn(turn, history, client)
-        self._main_counts[turn.scope] += turn.kind is TurnKind.MAIN
+        self._main_counts[turn.key_name] += turn.kind is TurnKind.MAIN
         for kind, key in keys:
             _append(self._index[kind], key, turn.turn_id)
         for by_root, lines in ((self._questions, trace.question), (self._answers, trace.answer)):
@@ -531,7 +531,7 @@ class TurnIndex:
 
         A request that arrived while the other was in flight belongs to another conversation with the same text.
         """
-        holders = self._holders("body", f"{captured.scope}:{captured.body_key}")
+        holders = self._holders("body", f"{captured.key_name}:{captured.body_key}")
         return {t for t in holders if self._entries[t].finished_at <= captured.created_at}
 
     def is_sample(self, captured: ClassifiedExchange, repeated: Sequence[Tip]) -> bool:
@@ -563,9 +563,9 @@ class TurnIndex:
             and least <= captured.created_at - e.finished_at <= most
         }
 
-    def newest(self, scope: str, session: str) -> Tip | None:
+    def newest(self, key_name: str, session: str) -> Tip | None:
         """Return the newest main turn of a session."""
-        return self._newest_main(f"{scope}:{session}")
+        return self._newest_main(f"{key_name}:{session}")
 
     def _newest_main(self, session_key: str) -> Tip | None:
         holders = self._index["session"].get(session_key)
@@ -637,9 +637,9 @@ class TurnIndex:
             or captured.options.session is not None
         ):
             return []
-        users = self._users.get(captured.scope)
+        users = self._users.get(captured.key_name)
         messages = captured.history.messages
-        return [parse_history(messages, captured.scope, user) for user in reversed(users)] if users else []
+        return [parse_history(messages, captured.key_name, user) for user in reversed(users)] if users else []
 
     def _is_delegated(self, history: History) -> bool:
         """Whether a fresh request repeats what a recorded turn passed to a tool: another agent was given the task."""

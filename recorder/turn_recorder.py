@@ -174,7 +174,7 @@ class TurnRecorder:
         await self._link(record, [d for d in captures if d.turn_id not in self._linked])
         turns = [turn for captured in captures for turn in self._linked[captured.turn_id]]
         done = [
-            (captured.scope, self._linked[captured.turn_id][0].session_id)
+            (captured.key_name, self._linked[captured.turn_id][0].session_id)
             for captured in captures
             if captured.options.is_session_done
         ]
@@ -199,8 +199,8 @@ class TurnRecorder:
             session = captured.options.session
             tip = None
             if session is not None:
-                tip = self._turn_index.newest(captured.scope, session) or await record.session_tip(
-                    captured.scope, session
+                tip = self._turn_index.newest(captured.key_name, session) or await record.session_tip(
+                    captured.key_name, session
                 )
             codes = self._turn_index.record_evidence(captured)
             corrections: tuple[KindCorrection, ...] = ()
@@ -256,7 +256,7 @@ class TurnRecorder:
     async def _find_candidates(
         self, record: Record, captures: Sequence[ClassifiedExchange]
     ) -> list[LinkCandidates]:
-        """Query the record for candidates: not at all, or one or two queries for each scope."""
+        """Query the record for candidates: not at all, or one or two queries for each key."""
         candidates = {d.turn_id: _NO_CANDIDATES for d in captures}
         undecided: Sequence[ClassifiedExchange] = captures
         for keys_of in (_newest_keys, _all_keys):
@@ -274,13 +274,15 @@ class TurnRecorder:
         captures: Sequence[ClassifiedExchange],
         keys_of: Callable[[ClassifiedExchange], Sequence[str]],
     ) -> list[LinkCandidates]:
-        by_scope: dict[str, set[str]] = {}
+        by_key_name: dict[str, set[str]] = {}
         for captured in captures:
-            by_scope.setdefault(captured.scope, set()).update(keys_of(captured))
-        tips = {scope: await record.tips_for(scope, sorted(keys)) for scope, keys in by_scope.items()}
+            by_key_name.setdefault(captured.key_name, set()).update(keys_of(captured))
+        tips = {
+            key_name: await record.tips_for(key_name, sorted(keys)) for key_name, keys in by_key_name.items()
+        }
         found = []
         for captured in captures:
-            answer = tips[captured.scope]
+            answer = tips[captured.key_name]
             keys = keys_of(captured)
             found.append(
                 LinkCandidates(

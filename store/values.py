@@ -131,7 +131,7 @@ class NewTurn:
     kind_reason: str
     link_confidence: float
     policy: str
-    scope: str
+    key_name: str
     adapter_version: int
     client: str
     user: str | None
@@ -213,7 +213,7 @@ class Remembered:
     relation: Relation
     link_reason: str
     kind_reason: str
-    scope: str
+    key_name: str
     client: str
     user: str | None
     created_at: float
@@ -304,7 +304,7 @@ class AnsweredTurn:
     turn_id: str
     session_id: str
     policy: str
-    scope: str
+    key_name: str
     messages: tuple[Json, ...]
     request: Json
     completion: Completion
@@ -326,7 +326,7 @@ class ScoredTurn:
     session_id: str
     turn_index: int
     policy: str
-    scope: str
+    key_name: str
     adapter_version: int
     messages: tuple[Json, ...]
     request: Json
@@ -390,7 +390,7 @@ class AliasMove:
     policy: str
     version: int
     moved_at: float
-    by: str  #: "trainer", "rollback", ...
+    actor: str  #: "trainer", "rollback", ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

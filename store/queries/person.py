@@ -35,7 +35,7 @@ from store.values import (
 
 def status(connection: sa.Connection) -> RecordStatus:
     """Return the counts and states that `status` shows."""
-    t, lv, s, a = schema.turns.c, schema.lives.c, schema.steps.c, schema.adapters.c
+    t, lv, s, a = schema.turns.c, schema.turn_states.c, schema.steps.c, schema.adapters.c
 
     def counts(column: sa.ColumnElement[Any], *where: sa.ColumnElement[bool]) -> dict[str, int]:
         rows = connection.execute(
@@ -83,7 +83,7 @@ def status(connection: sa.Connection) -> RecordStatus:
 
 def client_traffic(connection: sa.Connection, window: int) -> list[ClientTraffic]:
     """Return the clients of the newest ``window`` turns and what became of their turns, the busiest first."""
-    t, lv, n = schema.turns.c, schema.lives.c, schema.next_states.c
+    t, lv, n = schema.turns.c, schema.turn_states.c, schema.next_states.c
     newest = (
         sa.select(t.turn_id, t.client, t.kind, t.relation, t.kind_reason, t.created_at)
         .order_by(t.created_at.desc())
@@ -94,7 +94,7 @@ def client_traffic(connection: sa.Connection, window: int) -> list[ClientTraffic
     followed = sa.exists().where(n.turn_id == c.turn_id).correlate(newest)
     rows = connection.execute(
         sa.select(*c, lv.stage, lv.drop_reason, followed.label("followed")).outerjoin(
-            schema.lives, lv.turn_id == c.turn_id
+            schema.turn_states, lv.turn_id == c.turn_id
         )
     )
     found: dict[str, list[Any]] = {}
@@ -125,7 +125,7 @@ def _traffic(client: str, rows: Sequence[Any]) -> ClientTraffic:
 
 
 def rollback(
-    connection: sa.Connection, policy: str, version: int, *, by: str = "rollback", now: float
+    connection: sa.Connection, policy: str, version: int, *, actor: str = "rollback", now: float
 ) -> None:
     """Point the alias back (or forward) to a version that once passed the gate; 0 is the bare base model.
 
@@ -140,7 +140,7 @@ def rollback(
             raise RecordError(f"{found.name} cannot serve: it is {found.state.value} ({found.reason})")
     lock_aliases(connection)
     connection.execute(
-        sa.insert(schema.alias_moves).values(policy=policy, version=version, moved_at=now, by=by)
+        sa.insert(schema.alias_moves).values(policy=policy, version=version, moved_at=now, actor=actor)
     )
 
 
@@ -159,8 +159,8 @@ def is_paused(connection: sa.Connection) -> bool:
 
 
 def fates(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, TurnFate]:
-    lv = schema.lives.c
-    rows = connection.execute(sa.select(schema.lives).where(lv.turn_id.in_(turn_ids)))
+    lv = schema.turn_states.c
+    rows = connection.execute(sa.select(schema.turn_states).where(lv.turn_id.in_(turn_ids)))
     return {
         row.turn_id: TurnFate(
             turn_id=row.turn_id,
@@ -243,13 +243,13 @@ def unused_complaints(connection: sa.Connection, policy: str, since: float) -> l
 
     A complaint is a turn whose newest verdict is -1, or has a hint and is not +1.
     """
-    v, lv, s, f = schema.verdicts.c, schema.lives.c, schema.next_states.c, schema.feedback.c
+    v, lv, s, f = schema.verdicts.c, schema.turn_states.c, schema.next_states.c, schema.feedback.c
     followed = (
         sa.select(s.text)
         .where(s.turn_id == lv.turn_id)
         .order_by(s.created_at.desc(), s.by_turn_id)
         .limit(1)
-        .correlate(schema.lives)
+        .correlate(schema.turn_states)
         .scalar_subquery()
     )
     given = (
@@ -257,7 +257,7 @@ def unused_complaints(connection: sa.Connection, policy: str, since: float) -> l
         .where(f.turn_id == lv.turn_id, f.text != "")
         .order_by(f.created_at.desc(), f.feedback_id)
         .limit(1)
-        .correlate(schema.lives)
+        .correlate(schema.turn_states)
         .scalar_subquery()
     )
     rows = connection.execute(
@@ -267,18 +267,18 @@ def unused_complaints(connection: sa.Connection, policy: str, since: float) -> l
             sa.func.coalesce(given, followed, v.hint, "").label("text"),
             lv.drop_reason,
             lv.detail,
-            lv.since,
+            lv.stage_since,
         )
         .join(schema.verdicts, v.turn_id == lv.turn_id)
         .where(
             lv.stage == Stage.DROPPED.value,
             lv.policy == policy,
-            lv.since >= since,
+            lv.stage_since >= since,
             lv.drop_reason.in_([DropReason.HINT_IRRELEVANT.value, DropReason.NO_SIGNAL.value]),
             _is_newest_verdict(),
             sa.or_(v.value == -1, sa.and_(v.hint.is_not(None), sa.func.coalesce(v.value, 0) <= 0)),
         )
-        .order_by(lv.since.desc(), lv.turn_id)
+        .order_by(lv.stage_since.desc(), lv.turn_id)
     )
     return [
         UnusedComplaint(
@@ -287,7 +287,7 @@ def unused_complaints(connection: sa.Connection, policy: str, since: float) -> l
             hint=row.hint,
             drop_reason=DropReason(row.drop_reason),
             detail=row.detail or "",
-            dropped_at=row.since,
+            dropped_at=row.stage_since,
         )
         for row in rows
     ]
@@ -336,7 +336,7 @@ def alias_moves(connection: sa.Connection, policy: str) -> list[AliasMove]:
     """Return where the alias pointed over time, oldest first."""
     c = schema.alias_moves.c
     rows = connection.execute(
-        sa.select(c.policy, c.version, c.moved_at, c.by).where(c.policy == policy).order_by(c.move_id)
+        sa.select(c.policy, c.version, c.moved_at, c.actor).where(c.policy == policy).order_by(c.move_id)
     )
     return [AliasMove(**row._mapping) for row in rows]
 

@@ -180,11 +180,13 @@ async def test_each_scope_of_a_batch_gets_the_answers_of_its_own_query(
 ) -> None:
     later = [*CSV, assistant("pandas"), user("without")]
     async with recording(record_url) as (recorder, record):
-        await recorder.write([make_exchange(scope, CSV, "pandas", scope=scope) for scope in ("alice", "bob")])
+        await recorder.write(
+            [make_exchange(key_name, CSV, "pandas", key_name=key_name) for key_name in ("alice", "bob")]
+        )
     async with recording(record_url) as (recorder, record):
         forget(record, monkeypatch)
         await recorder.write(
-            [make_exchange(f"{scope}2", later, "csv", scope=scope) for scope in ("alice", "bob")]
+            [make_exchange(f"{key_name}2", later, "csv", key_name=key_name) for key_name in ("alice", "bob")]
         )
         assert record.batches == [2]
         found = await parents_of(record)
@@ -198,14 +200,14 @@ async def test_a_turn_never_continues_one_of_another_scope_of_the_same_batch(
     """Not even where the keys of two scopes' histories are equal."""
     later = [*CSV, assistant("pandas")]
     async with recording(record_url) as (recorder, record):
-        await recorder.write([make_exchange("a", CSV, "pandas", scope="alice", root="both")])
+        await recorder.write([make_exchange("a", CSV, "pandas", key_name="alice", root="both")])
     async with recording(record_url) as (recorder, record):
         forget(record, monkeypatch)
         captures = [
-            make_exchange("alice", [*later, user("without")], "csv", scope="alice", root="both"),
-            make_exchange("bob", [*later, user("in Rust")], "serde", scope="bob", root="both"),
+            make_exchange("alice", [*later, user("without")], "csv", key_name="alice", root="both"),
+            make_exchange("bob", [*later, user("in Rust")], "serde", key_name="bob", root="both"),
         ]
-        captures.sort(key=lambda one: one.scope != first)
+        captures.sort(key=lambda one: one.key_name != first)
         await recorder.write(captures)
         found = await parents_of(record)
         assert (found["turn_alice"], found["turn_bob"]) == ("turn_a", None)
