@@ -87,6 +87,7 @@ OWNERS = {
 SANS_IO = {
     "store.errors",
     "store.lifecycle",
+    "store.policies",
     "store.values",
     "store.hashing",
     "store.texts",
