@@ -20,7 +20,15 @@ from typing import Protocol
 
 from proxy.version_locks import VersionLocks
 from serving.protocol import BackendClient, Capabilities
-from store.errors import AdapterError, RecordError, TheirError, UpstreamError, UpstreamUnreachable
+from store.errors import (
+    AdapterError,
+    AdapterMismatch,
+    RecordError,
+    TheirError,
+    UpstreamError,
+    UpstreamUnreachable,
+)
+from store.integrity import check_adapter, refuse_version
 from store.record import Record
 from store.values import BASE_VERSION, Json, adapter_name
 
@@ -251,8 +259,10 @@ class AdapterAlias:
         await self._read_target()
         if not self._ready.is_set() or time.monotonic() - self._checked_at >= _CHECK_INTERVAL_S:
             await self._check_backend()
-        if self._target != self._live or not self._is_available(self._live):
-            await self._activate(self._target)
+        wanted = None
+        while self._target != wanted and (self._target != self._live or not self._is_available(self._live)):
+            wanted = self._target
+            await self._activate(wanted)  # where it is refused, the target is its ancestor then
         if not self._is_available(self._live):
             # The live version cannot be loaded again (see last_error). The base model serves instead of an error.
             log.error(
@@ -354,6 +364,9 @@ class AdapterAlias:
                 return
             try:
                 await self._load(version)
+            except AdapterMismatch as exc:
+                await self._refuse(version, str(exc))
+                return
             except (AdapterError, RecordError) as exc:
                 self._load_errors += 1
                 self._last_error = str(exc)
@@ -376,8 +389,23 @@ class AdapterAlias:
             raise AdapterError(f"the record has no {adapter_name(self.policy, version)}")
         if not await asyncio.to_thread(Path(adapter.path).is_dir):
             raise AdapterError(f"the folder {adapter.path} of {adapter.name} does not exist")
+        await asyncio.to_thread(check_adapter, adapter)
         await self._backend.load_adapter(adapter.name, adapter.path)
         self._loaded.add(version)
+
+    async def _refuse(self, version: int, reason: str) -> None:
+        """Refuse a version that is not what the trainer made; its newest intact ancestor becomes the target."""
+        self._load_errors += 1
+        self._last_error = reason
+        log.error("%s is refused: %s", adapter_name(self.policy, version), reason)
+        try:
+            record = self._record()
+            adapter = None if record is None else await record.adapter(self.policy, version)
+            if record is not None and adapter is not None:
+                self._target = await refuse_version(record, adapter, reason)
+        except RecordError as exc:
+            self._record_errors += 1
+            self._last_error = f"{reason}; the record cannot note it: {exc}"
 
     def state(self) -> Json:
         return {
