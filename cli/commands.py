@@ -32,6 +32,7 @@ from serving.model_digests import digest_served_model
 from store.errors import AdapterError, ConfigError, RecordError
 from store.integrity import check_adapter
 from store.lifecycle import DropReason, Stage
+from store.policies import policies_of
 from store.processes import is_alive
 from store.record import Record
 from store.settings import Settings
@@ -491,7 +492,8 @@ async def check_versions(record: Record, settings: Settings) -> tuple[list[str],
     """Check the files of all versions; returns what is wrong, and the names of the versions that have no manifest."""
     wrong, without = [], []
     model = await asyncio.to_thread(digest_served_model, settings.model_path)
-    for adapter in await record.adapters(settings.policy):
+    policies = policies_of(settings.policy, {settings.policy, *await record.aliases()})
+    for adapter in [one for policy in policies for one in await record.adapters(policy)]:
         if adapter.state is AdapterState.PRUNED:
             continue
         try:

@@ -28,21 +28,26 @@ from tests.proxy.test_relay import get
 from tests.proxy.upstream import Upstream, free_socket, running
 
 
-def publish(gateway: Gateway, version: int, folder: Path) -> None:
-    """Publish a version as the trainer does; a folder that does not exist stays missing."""
-    now = time.time()
-    files = {ADAPTER_CONFIG: b"{}", ADAPTER_WEIGHTS: f"weights of {version}".encode()}
-    manifest = build_manifest(files, name=f"tiny@{version}", model=ModelDigests())
-    if folder.exists():
-        folder /= f"tiny@{version}"
+def make_adapter(policy: str, version: int, parent: Path, *, created_at: float) -> AdapterVersion:
+    """Return a version whose files, with a manifest, are in a folder of ``parent``, where that exists."""
+    files = {ADAPTER_CONFIG: b"{}", ADAPTER_WEIGHTS: f"weights of {policy}@{version}".encode()}
+    manifest = build_manifest(files, name=f"{policy}@{version}", model=ModelDigests())
+    folder = parent / f"{policy}@{version}"
+    if parent.exists():
         folder.mkdir(exist_ok=True)
         for name, body in {**files, MANIFEST: manifest}.items():
             (folder / name).write_bytes(body)
-    adapter = AdapterVersion(
-        policy="tiny", version=version, path=str(folder), content_hash=content_hash(files),
+    return AdapterVersion(
+        policy=policy, version=version, path=str(folder), content_hash=content_hash(files),
         parent_version=version - 1, state=AdapterState.PUBLISHED, reason="", method="combine", metrics={},
-        created_at=now, manifest_hash=hash_manifest(manifest),
+        created_at=created_at, manifest_hash=hash_manifest(manifest),
     )  # fmt: skip
+
+
+def publish(gateway: Gateway, version: int, folder: Path) -> None:
+    """Publish a version as the trainer does; a folder that does not exist stays missing."""
+    now = time.time()
+    adapter = make_adapter("tiny", version, folder, created_at=now)
     step = StepReport(
         step_id=f"step{version}", policy="tiny", method="combine", started_at=now, finished_at=now, version=version,
         error=None, metrics={},
