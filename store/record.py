@@ -28,6 +28,7 @@ from store.values import (
     Heartbeat,
     Json,
     NewTurn,
+    RecentVerdict,
     RecordStatus,
     Remembered,
     ScoredTurn,
@@ -44,7 +45,7 @@ from store.values import (
 from store.verify import verify
 
 #: Newest migration this code knows. A test holds it against `migrations/`.
-SCHEMA_REVISION = "0012"
+SCHEMA_REVISION = "0015"
 
 
 class Record:
@@ -294,9 +295,9 @@ class Record:
         """Return these turns with their newest verdicts, those that are still in the record, in the given order."""
         return await self._database.read(trainer.scored_turns, turn_ids)
 
-    async def recent_verdict_values(self, policy: str, limit: int) -> list[int]:
+    async def recent_verdicts(self, policy: str, limit: int) -> list[RecentVerdict]:
         """Return the newest verdicts of a policy's settled (trained or dropped) turns, oldest first: the baseline's window."""
-        return await self._database.read(trainer.recent_verdict_values, policy, limit)
+        return await self._database.read(trainer.recent_verdicts, policy, limit)
 
     # ----------------------------------------------------------------- person
 
@@ -349,9 +350,13 @@ class Record:
         """
         await self._database.write(person.add_wish_edits, policy, edits, _now(now))
 
-    async def wish_edits(self, policy: str) -> list[WishEdit]:
+    async def wish_edits(self, policy: str, until: int | None = None) -> list[WishEdit]:
         """Return the edits that count; see `store.queries.person.wish_edits`."""
-        return await self._database.read(person.wish_edits, policy)
+        return await self._database.read(person.wish_edits, policy, until)
+
+    async def newest_wish_edit(self, policy: str) -> int:
+        """Return the number of the newest edit, 0 when there is none."""
+        return await self._database.read(person.newest_wish_edit, policy)
 
     async def stated_hints(self, policy: str, turn_ids: Sequence[str]) -> list[StatedHint]:
         """Return these turns and all others of the policy with a hint in the same words, oldest first."""
