@@ -15,9 +15,10 @@ from sqlalchemy.exc import DBAPIError
 from store.database import BUSY_TIMEOUT_S, Database
 from store.errors import RecordError, RecordTooNew
 from store.lifecycle import DropReason, Stage
-from store.queries import common, journal, person, proxy, scorer, story, trainer
+from store.queries import common, journal, lineage, person, proxy, scorer, story, trainer
 from store.queries.turns import TurnWriter
 from store.values import (
+    BASE_VERSION,
     AdapterVersion,
     AliasMove,
     AnsweredTurn,
@@ -27,6 +28,7 @@ from store.values import (
     GpuRole,
     Heartbeat,
     Json,
+    LineageStep,
     NewTurn,
     RecentVerdict,
     RecordStatus,
@@ -280,6 +282,10 @@ class Record:
     async def steps(self, policy: str, limit: int = 1000) -> list[StepReport]:
         """Return the newest steps, newest first."""
         return await self._database.read(trainer.steps, policy, limit)
+
+    async def lineage(self, policy: str, version: int, start: int = BASE_VERSION) -> list[LineageStep]:
+        """Return the versions from ``start`` (not among them) to ``version``, oldest first, with what they were computed from."""
+        return await self._database.read(lineage.lineage, policy, version, start)
 
     async def mark_pruned(self, policy: str, versions: Sequence[int]) -> None:
         """The files of these versions are gone by the retention policy; their rows stay."""

@@ -449,6 +449,20 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LineageStep:
+    """A published version with what it was computed from, to compute it again.
+
+    Attributes:
+        inputs: empty of turns and state for a version of before they were recorded.
+    """
+
+    policy: str
+    version: int
+    parent_version: int
+    inputs: StepInputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     process: str
     pid: int
