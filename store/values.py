@@ -157,6 +157,40 @@ class NewTurn:
     next_state: NextState | None = None
     earlier_next_states: tuple[NextState, ...] = ()
     corrections: tuple[KindCorrection, ...] = ()
+    api: Json | None = None  #: of a client that does not speak chat: `RecordedTurn.api`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTurn:
+    """What a turn was asked and what it replied, read back for a client.
+
+    Attributes:
+        request: the chat request without its messages.
+        api: the API that its client spoke, where that was not chat (`wire.api_translation.ApiRequest.detail`).
+    """
+
+    turn_id: str
+    created_at: float
+    finished_at: float
+    status_code: int
+    messages: tuple[Json, ...]
+    request: Json
+    text: str
+    reasoning: str
+    tool_calls: tuple[Json, ...]
+    finish_reason: str | None
+    usage: Json | None
+    api: Json | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A conversation that a client created by name; ``items`` are those that it began with."""
+
+    conversation_id: str
+    metadata: Json
+    items: list[Json]
+    created_at: float
 
 
 @dataclass(slots=True, kw_only=True)
