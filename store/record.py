@@ -49,7 +49,7 @@ from store.values import (
 from store.verify import verify
 
 #: Newest migration this code knows. A test holds it against `migrations/`.
-SCHEMA_REVISION = "0019"
+SCHEMA_REVISION = "0021"
 
 
 class Record:
@@ -372,6 +372,21 @@ class Record:
             RecordError: there is no such version, it never passed the gate, or its files are gone.
         """
         await self._database.write(person.rollback, policy, version, actor=actor, now=_now(now))
+
+    async def refuse(
+        self,
+        policy: str,
+        version: int,
+        *,
+        reason: str,
+        ancestor: int,
+        actor: str,
+        now: float | None = None,
+    ) -> int:
+        """Mark a version that must not serve; where it is live, point the alias to ``ancestor``. Returns the live version."""
+        return await self._database.write(
+            person.refuse, policy, version, reason=reason, ancestor=ancestor, actor=actor, now=_now(now)
+        )
 
     async def set_paused(self, paused: bool, now: float | None = None, *, policy: str | None = None) -> None:
         """Pause or resume the training of one policy; None: of all. What is recorded and scored meanwhile waits."""

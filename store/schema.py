@@ -208,6 +208,7 @@ adapters = Table(
     Column("version", Integer, primary_key=True),
     Column("path", Text, nullable=False),
     Column("content_hash", String(64), nullable=False),
+    Column("manifest_hash", String(64), nullable=False, server_default=""),
     Column("parent_version", Integer, nullable=False),
     Column("state", String(16), nullable=False),
     Column("reason", Text, nullable=False),

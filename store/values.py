@@ -379,6 +379,7 @@ class AdapterState(StrEnum):
     PUBLISHED = "published"  #: passed the gate; may be (or may have been) live
     REJECTED = "rejected"  #: failed the gate; kept for `versions` to show why
     PRUNED = "pruned"  #: its files were removed by the retention policy
+    REFUSED = "refused"  #: not what the trainer made, by its files or by its log-probabilities: never serves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,6 +389,7 @@ class AdapterVersion:
     Attributes:
         path: folder that peft and vLLM load as it is (or a `tinker://` path).
         content_hash: of the weight file's bytes.
+        manifest_hash: of its `manifest.json` (`store.manifest`); "": made before there were manifests.
         parent_version: the version the step started from.
         metrics: what the step and the gate measured.
     """
@@ -402,6 +404,7 @@ class AdapterVersion:
     method: str
     metrics: Json
     created_at: float
+    manifest_hash: str = ""
 
     @property
     def name(self) -> str:
