@@ -16,9 +16,9 @@ import pytest
 
 from proxy.endpoints import ENDPOINTS
 from store.keys import KeyFile, Keyring
-from store.values import AdapterState, AdapterVersion, StepReport
+from store.values import StepReport
 from tests.proxy.conftest import KEY, Gateway, run_gateway_at
-from tests.proxy.test_adapters import until
+from tests.proxy.test_adapters import make_adapter, until
 from tests.proxy.test_security import ask, bearer
 from tests.proxy.upstream import Upstream, running
 
@@ -50,10 +50,7 @@ class People:
 
     def publish(self, policy: str, version: int, folder: Path) -> None:
         now = time.time()
-        adapter = AdapterVersion(
-            policy=policy, version=version, path=str(folder), content_hash="x", parent_version=version - 1,
-            state=AdapterState.PUBLISHED, reason="", method="combine", metrics={}, created_at=now,
-        )  # fmt: skip
+        adapter = make_adapter(policy, version, folder, created_at=now)
         step = StepReport(
             step_id=f"{policy}{version}", policy=policy, method="combine", started_at=now, finished_at=now,
             version=version, error=None, metrics={},
