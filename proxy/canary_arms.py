@@ -13,9 +13,7 @@ from store.texts import first_user_text
 from store.values import Json
 
 
-def conversation_of(
-    key_name: str, user: str | None, session: str | None, messages: Sequence[Json]
-) -> str:
+def conversation_of(key_name: str, user: str | None, session: str | None, messages: Sequence[Json]) -> str:
     """Return what names the conversation of a request."""
     if session is not None:
         return _named(key_name, session)

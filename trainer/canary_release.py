@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from store.values import BASE_VERSION, CanaryRelease, Json, ReleaseStage, ServedTurn
-from trainer.sequential_rates import Counts, evidence_of_increase
+from trainer.sequential_rates import NOTHING, Counts, evidence_of_increase
 
 ALPHA = 0.05
 #: Judged turns of the canary from which on it is promoted while there is no evidence against it, and of both versions after which the
@@ -51,9 +51,9 @@ class Arm:
         judged: all judged turns, those over the limits of a conversation or key included.
     """
 
-    complaints: Counts = Counts(0, 0)
-    faulty: Counts = Counts(0, 0)
-    retries: Counts = Counts(0, 0)
+    complaints: Counts = NOTHING
+    faulty: Counts = NOTHING
+    retries: Counts = NOTHING
     judged: int = 0
 
     def to_json(self) -> Json:

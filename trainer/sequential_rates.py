@@ -39,6 +39,9 @@ class Counts:
         return self.events / self.trials if self.trials else None
 
 
+NOTHING = Counts(0, 0)
+
+
 def evidence_of_increase(reference: Counts, other: Counts) -> float:
     """Return the e-value that the event is more frequent in ``other`` than in ``reference``; 0 to infinity, 1: no evidence."""
     if not reference.trials or not other.trials:

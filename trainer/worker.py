@@ -3,7 +3,7 @@
 The event loop here talks to the record and keeps the lease and the heartbeat alive; the weights belong to one thread
 (`trainer.version_trainer`). What happens to claimed turns is decided here, in one transaction each:
 
-    published   turns trained, version live                 (kill -9 before it: the lease runs out, they are trained later)
+    published   turns trained, version live or on trial     (kill -9 before it: the lease runs out, they are trained later)
     rejected    turns go back once; the second time they are dropped (gate_rejected)
     rolled back while the step ran: turns go back, what was made of them is removed; the next step begins from what is live
     killed      the next trainer takes the turns in smaller batches, and drops one that it was killed with alone (out_of_memory)
@@ -12,6 +12,9 @@ The event loop here talks to the record and keeps the lease and the heartbeat al
 
 A wish that the owner withdraws is unlearnt without waiting for turns: while no batch is ready, a version is made of it alone. Attempts
 that do not become a version are bounded (`MAX_UNLEARNING_FAILURES`), with a pause after each.
+
+While a version is on trial (`trainer.canary_release`), the policy's next step waits: built on the version it might be built on a bad one,
+and built on the live one it would lose what that version learned.
 
 A turn is never trained twice: the transaction that publishes insists that this worker still holds every turn. A worker that is late
 undoes its step and goes on; the turns belong to the worker that claimed them again.
@@ -44,6 +47,7 @@ from store.errors import (
 )
 from store.integrity import refuse_version
 from store.lifecycle import DropReason
+from store.queries.canary import OPEN
 from store.record import Record
 from store.settings import Settings, training_settings
 from store.values import (
@@ -58,10 +62,11 @@ from store.values import (
     StepReport,
     StepRole,
 )
-from trainer.checkpoint import sweep, versions_to_keep
+from trainer.checkpoint import folder_size, sweep, versions_to_keep
 from trainer.deaths import Deaths
 from trainer.device import Device, make_device
 from trainer.protocol import Edit, Outcome, Refusal, VersionTrainer
+from trainer.release_watch import ReleaseWatch
 from trainer.step import StepPlan
 
 POLL_S = 0.25
@@ -175,6 +180,7 @@ class Worker:
         self._edit_id = 0
         self._log = log
         self._device = make_device(settings, record)
+        self._releases = ReleaseWatch(record, settings)
         self._deaths = Deaths(settings.home / "trainer-deaths.json")
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -244,12 +250,16 @@ class Worker:
         if time.monotonic() < self._pause_until:
             return False
         await self._record.release_expired()
+        tried = await self._releases.review()
         if await self._record.is_paused():
             self._state = "paused"
             return False
         steps = self._settings.max_steps
         if steps and self._counters.published >= steps:
             self._state = f"done: {steps} steps"
+            return False
+        if self._settings.policy in tried:
+            self._state = f"waiting for the canary release of version {tried[self._settings.policy]}"
             return False
         waiting = await self._record.waiting(self._settings.policy, hint_only=not self._plan.reads_verdicts)
         is_due = (
@@ -502,7 +512,13 @@ class Worker:
             )
         else:
             try:
-                await self._record.publish(adapter, trained, done, worker=self._name)
+                await self._record.publish(
+                    adapter,
+                    trained,
+                    done,
+                    worker=self._name,
+                    canary_share=await self._releases.share_of_next(policy),
+                )
             except ClaimLost:
                 # The files stay for `sweep`: another worker's version of the same bytes may be the same folder.
                 await self._on_thread(self._ready().revert)
@@ -526,7 +542,18 @@ class Worker:
             for a in adapters
             if a.state in (AdapterState.PUBLISHED, AdapterState.REJECTED, AdapterState.REFUSED)
         }
-        keep = versions_to_keep(with_files, live, every=self._settings.save_interval)
+        releases = await self._record.canary_releases(policy, stages=OPEN)
+        tried = {version for one in releases for version in (one.version, one.baseline_version)}
+        budget = int(self._settings.keep_gb * 1e9)
+        sizes = {a.version: folder_size(Path(a.path)) for a in adapters if a.version in with_files and budget}
+        keep = versions_to_keep(
+            with_files,
+            live,
+            every=self._settings.save_interval,
+            wanted={*await self._record.pins(policy), *tried},
+            sizes=sizes,
+            budget=budget,
+        )
         doomed = [a for a in adapters if a.version in with_files and a.version not in keep]
         for adapter in doomed:
             # The row first: a version that is marked pruned is never loaded, one without files might be.

@@ -51,12 +51,17 @@ def begin(
     )
 
 
-def supersede(connection: sa.Connection, policy: str, now: float, reason: str) -> None:
-    """End every open release of a policy: another version goes live."""
+def supersede(
+    connection: sa.Connection, policy: str, now: float, reason: str, *, version: int | None = None
+) -> None:
+    """End the open release of a policy (only one of ``version``): another version goes live."""
     c = schema.canary_releases.c
+    where = [c.policy == policy, c.stage.in_([stage.value for stage in OPEN])]
+    if version is not None:
+        where.append(c.version == version)
     connection.execute(
         sa.update(schema.canary_releases)
-        .where(c.policy == policy, c.stage.in_([stage.value for stage in OPEN]))
+        .where(*where)
         .values(stage=ReleaseStage.SUPERSEDED.value, stage_since=now, reason=reason)
     )
 
@@ -103,9 +108,7 @@ def settle(
         changed |= {"stage": stage.value, "stage_since": now}
     done = connection.execute(
         sa.update(schema.canary_releases)
-        .where(
-            c.policy == release.policy, c.version == release.version, c.stage == release.stage.value
-        )
+        .where(c.policy == release.policy, c.version == release.version, c.stage == release.stage.value)
         .values(**changed)
     )
     if done.rowcount != 1:
@@ -143,9 +146,7 @@ def served_turns(
     )
     followed = sa.exists().where(n.turn_id == t.turn_id).correlate(schema.turns)
     retried = (
-        sa.exists()
-        .where(n.turn_id == t.turn_id, n.relation == Relation.RETRY.value)
-        .correlate(schema.turns)
+        sa.exists().where(n.turn_id == t.turn_id, n.relation == Relation.RETRY.value).correlate(schema.turns)
     )
     found: list[ServedTurn] = []
     for version in versions:
