@@ -311,6 +311,10 @@ class Record:
         """Return the canary releases (of one policy, at some stages), oldest first."""
         return await self._database.read(canary.releases, policy=policy, stages=stages)
 
+    async def routes(self) -> tuple[dict[str, AliasMove], list[CanaryRelease]]:
+        """Return what is live, and the canary releases that run, as of one moment."""
+        return await self._database.read(canary.routes)
+
     async def settle_release(
         self,
         release: CanaryRelease,

@@ -441,6 +441,10 @@ class ReleaseStage(StrEnum):
     SUPERSEDED = "superseded"  #: another version went live, or a person moved the alias
 
 
+#: Stages of a release whose version may still be withdrawn.
+OPEN_RELEASES = (ReleaseStage.RUNNING, ReleaseStage.WATCHED)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryRelease:
     """A version that passed the gate and serves a share of the new conversations before all of them.

@@ -6,8 +6,9 @@ releases before as well, because each of many small steps may pass where their s
 `trainer.sequential_rates` are averaged with `WEIGHTS`, which is an e-value again: a version that is as good as the others is rolled back
 with a probability of at most `ALPHA`, over the trial and the watch together.
 
-One conversation counts with its first `PER_CONVERSATION` turns, because its turns are alike. Where three or more keys use the policy, one
-key counts with at most half of what all others count together, so that no key decides alone.
+One conversation counts with its first `PER_CONVERSATION` turns, because its turns are alike. Where three or more keys use the policy, the
+evidence must stand without any one of them (the least of such e-values is at most an e-value), and a key counts with at most half of what
+all others count together: no key decides alone.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ ALPHA = 0.05
 #: Judged turns of the canary from which on it is promoted while there is no evidence against it, and of both versions after which the
 #: trial ends whatever the evidence is: the watch goes on with the same counts.
 TRIAL_TURNS, LONGEST_TRIAL_TURNS = 12, 96
-#: Judged turns of a promoted version after which its watch ends.
-WATCH_TURNS = 60
-#: Evidence below which nothing speaks against a version.
-_UNSUSPICIOUS = 1.0
+#: Judged turns of a version, those of its trial included, after which its watch ends.
+WATCH_TURNS = 72
+#: Evidence of more complaints below which a version is promoted: the turns speak five to one for the same rate.
+_UNSUSPICIOUS = 0.2
 PER_CONVERSATION = 6
 _MANY_KEYS, _PER_KEY = 3, 4
+#: Keys without which the evidence must stand: the busiest ones.
+_LEFT_OUT = 16
 #: Weights of the e-values.
 WEIGHTS: Mapping[str, float] = {"complaints": 0.7, "faulty": 0.1, "retries": 0.1, "complaints_before": 0.1}
 #: How many releases back the older versions of the comparison are.
@@ -61,6 +64,32 @@ class Arm:
         return {name: [one.events, one.trials] for name, one in counts.items()} | {"judged": self.judged}
 
 
+EMPTY = Arm()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arms:
+    """What is compared.
+
+    Attributes:
+        baseline: the version that was live when the trial began.
+        older: versions some releases before; empty where there are none.
+    """
+
+    canary: Arm
+    baseline: Arm
+    older: Arm = EMPTY
+
+    def evidence(self) -> dict[str, float]:
+        """Return the e-value of each rate: that the canary's is above the others'."""
+        return {
+            "complaints": evidence_of_increase(self.baseline.complaints, self.canary.complaints),
+            "faulty": evidence_of_increase(self.baseline.faulty, self.canary.faulty),
+            "retries": evidence_of_increase(self.baseline.retries, self.canary.retries),
+            "complaints_before": evidence_of_increase(self.older.complaints, self.canary.complaints),
+        }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
     """A decision with what it rests on."""
@@ -85,19 +114,39 @@ def count(turns: Sequence[ServedTurn], versions: Iterable[int]) -> Arm:
     )
 
 
-def decide(release: CanaryRelease, canary: Arm, baseline: Arm, older: Arm) -> Ruling:
+def compare(
+    release: CanaryRelease, turns: Sequence[ServedTurn], past: Sequence[ServedTurn]
+) -> tuple[Arms, list[Arms]]:
+    """Return the counts of a release, and those without each key where several use the policy.
+
+    Args:
+        turns: of the version and its baseline since the release began, oldest first.
+        past: of the older versions.
+    """
+    keys = Counter(turn.key_name for turn in turns)
+    left_out = [key for key, _ in keys.most_common(_LEFT_OUT)] if len(keys) >= _MANY_KEYS else []
+
+    def arms(without: str | None) -> Arms:
+        of = [turn for turn in turns if turn.key_name != without]
+        before = [turn for turn in past if turn.key_name != without]
+        return Arms(
+            canary=count(of, {release.version}),
+            baseline=count(of, {release.baseline_version}),
+            older=count(before, {turn.version for turn in before}),
+        )
+
+    return arms(None), [arms(key) for key in left_out]
+
+
+def decide(release: CanaryRelease, arms: Arms, without: Sequence[Arms] = ()) -> Ruling:
     """Decide on a release.
 
     Args:
-        older: of versions some releases before; empty where there are none.
+        without: the counts without each key; empty where few use the policy.
     """
-    found = {
-        "complaints": evidence_of_increase(baseline.complaints, canary.complaints),
-        "faulty": evidence_of_increase(baseline.faulty, canary.faulty),
-        "retries": evidence_of_increase(baseline.retries, canary.retries),
-        "complaints_before": evidence_of_increase(older.complaints, canary.complaints),
-    }
-    evidence = sum(WEIGHTS[name] * value for name, value in found.items())
+    found = arms.evidence()
+    evidence = min(_mean(one) for one in (found, *(part.evidence() for part in without)))
+    canary, baseline, older = arms.canary, arms.baseline, arms.older
     numbers: Json = {
         "evidence": evidence,
         "threshold": 1 / ALPHA,
@@ -106,21 +155,27 @@ def decide(release: CanaryRelease, canary: Arm, baseline: Arm, older: Arm) -> Ru
         "baseline": baseline.to_json(),
         "older": older.to_json(),
     }
+
+    def ruling(decision: Decision, reason: str = "") -> Ruling:
+        return Ruling(decision=decision, reason=reason, numbers=numbers)
+
     if evidence >= 1 / ALPHA:
         worst = max(found, key=lambda name: WEIGHTS[name] * found[name])
-        reason = f"{_rate(worst, canary)} against {_rate(worst, older if worst == 'complaints_before' else baseline)}"
-        return Ruling(decision=Decision.ROLL_BACK, reason=reason, numbers=numbers)
+        other = older if worst == "complaints_before" else baseline
+        return ruling(Decision.ROLL_BACK, f"{_rate(worst, canary)} against {_rate(worst, other)}")
+    passed = f"{canary.judged} judged turns without evidence against it"
     if release.stage is ReleaseStage.WATCHED:
-        ends = canary.judged >= WATCH_TURNS
-        reason = f"{canary.judged} judged turns without evidence against it" if ends else ""
-        return Ruling(decision=Decision.KEEP if ends else Decision.HOLD, reason=reason, numbers=numbers)
-    if canary.judged >= TRIAL_TURNS and evidence < _UNSUSPICIOUS:
-        reason = f"{canary.judged} judged turns without evidence against it"
-        return Ruling(decision=Decision.PROMOTE, reason=reason, numbers=numbers)
-    if canary.judged + baseline.judged >= LONGEST_TRIAL_TURNS:
-        reason = f"the trial ended after {canary.judged + baseline.judged} judged turns without a finding"
-        return Ruling(decision=Decision.PROMOTE, reason=reason, numbers=numbers)
-    return Ruling(decision=Decision.HOLD, reason="", numbers=numbers)
+        return ruling(Decision.KEEP, passed) if canary.judged >= WATCH_TURNS else ruling(Decision.HOLD)
+    if canary.judged >= TRIAL_TURNS and found["complaints"] < _UNSUSPICIOUS:
+        return ruling(Decision.PROMOTE, passed)
+    both = canary.judged + baseline.judged
+    if both >= LONGEST_TRIAL_TURNS:
+        return ruling(Decision.PROMOTE, f"the trial ended after {both} judged turns without a finding")
+    return ruling(Decision.HOLD)
+
+
+def _mean(found: Mapping[str, float]) -> float:
+    return sum(WEIGHTS[name] * value for name, value in found.items())
 
 
 def older_versions(parents: Mapping[int, int], version: int) -> list[int]:

@@ -6,11 +6,10 @@ import sys
 import time
 from collections.abc import Mapping
 
-from store.queries.canary import OPEN
 from store.record import Record
 from store.settings import Settings
-from store.values import AdapterState, CanaryRelease, ReleaseStage, adapter_name
-from trainer.canary_release import Decision, Ruling, count, decide, older_versions
+from store.values import OPEN_RELEASES, AdapterState, CanaryRelease, ReleaseStage, adapter_name
+from trainer.canary_release import Decision, Ruling, compare, decide, older_versions
 
 #: Interval of the reviews.
 _REVIEW_S = 1.0
@@ -40,7 +39,7 @@ class ReleaseWatch:
             return self._running
         self._reviewed_at = time.monotonic()
         running = {}
-        for release in await self._record.canary_releases(stages=OPEN):
+        for release in await self._record.canary_releases(stages=OPEN_RELEASES):
             decision = await self._settle(release)
             if release.stage is ReleaseStage.RUNNING and decision is Decision.HOLD:
                 running[release.policy] = release.version
@@ -65,12 +64,8 @@ class ReleaseWatch:
         versions = (release.version, release.baseline_version)
         turns = await self._record.served_turns(release.policy, versions, release.started_at)
         past = await self._record.served_turns(release.policy, older, 0.0) if older else []
-        return decide(
-            release,
-            canary=count(turns, {release.version}),
-            baseline=count(turns, {release.baseline_version}),
-            older=count(past, older),
-        )
+        arms, without = compare(release, turns, past)
+        return decide(release, arms, without)
 
     async def share_of_next(self, policy: str) -> float:
         """Return the share of the new conversations that the next version of a policy serves first; 0: it goes live at once."""

@@ -47,11 +47,11 @@ from store.errors import (
 )
 from store.integrity import refuse_version
 from store.lifecycle import DropReason
-from store.queries.canary import OPEN
 from store.record import Record
 from store.settings import Settings, training_settings
 from store.values import (
     BASE_VERSION,
+    OPEN_RELEASES,
     AdapterState,
     AdapterVersion,
     Heartbeat,
@@ -542,7 +542,7 @@ class Worker:
             for a in adapters
             if a.state in (AdapterState.PUBLISHED, AdapterState.REJECTED, AdapterState.REFUSED)
         }
-        releases = await self._record.canary_releases(policy, stages=OPEN)
+        releases = await self._record.canary_releases(policy, stages=OPEN_RELEASES)
         tried = {version for one in releases for version in (one.version, one.baseline_version)}
         budget = int(self._settings.keep_gb * 1e9)
         sizes = {a.version: folder_size(Path(a.path)) for a in adapters if a.version in with_files and budget}

@@ -15,6 +15,8 @@ from store.queries.common import aliases, chain_messages, lock_aliases
 from store.texts import first_user_text
 from store.values import (
     BASE_VERSION,
+    OPEN_RELEASES,
+    AliasMove,
     CanaryRelease,
     Json,
     Relation,
@@ -23,8 +25,6 @@ from store.values import (
     TurnKind,
 )
 
-#: Stages of a release whose version may still be withdrawn.
-OPEN = (ReleaseStage.RUNNING, ReleaseStage.WATCHED)
 #: Turns of one version that a comparison reads at most, the newest.
 _MOST_TURNS = 2_000
 #: Conversations that count as begun before a release: those with their first turn in so many seconds before it.
@@ -56,7 +56,7 @@ def supersede(
 ) -> None:
     """End the open release of a policy (only one of ``version``): another version goes live."""
     c = schema.canary_releases.c
-    where = [c.policy == policy, c.stage.in_([stage.value for stage in OPEN])]
+    where = [c.policy == policy, c.stage.in_([stage.value for stage in OPEN_RELEASES])]
     if version is not None:
         where.append(c.version == version)
     connection.execute(
@@ -77,6 +77,11 @@ def releases(
     if stages is not None:
         query = query.where(c.stage.in_([stage.value for stage in stages]))
     return [_release(row) for row in connection.execute(query)]
+
+
+def routes(connection: sa.Connection) -> tuple[dict[str, AliasMove], list[CanaryRelease]]:
+    """Return what is live, and the releases that run, as of one moment."""
+    return aliases(connection), releases(connection, stages=(ReleaseStage.RUNNING,))
 
 
 def settle(
