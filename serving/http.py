@@ -265,7 +265,9 @@ class HttpBackend:
         """Return the models that the backend serves now."""
         cards = (await self._get_json("/v1/models")).get("data")
         return tuple(
-            ServedModel(name=str(card["id"]), parent=card.get("parent"))
+            ServedModel(
+                name=str(card["id"]), parent=card.get("parent"), max_model_len=card.get("max_model_len")
+            )
             for card in (cards if isinstance(cards, list) else ())
             if isinstance(card, dict) and "id" in card
         )

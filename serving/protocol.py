@@ -53,6 +53,7 @@ class ServedModel:
 
     name: str
     parent: str | None = None
+    max_model_len: int | None = None
 
 
 class BackendReply(Protocol):
