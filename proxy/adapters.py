@@ -259,7 +259,6 @@ class AdapterAlias:
         self._accepts_any = accepts_any
         self.capabilities = Capabilities(token_ids=True, logprobs=True, adapters=True)
         self._base: str | None = None
-        self._max_model_len: int | None = None
         self._shared = _Pointer()
         self._pointers: dict[str, _Pointer] = {policy: self._shared}
         self._loaded: set[str] = set()
@@ -546,7 +545,6 @@ class AdapterAlias:
     async def _check_backend(self) -> None:
         """Read which adapters the backend has; a restart loses them."""
         models = await self._backend.models()
-        self._max_model_len = next((m.max_model_len for m in models if m.max_model_len is not None), None)
         names = {m.name: m.parent for m in models}
         adapters = {name for name in names if parse_version(self.policy, name) is not None}
         bases = [name for name, parent in names.items() if parent is None and name not in adapters]
@@ -640,7 +638,6 @@ class AdapterAlias:
             "ready": self._ready.is_set(),
             "capabilities": describe_capabilities(self.capabilities),
             "activity": self._activity,
-            "max_model_len": self._max_model_len,
             "live": self._shared.live,
             "wanted": self._shared.target,
             "loaded": sorted(loaded.get(self.policy, [])),

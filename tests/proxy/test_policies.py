@@ -261,10 +261,14 @@ def test_every_route_shows_a_key_only_what_is_its_own(people: People, tmp_path: 
         for target in (f"/v1/responses/{response.id}", f"/v1/conversations/{conversation.id}"):
             seen = ask(people.gateway.url, bearer(people.keys[name]), method="GET", target=target, body=b"")
             assert seen.status == status
-    foreign = b'{"model": "tiny.ann@1", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}], "input": "a", "prompt": "a"}'
-    for target in ("/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"):
+    foreign = b'{"model": "tiny.ann@1", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}], "input": "a"}'
+    for target in ("/v1/responses", "/v1/messages", "/v1/messages/count_tokens"):
         assert ask(people.gateway.url, bearer(people.keys["bob"]), target=target, body=foreign).status == 404
         checked[target] = None
+    prompt = foreign.replace(b'"input"', b'"prompt"')
+    seen = ask(people.gateway.url, bearer(people.keys["bob"]), target="/v1/completions", body=prompt)
+    assert seen.status == 404
+    checked["/v1/completions"] = None
     checked["/v1/responses/*"] = checked["/v1/conversations*"] = None
     # health needs no key: it names nobody
     health = ask(people.gateway.url, method="GET", target="/healthz", body=b"").body.decode()
