@@ -200,6 +200,7 @@ async def test_two_homes_share_one_record_and_a_conversation_goes_on_across_them
     await record.close()
 
 
+@pytest.mark.slow
 def test_of_two_live_gateways_on_one_record_one_is_killed_and_each_turn_is_recorded_once(
     server: str, tmp_path: Path
 ) -> None:
