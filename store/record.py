@@ -190,14 +190,14 @@ class Record:
 
     # ---------------------------------------------------------------- trainer
 
-    async def waiting(self, policy: str, *, hint_only: bool = False) -> Waiting:
-        """Return what waits to be trained.
+    async def waiting(self, *, hint_only: bool = False) -> dict[str, Waiting]:
+        """Return what waits to be trained, by policy.
 
         Args:
             hint_only: count only turns with a hint as ready (methods that do not read the verdict), not those with a
                 verdict of +1 or -1 as well.
         """
-        return await self._database.read(trainer.waiting, policy, hint_only=hint_only)
+        return await self._database.read(trainer.waiting, hint_only=hint_only)
 
     async def claim(
         self, policy: str, limit: int, *, worker: str, lease_s: float, now: float | None = None
@@ -361,7 +361,11 @@ class Record:
 
     async def wish_edits(self, policy: str) -> list[WishEdit]:
         """Return the edits that count; see `store.queries.person.wish_edits`."""
-        return await self._database.read(person.wish_edits, policy)
+        return (await self.all_wish_edits()).get(policy, [])
+
+    async def all_wish_edits(self) -> dict[str, list[WishEdit]]:
+        """Return the edits that count, by policy."""
+        return await self._database.read(person.wish_edits)
 
     async def stated_hints(self, policy: str, turn_ids: Sequence[str]) -> list[StatedHint]:
         """Return these turns and all others of the policy with a hint in the same words, oldest first."""

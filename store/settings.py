@@ -483,6 +483,10 @@ class Settings(BaseSettings):
     def adapters_folder(self) -> Path:
         return self.home / "adapters"
 
+    def adapters_folder_of(self, policy: str) -> Path:
+        """Return the folder of a policy's versions: the shared policy's are beside the folders of the others."""
+        return self.adapters_folder if policy == self.policy else self.adapters_folder / policy
+
     @property
     def upstream_address(self) -> str:
         """The upstream without credentials: what may be shown."""

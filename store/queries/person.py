@@ -208,25 +208,29 @@ def add_wish_edits(connection: sa.Connection, policy: str, edits: Sequence[WishE
         )
 
 
-def wish_edits(connection: sa.Connection, policy: str) -> list[WishEdit]:
-    """Return the edits that count: of each turn its newest words, and a withdrawal where that is the newest row.
+def wish_edits(connection: sa.Connection) -> dict[str, list[WishEdit]]:
+    """Return the edits that count, by policy: of each turn its newest words, and a withdrawal where that is the newest row.
 
     A withdrawn wish keeps its edited words, because it is unlearnt by them. Withdrawals come last.
     """
     e = schema.wish_edits.c
-    words: dict[str, str] = {}
-    withdrawn: dict[str, None] = {}
-    rows = connection.execute(sa.select(e.turn_id, e.text).where(e.policy == policy).order_by(e.edit_id))
-    for turn_id, text in rows:
-        withdrawn.pop(turn_id, None)
+    words: dict[str, dict[str, str]] = {}
+    withdrawn: dict[str, dict[str, None]] = {}
+    for policy, turn_id, text in connection.execute(
+        sa.select(e.policy, e.turn_id, e.text).order_by(e.edit_id)
+    ):
+        withdrawn.setdefault(policy, {}).pop(turn_id, None)
         if text is None:
-            withdrawn[turn_id] = None
+            withdrawn[policy][turn_id] = None
         else:
-            words[turn_id] = text
-    return [
-        *(WishEdit(turn_id=turn_id, text=text) for turn_id, text in words.items()),
-        *(WishEdit(turn_id=turn_id, text=None) for turn_id in withdrawn),
-    ]
+            words.setdefault(policy, {})[turn_id] = text
+    return {
+        policy: [
+            *(WishEdit(turn_id=turn_id, text=text) for turn_id, text in words.get(policy, {}).items()),
+            *(WishEdit(turn_id=turn_id, text=None) for turn_id in removed),
+        ]
+        for policy, removed in withdrawn.items()
+    }
 
 
 def stated_hints(connection: sa.Connection, policy: str, turn_ids: Sequence[str]) -> list[StatedHint]:

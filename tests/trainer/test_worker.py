@@ -439,7 +439,7 @@ async def test_a_restarted_worker_goes_on_exactly_where_the_last_one_stopped(
     await record.rollback(POLICY, 1)
     again = Bench(record, settings)
     turns = await record.trained_turns(POLICY, version=2)
-    await again.worker._follow_alias()
+    await again.worker._follow_alias(POLICY)
     outcome = again.trainer.attempt(list(reversed(turns)), [], [-1, -1], 2)
     assert uninterrupted is not None
     assert outcome.written is not None
