@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from serving.model_digests import digest_served_model
 from store.lifecycle import DropReason
+from store.manifest import ModelDigests
 from store.settings import Settings, to_json
 from store.values import (
     BASE_VERSION,
@@ -163,7 +165,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
         self._left_out: list[str] = []
         if settings.resume_from_ckpt:
             folder = Path(settings.resume_from_ckpt).expanduser()
-            verify_version(folder)
+            verify_version(folder, model=self._model_digests())
             self._load(folder)
 
     @property
@@ -205,7 +207,12 @@ class BaseVersionTrainer(ABC, Generic[P]):
             AdapterError: its folder is missing, torn, or not what was published.
         """
         folder = Path(adapter.path)
-        verify_version(folder, adapter.content_hash)
+        verify_version(
+            folder,
+            adapter.content_hash,
+            manifest_hash=adapter.manifest_hash,
+            model=self._model_digests(),
+        )
         self._keep_progress()
         self._load(folder)
         self._resume(adapter.policy, adapter.version)
@@ -232,6 +239,9 @@ class BaseVersionTrainer(ABC, Generic[P]):
         if is_other and kept is not None and kept.version == version:
             self._rejected_in_a_row = kept.rejected_in_a_row
             self._set_rate(kept.rate)
+
+    def _model_digests(self) -> ModelDigests:
+        return digest_served_model(self._settings.model_path)
 
     def _load(self, folder: Path) -> None:
         self._policy.load_version(folder)
@@ -447,6 +457,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
                 "playbook": judged.playbook_state,
             },
             metrics=metrics,
+            model=self._model_digests(),
         )
         return written, metrics
 
