@@ -207,13 +207,18 @@ class Record:
         """Return turns that wait for a verdict, oldest first."""
         return await self._database.read(scorer.answered, limit, exclude=exclude)
 
-    async def add_verdict(self, verdict: Verdict, *, drop: DropReason | None = None) -> None:
+    async def add_verdict(
+        self, verdict: Verdict, *, drop: DropReason | None = None, most_per_hour: int = 0
+    ) -> None:
         """Store a verdict and move its turn to scored, or with ``drop`` to dropped.
 
         A turn that is not waiting any more (forgotten, scored by another worker) keeps its stage; the verdict stays in
         the record all the same.
+
+        Args:
+            most_per_hour: verdicts of one key within an hour that may train; a turn beyond them is dropped. 0: no limit.
         """
-        await self._database.write(scorer.add_verdict, verdict, drop=drop)
+        await self._database.write(scorer.add_verdict, verdict, drop=drop, most_per_hour=most_per_hour)
 
     # ---------------------------------------------------------------- trainer
 
