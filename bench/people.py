@@ -25,7 +25,7 @@ from typing import Any
 import openai
 
 from evals.client import NO_TRAINING
-from evals.preferences import PREFERENCES, held_out_complaint, tasks, violations
+from evals.preferences import held_out_complaint, tasks, violations
 from evals.stack import Stack
 from store.keys import KeyFile
 from store.policies import policy_name
