@@ -24,7 +24,7 @@ import orjson
 from starlette.types import Message, Receive, Scope, Send
 
 from proxy.adapters import AdapterAlias, Alias, UpstreamAlias
-from proxy.api_relay import ApiRelay, translate_errors
+from proxy.api_relay import ApiRelay
 from proxy.asgi import (
     BodyTooLarge,
     ClientDisconnected,
@@ -33,6 +33,7 @@ from proxy.asgi import (
     send_error,
     send_head,
     send_json,
+    with_error_body,
     with_request_id,
 )
 from proxy.auth import KeyStore, Principal, authenticate
@@ -68,7 +69,9 @@ from store.journal import EntryKind, JournalWriter, Lag
 from store.record import Record
 from store.record_handle import RecordHandle
 from store.values import Feedback, Heartbeat, Json, adapter_name
+from wire.error_codes import rewrite_error
 from wire.headers import Headers, content_length, get_header
+from wire.messages_api.reply import translate_error
 from wire.responses_api.items import turn_of
 
 log = logging.getLogger(__name__)
@@ -276,7 +279,7 @@ class Proxy:
         if session is not None:
             path = unquote(target)
         if is_messages_path(_canonical_path(path)):
-            send = translate_errors(with_request_id(send, b"x-request-id", b"request-id"))
+            send = with_error_body(with_request_id(send, b"x-request-id", b"request-id"), translate_error)
         else:
             send = with_request_id(send, b"x-request-id")
         allowed = await self._check_origin(scope, send)
@@ -336,6 +339,8 @@ class Proxy:
         endpoint = find_endpoint(method, plain, is_local=self._is_local, native_apis=self._native_apis)
         if endpoint is not None and plain != path:
             path, target = plain, plain + target[target.find("?") :] if "?" in target else plain
+        if self._is_local:
+            send = with_error_body(send, lambda status, body: rewrite_error(status, body, plain))
         if endpoint is CHAT:
             await self._chat(scope, receive, send, principal=principal, path=target, session=session)
         elif endpoint is RESPONSES:
@@ -440,6 +445,11 @@ class Proxy:
                 "object": "model",
                 "created": int(self._started),
                 "owned_by": "patina",
+                **(
+                    {}
+                    if (limit := self._alias.capabilities.max_model_len) is None
+                    else {"max_model_len": limit}
+                ),
                 "metadata": {"version": one.version, "name": adapter_name(one.policy, one.version)},
             }
             for one in self._alias.served(group=principal.adapter, is_owner=principal.is_owner)
@@ -450,9 +460,8 @@ class Proxy:
         if card is not None:
             await send_json(send, 200, card)
         else:
-            await send_error(
-                send, 404, f"The model `{name}` does not exist.", code="model_not_found", param="model"
-            )
+            message = f"The model `{name}` does not exist. This server serves `{self._policy}`."
+            await send_error(send, 404, message, code="model_not_found", param="model")
 
     async def _feedback(self, headers: Headers, receive: Receive, send: Send, principal: Principal) -> None:
         try:

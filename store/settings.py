@@ -645,6 +645,21 @@ def default_environment(**values: str) -> None:
         os.environ.setdefault(name, value)
 
 
+#: Beside the group "learning": settings that say which weights are trained.
+_TRAINED = frozenset({"model_name", "threads"})
+
+
+def training_settings(settings: Settings) -> dict[str, Any]:
+    """Return the settings that decide what a step computes, as JSON; none of them is a secret."""
+    data = to_json(settings)
+    return {
+        name: data[name]
+        for name, field in Settings.model_fields.items()
+        if name in _TRAINED
+        or (isinstance(field.json_schema_extra, dict) and field.json_schema_extra["group"] == "learning")
+    }
+
+
 def to_json(settings: Settings) -> dict[str, Any]:
     """Return the settings as JSON with every secret blanked, for `status` and version metrics."""
     data: dict[str, Any] = json.loads(settings.model_dump_json())

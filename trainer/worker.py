@@ -32,7 +32,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -50,15 +50,18 @@ from store.integrity import refuse_version
 from store.lifecycle import DropReason
 from store.policies import policies_of
 from store.record import Record
-from store.settings import Settings
+from store.settings import Settings, training_settings
 from store.values import (
     BASE_VERSION,
     AdapterState,
     AdapterVersion,
     Heartbeat,
     Json,
+    RecentVerdict,
     ScoredTurn,
+    StepInputs,
     StepReport,
+    StepRole,
     Waiting,
 )
 from trainer.checkpoint import sweep, versions_to_keep
@@ -157,11 +160,13 @@ class _Due:
 
     Attributes:
         edits: what the owner changed in the playbook.
+        edit_id: number of the newest edit.
         takes_turns: False: it is made of withdrawn wishes alone.
     """
 
     policy: str
     edits: tuple[Edit, ...]
+    edit_id: int
     takes_turns: bool
 
 
@@ -316,7 +321,8 @@ class Worker:
     async def _next_due(self) -> _Due | None:
         """Return what to attempt next: of the policies with a batch or a wish to unlearn, the one that waits longest."""
         waiting = await self._record.waiting(hint_only=not self._plan.reads_verdicts)
-        edits = await self._record.all_wish_edits() if self._plan.selects_hints else {}
+        edit_id = await self._record.newest_wish_edit()
+        edits = await self._record.all_wish_edits(edit_id) if self._plan.selects_hints else {}
         live = {policy: move.version for policy, move in (await self._record.aliases()).items()}
         stopped = {*await self._record.paused_policies()}
         found: list[tuple[float, _Due]] = []
@@ -329,7 +335,7 @@ class Worker:
             if since is None and await self._may_unlearn(policy, live.get(policy, BASE_VERSION), changed):
                 since = self._unlearning[policy].since
             if since is not None:
-                due = _Due(policy=policy, edits=changed, takes_turns=has_batch)
+                due = _Due(policy=policy, edits=changed, edit_id=edit_id, takes_turns=has_batch)
                 found.append((max(since, self._served_at.get(policy, 0.0)), due))
         return min(found, key=lambda one: (one[0], one[1].policy))[1] if found else None
 
@@ -398,14 +404,16 @@ class Worker:
             else:
                 self._unlearning[policy].begin()
             trainer = self._ready()
-            recent = await self._record.recent_verdict_values(policy, _RECENT)
+            recent = await self._record.recent_verdicts(policy, _RECENT)
             replay, remembered = await self._past(trainer, claimed)
             number = await self._record.next_version(policy)
+            report = replace(report, inputs=self._inputs(trainer, due, claimed, replay, remembered, recent))
+            values = [verdict.value for verdict in recent]
             held = [turn.turn_id for turn in claimed]
             self._deaths.begin(held)
             try:
                 outcome = await self._on_thread(
-                    lambda: trainer.attempt(claimed, replay, recent, number, remembered, due.edits)
+                    lambda: trainer.attempt(claimed, replay, values, number, remembered, due.edits)
                 )
             finally:
                 self._deaths.end(held)
@@ -419,6 +427,32 @@ class Worker:
         finally:
             renewal.cancel()
             await asyncio.gather(renewal, return_exceptions=True)
+
+    def _inputs(
+        self,
+        trainer: VersionTrainer,
+        due: _Due,
+        batch: Sequence[ScoredTurn],
+        replay: Sequence[ScoredTurn],
+        remembered: Sequence[ScoredTurn],
+        recent: Sequence[RecentVerdict],
+    ) -> StepInputs:
+        """What the attempt is computed from, as the record keeps it."""
+
+        def ids(turns: Sequence[ScoredTurn]) -> tuple[tuple[str, int], ...]:
+            return tuple((turn.turn_id, turn.verdict_id) for turn in turns)
+
+        return StepInputs(
+            turns={
+                StepRole.BATCH: ids(batch),
+                StepRole.REPLAY: ids(replay),
+                StepRole.REMEMBERED: ids(remembered),
+                StepRole.RECENT: tuple((one.turn_id, one.verdict_id) for one in recent),
+            },
+            edit_id=due.edit_id if self._plan.selects_hints else 0,
+            state=trainer.state(),
+            settings=training_settings(self._settings),
+        )
 
     async def _leave_deadly(self, claimed: list[ScoredTurn]) -> None:
         """Of turns that a trainer died with, attempt fewer at a time; drop one that it died with alone."""
@@ -509,6 +543,7 @@ class Worker:
             version=number,
             error=f"version {number} was rejected: {adapter.reason}" if outcome.rejected else None,
             metrics=outcome.metrics,
+            inputs=report.inputs,
         )
         if outcome.rejected:
             self._counters.rejected += 1

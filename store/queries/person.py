@@ -236,17 +236,25 @@ def add_wish_edits(connection: sa.Connection, policy: str, edits: Sequence[WishE
         )
 
 
-def wish_edits(connection: sa.Connection) -> dict[str, list[WishEdit]]:
+def newest_wish_edit(connection: sa.Connection) -> int:
+    """Return the number of the newest edit of any policy, 0 when there is none."""
+    return int(connection.execute(sa.select(sa.func.max(schema.wish_edits.c.edit_id))).scalar_one() or 0)
+
+
+def wish_edits(connection: sa.Connection, until: int | None = None) -> dict[str, list[WishEdit]]:
     """Return the edits that count, by policy: of each turn its newest words, and a withdrawal where that is the newest row.
 
     A withdrawn wish keeps its edited words, because it is unlearnt by them. Withdrawals come last.
+
+    Args:
+        until: number of the newest edit that counts; None: all do.
     """
     e = schema.wish_edits.c
     words: dict[str, dict[str, str]] = {}
     withdrawn: dict[str, dict[str, None]] = {}
-    for policy, turn_id, text in connection.execute(
-        sa.select(e.policy, e.turn_id, e.text).order_by(e.edit_id)
-    ):
+    query = sa.select(e.policy, e.turn_id, e.text).order_by(e.edit_id)
+    rows = connection.execute(query if until is None else query.where(e.edit_id <= until))
+    for policy, turn_id, text in rows:
         withdrawn.setdefault(policy, {}).pop(turn_id, None)
         if text is None:
             withdrawn[policy][turn_id] = None

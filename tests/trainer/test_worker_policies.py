@@ -170,7 +170,8 @@ async def test_a_rollback_and_an_edit_concern_one_policy(people: People) -> None
     assert live == {f"{BASE}.ann": 0, f"{BASE}.bob": 1}
     await people.record.add_wish_edits(f"{BASE}.ann", [WishEdit(turn_id="a1", text=None)])
     assert await people.record.wish_edits(f"{BASE}.bob") == []
-    assert await people.record.recent_verdict_values(f"{BASE}.bob", 9) == [-1, -1]
+    recent = await people.record.recent_verdicts(f"{BASE}.bob", 9)
+    assert [one.value for one in recent] == [-1, -1]
 
 
 async def test_turns_of_another_base_model_are_left_alone(people: People, record: Record) -> None:
