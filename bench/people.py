@@ -1,4 +1,4 @@
-"""Several people with a policy each, on a whole Patina with the built-in model: `python -m bench.people [--people 16] [--rounds 2]`.
+"""Several people with a policy each, on a whole Patina with the built-in model: `python -m bench.people [--people 16] [--rounds 2] [--probes 8]`.
 
 People with wishes that contradict each other complain in two groups, one group after the other. Before and after each group everybody's
 replies to fixed questions are taken at temperature 0, with the log-probability of every token. Reported as JSON:
@@ -78,9 +78,9 @@ def react(person: Person, seed: int) -> int:
     return complaints
 
 
-def probe(person: Person) -> tuple[list[Probe], float]:
+def probe(person: Person, count: int = PROBES) -> tuple[list[Probe], float]:
     """Return the replies to the fixed questions, one request at a time, and the share that meets the wish."""
-    asked = tasks("facts", asked=False)[:PROBES]
+    asked = tasks("facts", asked=False)[:count]
     found = [
         ask(person, [{"role": "user", "content": task.text}], trains=False, temperature=0.0) for task in asked
     ]
@@ -100,8 +100,8 @@ def settle(stack: Stack) -> None:
         time.sleep(0.5)
 
 
-def run(count: int, rounds: int) -> dict[str, Any]:
-    settings = read_settings({"max_wait_s": 3.0})
+def run(count: int, rounds: int, probes: int) -> dict[str, Any]:
+    settings = read_settings({"max_wait_s": 120.0})
     with Stack(settings) as stack:
         file = KeyFile(stack.home / "keys.json")
         people = [
@@ -114,7 +114,7 @@ def run(count: int, rounds: int) -> dict[str, Any]:
             )
             for number in range(count)
         ]
-        before = {person.name: probe(person) for person in people}
+        before = {person.name: probe(person, probes) for person in people}
         newest, versions, changed = dict(before), dict.fromkeys(before, 0), []
         started = time.monotonic()
         groups = [people[: (count + 1) // 2], people[(count + 1) // 2 :]]
@@ -126,7 +126,7 @@ def run(count: int, rounds: int) -> dict[str, Any]:
                 print(f"group {number}, round {one}: {sum(complaints)} complaints", flush=True)
             live = live_versions(stack.status())
             for person in people:
-                fresh = probe(person)
+                fresh = probe(person, probes)
                 version = live.get(policy_name(settings.policy, person.name), 0)
                 if version == versions[person.name] and fresh[0] != newest[person.name][0]:
                     changed.append({"person": person.name, "version": version})
@@ -205,9 +205,12 @@ def main() -> int:
     )
     parser.add_argument("--people", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--probes", type=int, default=PROBES, help="questions to each person before and after"
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    found = run(arguments.people, arguments.rounds)
+    found = run(arguments.people, arguments.rounds, arguments.probes)
     text = json.dumps(found, indent=1)
     print(text)
     if arguments.json is not None:
