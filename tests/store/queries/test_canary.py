@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from store.errors import AliasMoved
+from store.errors import AliasMoved, RecordError
 from store.record import Record
 from store.values import AdapterState, ReleaseStage, StepReport
 from tests.proxy.test_adapters import make_adapter
@@ -12,10 +12,12 @@ from tests.proxy.test_adapters import make_adapter
 POLICY = "tiny"
 
 
-async def publish(record: Record, version: int, *, share: float = 0.0, at: float = 0.0) -> None:
-    adapter = make_adapter(POLICY, version, Path("/nowhere"), created_at=at or float(version))
+async def publish(
+    record: Record, version: int, *, share: float = 0.0, at: float = 0.0, policy: str = POLICY
+) -> None:
+    adapter = make_adapter(policy, version, Path("/nowhere"), created_at=at or float(version))
     step = StepReport(
-        step_id=f"s{version}", policy=POLICY, method="rl", started_at=at, finished_at=at, version=version,
+        step_id=f"s{version}", policy=policy, method="rl", started_at=at, finished_at=at, version=version,
         error=None, metrics={},
     )  # fmt: skip
     await record.publish(adapter, [], step, worker="w", canary_share=share)
@@ -90,8 +92,6 @@ async def test_a_version_of_the_one_on_trial_is_not_published(record: Record) ->
 
 
 async def test_pins_are_kept_by_policy_and_only_for_versions_with_files(record: Record) -> None:
-    from store.errors import RecordError
-
     await publish(record, 1)
     await publish(record, 2)
     await record.pin(POLICY, 1, stays=True)
