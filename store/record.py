@@ -15,7 +15,8 @@ from sqlalchemy.exc import DBAPIError
 from store.database import BUSY_TIMEOUT_S, Database
 from store.errors import RecordError, RecordTooNew
 from store.lifecycle import DropReason, Stage
-from store.queries import common, journal, lineage, person, proxy, replies, scorer, story, trainer
+from store.queries import closure as closures
+from store.queries import common, forget, journal, lineage, person, proxy, replies, scorer, story, trainer
 from store.queries.turns import TurnWriter
 from store.values import (
     BASE_VERSION,
@@ -23,8 +24,10 @@ from store.values import (
     AliasMove,
     AnsweredTurn,
     ClientTraffic,
+    Closure,
     Conversation,
     Feedback,
+    Forgotten,
     GpuLease,
     GpuRole,
     Heartbeat,
@@ -36,6 +39,7 @@ from store.values import (
     RecordStatus,
     Remembered,
     ScoredTurn,
+    Selection,
     StatedHint,
     StepReport,
     Tip,
@@ -462,6 +466,30 @@ class Record:
             for row in rows:
                 yield row
             after = (rows[-1]["created_at"], rows[-1]["turn_id"])
+
+    async def find_closure(self, selection: Selection, *, with_replies: bool = True) -> Closure:
+        """Return what `forget` would remove. Raises: RecordError: the selection names no turn."""
+        return await self._database.read(closures.find_closure, selection, with_replies=with_replies)
+
+    async def forget(
+        self, selection: Selection, *, with_replies: bool = True, key: bytes, now: float | None = None
+    ) -> Forgotten:
+        """Delete the selected turns and what belongs to them; see `store.queries.forget`. `scrub` afterwards.
+
+        Raises:
+            RecordError: the selection names no turn.
+        """
+        return await self._database.write(
+            forget.forget, selection, with_replies=with_replies, key=key, now=_now(now)
+        )
+
+    async def scrub(self) -> None:
+        """Write the database's file anew, so that no free page holds what was deleted. Raises: RecordUnavailable."""
+        await self._database.scrub()
+
+    async def found_again(self, turn_ids: Sequence[str], messages: Sequence[str], key: bytes) -> list[str]:
+        """Return one sentence for each forgotten turn or message that the record holds again."""
+        return await self._database.read(forget.found_again, turn_ids, messages, key)
 
     async def verify(self) -> list[str]:
         """Re-hash and cross-check the record; one sentence for each thing wrong, none when all is well."""

@@ -13,6 +13,7 @@ from store.database import insert_ignore, upsert
 from store.errors import AliasMoved, ClaimLost
 from store.hashing import exact_json
 from store.lifecycle import DropReason, Event, Stage
+from store.queries.common import adapter as find_adapter
 from store.queries.common import (
     aliases,
     bodies,
@@ -24,6 +25,7 @@ from store.queries.common import (
     prompt_ids,
     step_of,
 )
+from store.queries.forget import forgotten_among
 from store.values import (
     BASE_VERSION,
     LOOP_SOURCE,
@@ -168,6 +170,7 @@ def publish(
         worker,
         trained_in_version=adapter.version,
     )
+    _refuse_forgotten(connection, adapter, step)
     if moved != len(turn_ids):
         raise ClaimLost(
             f"version {adapter.version} is not published: {len(turn_ids) - moved} of {len(turn_ids)} turns are not claimed "
@@ -200,7 +203,12 @@ def reject(
     release: Sequence[str] = (),
     drop: Sequence[str] = (),
 ) -> None:
-    """Record a version the gate refused; those of its turns that ``worker`` holds go back or, when they caused it twice, out."""
+    """Record a version the gate refused; those of its turns that ``worker`` holds go back or, when they caused it twice, out.
+
+    Raises:
+        ClaimLost: it was trained on what was forgotten meanwhile. Nothing is written.
+    """
+    _refuse_forgotten(connection, adapter, step)
     _insert_adapter(connection, adapter)
     _upsert_step(connection, step)
     _end_claim(connection, release, Event.RELEASE, adapter.created_at, worker)
@@ -212,6 +220,15 @@ def reject(
         worker,
         drop_reason=DropReason.GATE_REJECTED.value,
     )
+
+
+def _refuse_forgotten(connection: sa.Connection, adapter: AdapterVersion, step: StepReport) -> None:
+    """Raises: ClaimLost: the version was computed from what a person has had forgotten meanwhile."""
+    used = {turn_id for one in step.inputs.turns.values() for turn_id, _ in one} if step.inputs else set()
+    parent = find_adapter(connection, adapter.policy, adapter.parent_version)
+    is_tainted = parent is not None and parent.state is AdapterState.FORGOTTEN
+    if is_tainted or forgotten_among(connection, used):
+        raise ClaimLost(f"version {adapter.version} was computed from what was forgotten meanwhile")
 
 
 def write_step(connection: sa.Connection, step: StepReport) -> None:
