@@ -30,6 +30,8 @@ from store.values import Json
 SUFFIX = ".journal"
 #: In the journal folder: the recorder's newest state, as JSON.
 STATE_FILE = "recorder.json"
+#: In the journal folder: segments that were opened before it was written are closed (see `request_rotation`).
+ROTATE_FILE = "rotate"
 _MAGIC = b"PJ01"
 #: magic, kind, length of the payload, its CRC-32, microseconds since the epoch
 _HEADER = struct.Struct("<4sIIIQ")
@@ -113,6 +115,7 @@ class JournalWriter:
         self._file: int | None = None
         self._size = 0  # of the open segment
         self._opened_at = self._appended_at = 0.0
+        self._opened_ns = 0
         self._other_bytes = 0  # of the other segments of the folder
         self._pending: deque[tuple[bytes, asyncio.Future[None]]] = deque()
         self._pending_bytes = 0
@@ -234,6 +237,7 @@ class JournalWriter:
             raise
         self._file, self._size = file, 0
         self._opened_at = self._appended_at = time.monotonic()
+        self._opened_ns = time.time_ns()
         return file
 
     def _close_segment(self) -> None:
@@ -246,13 +250,21 @@ class JournalWriter:
         """Close an idle or old segment, and measure the folder. To be called about every second."""
         now = time.monotonic()
         is_busy = self._is_closing or (self._flushing is not None and not self._flushing.done())
-        is_due = now - self._appended_at > _IDLE_S or now - self._opened_at > _OLDEST_S
+        is_due = (
+            now - self._appended_at > _IDLE_S or now - self._opened_at > _OLDEST_S or self._should_rotate()
+        )
         if self._file is not None and not is_busy and self._size and is_due:
             self._close_segment()
         try:
             self._other_bytes = max(0, journal_bytes(self._folder) - self._size)
         except OSError as exc:
             self.last_error = str(exc)  # the next append finds out more
+
+    def _should_rotate(self) -> bool:
+        try:
+            return (self._folder / ROTATE_FILE).stat().st_mtime_ns >= self._opened_ns
+        except OSError:
+            return False  # none was requested
 
     async def close(self) -> int:
         """Write what waits, once more, and close the segment; returns the number of entries that could not be written."""
@@ -286,6 +298,12 @@ class JournalWriter:
 def folder_token(folder: Path) -> str:
     """Return 8 hex digits in the names of a folder's segments, by which hosts that share a record tell their offsets apart."""
     return digest("journal", os.uname().nodename, str(folder.absolute()))[:8]
+
+
+def request_rotation(folder: Path) -> list[Path]:
+    """Let all writers close their present segments, within about a second; returns these segments."""
+    (folder / ROTATE_FILE).touch(mode=0o600)
+    return segments(folder)
 
 
 def segments(folder: Path) -> list[Path]:

@@ -344,9 +344,8 @@ def _clean_versions(
         version = moves[policy].version if policy in moves else BASE_VERSION
         if version not in versions:
             continue
-        states = dict(
-            connection.execute(sa.select(a.version, a.state).where(a.policy == policy)).tuples().all()
-        )
+        rows = connection.execute(sa.select(a.version, a.state).where(a.policy == policy))
+        states = {row.version: row.state for row in rows}
         of = parents(connection, policy)
         live[policy] = version
         while version != BASE_VERSION and (

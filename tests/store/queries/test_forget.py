@@ -89,7 +89,9 @@ async def fill(record: Record) -> None:
         await record.add_verdict(make_verdict(turn_id, hint=SENTINEL if turn_id == "two" else "shorter"))
 
 
-async def train(record: Record, version: int, *turn_ids: str, replay: tuple[str, ...] = ()) -> None:
+async def train(
+    record: Record, version: int, *turn_ids: str, replay: tuple[str, ...] = (), path: str | None = None
+) -> None:
     """Publish a version that was trained on these turns."""
     claimed = await record.claim(POLICY, 10, worker="w", lease_s=60)
     await record.release([turn.turn_id for turn in claimed if turn.turn_id not in turn_ids], worker="w")
@@ -105,7 +107,7 @@ async def train(record: Record, version: int, *turn_ids: str, replay: tuple[str,
     adapter = AdapterVersion(
         policy=POLICY,
         version=version,
-        path=f"/adapters/{version}",
+        path=path or f"/adapters/{version}",
         content_hash="",
         parent_version=version - 1,
         state=AdapterState.PUBLISHED,
