@@ -146,7 +146,7 @@ class LinkCandidates:
         exchanges: by answer key (`answer_keys`), independent of the history before it.
         same_body: turn ids among ``requests`` with an identical body.
         same_system_prompt: turn ids with this request's system prompt.
-        turn_order: turn id -> number of the main turn within its scope; consecutive numbers were sent one after the other.
+        turn_order: turn id -> number of the main turn of its key; consecutive numbers were sent one after the other.
         openings: first turns that this request's opening extends or shortens, newest first.
         quotes: turns quoted in a fresh request, or in what precedes a history.
         echoes: turns whose exchange the history contains with other text around it, and the number of its run.
@@ -597,7 +597,7 @@ def _find_longest_reply(
 def _choose_tip(tips: Sequence[Tip], candidates: LinkCandidates) -> Tip:
     """Return, of turns with the same history and reply, one that nothing has followed yet; otherwise the newest.
 
-    If some had this request's system prompt (another character, another mode), only those count. Identical conversations of one scope differ
+    If some had this request's system prompt (another character, another mode), only those count. Identical conversations of one key differ
     only by which of them waits: those that began together are used in order. Of several replies to one prompt (retries) the newest counts,
     and once one of them was continued, the others wait no more.
     """

@@ -107,12 +107,11 @@ class _Entry:
     sampling: tuple[Any, Any]  #: of its request (`_sampling`)
     root: str
     trace: TurnLines
-    lines: frozenset[str]  #: under which it is found in `_lines`
     session_key: str
     system_key: str
     is_structured: bool
     side_reason: str  #: kind reason of a side turn; "" for a main turn
-    number: int  #: number of the main turn within its scope
+    number: int  #: number of the main turn of its key
     opening: str  #: the user text of a first turn, as far as it is compared
     delegated_texts: tuple[tuple[str, ...], ...]  #: lines of each text that it passed to a tool
     is_on_summary: bool  #: only a summary preceded its prompt
@@ -188,16 +187,17 @@ class TurnIndex:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         #: By kind of key: key -> turns, oldest first.
         self._index: dict[str, dict[str, list[str]]] = {kind: {} for kind in _KEY_KINDS}
-        #: By root: normalised line -> turns, oldest first.
-        self._lines: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
+        #: By root: normalised line of the question, of the answer -> turns, oldest first.
+        self._questions: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
+        self._answers: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
         self._extended: OrderedDict[str, set[str]] = OrderedDict()  # parent -> main turns that extend it
-        self._main_counts: defaultdict[str, int] = defaultdict(int)  # main turns seen, by scope
+        self._main_counts: defaultdict[str, int] = defaultdict(int)  # main turns seen, by key
         self._orphans: OrderedDict[str, _OrphanEntry] = OrderedDict()  # by session, housekeeping first
         self._identifiers = LearnedIdentifiers()
         self._templates: OrderedDict[str, _Template] = OrderedDict()
         self._users: defaultdict[str, OrderedDict[str, None]] = defaultdict(
             OrderedDict
-        )  # by scope: `user`s, newest last
+        )  # by key: `user`s, newest last
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -222,7 +222,7 @@ class TurnIndex:
         for turn in turns:
             if turn.turn_id in self._entries:
                 continue
-            history = parse_history(turn.messages, turn.scope, turn.user)
+            history = parse_history(turn.messages, turn.key_name, turn.user)
             self._insert(
                 turn,
                 history,
@@ -246,19 +246,18 @@ class TurnIndex:
         client: str,
         identifiers: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        keys = [("request", turn.request_key), ("body", f"{turn.scope}:{body}")]
+        keys = [("request", turn.request_key), ("body", f"{turn.key_name}:{body}")]
         index = "session" if turn.kind is TurnKind.MAIN else "side"
-        session_key = f"{turn.scope}:{turn.session_id}"
+        session_key = f"{turn.key_name}:{turn.session_id}"
         keys.append((index, session_key))
         trace = _turn_lines(turn, history)
-        lines = frozenset((*trace.question, *trace.answer))
         delegated_texts = _delegated_texts(turn.completion)
         opening = _opening_text(history) if turn.kind is TurnKind.MAIN else ""
         if len(opening) >= _MIN_EDITED_OPENING_CHARS:
             keys.append(("opening", f"{history.root}:{normalise_line(opening)[:_OPENING_KEY_CHARS]}"))
         keys += [("order", f"{history.root}:{turn_order[-1]}") for turn_order in delegated_texts]
         if turn.user is not None:
-            users = self._users[turn.scope]
+            users = self._users[turn.key_name]
             users[turn.user] = None
             users.move_to_end(turn.user)
             if len(users) > _MAX_USERS:
@@ -285,12 +284,11 @@ class TurnIndex:
             sampling=_sampling(turn.request),
             root=history.root,
             trace=trace,
-            lines=lines,
             session_key=session_key,
             system_key=history.system_key,
             is_structured=is_structured(turn.request),
             side_reason=found.reason if turn.kind is TurnKind.SIDE else "",
-            number=self._main_counts[turn.scope],
+            number=self._main_counts[turn.key_name],
             opening=opening,
             delegated_texts=delegated_texts,
             is_on_summary=turn.link_reason == LinkReason.RECORDED_SUMMARY,
@@ -305,12 +303,13 @@ class TurnIndex:
             templates=_template_keys(history, client),
         )
         self._learn(turn, history, client)
-        self._main_counts[turn.scope] += turn.kind is TurnKind.MAIN
+        self._main_counts[turn.key_name] += turn.kind is TurnKind.MAIN
         for kind, key in keys:
             _append(self._index[kind], key, turn.turn_id)
-        by_line = self._lines[history.root]
-        for line in lines:
-            _append(by_line, line, turn.turn_id)
+        for by_root, lines in ((self._questions, trace.question), (self._answers, trace.answer)):
+            by_line = by_root[history.root]
+            for line in dict.fromkeys(lines):
+                _append(by_line, line, turn.turn_id)
         is_extension = turn.kind is TurnKind.MAIN and turn.relation is not Relation.RETRY
         if turn.parent_turn_id is not None and is_extension:
             self._extended.setdefault(turn.parent_turn_id, set()).add(turn.turn_id)
@@ -486,11 +485,15 @@ class TurnIndex:
     def _remove_keys(self, turn_id: str, entry: _Entry) -> None:
         for kind, key in entry.keys:
             _remove(self._index[kind], key, turn_id)
-        by_line = self._lines[entry.root]
-        for line in entry.lines:
-            _remove(by_line, line, turn_id)
-        if not by_line:
-            del self._lines[entry.root]
+        for by_root, lines in (
+            (self._questions, entry.trace.question),
+            (self._answers, entry.trace.answer),
+        ):
+            by_line = by_root[entry.root]
+            for line in dict.fromkeys(lines):
+                _remove(by_line, line, turn_id)
+            if not by_line:
+                del by_root[entry.root]
 
     def refresh(self, tip: Tip) -> Tip:
         """Return ``tip`` with its current state: it may have been extended since it was read."""
@@ -528,7 +531,7 @@ class TurnIndex:
 
         A request that arrived while the other was in flight belongs to another conversation with the same text.
         """
-        holders = self._holders("body", f"{captured.scope}:{captured.body_key}")
+        holders = self._holders("body", f"{captured.key_name}:{captured.body_key}")
         return {t for t in holders if self._entries[t].finished_at <= captured.created_at}
 
     def is_sample(self, captured: ClassifiedExchange, repeated: Sequence[Tip]) -> bool:
@@ -560,9 +563,9 @@ class TurnIndex:
             and least <= captured.created_at - e.finished_at <= most
         }
 
-    def newest(self, scope: str, session: str) -> Tip | None:
+    def newest(self, key_name: str, session: str) -> Tip | None:
         """Return the newest main turn of a session."""
-        return self._newest_main(f"{scope}:{session}")
+        return self._newest_main(f"{key_name}:{session}")
 
     def _newest_main(self, session_key: str) -> Tip | None:
         holders = self._index["session"].get(session_key)
@@ -634,9 +637,9 @@ class TurnIndex:
             or captured.options.session is not None
         ):
             return []
-        users = self._users.get(captured.scope)
+        users = self._users.get(captured.key_name)
         messages = captured.history.messages
-        return [parse_history(messages, captured.scope, user) for user in reversed(users)] if users else []
+        return [parse_history(messages, captured.key_name, user) for user in reversed(users)] if users else []
 
     def _is_delegated(self, history: History) -> bool:
         """Whether a fresh request repeats what a recorded turn passed to a tool: another agent was given the task."""
@@ -673,8 +676,8 @@ class TurnIndex:
         key = f"{history.root}:{normalise_line(words)[:_OPENING_KEY_CHARS]}"
         for turn_id in self._holders("opening", key):
             entry = self._entries[turn_id]
-            shorter, longer = sorted((entry.opening, words), key=len)
-            is_part = longer.startswith(shorter) and _MIN_EDITED_OPENING_CHARS <= len(shorter) < len(longer)
+            theirs = entry.opening  # only one that is long enough has this key
+            is_part = len(theirs) != len(words) and (theirs.startswith(words) or words.startswith(theirs))
             if is_part and entry.system_key == history.system_key:
                 found.append(self.refresh(entry.tip))
         return found
@@ -767,12 +770,15 @@ class TurnIndex:
         is_answer_needed: bool = False,
     ) -> list[Quote]:
         """Return the turns of which a prompt contains enough; on request only those of whose reply it contains something."""
-        by_line = self._lines.get(history.root)
-        if by_line is None:
-            return []
+        questions: Mapping[str, Sequence[str]] = {}
+        if not is_answer_needed:
+            questions = self._questions.get(history.root, {})
+        answers: Mapping[str, Sequence[str]] = self._answers.get(history.root, {})
         found: dict[str, None] = {}
-        for line in reversed([line for line in prompt_lines.positions if line in by_line]):
-            found.update(dict.fromkeys(_newest(by_line[line])))
+        known = [line for line in prompt_lines.positions if line in answers or line in questions]
+        for line in reversed(known):
+            found.update(dict.fromkeys(_newest(questions.get(line, ()))))
+            found.update(dict.fromkeys(_newest(answers.get(line, ()))))
             if len(found) >= _MAX_TURNS_FOUND:
                 break
         newest = sorted((self._entries[t] for t in found), key=lambda e: e.tip.created_at, reverse=True)
@@ -780,8 +786,6 @@ class TurnIndex:
         side_at: dict[str, float] = {}
         quotes = []
         for entry in newest[:_MAX_MEASURED_TURNS]:
-            if is_answer_needed and prompt_lines.positions.keys().isdisjoint(entry.trace.answer):
-                continue
             overlap = measured.get(entry.trace)
             if overlap is None:
                 overlap = measured[entry.trace] = measure_overlap(prompt_lines, entry.trace)
@@ -841,8 +845,8 @@ class TurnIndex:
         if newest is None or newest.get("role") != "user":
             return None
         words = edge_lines(content_text(newest.get("content")))
-        by_line = self._lines.get(captured.history.root, {})
-        for turn_id in _newest(by_line.get(words[-1], ())) if words else ():
+        answers = self._answers.get(captured.history.root, {})
+        for turn_id in _newest(answers.get(words[-1], ())) if words else ():
             entry = self._entries[turn_id]
             if entry.trace.answer == words and entry.trace.question != words:
                 return Quote(

@@ -1,12 +1,12 @@
 """The tables, one place. `migrations/` creates them; a test holds the two against each other.
 
 Rules: `turns`, `messages`, `nodes`, `next_states`, `feedback`, `verdicts`, `alias_moves`, `wish_edits` are append-only: a row never changes once it is
-written (what a person asks to forget is deleted, not edited). `lives` is the one baton that processes hand on, and it only
-moves by compare-and-set along `store.lifecycle`. Every other table has one writing process:
+written (what a person asks to forget is deleted, not edited). `turn_states` is the one table that several processes
+update, and only by compare-and-set along `store.lifecycle`. Every other table has one writing process:
 
-    proxy   messages, nodes, turns, next_states, feedback        trainer  adapters, steps
+    proxy   messages, nodes, turns, next_states, feedback        trainer  adapters, steps, step_turns
     scorer  verdicts                                             alias_moves: trainer (publish) and a person (rollback)
-    person  controls, wish_edits (`run.py`)
+    person  controls, wish_edits, forgotten_turns (`run.py`)
 
 A conversation is stored as a chain of nodes, each naming its parent and one message; messages are content-addressed, so a
 200-turn session costs what is new in it. Leading system messages form a chain of their own (`preamble_node`): clients change
@@ -78,7 +78,7 @@ turns = Table(
     Column("first_kind_evidence", Text),
     Column("link_confidence", Float, nullable=False),
     Column("policy", String(128), nullable=False),
-    Column("scope", String(128), nullable=False),
+    Column("key_name", String(128), nullable=False),
     Column("adapter_version", Integer, nullable=False),
     Column("client", String(128), nullable=False),
     Column("user", String(256)),
@@ -108,13 +108,35 @@ turns = Table(
     Column("reply_key", _HASH),
     Column("completion_key", _HASH, nullable=False),  # text_key(completion)
     Column("drop_detail", Text, nullable=False),
-    Index(None, "scope", "reply_key", "created_at"),
-    Index(None, "scope", "request_key", "created_at"),
-    Index(None, "scope", "completion_key"),
+    Index(None, "key_name", "reply_key", "created_at"),
+    Index(None, "key_name", "request_key", "created_at"),
+    Index(None, "key_name", "completion_key"),
     Index(None, "completion_id"),
     Index(None, "session_id", "turn_index", "parent_turn_id"),
     Index(None, "created_at"),
     Index(None, "kind"),  # for `status`, which would read every turn
+)
+
+api_requests = Table(
+    "api_requests",
+    metadata,
+    Column("turn_id", _ID, ForeignKey("turns.turn_id", ondelete="CASCADE"), primary_key=True),
+    Column("api", String(16), nullable=False),  # responses, messages
+    Column(
+        "detail", Text, nullable=False
+    ),  # JSON: what the chat request does not hold of the client's request
+    Column("is_hidden", Boolean, nullable=False),  # its client deleted the response
+)
+
+conversations = Table(
+    "conversations",
+    metadata,
+    Column("conversation_id", _ID, primary_key=True),
+    Column("key_name", String(128), nullable=False),
+    Column("metadata", Text, nullable=False),
+    Column("items", Text, nullable=False),  # JSON: the items that it began with
+    Column("created_at", Float, nullable=False),
+    Column("deleted_at", Float),
 )
 
 next_states = Table(
@@ -157,8 +179,8 @@ verdicts = Table(
     Index(None, "turn_id", "verdict_id"),
 )
 
-lives = Table(
-    "lives",
+turn_states = Table(
+    "turn_states",
     metadata,
     Column("turn_id", _ID, ForeignKey("turns.turn_id", ondelete="CASCADE"), primary_key=True),
     Column("policy", String(128), nullable=False),
@@ -167,12 +189,12 @@ lives = Table(
     Column("claimed_by", String(128)),
     Column("lease_until", Float),
     Column("trained_in_version", Integer),
-    Column("since", Float, nullable=False),  # when this stage began
+    Column("stage_since", Float, nullable=False),  # when this stage began
     Column("detail", Text),  # why it was dropped, in words
-    Index(None, "stage", "policy", "since"),
+    Index(None, "stage", "policy", "stage_since"),
     Index(None, "policy", "trained_in_version"),
     Index(
-        "ix_lives_drop_reason",
+        "ix_turn_states_drop_reason",
         "drop_reason",
         sqlite_where=text("drop_reason IS NOT NULL"),
         postgresql_where=text("drop_reason IS NOT NULL"),
@@ -186,6 +208,7 @@ adapters = Table(
     Column("version", Integer, primary_key=True),
     Column("path", Text, nullable=False),
     Column("content_hash", String(64), nullable=False),
+    Column("manifest_hash", String(64), nullable=False, server_default=""),
     Column("parent_version", Integer, nullable=False),
     Column("state", String(16), nullable=False),
     Column("reason", Text, nullable=False),
@@ -201,7 +224,7 @@ alias_moves = Table(
     Column("policy", String(128), nullable=False),
     Column("version", Integer, nullable=False),
     Column("moved_at", Float, nullable=False),
-    Column("by", String(64), nullable=False),
+    Column("actor", String(64), nullable=False),
     Index(None, "policy", "move_id"),
 )
 
@@ -216,7 +239,26 @@ steps = Table(
     Column("version", Integer),
     Column("error", Text),
     Column("metrics", Text, nullable=False),
+    Column("inputs", Text, nullable=False, server_default="{}"),  # JSON; the turns are in `step_turns`
     Index(None, "policy", "started_at"),
+)
+
+step_turns = Table(
+    "step_turns",
+    metadata,
+    Column("step_id", _ID, ForeignKey("steps.step_id", ondelete="CASCADE"), primary_key=True),
+    Column("role", String(16), primary_key=True),  # `store.values.StepRole`
+    Column("position", Integer, primary_key=True),  # from 0 in each role
+    Column("turn_id", _ID, nullable=False),  # no reference: the list stays whole when a turn is forgotten
+    Column("verdict_id", Integer, nullable=False),  # the verdict as it was then
+    Index(None, "turn_id"),
+)
+
+forgotten_turns = Table(
+    "forgotten_turns",
+    metadata,
+    Column("turn_id", _ID, primary_key=True),  # never recorded or trained again
+    Column("at", Float, nullable=False),
 )
 
 heartbeats = Table(
@@ -312,4 +354,4 @@ SELECT t.turn_id, t.session_id, t.parent_turn_id, t.turn_index, t.kind, t.relati
   {newest_verdict.format("hint")} AS hint,
   {newest_verdict.format("source")} AS verdict_source,
   l.stage, l.drop_reason, l.trained_in_version
-FROM turns t JOIN lives l ON l.turn_id = t.turn_id"""
+FROM turns t JOIN turn_states l ON l.turn_id = t.turn_id"""

@@ -23,12 +23,13 @@ class CapturedExchange:
     Attributes:
         fault: why the whole exchange cannot train (the client disconnected, an error), or None.
         size: bytes of request and reply.
+        api: the API that the client speaks, where it is not chat: its name and what the chat request does not hold of its request.
     """
 
     turn_id: str
     created_at: float
     finished_at: float
-    scope: str
+    key_name: str
     client: str
     options: RequestOptions
     policy: str
@@ -41,6 +42,7 @@ class CapturedExchange:
     temperature: float
     logprob_mode: LogprobMode
     size: int
+    api: Json | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -49,7 +51,7 @@ class CapturedExchange:
 
 
 _SCALAR_FIELDS = (
-    "turn_id", "created_at", "finished_at", "scope", "client", "policy", "adapter_version", "status_code", "streamed",
+    "turn_id", "created_at", "finished_at", "key_name", "client", "policy", "adapter_version", "status_code", "streamed",
     "temperature", "size",
 )  # fmt: skip
 
@@ -68,6 +70,7 @@ def dump_exchange(captured: CapturedExchange, raw: bytes | None) -> bytes:
             "reply": captured.reply,
             "fault": captured.fault,
             "logprob_mode": captured.logprob_mode,
+            "api": captured.api,
         },
         option=orjson.OPT_APPEND_NEWLINE,
     )
@@ -82,6 +85,8 @@ def load_exchange(payload: bytes, prefix_cache: PrefixCache | None = None) -> Ca
     """
     head, _, raw = payload.partition(b"\n")
     value: Json = orjson.loads(head)
+    if "scope" in value:  # written by 0.2.0
+        value["key_name"] = value.pop("scope")
     options, reply, fault = value["options"], value["reply"], value["fault"]
     completions = tuple(_restore_completion(values) for values in reply.pop("completions"))
     return CapturedExchange(
@@ -97,6 +102,7 @@ def load_exchange(payload: bytes, prefix_cache: PrefixCache | None = None) -> Ca
         reply=_restore_dataclass(AssembledReply, {**reply, "completions": completions}),
         fault=None if fault is None else (DropReason(fault[0]), fault[1]),
         logprob_mode=LogprobMode(value["logprob_mode"]),
+        api=value.get("api"),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from store import schema
-from store.database import upsert
+from store.database import insert_ignore, upsert
 from store.errors import AliasMoved, ClaimLost
 from store.hashing import exact_json
 from store.lifecycle import DropReason, Event, Stage
@@ -30,6 +30,7 @@ from store.values import (
     AdapterState,
     AdapterVersion,
     LogprobMode,
+    RecentVerdict,
     ScoredTurn,
     StepReport,
     Verdict,
@@ -44,12 +45,12 @@ def waiting(connection: sa.Connection, policy: str, *, hint_only: bool = False) 
         hint_only: count only turns with a hint as ready (methods that do not read the verdict), not those with a
             verdict of +1 or -1 as well.
     """
-    lv, v = schema.lives.c, schema.verdicts.c
+    lv, v = schema.turn_states.c, schema.verdicts.c
     w = schema.verdicts.alias("w")
     newest = (
         sa.select(sa.func.max(w.c.verdict_id))
         .where(w.c.turn_id == lv.turn_id)
-        .correlate(schema.lives)
+        .correlate(schema.turn_states)
         .scalar_subquery()
     )
     has_signal = v.hint.is_not(None) if hint_only else sa.or_(v.hint.is_not(None), v.value != 0)
@@ -58,9 +59,9 @@ def waiting(connection: sa.Connection, policy: str, *, hint_only: bool = False) 
             sa.select(
                 sa.func.count().label("scored"),
                 sa.func.coalesce(sa.func.sum(sa.case((has_signal, 1), else_=0)), 0).label("ready"),
-                sa.func.min(lv.since).label("oldest_since"),
+                sa.func.min(lv.stage_since).label("oldest_since"),
             )
-            .select_from(schema.lives.join(schema.verdicts, v.verdict_id == newest))
+            .select_from(schema.turn_states.join(schema.verdicts, v.verdict_id == newest))
             .where(lv.policy == policy, lv.stage == Stage.SCORED.value)
         )
     ).one()
@@ -71,13 +72,13 @@ def claim(
     connection: sa.Connection, policy: str, limit: int, *, worker: str, lease_s: float, now: float
 ) -> list[ScoredTurn]:
     """Take up to ``limit`` scored turns, oldest first, for ``worker`` until the lease runs out."""
-    lv = schema.lives.c
+    lv = schema.turn_states.c
     ids = list(
         (
             connection.execute(
                 sa.select(lv.turn_id)
                 .where(lv.policy == policy, lv.stage == Stage.SCORED.value)
-                .order_by(lv.since, lv.turn_id)
+                .order_by(lv.stage_since, lv.turn_id)
                 .limit(limit)
                 # PostgreSQL lets others read on meanwhile; SQLite has one writer and leaves this away.
                 .with_for_update(skip_locked=True)
@@ -90,9 +91,9 @@ def claim(
 
 def renew(connection: sa.Connection, worker: str, lease_s: float, now: float) -> int:
     """Keep a worker's claims for another ``lease_s`` seconds; returns how many it still holds."""
-    lv = schema.lives.c
+    lv = schema.turn_states.c
     done = connection.execute(
-        sa.update(schema.lives)
+        sa.update(schema.turn_states)
         .where(lv.stage == Stage.CLAIMED.value, lv.claimed_by == worker)
         .values(lease_until=now + lease_s)
     )
@@ -106,7 +107,7 @@ def release(connection: sa.Connection, turn_ids: Sequence[str], now: float, *, w
 
 def release_expired(connection: sa.Connection, now: float) -> int:
     """Give back the claims of workers that died: their leases ran out."""
-    lv = schema.lives.c
+    lv = schema.turn_states.c
     ids = list(
         (
             connection.execute(
@@ -149,7 +150,7 @@ def publish(
     step: StepReport,
     *,
     worker: str,
-    by: str = "trainer",
+    actor: str = "trainer",
 ) -> None:
     """Publish a version, move the alias to it and mark its turns trained: one transaction, all or nothing.
 
@@ -185,7 +186,7 @@ def publish(
     _upsert_step(connection, step)
     connection.execute(
         sa.insert(schema.alias_moves).values(
-            policy=adapter.policy, version=adapter.version, moved_at=adapter.created_at, by=by
+            policy=adapter.policy, version=adapter.version, moved_at=adapter.created_at, actor=actor
         )
     )
 
@@ -241,11 +242,11 @@ def trained_turns(
     connection: sa.Connection, policy: str, *, version: int | None = None, limit: int = 1000
 ) -> list[ScoredTurn]:
     """Return turns that were trained (in ``version``), newest first: for `why` and for replay."""
-    lv = schema.lives.c
+    lv = schema.turn_states.c
     query = sa.select(lv.turn_id).where(lv.policy == policy, lv.stage == Stage.TRAINED.value)
     if version is not None:
         query = query.where(lv.trained_in_version == version)
-    ids = list((connection.execute(query.order_by(lv.since.desc(), lv.turn_id).limit(limit))).scalars())
+    ids = list((connection.execute(query.order_by(lv.stage_since.desc(), lv.turn_id).limit(limit))).scalars())
     return [_scored(connection, turn_id) for turn_id in ids]
 
 
@@ -257,18 +258,18 @@ def scored_turns(connection: sa.Connection, turn_ids: Sequence[str]) -> list[Sco
     return [_scored(connection, i) for i in turn_ids if i in known]
 
 
-def recent_verdict_values(connection: sa.Connection, policy: str, limit: int) -> list[int]:
+def recent_verdicts(connection: sa.Connection, policy: str, limit: int) -> list[RecentVerdict]:
     """Return the newest verdicts of a policy's settled turns, oldest first: the baseline's window.
 
     A turn is settled once it is trained or dropped. A turn that waits for training, is claimed, or waits for a new verdict
     does not count: a batch must not be compared with itself, nor with what came after it. A turn counts once, with its
     newest verdict; neutral verdicts and abstentions do not count, however many there are between two opinions.
     """
-    v, lv = schema.verdicts.c, schema.lives.c
+    v, lv = schema.verdicts.c, schema.turn_states.c
     later = schema.verdicts.alias("later")
     rows = connection.execute(
-        sa.select(v.value)
-        .join(schema.lives, lv.turn_id == v.turn_id)
+        sa.select(v.turn_id, v.verdict_id, v.value)
+        .join(schema.turn_states, lv.turn_id == v.turn_id)
         .where(
             lv.policy == policy,
             lv.stage.in_([Stage.TRAINED.value, Stage.DROPPED.value]),
@@ -279,7 +280,7 @@ def recent_verdict_values(connection: sa.Connection, policy: str, limit: int) ->
         .order_by(v.verdict_id.desc())
         .limit(limit)
     )
-    return [int(value) for value in rows.scalars()][::-1]
+    return [RecentVerdict(**row._mapping) for row in rows][::-1]
 
 
 def _end_claim(
@@ -292,7 +293,7 @@ def _end_claim(
         event,
         at,
         only=(Stage.CLAIMED,),
-        extra=schema.lives.c.claimed_by == worker,
+        extra=schema.turn_states.c.claimed_by == worker,
         claimed_by=None,
         lease_until=None,
         **columns,
@@ -318,7 +319,7 @@ def _scored(connection: sa.Connection, turn_id: str) -> ScoredTurn:
         session_id=row.session_id,
         turn_index=row.turn_index,
         policy=row.policy,
-        scope=row.scope,
+        key_name=row.key_name,
         adapter_version=row.adapter_version,
         messages=tuple(chain_messages(connection, row.preamble_node, row.history_node)),
         request=bodies(connection, [row.request])[0],
@@ -341,6 +342,7 @@ def _scored(connection: sa.Connection, turn_id: str) -> ScoredTurn:
         ),
         next_text=next_text or "",
         created_at=row.created_at,
+        verdict_id=verdict.verdict_id,
     )
 
 
@@ -351,6 +353,7 @@ def _insert_adapter(connection: sa.Connection, adapter: AdapterVersion) -> None:
             version=adapter.version,
             path=adapter.path,
             content_hash=adapter.content_hash,
+            manifest_hash=adapter.manifest_hash,
             parent_version=adapter.parent_version,
             state=adapter.state.value,
             reason=adapter.reason,
@@ -372,4 +375,17 @@ def _upsert_step(connection: sa.Connection, step: StepReport) -> None:
         "error": step.error,
         "metrics": exact_json(step.metrics),
     }
+    if step.inputs is not None:
+        inputs = step.inputs
+        values["inputs"] = exact_json(
+            {"edit_id": inputs.edit_id, "state": inputs.state, "settings": inputs.settings}
+        )
     upsert(connection, schema.steps, values, ["step_id"])
+    if step.inputs is not None:
+        rows = [
+            {"step_id": step.step_id, "role": role.value, "position": at, "turn_id": turn_id, "verdict_id": verdict_id}
+            for role, used in step.inputs.turns.items()
+            for at, (turn_id, verdict_id) in enumerate(used)
+        ]  # fmt: skip
+        if rows:
+            connection.execute(insert_ignore(connection.dialect.name, schema.step_turns), rows)

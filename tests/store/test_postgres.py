@@ -122,7 +122,7 @@ async def test_the_walk_from_recorded_to_trained_is_the_same_on_postgresql(serve
     assert [turn.verdict.wishes for claim in claims for turn in claim] == [("shorter",)]
     (worker,) = (f"w{i}" for i, claim in enumerate(claims) if claim)
     await record.publish(adapter(1), ["t"], step(1), worker=worker)
-    assert await record.recent_verdict_values(POLICY, 8) == [-1]
+    assert [v.value for v in await record.recent_verdicts(POLICY, 8)] == [-1]
     await record.heartbeat(Heartbeat(process="proxy", pid=1, state="running", detail={}, at=1.0))
     await record.heartbeat(Heartbeat(process="proxy", pid=2, state="running", detail={}, at=2.0))
     await record.set_paused(True)

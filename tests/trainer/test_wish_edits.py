@@ -12,7 +12,7 @@ from trainer.wish_training import WishTraining
 
 def test_edits_replace_leave_out_and_withdraw_and_a_withdrawn_wish_keeps_its_edited_words() -> None:
     model = read_settings({}).model_path
-    policy = LocalPolicy(model, rank=4, device="cpu")
+    policy = LocalPolicy(model, rank=4, device="cpu", learning_rate=1e-4)
     training = WishTraining(policy, model, seed=0)
     hints = {"old": "Too long.", "new": "Shorter, please."}
     turns = [
@@ -59,7 +59,7 @@ def test_a_wish_that_is_edited_into_another_is_withdrawn_once_in_its_own_words()
     edited = training.begin([turn], version=2, edits=other).playbook
     assert [(one.text, one.best) for one in edited.wishes] == [("Answer me in Spanish.", 0.0)]
     assert [(one.text, one.is_as_stated) for one in edited.withdrawn] == [("Shorter, please.", True)]
-    assert training.unlearning(edited, [turn], version=2)
+    assert training.unlearning(edited, [turn], number=2)
 
     saved = training.to_json(edited, taught=True)
     training.load(saved)
