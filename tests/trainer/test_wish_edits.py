@@ -37,7 +37,7 @@ def test_edits_replace_leave_out_and_withdraw_and_a_withdrawn_wish_keeps_its_edi
 
 def test_a_wish_that_is_edited_into_another_is_withdrawn_once_in_its_own_words() -> None:
     model = read_settings({}).model_path
-    policy = LocalPolicy(model, rank=4, device="cpu")
+    policy = LocalPolicy(model, rank=4, device="cpu", learning_rate=1e-4)
     training = WishTraining(policy, model, seed=0)
     turn = sampled_turn(
         policy,
