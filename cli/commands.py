@@ -23,7 +23,7 @@ from cli import clients
 from cli.drop_reasons import sentence_of
 from cli.forget import forget, verify_receipt
 from cli.home_files import note_export
-from cli.live import ask_proxy, is_in_trouble, store_line
+from cli.live import ask_proxy, is_in_trouble, store_line, traffic_lines
 from cli.opened_record import open_record
 from cli.recover import recover
 from cli.text import LONG, clip
@@ -101,6 +101,8 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
         if live is not None and store is not None:
             style = "red" if is_in_trouble(store) else "default"
             console.print(f"[{style}]{escape(store_line(store, live['proxy'].get('not_captured')))}[/]")
+            for line in traffic_lines(live["proxy"]):
+                console.print(escape(line))
     return 1 if problem or (store is not None and is_in_trouble(store)) else 0
 
 
