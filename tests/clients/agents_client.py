@@ -27,7 +27,13 @@ async def main(url: str, key: str, mode: str) -> None:
     set_default_openai_client(AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0))
     if mode == "chat":
         set_default_openai_api("chat_completions")
-    agent = Agent(name="Helper", instructions="Help.", model="tiny", tools=[weather], model_settings=ModelSettings(temperature=0.5))
+    agent = Agent(
+        name="Helper",
+        instructions="Help.",
+        model="tiny",
+        tools=[weather],
+        model_settings=ModelSettings(temperature=0.5),
+    )
     if mode == "previous":
         previous = None
         for text in ("Please use the tool.", "No, that is wrong. Answer shorter.", "Thanks, perfect."):
