@@ -236,6 +236,12 @@ class Settings(BaseSettings):
         "gateway processes that share the port; one serves some hundred requests a second",
         "serving",
     )
+    accept_any_model: Literal["auto", "on", "off"] = _field(
+        "auto",
+        "PATINA_ACCEPT_ANY_MODEL",
+        "serve unknown model names such as gpt-4o-mini by the policy: on, off, or auto (on while every key uses one policy)",
+        "serving",
+    )
     sync: Literal["none", "group"] = _field(
         "none",
         "PATINA_SYNC",
