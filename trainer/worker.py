@@ -176,8 +176,11 @@ class _Due:
     takes_turns: bool
 
 
-def make_workshop(settings: Settings, device: Device) -> VersionTrainer:
+def make_workshop(settings: Settings, device: Device, pinned: Json | None = None) -> VersionTrainer:
     """The trainer where these settings have the weights. The device is ours while this runs, and for the turns to come.
+
+    Args:
+        pinned: state of the attempt to replay; see `LocalVersionTrainer`.
 
     Raises:
         ConfigError: the model cannot be loaded, or what is asked for cannot be had there.
@@ -189,7 +192,7 @@ def make_workshop(settings: Settings, device: Device) -> VersionTrainer:
         return TinkerVersionTrainer(settings)
     from trainer.version_trainer import LocalVersionTrainer
 
-    trainer = LocalVersionTrainer(settings)
+    trainer = LocalVersionTrainer(settings, pinned=pinned)
     device.enter, device.leave = trainer.policy.unpark, trainer.policy.park
     trainer.policy.at_boundary = device.boundary
     return trainer
@@ -264,10 +267,11 @@ class Worker:
         """Remove what a worker that died left behind."""
         remove, top = self._ready().remove, self._settings.adapters_folder
         on_disk = [path.name for path in top.iterdir()] if top.is_dir() else []
-        for policy in policies_of(self._settings.policy, (self._settings.policy, *on_disk)):
-            known = [Path(a.path) for a in await self._record.adapters(policy)]
-            folder = self._settings.adapters_folder_of(policy)
-            await self._on_thread(lambda: sweep(folder, known, remove=remove))  # noqa: B023 - awaited before the next
+        names = (self._settings.policy, *on_disk, *await self._record.aliases())
+        policies = policies_of(self._settings.policy, names)
+        known = [Path(one.path) for policy in policies for one in await self._record.adapters(policy)]
+        for folder in map(self._settings.adapters_folder_of, policies):
+            await self._on_thread(lambda folder=folder: sweep(folder, known, remove=remove))  # type: ignore[misc]
         self._state = "waiting"
 
     async def _survive(self, work: Callable[[], Any]) -> bool:

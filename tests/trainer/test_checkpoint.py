@@ -16,11 +16,11 @@ from store.errors import AdapterError
 from store.manifest import content_hash
 from trainer.checkpoint import (
     WrittenVersion,
+    folder_size,
     read_state,
     remove_version,
     sweep,
     verify_version,
-    folder_size,
     versions_to_keep,
     write_version,
 )
