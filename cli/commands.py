@@ -20,7 +20,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli import clients
-from cli.drop_reasons import sentence_of
 from cli.live import ask_proxy, is_in_trouble, store_line
 from cli.opened_record import open_record
 from cli.recover import recover
@@ -28,6 +27,7 @@ from cli.text import LONG, clip
 from cli.unused import DAYS, lines_of
 from cli.unused import to_json as unused_json
 from evals.console import table_console
+from store.drop_reasons import sentence_of
 from store.errors import ConfigError, RecordError
 from store.lifecycle import DropReason, Stage
 from store.processes import is_alive

@@ -37,6 +37,18 @@ HEALTH = Endpoint(
     summary="whether the proxy runs, the live version, and whether the record is available",
     needs_key=False,
 )
+HEALTH_DETAIL = Endpoint(
+    method="GET",
+    path="/health",
+    summary="whether backend, record and trainer work together: status healthy or degraded (also `/v1/health`)",
+    needs_key=False,
+)
+ROOT = Endpoint(
+    method="GET",
+    path="/",
+    summary="name and version; a browser is led to the web page at `/dashboard`",
+    needs_key=False,
+)
 CHAT = Endpoint(
     method="POST",
     path="/v1/chat/completions",
@@ -60,7 +72,7 @@ MODEL = Endpoint(
     is_local_only=True,
 )
 #: In the order in which they are tried.
-ENDPOINTS = (CHAT, HEALTH, STATUS, FEEDBACK, MODELS, MODEL)
+ENDPOINTS = (CHAT, HEALTH, HEALTH_DETAIL, ROOT, STATUS, FEEDBACK, MODELS, MODEL)
 
 #: Everything else under this prefix is forwarded as bytes and not recorded.
 FORWARDED_PREFIX = "/v1/"

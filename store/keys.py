@@ -171,6 +171,11 @@ class Keyring:
                 found = key
         return found
 
+    def has(self, name: str) -> bool:
+        """Return whether a key of this name is valid now."""
+        self.holder(b"")  # reads what changed on disk
+        return any(key.name == name for key in self._keys)
+
     def _look(self) -> None:
         marks = (_mark(self._key_file), _mark(self._named.path if self._named is not None else None))
         if marks == self._marks:
