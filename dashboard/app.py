@@ -32,6 +32,7 @@ from dashboard.views import StatusCache, Viewer
 from store.errors import RecordError
 from store.journal import EntryKind, JournalWriter
 from store.keys import DEFAULT, KeyFile, Keyring
+from store.policies import group_of, policies_of, policy_name
 from store.record_handle import RecordHandle
 from store.settings import Settings
 from store.texts import last_user_text
@@ -41,6 +42,8 @@ from store.version import VERSION
 log = logging.getLogger(__name__)
 
 PREFIX = "/dashboard"
+#: Names the policy that an owner looks at.
+POLICY_COOKIE = "patina_policy"
 _HERE = Path(__file__).parent
 #: Longest form (bytes), and longest text that a person may send with feedback.
 _MAX_FORM, _MAX_TEXT = 1 << 16, 4_000
@@ -115,6 +118,7 @@ class Dashboard:
         post: dict[str, Page] = {
             "/rollback": self._rollback,
             "/training": self._training,
+            "/policy": self._choose_policy,
             "/turns/{turn_id}/feedback": self._feedback,
             "/try": self._try_post,
             "/sign-out": self._sign_out,
@@ -141,7 +145,7 @@ class Dashboard:
     def _session(self, request: Request) -> Session:
         """Return the session of a request. Raises: NoSignIn."""
         session = self._sign_in.read_cookie(request.cookies.get(COOKIE, ""))
-        if session is not None and self._keys.has(session.key_name):
+        if session is not None and self._keys.named(session.key_name) is not None:
             return session
         if self._keys.is_open:
             raise NoSignIn
@@ -152,19 +156,27 @@ class Dashboard:
             raise NoSignIn
         return Session(key_name=holder.name, csrf="")
 
-    def _viewer(self, session: Session) -> Viewer:
-        is_owner = session.key_name == DEFAULT
+    def _viewer(self, session: Session, request: Request) -> Viewer:
+        """Return who looks. Raises: NoSignIn: the key was revoked meanwhile."""
+        key = self._keys.named(session.key_name)
+        if key is None:
+            raise NoSignIn
+        base = self._settings.policy
+        policy = policy_name(base, key.adapter)
+        if key.is_owner and group_of(base, chosen := request.cookies.get(POLICY_COOKIE, policy)) is not None:
+            policy = chosen
         return Viewer(
-            name=session.key_name,
-            key_name=None if is_owner else session.key_name,
-            policy=self._settings.policy,
+            name=key.name,
+            key_name=None if key.is_owner else key.name,
+            policy=policy,
+            has_own_policy=key.adapter == key.name,
             csrf=session.csrf,
         )
 
     def _page(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             try:
-                viewer = self._viewer(self._session(request))
+                viewer = self._viewer(self._session(request), request)
             except NoSignIn:
                 if self._keys.is_open:
                     return self._signed_in(DEFAULT, request.url.path)
@@ -176,13 +188,13 @@ class Dashboard:
     def _action(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             session = self._sign_in.read_cookie(request.cookies.get(COOKIE, ""))
-            if session is None or not (self._keys.is_open or self._keys.has(session.key_name)):
+            if session is None or self._keys.named(session.key_name) is None:
                 raise HTTPException(403, "Sign in first.")
             form = await _form(request)
             if form.get("csrf") != session.csrf:
                 raise HTTPException(403, "This form is not of this page. Reload the page and try again.")
             request.state.form = form
-            return await self._guarded(page, request, self._viewer(session))
+            return await self._guarded(page, request, self._viewer(session, request))
 
         return endpoint
 
@@ -281,8 +293,14 @@ class Dashboard:
         return self._render("steps.html", viewer, section="steps", **found)
 
     async def _people(self, request: Request, viewer: Viewer) -> Response:
+        base = self._settings.policy
         keys = KeyFile(self._settings.keys_file).read() if viewer.is_owner else ()
-        return self._render("people.html", viewer, section="people", keys=keys)
+        live = {name: move.version for name, move in (await (await self._record.get()).aliases()).items()}
+        policies = policies_of(base, {base, *live, *(policy_name(base, key.adapter) for key in keys)})
+        rows = [(key, policy_name(base, key.adapter)) for key in keys]
+        return self._render(
+            "people.html", viewer, section="people", keys=rows, live=live, policies=policies, base=base
+        )
 
     async def _settings_page(self, request: Request, viewer: Viewer) -> Response:
         _require_owner(viewer)
@@ -309,7 +327,7 @@ class Dashboard:
     # ---- actions
 
     async def _rollback(self, request: Request, viewer: Viewer) -> Response:
-        _require_owner(viewer)
+        _require_change(viewer)
         number = request.state.form.get("version", "")
         if not number.isdecimal():
             raise HTTPException(400, "version is a number.")
@@ -320,9 +338,19 @@ class Dashboard:
             return self._render("problem.html", viewer, 409, title="It was not rolled back", text=str(exc))
         return RedirectResponse(f"{PREFIX}/versions", 303)
 
-    async def _training(self, request: Request, viewer: Viewer) -> Response:
+    async def _choose_policy(self, request: Request, viewer: Viewer) -> Response:
         _require_owner(viewer)
-        await (await self._record.get()).set_paused(request.state.form.get("paused") == "1")
+        chosen = request.state.form.get("policy", "")
+        if group_of(self._settings.policy, chosen) is None:
+            raise HTTPException(400, "There is no such policy.")
+        response = RedirectResponse(PREFIX, 303)
+        response.set_cookie(POLICY_COOKIE, chosen, httponly=True, samesite="strict", path="/")
+        return response
+
+    async def _training(self, request: Request, viewer: Viewer) -> Response:
+        _require_change(viewer)
+        policy = None if viewer.is_owner else viewer.policy
+        await (await self._record.get()).set_paused(request.state.form.get("paused") == "1", policy=policy)
         return RedirectResponse(PREFIX, 303)
 
     async def _feedback(self, request: Request, viewer: Viewer) -> Response:
@@ -409,6 +437,11 @@ def create_app(dashboard: Dashboard) -> Starlette:
 def _require_owner(viewer: Viewer) -> None:
     if not viewer.is_owner:
         raise HTTPException(403, "Only the owner's key opens this page.")
+
+
+def _require_change(viewer: Viewer) -> None:
+    if not viewer.can_change:
+        raise HTTPException(403, "Other keys train this policy too: only the owner's key changes it.")
 
 
 async def _form(request: Request) -> dict[str, str]:

@@ -61,16 +61,23 @@ class Viewer:
         name: of the key that signed in.
         key_name: only turns of this key are shown; None: all (the owner).
         policy: the policy whose versions are shown.
+        has_own_policy: no other key trains it.
     """
 
     name: str
     key_name: str | None
     policy: str
+    has_own_policy: bool
     csrf: str
 
     @property
     def is_owner(self) -> bool:
         return self.key_name is None
+
+    @property
+    def can_change(self) -> bool:
+        """Whether the viewer may roll the policy back, pause it, and read the words that made its versions."""
+        return self.is_owner or self.has_own_policy
 
 
 @dataclass(slots=True)
@@ -102,7 +109,7 @@ async def overview(record: Record, viewer: Viewer, status: RecordStatus) -> Json
         "version_chart": share_chart(by_version, title="Complaints among judged turns, by version"),
         "time_chart": share_chart(shares_over_time(judged), title="Complaints among judged turns, over time"),
         "group": GROUP,
-        "wishes": await read_wishes(record, viewer.policy, live),
+        "wishes": await read_wishes(record, viewer.policy, live) if viewer.can_change else [],
         "unused": (await record.dropped_turns(viewer.policy, 5, key_name=viewer.key_name)),
         "trainer": next((beat for beat in status.heartbeats if beat.process == "trainer"), None),
     }
@@ -163,7 +170,7 @@ async def version(record: Record, viewer: Viewer, number: int, status: RecordSta
         "measures": gate_measures(gate),
         "metrics": step_metrics(adapter.metrics),
         "phases": phases(adapter.metrics),
-        "wishes": await read_wishes(record, viewer.policy, number),
+        "wishes": await read_wishes(record, viewer.policy, number) if viewer.can_change else [],
         "lineage": lineage(await record.adapters(viewer.policy), number),
         "examples": gate.get("examples", []),
     }

@@ -60,7 +60,7 @@ from store.hashing import digest
 from store.journal import EntryKind, JournalWriter, Lag
 from store.record import Record
 from store.record_handle import RecordHandle
-from store.values import Feedback, Heartbeat, Json, new_feedback_id
+from store.values import Feedback, Heartbeat, Json, adapter_name, new_feedback_id
 from store.version import VERSION
 from wire.headers import Headers, content_length, get_header
 
@@ -69,6 +69,8 @@ log = logging.getLogger(__name__)
 #: Paths that administer the backend: clients must not load code or weights.
 _FORBIDDEN = ("load_lora_adapter", "unload_lora_adapter")
 
+#: The web page checks who asks, so it gets the credentials.
+_PAGE_PRINCIPAL = Principal(key_name="", client="", passes_credentials=True, is_owner=True)
 _HEARTBEAT_S = 1.0
 _STATUS_TIMEOUT_S, _STATUS_WAIT_S = 3.0, 1.0
 #: Feedback can arrive before the turn of another gateway is recorded: longest wait for it.
@@ -115,7 +117,6 @@ class Proxy:
         pages: BackendClient | None = None,
         on_crash: Callable[[], None] = lambda: None,
     ) -> None:
-        self._pages = None if pages is None else PassThrough(pages, Counters())
         self._page_client = pages
         self._backend = backend
         self._policy = policy
@@ -137,7 +138,8 @@ class Proxy:
             else UpstreamAlias(backend, policy)
         )
         self._is_local = is_local
-        self._pass_through = PassThrough(backend, self._counters)
+        self._pages = None if pages is None else PassThrough(pages, Counters(), self._alias)
+        self._pass_through = PassThrough(backend, self._counters, self._alias)
         self._chat = ChatRelay(
             backend,
             self._alias,
@@ -266,8 +268,8 @@ class Proxy:
             await (self._root(scope, send) if path == ROOT.path else self._health_detail(send))
             return
         if self._pages is not None and is_page_path(path):
-            # The page has a sign-in of its own, so it gets the credentials.
-            await self._pages(scope, receive, send, path=_target_of(scope), passes_credentials=True)
+            # The page has a sign-in of its own.
+            await self._pages(scope, receive, send, path=_target_of(scope), principal=_PAGE_PRINCIPAL)
             return
         origin = get_header(scope["headers"], b"origin")
         if origin is not None:
@@ -317,19 +319,17 @@ class Proxy:
         if endpoint is CHAT:
             await self._chat(scope, receive, send, principal=principal, path=target, session=session)
         elif endpoint is STATUS:
-            await send_json(send, 200, await self._status())
+            await send_json(send, 200, await self._status(principal))
         elif endpoint is FEEDBACK:
             await self._feedback(scope["headers"], receive, send, principal)
         elif endpoint is MODELS:
-            await send_json(send, 200, {"object": "list", "data": [self._model_card()]})
+            await send_json(send, 200, {"object": "list", "data": self._model_cards(principal)})
         elif endpoint is MODEL:
-            await self._retrieve_model(send, path.removeprefix(MODEL.path[:-1]))
+            await self._retrieve_model(send, path.removeprefix(MODEL.path[:-1]), principal)
         elif _is_forbidden(path) or not path.startswith(FORWARDED_PREFIX):
             await send_error(send, 404, f"There is no {path} here.", code="not_found")
         else:
-            await self._pass_through(
-                scope, receive, send, path=target, passes_credentials=principal.passes_credentials
-            )
+            await self._pass_through(scope, receive, send, path=target, principal=principal)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -370,13 +370,16 @@ class Proxy:
         await send_json(send, 200, {"status": "degraded" if problems else "healthy", "worker": worker})
 
     async def _health(self, send: Send) -> None:
+        backend = self._alias.state()
+        for name in ("policies", "leases"):  # names of keys, and who is active now
+            backend.pop(name, None)
         await send_json(
             send,
             200,
             {
                 "status": "ok",
                 "policy": self._policy,
-                "backend": self._alias.state(),
+                "backend": backend,
                 "record": {
                     "available": self._record.record is not None,
                     "last_error": self._record.last_error,
@@ -384,7 +387,24 @@ class Proxy:
             },
         )
 
-    async def _status(self) -> Json:
+    async def _status(self, principal: Principal) -> Json:
+        """Return what a caller may see: an owner everything, another key its own turns and its own policy."""
+        if principal.is_owner:
+            return await self._status_of_all()
+        (mine, *_) = self._alias.served(group=principal.adapter, is_owner=False)
+        found: Json = {"policy": mine.policy, "record_error": None}
+        try:
+            async with asyncio.timeout(_STATUS_TIMEOUT_S):
+                record = await self._record.get()
+                await wait_recorded(record, self._journal.folder, _STATUS_WAIT_S)
+                counted = await record.status(policy=mine.policy, key_name=principal.key_name)
+        except (RecordError, TimeoutError):
+            return {**found, "record_error": "the record does not answer"}
+        shown = counted.to_json()
+        del shown["heartbeats"]
+        return {**shown, **found}
+
+    async def _status_of_all(self) -> Json:
         """Return the record's counts and the state of this process; the latter even when the record is unavailable."""
         own: Json = {"policy": self._policy, "proxy": self._process_state()}
         try:
@@ -411,19 +431,22 @@ class Proxy:
     def _describe_store(self, lag: Lag | None = None) -> Json:
         return describe_store(self._journal, read_recorder_state(self._journal.folder), lag)
 
-    def _model_card(self) -> Json:
-        state = self._alias.state()
-        return {
-            "id": self._policy,
-            "object": "model",
-            "created": int(self._started),
-            "owned_by": "patina",
-            "metadata": {"version": state["live"], "name": f"{self._policy}@{state['live']}"},
-        }
+    def _model_cards(self, principal: Principal) -> list[Json]:
+        return [
+            {
+                "id": one.name,
+                "object": "model",
+                "created": int(self._started),
+                "owned_by": "patina",
+                "metadata": {"version": one.version, "name": adapter_name(one.policy, one.version)},
+            }
+            for one in self._alias.served(group=principal.adapter, is_owner=principal.is_owner)
+        ]
 
-    async def _retrieve_model(self, send: Send, name: str) -> None:
-        if name == self._policy:
-            await send_json(send, 200, self._model_card())
+    async def _retrieve_model(self, send: Send, name: str, principal: Principal) -> None:
+        card = next((one for one in self._model_cards(principal) if one["id"] == name), None)
+        if card is not None:
+            await send_json(send, 200, card)
         else:
             await send_error(
                 send, 404, f"The model `{name}` does not exist.", code="model_not_found", param="model"

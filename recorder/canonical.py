@@ -16,6 +16,7 @@ The chain starts from the name of the key, so that two users who both open with 
 from __future__ import annotations
 
 import json
+import string
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -215,16 +216,17 @@ def _key_groups(key: str, groups: Sequence[_RoleGroup]) -> list[RoleRun]:
 
 
 def compute_system_key(messages: Sequence[Message]) -> str:
-    """Return the key of the leading system messages."""
-    texts = []
+    """Return the key of the leading system messages, white space aside."""
+    found = blake2b(digest_size=16)
     for message in messages:
         if message.get("role") not in _SYSTEM_ROLES:
             break
-        texts.append(collapse_whitespace(content_text(message.get("content"))))
-    return digest(*texts) if texts else _NO_PREAMBLE
+        text = content_text(message.get("content")).encode("utf-8", "surrogatepass")
+        found.update(text.translate(None, _WHITE_SPACE) + b"\0")
+    return found.hexdigest()
 
 
-_NO_PREAMBLE = digest()
+_WHITE_SPACE = string.whitespace.encode()
 
 
 def reply_key(history: History, completion: Completion) -> str:

@@ -23,7 +23,7 @@ from importlib.resources import files
 from itertools import pairwise
 from typing import Any
 
-from recorder.evidence import FORMS, MACHINES, TOPICS
+from recorder.evidence import FORMS, MACHINES, TOPICS, find_words
 from recorder.text_overlap import FIELDS, normalise_line
 from store.texts import content_text
 from store.values import Completion, TurnKind
@@ -142,6 +142,7 @@ _MACHINE_CODES = frozenset({"machine_event", "other_speaker", *(f"ask_{p.code}" 
 _MARKUP = " \t#*>|<[(\"'`-•"
 _PEOPLE = ("user", "human", "nutzer", "usuario", "utilisateur", "utente", "usuário", "用户", "人类", "ユーザー", "사용자", "пользователь")  # fmt: skip
 _MODELS = ("assistant", "ai", "bot", "model", "agent", "assistent", "asistente", "助手", "アシスタント", "어시스턴트", "ассистент")  # fmt: skip
+_INITIALS = frozenset(name[0] for name in (*_PEOPLE, *_MODELS))
 _SPEAKS = re.compile(r"[^\W\d_]+(?: [^\W\d_]+){0,2}\W{0,6}[:：>\]]")
 _PACKED = re.compile(r"""["']role["']: ?["'](?:user|human|assistant|ai|model)["']""")
 _SLOT = re.compile(r"[ \t]*(?:[#*\[]{0,5} ?[A-Z][\w' ()-]{1,40}(?:[:：]|\][:：]?|\*\*[:：]?)|#{1,5} [A-Z][\w' -]{2,40}$|</?[A-Za-z][\w -]{1,30}>\s*$|[\"'`]{3}|[-=+]{5,}\s*$)")  # fmt: skip
@@ -278,7 +279,7 @@ def _combined(ask: frozenset[str], role: frozenset[str], words: str, *, is_openi
         "role_topic_form": role_topic and "form" in role,
         "role_topic_function": role_topic and bool(role & {"function", "task", "order"}),
         "role_order": "order" in role,
-        "ask_topic_head": topic and any(p.found_in(head, head.lower()) for p in TOPICS if p.code in ask),
+        "ask_topic_head": topic and bool(find_words(head) & ask & _TOPIC_CODES),
         "plain_topic": topic
         and len(words) < 400
         and not ask & {"dialogue", "third_person", "later", "task", "function"}
@@ -301,13 +302,14 @@ def _form_codes(
         text = f"{text[:_FORM_CHARS]}\n{text[-_FORM_CHARS:]}"
     if "\n" not in text and "role" not in text and ":" not in text and "<" not in text:
         return []
-    lines = [line for line in text.splitlines() if line.strip()]
-    starts = [line.lstrip(_MARKUP)[:40].lower() for line in lines]
-    people = [s for s in starts if s.startswith(_PEOPLE) and (s in _PEOPLE or _SPEAKS.match(s))]
-    models = [s for s in starts if s.startswith(_MODELS) and (s in _MODELS or _SPEAKS.match(s))]
+    lines = [line for line in text.splitlines() if line and not line.isspace()]
+    starts = "\n".join([line.lstrip(_MARKUP)[:40] for line in lines]).lower().split("\n")
+    named = [s for s in starts if s[:1] in _INITIALS]
+    people = [s for s in named if s.startswith(_PEOPLE) and (s in _PEOPLE or _SPEAKS.match(s))]
+    models = [s for s in named if s.startswith(_MODELS) and (s in _MODELS or _SPEAKS.match(s))]
     spoken = len(people) + len(models) if people and models else 0
     packed = len(_PACKED.findall(text)) > 1
-    last = starts[-1] if starts else ""
+    last = starts[-1]
     field = _OPEN_FIELD.search(text[-60:].rstrip())
     name = field[0].strip(" :*\n").lower() if field else ""
     is_field = normalise_line(name.rpartition(" ")[2]) in FIELDS
@@ -334,9 +336,7 @@ def _form_codes(
 
 @lru_cache(maxsize=512)  # system prompts recur
 def _word_codes(text: str) -> frozenset[str]:
-    """Return the codes of the word patterns that a text matches."""
-    lowered = text.lower()
-    return frozenset(p.code for p in (*TOPICS, *MACHINES, *FORMS) if p.found_in(text, lowered))
+    return find_words(text)
 
 
 def _bounded(text: str) -> str:
@@ -346,7 +346,9 @@ def _bounded(text: str) -> str:
 
 def _ends(text: str) -> str:
     return (
-        text if len(text) <= _HEAD_CHARS + _TAIL_CHARS else f"{text[:_HEAD_CHARS]}\n…\n{text[-_TAIL_CHARS:]}"
+        text
+        if len(text) <= _HEAD_CHARS + _TAIL_CHARS
+        else f"{text[:_HEAD_CHARS]}\n...\n{text[-_TAIL_CHARS:]}"
     )
 
 

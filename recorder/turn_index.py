@@ -107,7 +107,6 @@ class _Entry:
     sampling: tuple[Any, Any]  #: of its request (`_sampling`)
     root: str
     trace: TurnLines
-    lines: frozenset[str]  #: under which it is found in `_lines`
     session_key: str
     system_key: str
     is_structured: bool
@@ -188,8 +187,9 @@ class TurnIndex:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         #: By kind of key: key -> turns, oldest first.
         self._index: dict[str, dict[str, list[str]]] = {kind: {} for kind in _KEY_KINDS}
-        #: By root: normalised line -> turns, oldest first.
-        self._lines: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
+        #: By root: normalised line of the question, of the answer -> turns, oldest first.
+        self._questions: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
+        self._answers: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
         self._extended: OrderedDict[str, set[str]] = OrderedDict()  # parent -> main turns that extend it
         self._main_counts: defaultdict[str, int] = defaultdict(int)  # main turns seen, by key
         self._orphans: OrderedDict[str, _OrphanEntry] = OrderedDict()  # by session, housekeeping first
@@ -251,7 +251,6 @@ class TurnIndex:
         session_key = f"{turn.key_name}:{turn.session_id}"
         keys.append((index, session_key))
         trace = _turn_lines(turn, history)
-        lines = frozenset((*trace.question, *trace.answer))
         delegated_texts = _delegated_texts(turn.completion)
         opening = _opening_text(history) if turn.kind is TurnKind.MAIN else ""
         if len(opening) >= _MIN_EDITED_OPENING_CHARS:
@@ -285,7 +284,6 @@ class TurnIndex:
             sampling=_sampling(turn.request),
             root=history.root,
             trace=trace,
-            lines=lines,
             session_key=session_key,
             system_key=history.system_key,
             is_structured=is_structured(turn.request),
@@ -308,9 +306,10 @@ class TurnIndex:
         self._main_counts[turn.key_name] += turn.kind is TurnKind.MAIN
         for kind, key in keys:
             _append(self._index[kind], key, turn.turn_id)
-        by_line = self._lines[history.root]
-        for line in lines:
-            _append(by_line, line, turn.turn_id)
+        for by_root, lines in ((self._questions, trace.question), (self._answers, trace.answer)):
+            by_line = by_root[history.root]
+            for line in dict.fromkeys(lines):
+                _append(by_line, line, turn.turn_id)
         is_extension = turn.kind is TurnKind.MAIN and turn.relation is not Relation.RETRY
         if turn.parent_turn_id is not None and is_extension:
             self._extended.setdefault(turn.parent_turn_id, set()).add(turn.turn_id)
@@ -486,11 +485,15 @@ class TurnIndex:
     def _remove_keys(self, turn_id: str, entry: _Entry) -> None:
         for kind, key in entry.keys:
             _remove(self._index[kind], key, turn_id)
-        by_line = self._lines[entry.root]
-        for line in entry.lines:
-            _remove(by_line, line, turn_id)
-        if not by_line:
-            del self._lines[entry.root]
+        for by_root, lines in (
+            (self._questions, entry.trace.question),
+            (self._answers, entry.trace.answer),
+        ):
+            by_line = by_root[entry.root]
+            for line in dict.fromkeys(lines):
+                _remove(by_line, line, turn_id)
+            if not by_line:
+                del by_root[entry.root]
 
     def refresh(self, tip: Tip) -> Tip:
         """Return ``tip`` with its current state: it may have been extended since it was read."""
@@ -673,8 +676,8 @@ class TurnIndex:
         key = f"{history.root}:{normalise_line(words)[:_OPENING_KEY_CHARS]}"
         for turn_id in self._holders("opening", key):
             entry = self._entries[turn_id]
-            shorter, longer = sorted((entry.opening, words), key=len)
-            is_part = longer.startswith(shorter) and _MIN_EDITED_OPENING_CHARS <= len(shorter) < len(longer)
+            theirs = entry.opening  # only one that is long enough has this key
+            is_part = len(theirs) != len(words) and (theirs.startswith(words) or words.startswith(theirs))
             if is_part and entry.system_key == history.system_key:
                 found.append(self.refresh(entry.tip))
         return found
@@ -767,12 +770,15 @@ class TurnIndex:
         is_answer_needed: bool = False,
     ) -> list[Quote]:
         """Return the turns of which a prompt contains enough; on request only those of whose reply it contains something."""
-        by_line = self._lines.get(history.root)
-        if by_line is None:
-            return []
+        questions: Mapping[str, Sequence[str]] = {}
+        if not is_answer_needed:
+            questions = self._questions.get(history.root, {})
+        answers: Mapping[str, Sequence[str]] = self._answers.get(history.root, {})
         found: dict[str, None] = {}
-        for line in reversed([line for line in prompt_lines.positions if line in by_line]):
-            found.update(dict.fromkeys(_newest(by_line[line])))
+        known = [line for line in prompt_lines.positions if line in answers or line in questions]
+        for line in reversed(known):
+            found.update(dict.fromkeys(_newest(questions.get(line, ()))))
+            found.update(dict.fromkeys(_newest(answers.get(line, ()))))
             if len(found) >= _MAX_TURNS_FOUND:
                 break
         newest = sorted((self._entries[t] for t in found), key=lambda e: e.tip.created_at, reverse=True)
@@ -780,8 +786,6 @@ class TurnIndex:
         side_at: dict[str, float] = {}
         quotes = []
         for entry in newest[:_MAX_MEASURED_TURNS]:
-            if is_answer_needed and prompt_lines.positions.keys().isdisjoint(entry.trace.answer):
-                continue
             overlap = measured.get(entry.trace)
             if overlap is None:
                 overlap = measured[entry.trace] = measure_overlap(prompt_lines, entry.trace)
@@ -841,8 +845,8 @@ class TurnIndex:
         if newest is None or newest.get("role") != "user":
             return None
         words = edge_lines(content_text(newest.get("content")))
-        by_line = self._lines.get(captured.history.root, {})
-        for turn_id in _newest(by_line.get(words[-1], ())) if words else ():
+        answers = self._answers.get(captured.history.root, {})
+        for turn_id in _newest(answers.get(words[-1], ())) if words else ():
             entry = self._entries[turn_id]
             if entry.trace.answer == words and entry.trace.question != words:
                 return Quote(

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import tenacity
 
+from recorder.canonical import reply_key
 from recorder.classify import WEIGHTS, is_machines, reconsider
 from recorder.linking import Link, LinkCandidates, link
 from recorder.turn_index import RESTORED_TURNS, TurnIndex
@@ -185,7 +186,16 @@ class TurnRecorder:
 
     async def _link(self, record: Record, captures: Sequence[ClassifiedExchange]) -> None:
         """Link the exchanges in the order in which they ended. A second attempt keeps the decisions."""
-        for captured, found in zip(captures, await self._find_candidates(record, captures), strict=True):
+        continuing = _continue_another(captures)
+        before = [captured for captured in captures if captured.turn_id not in continuing]
+        known = dict(
+            zip((d.turn_id for d in before), await self._find_candidates(record, before), strict=True)
+        )
+        for captured in captures:
+            found = known.get(captured.turn_id)
+            if found is None:
+                # Most often what it continues is linked and indexed by now, and nothing is looked up.
+                (found,) = await self._find_candidates(record, [captured])
             session = captured.options.session
             tip = None
             if session is not None:
@@ -250,7 +260,6 @@ class TurnRecorder:
         candidates = {d.turn_id: _NO_CANDIDATES for d in captures}
         undecided: Sequence[ClassifiedExchange] = captures
         for keys_of in (_newest_keys, _all_keys):
-            # Earlier exchanges of this batch are found in the index.
             undecided = [d for d in undecided if not _is_decided(d, candidates[d.turn_id], self._turn_index)]
             if keys_of is _all_keys:
                 undecided = [d for d in undecided if len(d.history.runs) > _NEWEST_KEYS]
@@ -282,6 +291,19 @@ class TurnRecorder:
                 )
             )
         return found
+
+
+def _continue_another(captures: Sequence[ClassifiedExchange]) -> set[str]:
+    """Return the ids of the exchanges that continue a reply of an earlier one among them."""
+    found: set[str] = set()
+    replies: set[str] = set()
+    for captured in captures:
+        runs = captured.history.runs
+        newest = next((run for run in reversed(runs) if run.role == "assistant"), None) if replies else None
+        if newest is not None and newest.key in replies:
+            found.add(captured.turn_id)
+        replies.update(reply_key(captured.history, one) for one in captured.reply.completions)
+    return found
 
 
 def _newest_keys(captured: ClassifiedExchange) -> list[str]:

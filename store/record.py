@@ -303,9 +303,14 @@ class Record:
 
     # ----------------------------------------------------------------- person
 
-    async def status(self) -> RecordStatus:
-        """Return the counts and states that `status` shows."""
-        return await self._database.read(person.status)
+    async def status(self, *, policy: str | None = None, key_name: str | None = None) -> RecordStatus:
+        """Return the counts and states that `status` shows.
+
+        Args:
+            policy: count only turns, versions and steps of this policy.
+            key_name: count only turns of this key, and leave out the processes.
+        """
+        return await self._database.read(person.status, policy=policy, key_name=key_name)
 
     async def client_traffic(self, window: int) -> list[ClientTraffic]:
         """Return the clients of the newest ``window`` turns and what became of their turns, the busiest first."""
@@ -337,12 +342,17 @@ class Record:
         """
         await self._database.write(person.rollback, policy, version, actor=actor, now=_now(now))
 
-    async def set_paused(self, paused: bool, now: float | None = None) -> None:
-        """Pause or resume training; what is recorded and scored meanwhile waits."""
-        await self._database.write(person.set_paused, paused, _now(now))
+    async def set_paused(self, paused: bool, now: float | None = None, *, policy: str | None = None) -> None:
+        """Pause or resume the training of one policy; None: of all. What is recorded and scored meanwhile waits."""
+        await self._database.write(person.set_paused, paused, _now(now), policy)
 
-    async def is_paused(self) -> bool:
-        return await self._database.read(person.is_paused)
+    async def is_paused(self, policy: str | None = None) -> bool:
+        """Whether training is paused, of this policy or of all."""
+        return await self._database.read(person.is_paused, policy)
+
+    async def paused_policies(self) -> list[str]:
+        """Return the policies that are paused one by one."""
+        return await self._database.read(person.paused_policies)
 
     async def add_wish_edits(self, policy: str, edits: Sequence[WishEdit], now: float | None = None) -> None:
         """Store what the owner changed in the playbook. Rows are kept; of each turn the newest counts.

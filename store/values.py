@@ -597,6 +597,7 @@ class RecordStatus:
     last_error: str | None
     training: str  #: "running" or "paused"
     heartbeats: tuple[Heartbeat, ...]
+    paused: tuple[str, ...] = ()  #: policies that are paused one by one
 
     def to_json(self) -> Json:
         return asdict(self)

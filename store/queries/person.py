@@ -33,8 +33,15 @@ from store.values import (
 )
 
 
-def status(connection: sa.Connection) -> RecordStatus:
-    """Return the counts and states that `status` shows."""
+def status(
+    connection: sa.Connection, *, policy: str | None = None, key_name: str | None = None
+) -> RecordStatus:
+    """Return the counts and states that `status` shows.
+
+    Args:
+        policy: count only turns, versions and steps of this policy.
+        key_name: count only turns of this key, and leave out the processes.
+    """
     t, lv, s, a = schema.turns.c, schema.turn_states.c, schema.steps.c, schema.adapters.c
 
     def counts(column: sa.ColumnElement[Any], *where: sa.ColumnElement[bool]) -> dict[str, int]:
@@ -43,41 +50,41 @@ def status(connection: sa.Connection) -> RecordStatus:
         )
         return {str(name): int(count) for name, count in rows}
 
-    kinds = counts(t.kind)
-    stages = counts(lv.stage)
-    reasons = counts(lv.drop_reason, lv.drop_reason.is_not(None))
-    versions = counts(a.state)
-    newest = (
-        connection.execute(sa.select(schema.steps).order_by(s.started_at.desc()).limit(1))
+    def of(column: sa.ColumnElement[str]) -> list[sa.ColumnElement[bool]]:
+        return [] if policy is None else [column == policy]
+
+    turns, states = of(t.policy), of(lv.policy)
+    if key_name is not None:
+        turns.append(t.key_name == key_name)
+        states.append(lv.turn_id.in_(sa.select(t.turn_id).where(t.key_name == key_name)))
+    kinds = counts(t.kind, *turns)
+    newest_first = s.started_at.desc()
+    newest = connection.execute(
+        sa.select(schema.steps).where(*of(s.policy)).order_by(newest_first).limit(1)
     ).one_or_none()
-    error = (
-        connection.execute(
-            sa.select(s.error).where(s.error.is_not(None)).order_by(s.started_at.desc()).limit(1)
-        )
+    error = connection.execute(
+        sa.select(s.error).where(s.error.is_not(None), *of(s.policy)).order_by(newest_first).limit(1)
     ).scalar_one_or_none()
-    beats = [
-        Heartbeat(
-            process=row.process,
-            pid=row.pid,
-            state=row.state,
-            detail=json.loads(row.detail),
-            at=row.at,
-        )
-        for row in connection.execute(sa.select(schema.heartbeats).order_by(schema.heartbeats.c.process))
-    ]
-    training = control(connection, "training")
-    live = {policy: move.version for policy, move in aliases(connection).items()}
+    beats = connection.execute(sa.select(schema.heartbeats).order_by(schema.heartbeats.c.process))
     return RecordStatus(
         turns=sum(kinds.values()),
         kinds=kinds,
-        stages=stages,
-        drop_reasons=reasons,
-        live=live,
-        versions=versions,
+        stages=counts(lv.stage, *states),
+        drop_reasons=counts(lv.drop_reason, lv.drop_reason.is_not(None), *states),
+        live={name: move.version for name, move in aliases(connection).items() if policy in (None, name)},
+        versions=counts(a.state, *of(a.policy)),
         last_step=None if newest is None else step_of(newest),
         last_error=error,
-        training=training or "running",
-        heartbeats=tuple(beats),
+        training=control(connection, "training") or "running",
+        paused=tuple(name for name in paused_policies(connection) if policy in (None, name)),
+        heartbeats=tuple(
+            Heartbeat(
+                process=row.process, pid=row.pid, state=row.state, detail=json.loads(row.detail), at=row.at
+            )
+            for row in beats
+        )
+        if key_name is None
+        else (),
     )
 
 
@@ -144,18 +151,25 @@ def rollback(
     )
 
 
-def set_paused(connection: sa.Connection, paused: bool, now: float) -> None:
-    """Pause or resume training; what is recorded and scored meanwhile waits."""
-    values = {
-        "name": "training",
-        "value": "paused" if paused else "running",
-        "at": now,
-    }
+def set_paused(connection: sa.Connection, paused: bool, now: float, policy: str | None = None) -> None:
+    """Pause or resume the training of one policy; None: of all. What is recorded and scored meanwhile waits."""
+    if policy is None:
+        values = {"name": "training", "value": "paused" if paused else "running", "at": now}
+    else:
+        names = {*paused_policies(connection)} - {policy} | ({policy} if paused else set())
+        values = {"name": "paused_policies", "value": json.dumps(sorted(names)), "at": now}
     upsert(connection, schema.controls, values, ["name"])
 
 
-def is_paused(connection: sa.Connection) -> bool:
-    return control(connection, "training") == "paused"
+def is_paused(connection: sa.Connection, policy: str | None = None) -> bool:
+    """Whether training is paused, of this policy or of all."""
+    return control(connection, "training") == "paused" or policy in paused_policies(connection)
+
+
+def paused_policies(connection: sa.Connection) -> list[str]:
+    """Return the policies that are paused one by one."""
+    found: list[str] = json.loads(control(connection, "paused_policies") or "[]")
+    return found
 
 
 def fates(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, TurnFate]:

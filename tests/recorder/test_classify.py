@@ -17,7 +17,7 @@ from recorder.classify import (
     reconsider,
     weigh,
 )
-from recorder.evidence import FORMS, MACHINES, TOPICS
+from recorder.evidence import FORMS, MACHINES, TOPICS, find_words
 from store.values import Completion, TurnKind
 
 QUOTED = "<chat_history>\nUSER: Where is Oslo?\nASSISTANT: In Norway.\n</chat_history>"
@@ -166,7 +166,7 @@ def test_every_pattern_finds_its_example_and_every_code_has_a_meaning() -> None:
     patterns = (*TOPICS, *MACHINES, *FORMS)
     assert len(patterns) <= 40
     for pattern in patterns:
-        assert pattern.found_in(pattern.example, pattern.example.lower()), pattern.code
+        assert pattern.code in find_words(pattern.example), pattern.code
     assert not [code for code in WEIGHTS if not MEANINGS.get(code)]
 
 
