@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 import orjson
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -45,6 +48,8 @@ PREFIX = "/dashboard"
 #: Names the policy that an owner looks at.
 POLICY_COOKIE = "patina_policy"
 _HERE = Path(__file__).parent
+#: C0 but tab and line feed, DEL, C1, and what changes the direction of text.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 #: Longest form (bytes), and longest text that a person may send with feedback.
 _MAX_FORM, _MAX_TEXT = 1 << 16, 4_000
 _JOURNAL_WAIT_S = 10.0
@@ -93,7 +98,7 @@ class Dashboard:
         self._status = StatusCache()
         self._chat = ChatPanel(gateway_url, first_key, settings.policy)
         self._pages = Environment(
-            loader=PackageLoader("dashboard"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+            loader=PackageLoader("dashboard"), autoescape=True, undefined=StrictUndefined, finalize=_visible, trim_blocks=True, lstrip_blocks=True
         )  # fmt: skip
         self._pages.filters |= {
             "when": _when, "ago": _ago, "clip": _clip, "words": views.message_text, "asked": last_user_text, "path": _path,
@@ -458,9 +463,17 @@ async def _form(request: Request) -> dict[str, str]:
 
 def _number(request: Request, name: str) -> float | None:
     try:
-        return float(request.query_params[name])
+        value = float(request.query_params[name])
     except (KeyError, ValueError):
         return None
+    return value if math.isfinite(value) else None
+
+
+def _visible(value: Any) -> Any:
+    """Replace control characters, which could hide or reorder text."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", value)
+    return value
 
 
 def _when(at: float | None) -> str:

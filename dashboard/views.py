@@ -109,6 +109,7 @@ async def overview(record: Record, viewer: Viewer, status: RecordStatus) -> Json
         "version_chart": share_chart(by_version, title="Complaints among judged turns, by version"),
         "time_chart": share_chart(shares_over_time(judged), title="Complaints among judged turns, over time"),
         "group": GROUP,
+        "is_paused": await record.is_paused(viewer.policy),
         "wishes": await read_wishes(record, viewer.policy, live) if viewer.can_change else [],
         "unused": (await record.dropped_turns(viewer.policy, 5, key_name=viewer.key_name)),
         "trainer": next((beat for beat in status.heartbeats if beat.process == "trainer"), None),
