@@ -144,6 +144,7 @@ def serve(
         backend_wait_s=VLLM_BACKEND_WAIT_S if settings.backend == "vllm" else BACKEND_WAIT_S,
         quirks=BackendQuirks(backend.address, None if is_local else settings.home / "upstreams.json"),
         passes_credentials=settings.upstream_auth == "passthrough",
+        native_apis=settings.native_apis,
         origins=CorsPolicy(settings.cors_origins),
         journal=JournalWriter(settings.journal_folder, gateway_name(worker), sync=settings.sync),
         name=gateway_name(worker),

@@ -1,6 +1,6 @@
 """The proxy as an ASGI application: authentication and routing.
 
-* ``/v1/chat/completions`` is relayed and recorded;
+* ``/v1/chat/completions`` is relayed and recorded; ``/v1/responses`` and ``/v1/messages`` are, as chat;
 * ``/healthz``, ``/v1/models`` (of a local backend), ``/v1/patina/status`` and ``/v1/feedback`` are answered here;
 * everything else under ``/v1/`` is forwarded as bytes, except paths that administer the backend.
 
@@ -15,6 +15,7 @@ import os
 import posixpath
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -22,6 +23,7 @@ import orjson
 from starlette.types import Message, Receive, Scope, Send
 
 from proxy.adapters import AdapterAlias, Alias, UpstreamAlias
+from proxy.api_relay import ApiRelay, translate_errors
 from proxy.asgi import (
     BodyTooLarge,
     ClientDisconnected,
@@ -30,21 +32,28 @@ from proxy.asgi import (
     send_error,
     send_head,
     send_json,
+    with_request_id,
 )
 from proxy.auth import KeyStore, Principal, authenticate
 from proxy.backend_quirks import BackendQuirks
 from proxy.cors import CorsPolicy, is_preflight
 from proxy.endpoints import (
     CHAT,
+    CONVERSATIONS,
+    COUNT,
     FEEDBACK,
     FORWARDED_PREFIX,
     HEALTH,
     HEALTH_DETAIL,
+    MESSAGES,
     MODEL,
     MODELS,
+    RESPONSE,
+    RESPONSES,
     ROOT,
     STATUS,
     find_endpoint,
+    is_messages_path,
 )
 from proxy.feedback import FeedbackBody, parse_feedback
 from proxy.heap import trim_heap
@@ -63,6 +72,7 @@ from store.record_handle import RecordHandle
 from store.values import Feedback, Heartbeat, Json, adapter_name, new_feedback_id
 from store.version import VERSION
 from wire.headers import Headers, content_length, get_header
+from wire.responses_api.items import turn_of
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +103,7 @@ class Proxy:
         quirks: known quirks of the backend; default: none yet.
         journal: takes every exchange before its client sees the end; the recorder reads it.
         passes_credentials: forward clients' own credentials to the backend; Patina's key then comes as `x-patina-key`.
+        native_apis: the backend serves the Responses and Messages APIs itself: their requests are forwarded and not recorded.
         origins: web pages that may call the proxy; default: none.
         name: of this process, one of several gateways on one port.
         locks: on adapter versions, shared with the other gateways.
@@ -111,6 +122,7 @@ class Proxy:
         backend_wait_s: float = BACKEND_WAIT_S,
         quirks: BackendQuirks | None = None,
         passes_credentials: bool = False,
+        native_apis: bool = False,
         origins: CorsPolicy | None = None,
         name: str = "proxy",
         locks: VersionLocks | None = None,
@@ -149,6 +161,8 @@ class Proxy:
             quirks=quirks,
             backend_wait_s=backend_wait_s,
         )
+        self._native_apis = native_apis
+        self._apis = ApiRelay(self._chat, backend, self._alias, self._record, journal, is_local=is_local)
         self._feedback_keys: dict[str, None] = {}  # of the newest feedback that may not be recorded yet
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -242,6 +256,10 @@ class Proxy:
             "unrecorded": counters.unrecorded,
             "busy": counters.busy,
             "not_captured": dict(counters.not_captured),
+            "recorded_by_api": dict(counters.apis),
+            "unrecorded_by_path": dict(counters.passed_paths),
+            "tools_left_out": dict(counters.left_out),
+            "native_apis": self._native_apis,
             "requests_refused": counters.requests_refused,
             "upstream_errors": counters.upstream_errors,
             "heartbeat_errors": self._heartbeat_errors,
@@ -271,20 +289,17 @@ class Proxy:
             # The page has a sign-in of its own.
             await self._pages(scope, receive, send, path=_target_of(scope), principal=_PAGE_PRINCIPAL)
             return
-        origin = get_header(scope["headers"], b"origin")
-        if origin is not None:
-            if self._origins.allows(origin):
-                if is_preflight(scope["method"], scope["headers"]):
-                    await send_head(send, 204, self._origins.preflight_headers(origin, scope["headers"]))
-                    await send_body(send, b"")
-                    return
-                send = _with_response_headers(send, self._origins.response_fields(origin))
-            elif self._allows_anonymous:
-                # Without a key, any web page could reach the model, so the page's origin must be allowed.
-                await send_error(
-                    send, 403, "This origin may not call this server: see --cors-origins.", code="origin"
-                )
-                return
+        session, target = _session_of((scope.get("raw_path") or path.encode()).decode("latin-1"))
+        if session is not None:
+            path = unquote(target)
+        if is_messages_path(_canonical_path(path)):
+            send = translate_errors(with_request_id(send, b"x-request-id", b"request-id"))
+        else:
+            send = with_request_id(send, b"x-request-id")
+        allowed = await self._check_origin(scope, send)
+        if allowed is None:
+            return
+        send = allowed
         principal = authenticate(scope["headers"], self._keys, passes_credentials=self._passes_credentials)
         if principal is None:
             how = "in the header x-patina-key" if self._passes_credentials else "as a Bearer token"
@@ -296,12 +311,31 @@ class Proxy:
                 headers=[(b"www-authenticate", b"Bearer")],
             )
             return
-        session, target = _session_of((scope.get("raw_path") or path.encode()).decode("latin-1"))
-        if session is not None:
-            path = unquote(target)
         query: bytes = scope.get("query_string") or b""
         target = f"{target}?{query.decode('latin-1')}" if query else target
         await self._dispatch(scope, receive, send, principal, path, target, session)
+
+    async def _check_origin(self, scope: Scope, send: Send) -> Send | None:
+        """Return the ``send`` for a request's origin; None when the request was answered: a preflight, or a page that may not call."""
+        origin = get_header(scope["headers"], b"origin")
+        if origin is None:
+            return send
+        asks_first = is_preflight(scope["method"], scope["headers"])
+        if self._origins.allows(origin):
+            if asks_first:
+                await send_head(send, 204, self._origins.preflight_headers(origin, scope["headers"]))
+                await send_body(send, b"")
+                return None
+            return _with_response_headers(send, self._origins.response_fields(origin))
+        if not asks_first and not self._allows_anonymous:
+            return send  # not a browser, or a page that has the key and cannot read the reply
+        # Without a key, any web page could reach the model, so the page's origin must be allowed.
+        advice = f"Web pages of {origin} may not call this server. Start Patina with --cors-origins {origin} to allow it."
+        log.warning("%s", advice)
+        # The browser shows the page only a failure; this field lets its developer tools show the sentence.
+        shown = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
+        await send_error(send, 403, advice, code="origin_not_allowed", headers=shown)
+        return None
 
     async def _dispatch(
         self,
@@ -315,9 +349,22 @@ class Proxy:
     ) -> None:
         """Route a request; ``target`` is the path and query for the backend, percent-encoded as the client sent it."""
         method: str = scope["method"]
-        endpoint = find_endpoint(method, path, is_local=self._is_local)
+        plain = _canonical_path(path)
+        endpoint = find_endpoint(method, plain, is_local=self._is_local, native_apis=self._native_apis)
+        if endpoint is not None and plain != path:
+            path, target = plain, plain + target[target.find("?") :] if "?" in target else plain
         if endpoint is CHAT:
             await self._chat(scope, receive, send, principal=principal, path=target, session=session)
+        elif endpoint is RESPONSES:
+            await self._apis.create_response(scope, receive, send, principal=principal, session=session)
+        elif endpoint is RESPONSE:
+            await self._apis.existing_response(scope, send, principal=principal, path=path)
+        elif endpoint is CONVERSATIONS:
+            await self._apis.conversations(scope, receive, send, key_name=principal.key_name, path=path)
+        elif endpoint is MESSAGES:
+            await self._apis.create_message(scope, receive, send, principal=principal, session=session)
+        elif endpoint is COUNT:
+            await self._apis.count_message_tokens(scope, receive, send, principal=principal)
         elif endpoint is STATUS:
             await send_json(send, 200, await self._status(principal))
         elif endpoint is FEEDBACK:
@@ -327,7 +374,7 @@ class Proxy:
         elif endpoint is MODEL:
             await self._retrieve_model(send, path.removeprefix(MODEL.path[:-1]), principal)
         elif _is_forbidden(path) or not path.startswith(FORWARDED_PREFIX):
-            await send_error(send, 404, f"There is no {path} here.", code="not_found")
+            await send_error(send, 404, _describe_missing(path), code="not_found")
         else:
             await self._pass_through(scope, receive, send, path=target, principal=principal)
 
@@ -494,6 +541,8 @@ class Proxy:
         Raises:
             RecordError: the record does not know it, and not all of the journal is recorded yet.
         """
+        if body.reference is not None and (named := turn_of(body.reference)) is not None:
+            body = replace(body, reference=named)  # the id of a response or of a message names its turn
         if body.reference is not None:
             issued = self._chat.issued.find(key_name, body.reference)
             if issued is not None:
@@ -552,6 +601,27 @@ def _session_of(raw: str) -> tuple[str | None, str]:
         if slash and session and rest.startswith("v1/"):
             return unquote(session), "/" + rest
     return None, raw
+
+
+def _canonical_path(path: str) -> str:
+    """Return a path without doubled or closing slashes, which clients make of a base URL."""
+    if "//" not in path and not (path.endswith("/") and path != "/"):
+        return path
+    return "/" + "/".join(part for part in path.split("/") if part)
+
+
+def _describe_missing(path: str) -> str:
+    """Return the sentence about a path that is not served."""
+    if "/deployments/" in path:
+        return (
+            f"There is no {path} here: Azure's paths are not served. Use the client for OpenAI, with the base URL ending in /v1 "
+            "and the policy's name as the model."
+        )
+    if not path.startswith(FORWARDED_PREFIX) and path.removesuffix("/").endswith(
+        ("/chat/completions", "/responses", "/messages", "/completions", "/models", "/embeddings")
+    ):
+        return f"There is no {path} here: the base URL of OpenAI clients ends in /v1."
+    return f"There is no {path} here."
 
 
 def _with_response_headers(send: Send, response_fields: list[tuple[bytes, bytes]]) -> Send:

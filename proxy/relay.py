@@ -17,7 +17,7 @@ import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,6 +44,7 @@ from proxy.client_names import add_client_hint
 from proxy.heap import LARGE_BODY_BYTES
 from proxy.http_protocol import ClientConnection
 from proxy.issued import IssuedTurns
+from proxy.recent_turns import RecentTurns
 from serving.protocol import BackendClient, BackendReply
 from store.errors import (
     UpstreamConnectTimeout,
@@ -55,6 +56,7 @@ from store.errors import (
 from store.journal import EntryKind, JournalWriter
 from store.lifecycle import DropReason
 from store.values import Json
+from wire.api_translation import ApiRequest
 from wire.captured_exchange import CapturedExchange, dump_exchange
 from wire.chat_request import ChatRequest, Injection, build_request, parse_chat
 from wire.chunk_template import ChunkTemplate, derive_template
@@ -120,6 +122,9 @@ _BLANK = b" \t\r\n"
 #: Longest time that a reply waits for a slow disk.
 JOURNAL_WAIT_S = 5.0
 
+#: Parts of a path that are counted by: "", "v1", "embeddings"; and most paths.
+_COUNTED_PARTS, _MAX_COUNTED_PATHS = 4, 50
+
 _UPSTREAM_ERROR_TYPE = "upstream_error"
 #: Statuses with which a healthy backend refuses an invalid request. Not 401 and 404: a refused key or model may be Patina's own setting.
 _INVALID_REQUEST_STATUSES = frozenset({400, 413, 415, 422})
@@ -145,7 +150,23 @@ class Counters:
     unrecorded: int = 0
     busy: int = 0  #: large requests refused because too many were in flight
     large: int = 0  #: large bodies, after which the heap is trimmed
+    apis: Counter[str] = field(
+        default_factory=Counter
+    )  #: recorded requests by the API that the client speaks
+    passed_paths: Counter[str] = field(
+        default_factory=Counter
+    )  #: requests forwarded and not recorded, by path
+    left_out: Counter[str] = field(
+        default_factory=Counter
+    )  #: requests that offered hosted tools, by the tools' type
     not_captured: Counter[str] = field(default_factory=Counter)  #: chat requests forwarded unread, by reason
+
+    def count_passed(self, path: str) -> None:
+        """Count a request that is forwarded and not recorded, under the first parts of its path: the others are ids."""
+        self.passed_through += 1
+        name = "/".join(path.partition("?")[0].split("/")[:_COUNTED_PARTS])
+        known = name in self.passed_paths or len(self.passed_paths) < _MAX_COUNTED_PATHS
+        self.passed_paths[name if known else "other paths"] += 1
 
 
 @dataclass(slots=True)
@@ -177,6 +198,7 @@ class _Exchange:
     options: RequestOptions
     size: int
     assembler: Assembler
+    api: Json | None = None  # the API that the client speaks, where it is not chat
     reply_size: int = 0  # bytes that came of the reply
     connection: ClientConnection | None = None
     injection: Injection = field(default_factory=Injection)
@@ -226,7 +248,7 @@ class PassThrough:
         body: bytes | None = None,
     ) -> None:
         """Relay one request; ``body`` is the request's body if it was read already."""
-        self._counters.passed_through += 1
+        self._counters.count_passed(path)
         headers = scope["headers"]
         passes_credentials = principal.passes_credentials
         consumed = asyncio.Event()
@@ -317,6 +339,7 @@ class ChatRelay:
         self._alias = alias
         self._journal = journal
         self.issued = IssuedTurns()
+        self.recent = RecentTurns()
         self._counters = counters
         self._pass_through = pass_through
         self._patience_s = backend_wait_s
@@ -338,8 +361,16 @@ class ChatRelay:
         principal: Principal,
         path: str,
         session: str | None,
+        translate: Callable[[bytes], Awaitable[ApiRequest]] | None = None,
     ) -> None:
-        """Relay and record one chat request of ``principal``; ``session`` comes from the path."""
+        """Relay and record one chat request of ``principal``; ``session`` comes from the path.
+
+        Args:
+            translate: makes a chat request of the body of another API; ``send`` then translates the reply.
+
+        Raises:
+            Untranslatable: by ``translate``; nothing was sent.
+        """
         announced = content_length(scope["headers"])
         # Counted from here on: many large bodies may be on their way at once.
         held = announced if announced is not None and announced <= MAX_BODY else 0
@@ -353,7 +384,17 @@ class ChatRelay:
                     return
                 held = len(raw)
                 self._held_bytes += held
-            await self._serve(scope, receive, send, raw, principal=principal, path=path, session=session)
+            api = await translate(raw) if translate is not None else None
+            await self._serve(
+                scope,
+                receive,
+                send,
+                api.chat if api is not None else raw,
+                principal=principal,
+                path=path,
+                session=session,
+                api=api,
+            )
         except ClientDisconnected:
             return
         except BodyTooLarge:
@@ -371,8 +412,11 @@ class ChatRelay:
         principal: Principal,
         path: str,
         session: str | None,
+        api: ApiRequest | None,
     ) -> None:
         self._counters.requests += 1
+        self._counters.apis[str(api.detail["name"]) if api is not None else "chat"] += 1
+        self._counters.left_out.update(api.left_out if api is not None else ())
         self._counters.in_flight += 1
         try:
             if len(raw) > _THREAD_PARSE_BYTES:
@@ -385,9 +429,10 @@ class ChatRelay:
                 principal=principal,
                 raw=raw,
                 chat=chat,
-                options=_request_options(scope["headers"], chat, session, principal),
+                options=_request_options(scope["headers"], chat, session, principal, api),
                 size=len(raw),
                 assembler=Assembler(chat.n),
+                api=api.detail if api is not None else None,
                 connection=client_connection(scope),
             )
             await self._exchange(exchange, scope, receive, send, path)
@@ -484,6 +529,8 @@ class ChatRelay:
         try:
             captured = self._capture(exchange)
             self.issued.add(captured)
+            if captured.api is not None and captured.api.get("store"):
+                self.recent.add(captured)
             return self._journal.append(EntryKind.EXCHANGE, dump_exchange(captured, exchange.raw))
         except Exception as exc:  # noqa: BLE001 - a request no reader was made for must not cost its reply
             self._counters.unrecorded += 1
@@ -515,6 +562,7 @@ class ChatRelay:
             temperature=capabilities.default_temperature if chat.temperature is None else chat.temperature,
             logprob_mode=capabilities.logprob_mode,
             size=exchange.size,
+            api=exchange.api,
         )
 
     # ---- to the backend
@@ -981,9 +1029,17 @@ async def _read_error_body(reply: BackendReply) -> _ErrorBody:
 
 
 def _request_options(
-    headers: Iterable[tuple[bytes, bytes]], chat: ChatRequest, session: str | None, principal: Principal
+    headers: Iterable[tuple[bytes, bytes]],
+    chat: ChatRequest,
+    session: str | None,
+    principal: Principal,
+    api: ApiRequest | None,
 ) -> RequestOptions:
-    options = parse_request_options(headers, chat.body, session)
+    if api is None:
+        options = parse_request_options(headers, chat.body, session)
+    else:
+        options = parse_request_options(headers, api.option_fields, api.session or session)
+        options = replace(options, continues=api.continues)
     return options if principal.trains else replace(options, is_opted_out=True)
 
 

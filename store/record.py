@@ -15,13 +15,14 @@ from sqlalchemy.exc import DBAPIError
 from store.database import BUSY_TIMEOUT_S, Database
 from store.errors import RecordError, RecordTooNew
 from store.lifecycle import DropReason, Stage
-from store.queries import common, dashboard, journal, person, proxy, scorer, story, trainer
+from store.queries import common, dashboard, journal, person, proxy, replies, scorer, story, trainer
 from store.queries.turns import TurnWriter
 from store.values import (
     AdapterVersion,
     AliasMove,
     AnsweredTurn,
     ClientTraffic,
+    Conversation,
     ConversationRow,
     DroppedTurn,
     Feedback,
@@ -31,6 +32,7 @@ from store.values import (
     Json,
     JudgedTurn,
     NewTurn,
+    RecordedTurn,
     RecordStatus,
     Remembered,
     ScoredTurn,
@@ -47,7 +49,7 @@ from store.values import (
 from store.verify import verify
 
 #: Newest migration this code knows. A test holds it against `migrations/`.
-SCHEMA_REVISION = "0012"
+SCHEMA_REVISION = "0020"
 
 
 class Record:
@@ -148,6 +150,31 @@ class Record:
     async def find_turn(self, key_name: str, reference: str) -> str | None:
         """Return the id of the turn named by a turn id or by a completion id that its client saw."""
         return await self._database.read(proxy.find_turn, key_name, reference)
+
+    async def recorded_turn(self, key_name: str, turn_id: str) -> RecordedTurn | None:
+        """Return a turn that a client names; without its API when its response was deleted."""
+        return await self._database.read(replies.recorded_turn, key_name, turn_id)
+
+    async def newest_turn(self, key_name: str, session_id: str) -> RecordedTurn | None:
+        """Return the newest finished turn of a conversation."""
+        return await self._database.read(replies.newest_turn, key_name, session_id)
+
+    async def hide_turn(self, key_name: str, turn_id: str) -> None:
+        """Stop showing a response to its client."""
+        await self._database.write(replies.hide_turn, key_name, turn_id)
+
+    async def add_conversation(self, key_name: str, conversation: Conversation) -> None:
+        await self._database.write(replies.add_conversation, key_name, conversation)
+
+    async def conversation(self, key_name: str, conversation_id: str) -> Conversation | None:
+        """Return a conversation that a client created and did not delete."""
+        return await self._database.read(replies.conversation, key_name, conversation_id)
+
+    async def update_conversation(self, conversation_id: str, metadata: Json) -> None:
+        await self._database.write(replies.update_conversation, conversation_id, metadata)
+
+    async def delete_conversation(self, conversation_id: str) -> None:
+        await self._database.write(replies.delete_conversation, conversation_id)
 
     async def find_exchange(self, key_name: str, prompt: str, response: str) -> str | None:
         """Return the newest turn that answered ``response`` to a last user text ``prompt`` (CLaaS's feedback body)."""
@@ -341,6 +368,21 @@ class Record:
             RecordError: there is no such version, it never passed the gate, or its files are gone.
         """
         await self._database.write(person.rollback, policy, version, actor=actor, now=_now(now))
+
+    async def refuse(
+        self,
+        policy: str,
+        version: int,
+        *,
+        reason: str,
+        ancestor: int,
+        actor: str,
+        now: float | None = None,
+    ) -> int:
+        """Mark a version that must not serve; where it is live, point the alias to ``ancestor``. Returns the live version."""
+        return await self._database.write(
+            person.refuse, policy, version, reason=reason, ancestor=ancestor, actor=actor, now=_now(now)
+        )
 
     async def set_paused(self, paused: bool, now: float | None = None, *, policy: str | None = None) -> None:
         """Pause or resume the training of one policy; None: of all. What is recorded and scored meanwhile waits."""

@@ -117,6 +117,28 @@ turns = Table(
     Index(None, "kind"),  # for `status`, which would read every turn
 )
 
+api_requests = Table(
+    "api_requests",
+    metadata,
+    Column("turn_id", _ID, ForeignKey("turns.turn_id", ondelete="CASCADE"), primary_key=True),
+    Column("api", String(16), nullable=False),  # responses, messages
+    Column(
+        "detail", Text, nullable=False
+    ),  # JSON: what the chat request does not hold of the client's request
+    Column("is_hidden", Boolean, nullable=False),  # its client deleted the response
+)
+
+conversations = Table(
+    "conversations",
+    metadata,
+    Column("conversation_id", _ID, primary_key=True),
+    Column("key_name", String(128), nullable=False),
+    Column("metadata", Text, nullable=False),
+    Column("items", Text, nullable=False),  # JSON: the items that it began with
+    Column("created_at", Float, nullable=False),
+    Column("deleted_at", Float),
+)
+
 next_states = Table(
     "next_states",
     metadata,
@@ -186,6 +208,7 @@ adapters = Table(
     Column("version", Integer, primary_key=True),
     Column("path", Text, nullable=False),
     Column("content_hash", String(64), nullable=False),
+    Column("manifest_hash", String(64), nullable=False, server_default=""),
     Column("parent_version", Integer, nullable=False),
     Column("state", String(16), nullable=False),
     Column("reason", Text, nullable=False),

@@ -170,6 +170,13 @@ class Settings(BaseSettings):
         "proxy then comes in the header x-patina-key)",
         "serving",
     )
+    native_apis: bool = _field(
+        False,
+        "PATINA_NATIVE_APIS",
+        "forward /v1/responses and /v1/messages to a backend that has them, unread and not recorded; default: translate them to "
+        "chat, which is recorded",
+        "serving",
+    )
     cors_origins: str = _field(
         "",
         "PATINA_CORS_ORIGINS",

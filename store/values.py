@@ -158,6 +158,40 @@ class NewTurn:
     next_state: NextState | None = None
     earlier_next_states: tuple[NextState, ...] = ()
     corrections: tuple[KindCorrection, ...] = ()
+    api: Json | None = None  #: of a client that does not speak chat: `RecordedTurn.api`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTurn:
+    """What a turn was asked and what it replied, read back for a client.
+
+    Attributes:
+        request: the chat request without its messages.
+        api: the API that its client spoke, where that was not chat (`wire.api_translation.ApiRequest.detail`).
+    """
+
+    turn_id: str
+    created_at: float
+    finished_at: float
+    status_code: int
+    messages: tuple[Json, ...]
+    request: Json
+    text: str
+    reasoning: str
+    tool_calls: tuple[Json, ...]
+    finish_reason: str | None
+    usage: Json | None
+    api: Json | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A conversation that a client created by name; ``items`` are those that it began with."""
+
+    conversation_id: str
+    metadata: Json
+    items: list[Json]
+    created_at: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -345,6 +379,7 @@ class AdapterState(StrEnum):
     PUBLISHED = "published"  #: passed the gate; may be (or may have been) live
     REJECTED = "rejected"  #: failed the gate; kept for `versions` to show why
     PRUNED = "pruned"  #: its files were removed by the retention policy
+    REFUSED = "refused"  #: not what the trainer made, by its files or by its log-probabilities: never serves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,6 +389,7 @@ class AdapterVersion:
     Attributes:
         path: folder that peft and vLLM load as it is (or a `tinker://` path).
         content_hash: of the weight file's bytes.
+        manifest_hash: of its `manifest.json` (`store.manifest`); "": made before there were manifests.
         parent_version: the version the step started from.
         metrics: what the step and the gate measured.
     """
@@ -368,6 +404,7 @@ class AdapterVersion:
     method: str
     metrics: Json
     created_at: float
+    manifest_hash: str = ""
 
     @property
     def name(self) -> str:

@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from serving.model_digests import digest_served_model
 from store.lifecycle import DropReason
+from store.manifest import ModelDigests
 from store.settings import Settings, to_json
 from store.values import (
     BASE_VERSION,
@@ -149,7 +151,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
         self._left_out: list[str] = []
         if settings.resume_from_ckpt:
             folder = Path(settings.resume_from_ckpt).expanduser()
-            verify_version(folder)
+            verify_version(folder, model=self._model_digests())
             self._load(folder)
 
     @property
@@ -191,7 +193,12 @@ class BaseVersionTrainer(ABC, Generic[P]):
             AdapterError: its folder is missing, torn, or not what was published.
         """
         folder = Path(adapter.path)
-        verify_version(folder, adapter.content_hash)
+        verify_version(
+            folder,
+            adapter.content_hash,
+            manifest_hash=adapter.manifest_hash,
+            model=self._model_digests(),
+        )
         self._load(folder)
         self.version = adapter.version
 
@@ -200,6 +207,9 @@ class BaseVersionTrainer(ABC, Generic[P]):
         self._policy.reset(self._settings.seed)
         self._take_state({})
         self.version = BASE_VERSION
+
+    def _model_digests(self) -> ModelDigests:
+        return digest_served_model(self._settings.model_path)
 
     def _load(self, folder: Path) -> None:
         self._policy.load_version(folder)
@@ -415,6 +425,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
                 "playbook": judged.playbook_state,
             },
             metrics=metrics,
+            model=self._model_digests(),
         )
         return written, metrics
 

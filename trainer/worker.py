@@ -35,12 +35,14 @@ from uuid import uuid4
 
 from store.errors import (
     AdapterError,
+    AdapterMismatch,
     AliasMoved,
     ClaimLost,
     PatinaError,
     RecordError,
     UpstreamError,
 )
+from store.integrity import refuse_version
 from store.lifecycle import DropReason
 from store.record import Record
 from store.settings import Settings
@@ -305,7 +307,11 @@ class Worker:
         adapter = await self._record.adapter(self._settings.policy, live)
         if adapter is None:
             raise AdapterError(f"the live version {live} has no row in the record")
-        await self._on_thread(lambda: trainer.load(adapter))
+        try:
+            await self._on_thread(lambda: trainer.load(adapter))
+        except AdapterMismatch as exc:
+            await refuse_version(self._record, adapter, str(exc))
+            raise  # the next attempt begins from the ancestor that is live now
 
     async def _step(self, edits: Sequence[Edit], *, takes_turns: bool = True) -> None:
         """One attempt at a version.
@@ -430,6 +436,7 @@ class Worker:
             version=number,
             path=str(outcome.written.path),
             content_hash=outcome.written.content_hash,
+            manifest_hash=outcome.written.manifest_hash,
             parent_version=outcome.parent_version,
             state=AdapterState.REJECTED if outcome.rejected else AdapterState.PUBLISHED,
             reason="; ".join(outcome.rejected) or outcome.reason,
@@ -483,7 +490,7 @@ class Worker:
         with_files = {
             a.version: a.parent_version
             for a in adapters
-            if a.state in (AdapterState.PUBLISHED, AdapterState.REJECTED)
+            if a.state in (AdapterState.PUBLISHED, AdapterState.REJECTED, AdapterState.REFUSED)
         }
         keep = versions_to_keep(with_files, live, every=self._settings.save_interval)
         doomed = [a for a in adapters if a.version in with_files and a.version not in keep]

@@ -23,6 +23,7 @@ class CapturedExchange:
     Attributes:
         fault: why the whole exchange cannot train (the client disconnected, an error), or None.
         size: bytes of request and reply.
+        api: the API that the client speaks, where it is not chat: its name and what the chat request does not hold of its request.
     """
 
     turn_id: str
@@ -41,6 +42,7 @@ class CapturedExchange:
     temperature: float
     logprob_mode: LogprobMode
     size: int
+    api: Json | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -68,6 +70,7 @@ def dump_exchange(captured: CapturedExchange, raw: bytes | None) -> bytes:
             "reply": captured.reply,
             "fault": captured.fault,
             "logprob_mode": captured.logprob_mode,
+            "api": captured.api,
         },
         option=orjson.OPT_APPEND_NEWLINE,
     )
@@ -99,6 +102,7 @@ def load_exchange(payload: bytes, prefix_cache: PrefixCache | None = None) -> Ca
         reply=_restore_dataclass(AssembledReply, {**reply, "completions": completions}),
         fault=None if fault is None else (DropReason(fault[0]), fault[1]),
         logprob_mode=LogprobMode(value["logprob_mode"]),
+        api=value.get("api"),
     )
 
 

@@ -151,6 +151,34 @@ def rollback(
     )
 
 
+def refuse(
+    connection: sa.Connection,
+    policy: str,
+    version: int,
+    *,
+    reason: str,
+    ancestor: int,
+    actor: str,
+    now: float,
+) -> int:
+    """Mark a version that must not serve; where it is live, point the alias to ``ancestor``. Returns the live version."""
+    lock_aliases(connection)
+    c = schema.adapters.c
+    connection.execute(
+        sa.update(schema.adapters)
+        .where(c.policy == policy, c.version == version)
+        .values(state=AdapterState.REFUSED.value, reason=reason)
+    )
+    move = aliases(connection).get(policy)
+    live = move.version if move is not None else BASE_VERSION
+    if live != version:
+        return live
+    connection.execute(
+        sa.insert(schema.alias_moves).values(policy=policy, version=ancestor, moved_at=now, actor=actor)
+    )
+    return ancestor
+
+
 def set_paused(connection: sa.Connection, paused: bool, now: float, policy: str | None = None) -> None:
     """Pause or resume the training of one policy; None: of all. What is recorded and scored meanwhile waits."""
     if policy is None:

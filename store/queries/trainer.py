@@ -351,6 +351,7 @@ def _insert_adapter(connection: sa.Connection, adapter: AdapterVersion) -> None:
             version=adapter.version,
             path=adapter.path,
             content_hash=adapter.content_hash,
+            manifest_hash=adapter.manifest_hash,
             parent_version=adapter.parent_version,
             state=adapter.state.value,
             reason=adapter.reason,

@@ -12,7 +12,7 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM
 
-from store.errors import GateRejected, RecordError, RecordUnavailable
+from store.errors import AdapterMismatch, GateRejected, RecordError, RecordUnavailable
 from store.lifecycle import DropReason, Stage
 from store.record import Record
 from store.settings import Settings, read_settings
@@ -357,6 +357,27 @@ async def test_after_a_rollback_training_goes_on_from_the_version_that_is_live(b
     fourth = await bench.record.adapter(POLICY, 4)
     assert fourth is not None
     assert fourth.parent_version == 0
+
+
+async def test_a_changed_live_version_is_refused_and_training_goes_on_from_its_ancestor(bench: Bench) -> None:
+    for names in ("ab", "cd"):
+        await bench.add(*names)
+        await bench.worker.work_once()
+    await bench.record.rollback(POLICY, 1)
+    await bench.worker._follow_alias()
+    await bench.record.rollback(POLICY, 2)
+    second = await bench.record.adapter(POLICY, 2)
+    assert second is not None
+    (Path(second.path) / "patina" / "state.json").write_text("{}")
+    with pytest.raises(AdapterMismatch, match=r"state\.json changed"):
+        await bench.worker._follow_alias()
+    await bench.worker._follow_alias()
+    moves = await bench.record.alias_moves(POLICY)
+    assert (moves[-1].version, moves[-1].actor) == (1, "integrity")
+    assert bench.trainer.version == 1
+    second = await bench.record.adapter(POLICY, 2)
+    assert second is not None
+    assert (second.state, "state.json changed" in second.reason) == (AdapterState.REFUSED, True)
 
 
 async def test_a_rollback_during_a_step_is_not_undone_by_what_the_step_made(bench: Bench) -> None:
