@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli import clients
-from cli.live import ask_proxy, is_in_trouble, store_line
+from cli.live import ask_proxy, is_in_trouble, store_line, traffic_lines
 from cli.opened_record import open_record
 from cli.recover import recover
 from cli.text import LONG, clip
@@ -99,6 +99,8 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
         if live is not None and store is not None:
             style = "red" if is_in_trouble(store) else "default"
             console.print(f"[{style}]{escape(store_line(store, live['proxy'].get('not_captured')))}[/]")
+            for line in traffic_lines(live["proxy"]):
+                console.print(escape(line))
     return 1 if problem or (store is not None and is_in_trouble(store)) else 0
 
 

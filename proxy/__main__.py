@@ -147,6 +147,7 @@ def serve(
         native_apis=settings.native_apis,
         origins=CorsPolicy(settings.cors_origins),
         journal=JournalWriter(settings.journal_folder, gateway_name(worker), sync=settings.sync),
+        accepts_any_model={"on": True, "off": False, "auto": None}[settings.accept_any_model],
         name=gateway_name(worker),
         locks=VersionLocks(settings.version_locks_folder) if settings.workers > 1 else None,
         pages=HttpBackend(dashboard_url, speaks_vllm=False) if dashboard_url else None,

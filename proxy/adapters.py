@@ -141,6 +141,10 @@ class Alias(Protocol):
         """Return the policies that a caller may use, its own first."""
         ...
 
+    def resolve(self, model: str | None, *, group: str, is_owner: bool) -> tuple[str, int | None]:
+        """Return the policy that a caller means by a model name, and the version; None: the live one. Raises: UnknownModel."""
+        ...
+
     def is_foreign(self, model: str, *, group: str) -> bool:
         """Whether ``model`` is the backend's name of a version of another policy than the caller's."""
         ...
@@ -181,6 +185,9 @@ class UpstreamAlias:
 
     def served(self, *, group: str, is_owner: bool) -> list[ServedPolicy]:
         return [ServedPolicy(name=self.policy, policy=self.policy, version=BASE_VERSION)]
+
+    def resolve(self, model: str | None, *, group: str, is_owner: bool) -> tuple[str, int | None]:
+        return model or self.policy, None
 
     def is_foreign(self, model: str, *, group: str) -> bool:
         return False
@@ -226,6 +233,7 @@ class AdapterAlias:
         record: returns the open record, or None while it is unavailable.
         locks: shared with the other gateways of this home.
         cold_wait_s: longest time a request waits for a version that is not loaded.
+        accepts_any: whether the caller's policy now answers for model names that nothing here has.
     """
 
     can_wait = True
@@ -240,6 +248,7 @@ class AdapterAlias:
         poll_s: float = _POLL_INTERVAL_S,
         locks: VersionLocks | None = None,
         cold_wait_s: float = COLD_WAIT_S,
+        accepts_any: Callable[[], bool] = lambda: False,
     ) -> None:
         self._backend = backend
         self.policy = policy
@@ -247,6 +256,7 @@ class AdapterAlias:
         self._locks = locks or VersionLocks(None)
         self._poll_s = poll_s
         self._cold_wait_s = cold_wait_s
+        self._accepts_any = accepts_any
         self.capabilities = Capabilities(token_ids=True, logprobs=True, adapters=True)
         self._base: str | None = None
         self._shared = _Pointer()
@@ -300,7 +310,7 @@ class AdapterAlias:
                 raise UpstreamUnreachable(
                     f"the backend at {self._backend.address} is not up: {self._last_error or 'no answer yet'}"
                 ) from None
-        policy, wanted = self._resolve(model, group, is_owner=is_owner)
+        policy, wanted = self.resolve(model, group=group, is_owner=is_owner)
         if wanted is None:
             version = self._live_of(policy)
             is_loaded = await self._claim(policy, version, min(wait_s, self._cold_wait_s))
@@ -325,12 +335,13 @@ class AdapterAlias:
             is_own=group_of(self.policy, policy) == group,
         )
 
-    def _resolve(self, model: str | None, group: str, *, is_owner: bool) -> tuple[str, int | None]:
-        """Return the policy that a caller means, and the version; None: the live one."""
+    def resolve(self, model: str | None, *, group: str, is_owner: bool) -> tuple[str, int | None]:
         own = policy_name(self.policy, group)
         if model is None or model in ALIASES:
             return own, None
         found = parse_model(self.policy, model)
+        if found is None and model and self._accepts_any():
+            return own, None  # the request, and so the record, keeps the name that was asked for
         if found is not None and found.group in (None, group):
             return own, found.version
         if found is not None and is_owner:
@@ -533,7 +544,8 @@ class AdapterAlias:
 
     async def _check_backend(self) -> None:
         """Read which adapters the backend has; a restart loses them."""
-        names = {m.name: m.parent for m in await self._backend.models()}
+        models = await self._backend.models()
+        names = {m.name: m.parent for m in models}
         adapters = {name for name in names if parse_version(self.policy, name) is not None}
         bases = [name for name, parent in names.items() if parent is None and name not in adapters]
         if self.policy in names:

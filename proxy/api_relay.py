@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import orjson
 from starlette.types import Receive, Scope, Send
@@ -30,7 +29,7 @@ from store.record_handle import RecordHandle
 from store.values import Json, RecordedTurn
 from wire.api_translation import CHAT_PATH, ApiRequest, Untranslatable, read_error, read_object
 from wire.headers import Headers, content_length, forward_request_headers, get_header
-from wire.messages_api.reply import MessageSynthesizer, translate_error
+from wire.messages_api.reply import MessageSynthesizer
 from wire.messages_api.request import translate_request as translate_message
 from wire.responses_api.items import input_items, turn_of
 from wire.responses_api.reply import ResponseSynthesizer, instructions_of
@@ -99,7 +98,7 @@ class ApiRelay:
     async def create_message(
         self, scope: Scope, receive: Receive, send: Send, *, principal: Principal, session: str | None
     ) -> None:
-        """Serve ``POST /v1/messages``; ``send`` translates errors (`translate_errors`)."""
+        """Serve ``POST /v1/messages``; ``send`` translates errors."""
         translated = TranslatedSend(send, lambda status, body: (status, body))
 
         async def translate(raw: bytes) -> ApiRequest:
@@ -310,27 +309,6 @@ def chat_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
     if key is not None and get_header(headers, b"authorization") is None:
         kept.append((b"authorization", b"Bearer " + key.encode("latin-1")))
     return [*kept, (b"content-type", b"application/json")]
-
-
-def translate_errors(send: Send) -> Send:
-    """Return a ``send`` that gives errors in Anthropic's shape, and everything else as it is."""
-    head: dict[str, Any] = {}
-    body: list[bytes] = []
-
-    async def translating(message: Any) -> None:
-        if message["type"] == "http.response.start" and message["status"] >= 400:
-            head.update(message)
-        elif message["type"] == "http.response.body" and head:
-            body.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                fields = [
-                    f for f in head["headers"] if f[0].lower() not in (b"content-length", b"content-type")
-                ]
-                await send_json(send, head["status"], translate_error(head["status"], b"".join(body)), fields)
-        else:
-            await send(message)
-
-    return translating
 
 
 def _is_kept(turn: RecordedTurn) -> bool:

@@ -22,8 +22,8 @@ from urllib.parse import unquote
 import orjson
 from starlette.types import Message, Receive, Scope, Send
 
-from proxy.adapters import AdapterAlias, Alias, UpstreamAlias
-from proxy.api_relay import ApiRelay, translate_errors
+from proxy.adapters import AdapterAlias, Alias, UnknownModel, UpstreamAlias
+from proxy.api_relay import ApiRelay
 from proxy.asgi import (
     BodyTooLarge,
     ClientDisconnected,
@@ -32,6 +32,7 @@ from proxy.asgi import (
     send_error,
     send_head,
     send_json,
+    with_error_body,
     with_request_id,
 )
 from proxy.auth import KeyStore, Principal, authenticate
@@ -39,6 +40,7 @@ from proxy.backend_quirks import BackendQuirks
 from proxy.cors import CorsPolicy, is_preflight
 from proxy.endpoints import (
     CHAT,
+    COMPLETIONS,
     CONVERSATIONS,
     COUNT,
     FEEDBACK,
@@ -69,9 +71,11 @@ from store.hashing import digest
 from store.journal import EntryKind, JournalWriter, Lag
 from store.record import Record
 from store.record_handle import RecordHandle
-from store.values import Feedback, Heartbeat, Json, adapter_name, new_feedback_id
+from store.values import BASE_VERSION, AdapterState, Feedback, Heartbeat, Json, adapter_name, new_feedback_id
 from store.version import VERSION
+from wire.error_codes import rewrite_error
 from wire.headers import Headers, content_length, get_header
+from wire.messages_api.reply import translate_error
 from wire.responses_api.items import turn_of
 
 log = logging.getLogger(__name__)
@@ -105,6 +109,7 @@ class Proxy:
         passes_credentials: forward clients' own credentials to the backend; Patina's key then comes as `x-patina-key`.
         native_apis: the backend serves the Responses and Messages APIs itself: their requests are forwarded and not recorded.
         origins: web pages that may call the proxy; default: none.
+        accepts_any_model: the policy answers for unknown model names; None: where it is the only one.
         name: of this process, one of several gateways on one port.
         locks: on adapter versions, shared with the other gateways.
         on_crash: called when a background task ends with an unexpected error; the process should exit.
@@ -124,6 +129,7 @@ class Proxy:
         passes_credentials: bool = False,
         native_apis: bool = False,
         origins: CorsPolicy | None = None,
+        accepts_any_model: bool | None = False,
         name: str = "proxy",
         locks: VersionLocks | None = None,
         pages: BackendClient | None = None,
@@ -145,7 +151,15 @@ class Proxy:
         self._record = RecordHandle(open_record)
         self._journal = journal
         self._alias: Alias = (
-            AdapterAlias(backend, policy, lambda: self._record.record, locks=locks)
+            AdapterAlias(
+                backend,
+                policy,
+                lambda: self._record.record,
+                locks=locks,
+                accepts_any=lambda: (
+                    self._has_one_policy() if accepts_any_model is None else accepts_any_model
+                ),
+            )
             if is_local
             else UpstreamAlias(backend, policy)
         )
@@ -165,6 +179,9 @@ class Proxy:
         self._apis = ApiRelay(self._chat, backend, self._alias, self._record, journal, is_local=is_local)
         self._feedback_keys: dict[str, None] = {}  # of the newest feedback that may not be recorded yet
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _has_one_policy(self) -> bool:
+        return isinstance(self._keys, str) or self._keys.is_shared
 
     # ---- lifecycle
 
@@ -293,7 +310,7 @@ class Proxy:
         if session is not None:
             path = unquote(target)
         if is_messages_path(_canonical_path(path)):
-            send = translate_errors(with_request_id(send, b"x-request-id", b"request-id"))
+            send = with_error_body(with_request_id(send, b"x-request-id", b"request-id"), translate_error)
         else:
             send = with_request_id(send, b"x-request-id")
         allowed = await self._check_origin(scope, send)
@@ -353,8 +370,14 @@ class Proxy:
         endpoint = find_endpoint(method, plain, is_local=self._is_local, native_apis=self._native_apis)
         if endpoint is not None and plain != path:
             path, target = plain, plain + target[target.find("?") :] if "?" in target else plain
+        if self._is_local:
+            send = with_error_body(send, lambda status, body: rewrite_error(status, body, plain))
         if endpoint is CHAT:
             await self._chat(scope, receive, send, principal=principal, path=target, session=session)
+        elif endpoint is COMPLETIONS:
+            await self._chat(
+                scope, receive, send, principal=principal, path=target, session=session, is_completion=True
+            )
         elif endpoint is RESPONSES:
             await self._apis.create_response(scope, receive, send, principal=principal, session=session)
         elif endpoint is RESPONSE:
@@ -370,7 +393,7 @@ class Proxy:
         elif endpoint is FEEDBACK:
             await self._feedback(scope["headers"], receive, send, principal)
         elif endpoint is MODELS:
-            await send_json(send, 200, {"object": "list", "data": self._model_cards(principal)})
+            await send_json(send, 200, {"object": "list", "data": await self._model_cards(principal)})
         elif endpoint is MODEL:
             await self._retrieve_model(send, path.removeprefix(MODEL.path[:-1]), principal)
         elif _is_forbidden(path) or not path.startswith(FORWARDED_PREFIX):
@@ -478,26 +501,46 @@ class Proxy:
     def _describe_store(self, lag: Lag | None = None) -> Json:
         return describe_store(self._journal, read_recorder_state(self._journal.folder), lag)
 
-    def _model_cards(self, principal: Principal) -> list[Json]:
-        return [
-            {
-                "id": one.name,
-                "object": "model",
-                "created": int(self._started),
-                "owned_by": "patina",
-                "metadata": {"version": one.version, "name": adapter_name(one.policy, one.version)},
-            }
-            for one in self._alias.served(group=principal.adapter, is_owner=principal.is_owner)
-        ]
+    async def _model_cards(self, principal: Principal) -> list[Json]:
+        """Return a card for each policy that a caller may use, each followed by its retained versions, the newest first."""
+        cards = []
+        for one in self._alias.served(group=principal.adapter, is_owner=principal.is_owner):
+            cards.append(self._model_card(one.name, one.policy, one.version))
+            for version in await self._retained(one.policy):
+                cards.append(self._model_card(f"{one.name}@{version}", one.policy, version))
+        return cards
+
+    async def _retained(self, policy: str) -> list[int]:
+        """Return the versions of a policy that can be served; none while the record is unavailable."""
+        try:
+            found = await (await self._record.get()).adapters(policy)
+        except RecordError:
+            return []
+        return [one.version for one in reversed(found) if one.state is AdapterState.PUBLISHED]
+
+    def _model_card(self, name: str, policy: str, version: int) -> Json:
+        limit = self._alias.capabilities.max_model_len
+        return {
+            "id": name,
+            "object": "model",
+            "created": int(self._started),
+            "owned_by": "patina",
+            **({} if limit is None else {"max_model_len": limit}),
+            "metadata": {"version": version, "name": adapter_name(policy, version)},
+        }
 
     async def _retrieve_model(self, send: Send, name: str, principal: Principal) -> None:
-        card = next((one for one in self._model_cards(principal) if one["id"] == name), None)
-        if card is not None:
-            await send_json(send, 200, card)
-        else:
-            await send_error(
-                send, 404, f"The model `{name}` does not exist.", code="model_not_found", param="model"
-            )
+        """Answer for one name as chat does: also for an alias, and for any name where any is accepted."""
+        try:
+            policy, version = self._alias.resolve(name, group=principal.adapter, is_owner=principal.is_owner)
+            if version is not None and version not in (BASE_VERSION, *await self._retained(policy)):
+                raise UnknownModel(f"The model `{name}` is not loaded. `{self._policy}` is the live version.")
+        except UnknownModel as exc:
+            await send_error(send, 404, str(exc), code="model_not_found", param="model")
+            return
+        served = self._alias.served(group=principal.adapter, is_owner=principal.is_owner)
+        live = next((one.version for one in served if one.policy == policy), BASE_VERSION)
+        await send_json(send, 200, self._model_card(name, policy, live if version is None else version))
 
     async def _feedback(self, headers: Headers, receive: Receive, send: Send, principal: Principal) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import orjson
@@ -102,6 +102,37 @@ def with_request_id(send: Send, *names: bytes) -> Send:
         await send(message)
 
     return naming
+
+
+def with_error_body(send: Send, rewrite: Callable[[int, bytes], bytes]) -> Send:
+    """Return a ``send`` that rewrites the bodies of JSON errors, and passes everything else as it is."""
+    head: Message = {}
+    body: list[bytes] = []
+
+    async def rewriting(message: Message) -> None:
+        if message["type"] == "http.response.start" and _is_json_error(message):
+            head.update(message)
+        elif message["type"] == "http.response.body" and head:
+            body.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                fields = [
+                    f for f in head["headers"] if f[0].lower() not in (b"content-length", b"content-type")
+                ]
+                await send_json(send, head["status"], rewrite(head["status"], b"".join(body)), fields)
+        else:
+            await send(message)
+
+    return rewriting
+
+
+def _is_json_error(head: Message) -> bool:
+    headers = head["headers"]
+    kind = get_header(headers, b"content-type") or ""
+    return (
+        head["status"] >= 400
+        and kind.startswith("application/json")
+        and get_header(headers, b"content-encoding") is None
+    )
 
 
 class DisconnectWatcher:

@@ -86,6 +86,12 @@ COUNT = Endpoint(
     summary="the number of tokens of a message's prompt; not recorded",
     is_translated=True,
 )
+COMPLETIONS = Endpoint(
+    method="POST",
+    path="/v1/completions",
+    summary="a completion request: served by the policy and recorded, where its prompt is one text",
+    is_local_only=True,
+)
 STATUS = Endpoint(
     method="GET",
     path="/v1/patina/status",
@@ -111,6 +117,7 @@ ENDPOINTS = (
     CONVERSATIONS,
     MESSAGES,
     COUNT,
+    COMPLETIONS,
     HEALTH,
     HEALTH_DETAIL,
     ROOT,

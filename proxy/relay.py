@@ -60,6 +60,7 @@ from wire.api_translation import ApiRequest
 from wire.captured_exchange import CapturedExchange, dump_exchange
 from wire.chat_request import ChatRequest, Injection, build_request, parse_chat
 from wire.chunk_template import ChunkTemplate, derive_template
+from wire.completion_request import API_NAME, CompletionAssembler, parse_completion
 from wire.content_encoding import (
     Compressor,
     Decompressor,
@@ -216,8 +217,9 @@ class _Exchange:
     final_response: _FinalResponse | None = None
 
     @property
-    def turn_header(self) -> tuple[bytes, bytes]:
-        return b"x-patina-turn", self.turn_id.encode()
+    def turn_header(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the header that names the turn, where there will be one."""
+        return () if self.chat.unreadable else ((b"x-patina-turn", self.turn_id.encode()),)
 
     def release(self) -> None:
         if self.reply is not None:
@@ -362,11 +364,13 @@ class ChatRelay:
         path: str,
         session: str | None,
         translate: Callable[[bytes], Awaitable[ApiRequest]] | None = None,
+        is_completion: bool = False,
     ) -> None:
         """Relay and record one chat request of ``principal``; ``session`` comes from the path.
 
         Args:
             translate: makes a chat request of the body of another API; ``send`` then translates the reply.
+            is_completion: it is a completion request (`wire.completion_request`).
 
         Raises:
             Untranslatable: by ``translate``; nothing was sent.
@@ -394,6 +398,7 @@ class ChatRelay:
                 path=path,
                 session=session,
                 api=api,
+                is_completion=is_completion,
             )
         except ClientDisconnected:
             return
@@ -413,13 +418,17 @@ class ChatRelay:
         path: str,
         session: str | None,
         api: ApiRequest | None,
+        is_completion: bool,
     ) -> None:
+        detail: Json | None = {"name": API_NAME} if is_completion else api.detail if api is not None else None
         self._counters.requests += 1
-        self._counters.apis[str(api.detail["name"]) if api is not None else "chat"] += 1
+        self._counters.apis["chat" if detail is None else str(detail["name"])] += 1
         self._counters.left_out.update(api.left_out if api is not None else ())
         self._counters.in_flight += 1
         try:
-            if len(raw) > _THREAD_PARSE_BYTES:
+            if is_completion:
+                chat = parse_completion(raw)
+            elif len(raw) > _THREAD_PARSE_BYTES:
                 chat = await asyncio.to_thread(parse_chat, raw)
             else:
                 chat = parse_chat(raw, self._prefix_cache)
@@ -431,8 +440,8 @@ class ChatRelay:
                 chat=chat,
                 options=_request_options(scope["headers"], chat, session, principal, api),
                 size=len(raw),
-                assembler=Assembler(chat.n),
-                api=api.detail if api is not None else None,
+                assembler=CompletionAssembler(chat.n) if is_completion else Assembler(chat.n),
+                api=detail,
                 connection=client_connection(scope),
             )
             await self._exchange(exchange, scope, receive, send, path)
@@ -519,13 +528,16 @@ class ChatRelay:
             (
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
-                exchange.turn_header,
+                *exchange.turn_header,
             ),
             body,
         )
 
     def _submit(self, exchange: _Exchange) -> asyncio.Future[None] | None:
         """Append the exchange to the journal; returns a future where that takes a while."""
+        if exchange.chat.unreadable:
+            self._counters.not_captured[exchange.chat.unreadable] += 1
+            return None
         try:
             captured = self._capture(exchange)
             self.issued.add(captured)
@@ -620,7 +632,8 @@ class ChatRelay:
             if not lease.is_own:  # a policy learns from its own keys only
                 exchange.options = replace(exchange.options, is_opted_out=True)
             # A turn that opted out needs no tokens; its unchanged reply also shows the backend's null style.
-            wanted = frozenset[str]() if exchange.options.is_opted_out else self._alias.fields
+            is_plain = exchange.options.is_opted_out or exchange.chat.unreadable
+            wanted = frozenset[str]() if is_plain else self._alias.fields
             fields = self._quirks.accepted_fields(wanted, exchange.chat.model) - omitted
             body, exchange.injection = build_request(
                 exchange.raw, exchange.chat, fields=fields, served_model=lease.name
@@ -690,7 +703,7 @@ class ChatRelay:
         """Send the backend's head with the turn's id. The length of a body that will be edited is not known yet."""
         headers = forward_response_headers(reply.headers, drop=_CONTENT_LENGTH if is_edited else frozenset())
         exchange.has_started = True
-        await send_head(send, reply.status, [*headers, exchange.turn_header])
+        await send_head(send, reply.status, [*headers, *exchange.turn_header])
 
     async def _body_pieces(self, exchange: _Exchange, reply: BackendReply) -> AsyncIterator[bytes]:
         """Yield the body as it arrives, and count its bytes."""
@@ -788,7 +801,9 @@ class ChatRelay:
             return
         headers = forward_response_headers(reply.headers, drop=_CONTENT_LENGTH)
         length = (b"content-length", str(len(body)).encode())
-        exchange.final_response = _FinalResponse(reply.status, (*headers, length, exchange.turn_header), body)
+        exchange.final_response = _FinalResponse(
+            reply.status, (*headers, length, *exchange.turn_header), body
+        )
 
     def _strip_body(self, exchange: _Exchange, body: bytes, encoding: str | None) -> bytes:
         """Return a whole reply without the additions; it is parsed and recorded on the way."""
@@ -820,6 +835,8 @@ class ChatRelay:
             self._observe_null_style(exchange, payload)
 
     def _observe_null_style(self, exchange: _Exchange, payload: Json) -> None:
+        if exchange.chat.is_completion:
+            return  # its choices have other fields than those of chat
         self._quirks.record_null_style(
             observe_null_style(self._quirks.null_style, payload, exchange.injection, exchange.chat.body)
         )

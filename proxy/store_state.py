@@ -77,7 +77,7 @@ def add_up(gateways: Sequence[Json]) -> Json:
         **total["journal"],
         **{
             name: sum(one[name] for one in journals)
-            for name in ("appended", "waiting", "waiting_bytes", "lost")
+            for name in ("appended", "waiting", "waiting_bytes", "lost", "rewritten")
         },
     }
     return total

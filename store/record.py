@@ -15,9 +15,10 @@ from sqlalchemy.exc import DBAPIError
 from store.database import BUSY_TIMEOUT_S, Database
 from store.errors import RecordError, RecordTooNew
 from store.lifecycle import DropReason, Stage
-from store.queries import common, dashboard, journal, person, proxy, replies, scorer, story, trainer
+from store.queries import common, dashboard, journal, lineage, person, proxy, replies, scorer, story, trainer
 from store.queries.turns import TurnWriter
 from store.values import (
+    BASE_VERSION,
     AdapterVersion,
     AliasMove,
     AnsweredTurn,
@@ -31,7 +32,9 @@ from store.values import (
     Heartbeat,
     Json,
     JudgedTurn,
+    LineageStep,
     NewTurn,
+    RecentVerdict,
     RecordedTurn,
     RecordStatus,
     Remembered,
@@ -49,7 +52,7 @@ from store.values import (
 from store.verify import verify
 
 #: Newest migration this code knows. A test holds it against `migrations/`.
-SCHEMA_REVISION = "0020"
+SCHEMA_REVISION = "0021"
 
 
 class Record:
@@ -310,6 +313,10 @@ class Record:
         """Return the newest steps, newest first."""
         return await self._database.read(trainer.steps, policy, limit)
 
+    async def lineage(self, policy: str, version: int, start: int = BASE_VERSION) -> list[LineageStep]:
+        """Return the versions from ``start`` (not among them) to ``version``, oldest first, with what they were computed from."""
+        return await self._database.read(lineage.lineage, policy, version, start)
+
     async def mark_pruned(self, policy: str, versions: Sequence[int]) -> None:
         """The files of these versions are gone by the retention policy; their rows stay."""
         await self._database.write(trainer.mark_pruned, policy, versions)
@@ -324,9 +331,9 @@ class Record:
         """Return these turns with their newest verdicts, those that are still in the record, in the given order."""
         return await self._database.read(trainer.scored_turns, turn_ids)
 
-    async def recent_verdict_values(self, policy: str, limit: int) -> list[int]:
+    async def recent_verdicts(self, policy: str, limit: int) -> list[RecentVerdict]:
         """Return the newest verdicts of a policy's settled (trained or dropped) turns, oldest first: the baseline's window."""
-        return await self._database.read(trainer.recent_verdict_values, policy, limit)
+        return await self._database.read(trainer.recent_verdicts, policy, limit)
 
     # ----------------------------------------------------------------- person
 
@@ -404,9 +411,13 @@ class Record:
         """
         await self._database.write(person.add_wish_edits, policy, edits, _now(now))
 
-    async def wish_edits(self, policy: str) -> list[WishEdit]:
+    async def wish_edits(self, policy: str, until: int | None = None) -> list[WishEdit]:
         """Return the edits that count; see `store.queries.person.wish_edits`."""
-        return await self._database.read(person.wish_edits, policy)
+        return await self._database.read(person.wish_edits, policy, until)
+
+    async def newest_wish_edit(self, policy: str) -> int:
+        """Return the number of the newest edit, 0 when there is none."""
+        return await self._database.read(person.newest_wish_edit, policy)
 
     async def stated_hints(self, policy: str, turn_ids: Sequence[str]) -> list[StatedHint]:
         """Return these turns and all others of the policy with a hint in the same words, oldest first."""

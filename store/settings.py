@@ -236,6 +236,12 @@ class Settings(BaseSettings):
         "gateway processes that share the port; one serves some hundred requests a second",
         "serving",
     )
+    accept_any_model: Literal["auto", "on", "off"] = _field(
+        "auto",
+        "PATINA_ACCEPT_ANY_MODEL",
+        "serve unknown model names such as gpt-4o-mini by the policy: on, off, or auto (on while every key uses one policy)",
+        "serving",
+    )
     sync: Literal["none", "group"] = _field(
         "none",
         "PATINA_SYNC",
@@ -642,6 +648,21 @@ def default_environment(**values: str) -> None:
     """Set environment variables that are not set: for libraries without another interface."""
     for name, value in values.items():
         os.environ.setdefault(name, value)
+
+
+#: Beside the group "learning": settings that say which weights are trained.
+_TRAINED = frozenset({"model_name", "threads"})
+
+
+def training_settings(settings: Settings) -> dict[str, Any]:
+    """Return the settings that decide what a step computes, as JSON; none of them is a secret."""
+    data = to_json(settings)
+    return {
+        name: data[name]
+        for name, field in Settings.model_fields.items()
+        if name in _TRAINED
+        or (isinstance(field.json_schema_extra, dict) and field.json_schema_extra["group"] == "learning")
+    }
 
 
 def to_json(settings: Settings) -> dict[str, Any]:

@@ -354,7 +354,7 @@ class ScoredTurn:
 
     Attributes:
         prompt_token_ids: [P] ids the policy was given.
-        verdict: the newest one.
+        verdict: the newest one; ``verdict_id`` is its number in the record, 0 where it has none.
     """
 
     turn_id: str
@@ -372,6 +372,7 @@ class ScoredTurn:
     verdict: Verdict
     next_text: str
     created_at: float
+    verdict_id: int = 0
 
 
 class AdapterState(StrEnum):
@@ -431,9 +432,48 @@ class AliasMove:
     actor: str  #: "trainer", "rollback", ...
 
 
+class StepRole(StrEnum):
+    """What a step used a turn for."""
+
+    BATCH = "batch"  #: claimed for it, whether it taught something or not
+    REPLAY = "replay"  #: drawn from the reservoir
+    REMEMBERED = "remembered"  #: its words are in the playbook
+    RECENT = "recent"  #: its verdict's value is in the window of the baseline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentVerdict:
+    """A verdict in the baseline's window."""
+
+    turn_id: str
+    verdict_id: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """Everything that a step was computed from, so that it can be computed again.
+
+    Attributes:
+        turns: by role, in order: (turn id, id of the verdict that counted).
+        edit_id: number of the newest edit of the playbook that counted.
+        state: what `trainer.protocol.VersionTrainer.resume` takes.
+        settings: the settings of training, by name.
+    """
+
+    turns: Mapping[StepRole, tuple[tuple[str, int], ...]]
+    edit_id: int
+    state: Json
+    settings: Json
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One optimizer step (or the attempt), for `status` and `why`."""
+    """One optimizer step (or the attempt), for `status` and `why`.
+
+    Attributes:
+        inputs: None where they are not known or were not asked for.
+    """
 
     step_id: str
     policy: str
@@ -443,6 +483,21 @@ class StepReport:
     version: int | None
     error: str | None
     metrics: Json
+    inputs: StepInputs | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineageStep:
+    """A published version with what it was computed from, to compute it again.
+
+    Attributes:
+        inputs: empty of turns and state for a version of before they were recorded.
+    """
+
+    policy: str
+    version: int
+    parent_version: int
+    inputs: StepInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,6 +138,7 @@ SANS_IO = {
     "wire.redaction",
     "wire.api_translation",
     "wire.chat_reply",
+    "wire.error_codes",
     "wire.messages_api.reply",
     "wire.messages_api.request",
     "wire.responses_api.items",

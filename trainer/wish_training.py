@@ -186,11 +186,12 @@ class WishTraining:
                 chosen.append(replace(turn, turn_id=name, verdict=replace(turn.verdict, value=0, hint=hint)))
         return chosen
 
-    def unlearning(self, playbook: Playbook, turns: Sequence[ScoredTurn], *, version: int) -> list[Sample]:
+    def unlearning(self, playbook: Playbook, turns: Sequence[ScoredTurn], *, number: int) -> list[Sample]:
         """Samples on which withdrawn wishes are unlearnt; none where there are none.
 
         Args:
             turns: the turns of the withdrawn wishes, those that are still in the record.
+            number: of the attempt; others are sampled for each.
         """
         if not playbook.withdrawn:
             return []
@@ -199,24 +200,24 @@ class WishTraining:
         own = own[: UNLEARNING_SAMPLES // 2]
         hints = [wish.text for wish in playbook.active]
         pairs = [pair for turn in own if (pair := self._pair(turn.messages, hints, turn.prompt_token_ids))]
-        for question in self._meter.questions(UNLEARNING_SAMPLES - len(pairs), skip=version):
+        for question in self._meter.questions(UNLEARNING_SAMPLES - len(pairs), skip=number):
             if pair := self._pair(question, hints, None):
                 pairs.append(pair)
-        return self._samples(pairs, f"unlearning-{version}", seed=self._seed + version)
+        return self._samples(pairs, f"unlearning-{number}", seed=self._seed + number)
 
-    def small_talk(self, playbook: Playbook, *, version: int) -> list[Sample]:
+    def small_talk(self, playbook: Playbook, *, number: int) -> list[Sample]:
         """Thanks and greetings, answered as the base model that reads the playbook answers them.
 
         Such replies get no complaints and are like no other prompt of a step: without these they fall to pieces.
         """
-        rng = random.Random(f"small talk/{self._seed}/{version}")
+        rng = random.Random(f"small talk/{self._seed}/{number}")
         hints = [wish.text for wish in playbook.active]
         pairs = []
         for text in rng.sample(SMALL_TALK, SMALL_TALK_SAMPLES):
             before = self._meter.answered(skip=rng.randrange(self._meter.probes))
             if pair := self._pair([*before, {"role": "user", "content": text}], hints, None):
                 pairs.append(pair)
-        return self._samples(pairs, f"small-talk-{version}", seed=self._seed + version)
+        return self._samples(pairs, f"small-talk-{number}", seed=self._seed + number)
 
     def _samples(
         self, pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], name: str, *, seed: int

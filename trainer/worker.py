@@ -28,7 +28,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -45,15 +45,18 @@ from store.errors import (
 from store.integrity import refuse_version
 from store.lifecycle import DropReason
 from store.record import Record
-from store.settings import Settings
+from store.settings import Settings, training_settings
 from store.values import (
     BASE_VERSION,
     AdapterState,
     AdapterVersion,
     Heartbeat,
     Json,
+    RecentVerdict,
     ScoredTurn,
+    StepInputs,
     StepReport,
+    StepRole,
 )
 from trainer.checkpoint import sweep, versions_to_keep
 from trainer.deaths import Deaths
@@ -169,6 +172,7 @@ class Worker:
         self._pause_until = 0.0
         self._pause_s = _FIRST_PAUSE_S
         self._unlearning = _Unlearning()
+        self._edit_id = 0
         self._log = log
         self._device = make_device(settings, record)
         self._deaths = Deaths(settings.home / "trainer-deaths.json")
@@ -275,7 +279,9 @@ class Worker:
         """What the owner changed in the playbook; nothing where none is kept."""
         if not self._plan.selects_hints:
             return ()
-        found = await self._record.wish_edits(self._settings.policy)
+        policy = self._settings.policy
+        self._edit_id = await self._record.newest_wish_edit(policy)
+        found = await self._record.wish_edits(policy, self._edit_id)
         return tuple(Edit(turn_id=edit.turn_id, text=edit.text) for edit in found)
 
     async def _may_unlearn(self, edits: tuple[Edit, ...]) -> bool:
@@ -342,14 +348,16 @@ class Worker:
             else:
                 self._unlearning.begin()
             trainer = self._ready()
-            recent = await self._record.recent_verdict_values(policy, _RECENT)
+            recent = await self._record.recent_verdicts(policy, _RECENT)
             replay, remembered = await self._past(trainer, claimed)
             number = await self._record.next_version(policy)
+            report = replace(report, inputs=self._inputs(trainer, claimed, replay, remembered, recent))
+            values = [verdict.value for verdict in recent]
             held = [turn.turn_id for turn in claimed]
             self._deaths.begin(held)
             try:
                 outcome = await self._on_thread(
-                    lambda: trainer.attempt(claimed, replay, recent, number, remembered, edits)
+                    lambda: trainer.attempt(claimed, replay, values, number, remembered, edits)
                 )
             finally:
                 self._deaths.end(held)
@@ -363,6 +371,31 @@ class Worker:
         finally:
             renewal.cancel()
             await asyncio.gather(renewal, return_exceptions=True)
+
+    def _inputs(
+        self,
+        trainer: VersionTrainer,
+        batch: Sequence[ScoredTurn],
+        replay: Sequence[ScoredTurn],
+        remembered: Sequence[ScoredTurn],
+        recent: Sequence[RecentVerdict],
+    ) -> StepInputs:
+        """What the attempt is computed from, as the record keeps it."""
+
+        def ids(turns: Sequence[ScoredTurn]) -> tuple[tuple[str, int], ...]:
+            return tuple((turn.turn_id, turn.verdict_id) for turn in turns)
+
+        return StepInputs(
+            turns={
+                StepRole.BATCH: ids(batch),
+                StepRole.REPLAY: ids(replay),
+                StepRole.REMEMBERED: ids(remembered),
+                StepRole.RECENT: tuple((one.turn_id, one.verdict_id) for one in recent),
+            },
+            edit_id=self._edit_id,
+            state=trainer.state(),
+            settings=training_settings(self._settings),
+        )
 
     async def _leave_deadly(self, claimed: list[ScoredTurn]) -> None:
         """Of turns that a trainer died with, attempt fewer at a time; drop one that it died with alone."""
@@ -453,6 +486,7 @@ class Worker:
             version=number,
             error=f"version {number} was rejected: {adapter.reason}" if outcome.rejected else None,
             metrics=outcome.metrics,
+            inputs=report.inputs,
         )
         if outcome.rejected:
             self._counters.rejected += 1

@@ -116,6 +116,7 @@ class VllmBackend(HttpBackend):
             tools=tools,
             constrained=constrained,
             adapter_slots=self._slots,
+            max_model_len=next((m.max_model_len for m in models if m.parent is None), None),
             notes=tuple(notes),
         )
 

@@ -225,13 +225,13 @@ def test_every_route_shows_a_key_only_what_is_its_own(people: People, tmp_path: 
     checked["/v1/patina/status"] = None
     # models
     for name, names in (
-        ("ann", {"tiny": "tiny.ann@1"}),
-        ("eve", {"tiny": "tiny@1"}),
+        ("ann", {"tiny": "tiny.ann@1", "tiny@1": "tiny.ann@1"}),
+        ("eve", {"tiny": "tiny@1", "tiny@1": "tiny@1"}),
         ("dan", {"tiny": "tiny.dan@0"}),
     ):
         cards = people.json(name, "/v1/models")["data"]
         assert {card["id"]: card["metadata"]["name"] for card in cards} == names
-    assert len(people.json("boss", "/v1/models")["data"]) == 4
+    assert len(people.json("boss", "/v1/models")["data"]) == 4 + 3  # policies, and their retained versions
     checked["/v1/models"] = None
     for name, target, status in (
         ("ann", "tiny", 200), ("bob", "tiny.ann", 404), ("eve", "tiny.ann", 404), ("boss", "tiny.ann", 200),
@@ -265,6 +265,10 @@ def test_every_route_shows_a_key_only_what_is_its_own(people: People, tmp_path: 
     for target in ("/v1/responses", "/v1/messages", "/v1/messages/count_tokens"):
         assert ask(people.gateway.url, bearer(people.keys["bob"]), target=target, body=foreign).status == 404
         checked[target] = None
+    prompt = foreign.replace(b'"input"', b'"prompt"')
+    seen = ask(people.gateway.url, bearer(people.keys["bob"]), target="/v1/completions", body=prompt)
+    assert seen.status == 404
+    checked["/v1/completions"] = None
     checked["/v1/responses/*"] = checked["/v1/conversations*"] = None
     # health needs no key: it names nobody
     health = ask(people.gateway.url, method="GET", target="/healthz", body=b"").body.decode()

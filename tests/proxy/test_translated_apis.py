@@ -412,3 +412,46 @@ def test_a_truncated_stream_is_truncated_for_the_client_and_recorded_as_unfinish
         stream.get_final_response()
     [row] = gateway.rows(1)
     assert row["drop_reason"] == "unfinished"
+
+
+def test_clients_read_openais_codes(gateway: Gateway) -> None:
+    full = '{"error":{"message":"This model\'s maximum context length is 2048 tokens. However, your prompt has 3000 tokens.","type":"BadRequestError","code":400}}'
+    refusal = scripted(status=400, headers={"content-type": "application/json"}, body=full)
+    for call in (
+        lambda: gateway.ask("a", extra_body=refusal),
+        lambda: gateway.client.responses.create(model="tiny", input="a", extra_body=refusal),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            call()
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+        assert caught.value.request_id
+    with pytest.raises(openai.NotFoundError, match="This server serves `tiny`") as missing:
+        gateway.client.models.retrieve("other")
+    assert missing.value.code == "model_not_found"
+    assert gateway.ask("a")._request_id == gateway.rows()[-1]["turn_id"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1//chat/completions", "/v1/chat/completions/", "//v1/chat//completions//"]
+)
+def test_doubled_and_closing_slashes_are_served(gateway: Gateway, path: str) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
+    with httpx.Client(verify=False) as plain:
+        found = plain.post(f"{gateway.url}{path}", json=body, headers={"authorization": f"Bearer {KEY}"})
+    assert found.status_code == 200
+    assert gateway.upstream.seen[-1].path == "/v1/chat/completions"
+    assert len(gateway.rows()) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("/openai/deployments/tiny/chat/completions?api-version=1", "Azure's paths are not served"),
+        ("/chat/completions", "the base URL of OpenAI clients ends in /v1"),
+    ],
+)
+def test_a_wrong_path_is_named_with_what_to_do(gateway: Gateway, path: str, sentence: str) -> None:
+    with httpx.Client(verify=False) as plain:
+        found = plain.post(f"{gateway.url}{path}", json={}, headers={"authorization": f"Bearer {KEY}"})
+    assert found.status_code == 404
+    assert sentence in found.json()["error"]["message"]

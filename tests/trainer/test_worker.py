@@ -16,7 +16,7 @@ from store.errors import AdapterMismatch, GateRejected, RecordError, RecordUnava
 from store.lifecycle import DropReason, Stage
 from store.record import Record
 from store.settings import Settings, read_settings
-from store.values import AdapterState, ScoredTurn
+from store.values import AdapterState, ScoredTurn, StepRole
 from tests.trainer.turns import as_recorded, sampled_turn
 from trainer.gate import GateVerdict
 from trainer.policy import LocalPolicy
@@ -549,3 +549,16 @@ async def test_a_turn_that_a_trainer_was_killed_with_alone_is_dropped_and_the_ot
     assert fates["b"].stage is Stage.TRAINED
     for one in (bench, again):
         one.worker._thread.shutdown()
+
+
+async def test_a_step_keeps_what_it_was_computed_from(bench: Bench) -> None:
+    await bench.add("a", "b")
+    await bench.worker.work_once()
+    await bench.add("c", "d")
+    await bench.worker.work_once()
+    first, second = await bench.record.lineage(POLICY, 2)
+    assert (first.version, second.version, second.parent_version) == (1, 2, 1)
+    assert [turn_id for turn_id, _ in first.inputs.turns[StepRole.BATCH]] == ["a", "b"]
+    assert [turn_id for turn_id, _ in second.inputs.turns[StepRole.RECENT]] == ["a", "b"]
+    assert second.inputs.state["version"] == 1
+    assert second.inputs.settings["method"] == "rl"
