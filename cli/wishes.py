@@ -140,7 +140,10 @@ async def _edit(record: Record, policy: str, wish: ListedWish, text: str) -> str
     edits = [WishEdit(turn_id=turn_id, text="") for turn_id in older]
     await record.add_wish_edits(policy, [*edits, WishEdit(turn_id=newest, text=text)])
     others = ", and its other wordings are not used any more" if wish.others else ""
-    return f"wish {wish.number} is now “{text}” (before: “{clip(wish.text, LONG)}”){others}: the teacher reads it from the next version on"
+    return (
+        f"wish {wish.number} is now “{text}” (before: “{clip(wish.text, LONG)}”){others}: the teacher reads it from the next version "
+        "on, which also begins to unlearn the earlier wish if the two are different"
+    )
 
 
 async def _remove(record: Record, policy: str, live: int, wish: ListedWish) -> str:

@@ -90,7 +90,12 @@ def list_wishes(
     """
     replaced = {edit.turn_id: edit.text for edit in edits if edit.text is not None}
     removed = {edit.turn_id for edit in edits if edit.text is None}
-    number_of = {turn_id: number for number, row in enumerate(rows, start=1) for turn_id in row["turns"]}
+    number_of = {
+        turn_id: number
+        for number, row in enumerate(rows, start=1)
+        if not row.get("as_stated")
+        for turn_id in row["turns"]
+    }
     found = []
     for number, row in enumerate(rows, start=1):
         labels = dict(zip(row["turns"], row.get("labels", ()), strict=False))  # none in versions of before
@@ -103,7 +108,11 @@ def list_wishes(
             ListedWish(
                 number=number,
                 turn_ids=turn_ids,
-                wordings=tuple(replaced.get(turn_id, words[turn_id]) for turn_id in turn_ids),
+                # A wish that an edit made into another is unlearnt in the words in which it was stated.
+                wordings=tuple(
+                    words[turn_id] if row.get("as_stated") else replaced.get(turn_id, words[turn_id])
+                    for turn_id in turn_ids
+                ),
                 state=row["state"],
                 is_removed=not is_settled and bool(removed & {*turn_ids}),
                 overruled_by=number_of.get(row["overruled_by"]),
