@@ -243,7 +243,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
     def state(self) -> Json:
         """What the next attempt depends on beside the version it starts from, its turns and the settings."""
         return {
-            "version": self.version,
+            "version": self._counted_version,
             "learning_rate": self._rate,
             "rejected_in_a_row": self._rejected_in_a_row,
         }
@@ -342,7 +342,12 @@ class BaseVersionTrainer(ABC, Generic[P]):
             prepared=prepared,
             repeated=repeated.samples,
             unlearning=unlearning,
-            anchors=self._anchors.draw(self._most_anchors, self._steps, turns=turns),
+            anchors=self._anchors.draw(
+                self._most_anchors,
+                self._steps,
+                turns=turns,
+                labels=frozenset[str]().union(*(wish.labels for wish in playbook.active)),
+            ),
             small_talk=self._wishes.small_talk(playbook, number=self._seed_number)
             if self._plan.selects_hints
             else [],
