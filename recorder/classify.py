@@ -33,6 +33,8 @@ Message = Mapping[str, Any]
 
 #: Characters at a text's beginning and end in which words are evidence, and the length up to which a system prompt is a short one.
 _HEAD_CHARS, _TAIL_CHARS, _SHORT_SYSTEM_CHARS = 700, 300, 4000
+#: A token limit up to this is low.
+MANY_TOKENS = 64
 #: Characters of a text's beginning and end that are searched for dialogues and forms.
 _FORM_CHARS = 3000
 #: Characters of a text's beginning and end from which client context is removed.
@@ -108,18 +110,17 @@ STRUCTURE: Mapping[str, tuple[str, str]] = {
     "extends_side": ("", "the request continues a recorded side turn"),
     "new_system": ("text_function", "the history is a recorded one, the system prompt is another"),
     "fewer_tools": ("text_function", "the history is a recorded one, its tools are not offered any more"),
+    "known_system": ("", "people continue conversations under this system prompt, so that its words are no evidence"),
+    "beside_main": ("text_function", "the same text was sent at the same time without this schema or token limit"),
     "template": ("text_function", "its long literal beginning stood before other texts of this client, never continued"),
     "continued": ("", "a later request continued it with a person's new words"),
 }  # fmt: skip
 
-#: Evidence that only linking finds; it decides alone (`recorder.linking`).
-_LINKED: Mapping[str, str] = {
-    "conversation": "no evidence of a side turn outweighs the rest",
+#: Evidence that only linking finds; it decides alone (`recorder.linking`), and no later message outweighs it.
+LINKED: Mapping[str, str] = {
     "guardrail": "checks a message instead of answering it",
     "agent_to_agent": "sent by another agent, not by the user",
     "silent_reply": "the reply is a token that only a program reads",
-    "works_on_recorded_exchange": "it quotes a recorded question with its answer and does not wait for the next line",
-    "side_tool_results": "only tool results follow a side turn",
     "subagent": "the work of an agent's sub-agent",
     "client_header": "the client named the kind (X-Turn-Type)",
 }
@@ -129,7 +130,10 @@ MEANINGS: Mapping[str, str] = {
     **{f"{place}_{p.code}": f"{name} {p.meaning}" for place, name in (("ask", "the newest text:"), ("role", "the system prompt:")) for p in (*TOPICS, *MACHINES, *FORMS)},
     **{p.topic: p.meaning for p in (*TOPICS, *MACHINES) if p.topic},
     **{topic: meaning for topic, meaning in STRUCTURE.values() if topic},
-    **_LINKED,
+    **LINKED,
+    "conversation": "no evidence of a side turn outweighs the rest",
+    "works_on_recorded_exchange": "it quotes a recorded question with its answer and does not wait for the next line",
+    "side_tool_results": "only tool results follow a side turn",
 }  # fmt: skip
 _TOPIC_OF: Mapping[str, str] = {
     **{code: topic for code, (topic, _) in STRUCTURE.items()},
@@ -192,16 +196,19 @@ def classify_request(
 
 def weigh(codes: Iterable[str], weights: Mapping[str, float] = WEIGHTS) -> Classification:
     """Return the classification that evidence codes amount to."""
+    found = dict.fromkeys(codes)
+    if "known_system" in found:
+        found = {code: None for code in found if not code.startswith("role_")}
     evidence = sorted(
-        (Evidence(code=code, weight=weights[code]) for code in dict.fromkeys(codes) if weights.get(code)),
+        (Evidence(code=code, weight=weights[code]) for code in found if weights.get(code)),
         key=lambda e: -abs(e.weight),
     )
     if sum(e.weight for e in evidence) <= 0:
         return Classification(kind=TurnKind.MAIN, reason="conversation", evidence=tuple(evidence))
     # A named topic says more than a form; among topics the strongest evidence counts.
-    found = [(_TOPIC_OF.get(e.code, ""), e) for e in evidence if e.weight > 0]
-    found.sort(key=lambda pair: (pair[0] in _FORM_TOPICS, -pair[1].weight))
-    reason = next((topic for topic, _ in found if topic), "text_function")
+    topics = [(_TOPIC_OF.get(e.code, ""), e) for e in evidence if e.weight > 0]
+    topics.sort(key=lambda pair: (pair[0] in _FORM_TOPICS, -pair[1].weight))
+    reason = next((topic for topic, _ in topics if topic), "text_function")
     return Classification(kind=TurnKind.SIDE, reason=reason, evidence=tuple(evidence))
 
 
@@ -256,7 +263,7 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
         "structured_opening": is_structured(request) and not answered,
         "forced_tool": not answered and isinstance(tools, list) and len(tools) == 1 and bool(role or system) and bool(_CALL.search(system[:_HEAD_CHARS])),
         "probe": not answered and isinstance(limit, int) and (limit == 1 or (limit <= 5 and bool(_GREETING.match(words)))),
-        "few_tokens": isinstance(limit, int) and limit <= 64 and ("form" in ask or bool(role)),
+        "few_tokens": isinstance(limit, int) and limit <= MANY_TOKENS and ("form" in ask or bool(role)),
         "temperature_0": not answered and request.get("temperature") == 0,
         "closing_instruction": bool(trailing) and not _is_output(messages, answered),
         "machine_event": bool(texts) and is_machine_event(texts[-1]),

@@ -35,6 +35,7 @@ from recorder.text_overlap import MATCH_SHARE, Quote, last_utterance, newest_use
 from store.hashing import digest
 from store.texts import content_text
 from store.values import Relation, Tip, TurnKind
+from wire.user_text import next_state_text
 
 #: A prompt with its reply, a reply alone, or an opening shorter than this (canonical characters) is too common to identify a conversation.
 MIN_EXCHANGE_CHARS = 40
@@ -68,6 +69,8 @@ class LinkReason(StrEnum):
     QUOTED_PROMPT = "quoted_prompt"
     QUOTED_BY_SIDE_TURN = "quoted_by_side_turn"
     LEARNED_IDENTIFIER = "learned_identifier"
+    DROPPED_REPLY = "dropped_reply"
+    CORRECTED = "corrected"
     EDITED_OPENING = "edited_opening"
     EDITED_AFTER_SUMMARY = "edited_after_summary"
     NO_RECORDED_PREFIX = "no_recorded_prefix"
@@ -93,6 +96,8 @@ CONFIDENCE: Mapping[LinkReason, float] = {
     LinkReason.QUOTED_PROMPT: 0.6,
     LinkReason.QUOTED_BY_SIDE_TURN: 0.8,
     LinkReason.LEARNED_IDENTIFIER: 0.8,
+    LinkReason.DROPPED_REPLY: 0.8,
+    LinkReason.CORRECTED: 1.0,
     LinkReason.EDITED_OPENING: 0.6,
     LinkReason.EDITED_AFTER_SUMMARY: 0.6,
     LinkReason.NO_RECORDED_PREFIX: 0.5,
@@ -118,6 +123,8 @@ LINK_MEANINGS: Mapping[str, str] = {
     LinkReason.QUOTED_PROMPT: "quotes a recorded prompt",
     LinkReason.LEARNED_IDENTIFIER: "a field of the request names the conversation, as its client was seen to use it",
     LinkReason.QUOTED_BY_SIDE_TURN: "an earlier side turn quotes this opening",
+    LinkReason.CORRECTED: "what followed showed where it belongs",
+    LinkReason.DROPPED_REPLY: "the request repeats a recorded prompt without its reply and goes on",
     LinkReason.EDITED_OPENING: "the first message of a recorded conversation was edited",
     LinkReason.EDITED_AFTER_SUMMARY: "the first message after a recorded summary was edited",
     LinkReason.NO_RECORDED_PREFIX: "no recorded turn is a prefix of the history",
@@ -151,6 +158,7 @@ class LinkCandidates:
         quotes: turns quoted in a fresh request, or in what precedes a history.
         echoes: turns whose exchange the history contains with other text around it, and the number of its run.
         orphans: side turns that quote this opening and have no conversation yet, oldest first.
+        unanswered: recorded main turns whose prompt this request extends without their reply, and where that prompt ends; longest first.
         identified: newest main turn of the conversation that a learned identifier names.
         echoed_answer: the turn whose reply is this request's user message.
         inspected: turns that this request reads under another system prompt, to fill in a form.
@@ -172,6 +180,7 @@ class LinkCandidates:
     quotes: Sequence[Quote] = ()
     echoes: Sequence[tuple[Quote, int]] = ()
     orphans: Sequence[Orphan] = ()
+    unanswered: Sequence[tuple[Tip, int]] = ()
     identified: Tip | None = None
     echoed_answer: Quote | None = None
     inspected: Collection[str] = ()
@@ -313,6 +322,9 @@ def _decide(
             return about
         if about is not None or kind is TurnKind.MAIN or not history.is_opening:
             return _retry_link(repeated, kind if about is None else about.kind)
+    rejected = _rejected_reply(history, candidates, kind, parent)
+    if rejected is not None:
+        return rejected
     if parent is not None and altered is None:
         # The history behind the parent may have been rewritten (old tool results cleared): a later exchange of the same session wins.
         later = _find_exchange(history, candidates, parent.session_id) if run is not None else None
@@ -341,6 +353,24 @@ def _decide(
         or _reopened_link(history, candidates, kind)
         or _first_link(history, candidates, kind)
     )
+
+
+def _rejected_reply(
+    history: History, candidates: LinkCandidates, kind: TurnKind, parent: Tip | None
+) -> Link | None:
+    """Return a link to a recorded prompt that the request extends without its reply: a framework rejected it, or a person went on without it."""
+    if kind is TurnKind.SIDE:
+        return None
+    reason = LinkReason.DROPPED_REPLY
+    for tip, end in candidates.unanswered:
+        if parent is not None and tip.parent_turn_id != parent.turn_id:
+            continue
+        spoken = next_state_text(history.messages_after(end))
+        if spoken is not None and spoken[0] in ("validator", "framework"):
+            found = _continuation_link(history, tip, None, kind, reason)
+            return replace(found, messages_after=history.messages_after(end), answered_turn_id=tip.turn_id)
+        return _edit_link(tip, kind, reason) if parent is None else None
+    return None
 
 
 def _identified_link(history: History, candidates: LinkCandidates, kind: TurnKind) -> Link | None:
@@ -408,11 +438,7 @@ def _first_link(history: History, candidates: LinkCandidates, kind: TurnKind) ->
 
 def _is_echoed_answer(echo: Quote | None, parent: Tip | None) -> bool:
     """Whether another agent's reply is the user message: not the reply that this history itself continues."""
-    return (
-        echo is not None
-        and echo.size >= MIN_ECHO_CHARS
-        and (parent is None or echo.tip.turn_id != parent.turn_id)
-    )
+    return echo is not None and (parent is None or echo.tip.turn_id != parent.turn_id)
 
 
 def _quote_link(history: History, candidates: LinkCandidates, kind: TurnKind) -> Link | None:
@@ -424,9 +450,13 @@ def _quote_link(history: History, candidates: LinkCandidates, kind: TurnKind) ->
             last = max(exchanges, key=lambda q: (q.position, q.tip.is_newest, q.tip.created_at))
             return _dialogue_link(history, last.tip)
         summaries = [q for q in distinctive if _is_summary(q) and q.newest]
-        if summaries:
-            last = max(summaries, key=lambda q: q.tip.created_at)
-            return _summary_link(history, candidates, last)
+        summary = max(summaries, key=lambda q: q.tip.created_at) if summaries else None
+        # A summary with a recorded exchange behind it is being updated; a conversation goes on with new words.
+        is_update = (
+            summary is not None and history.is_opening and any(q.position > summary.position for q in exchanges)
+        )
+        if summary is not None and not is_update:
+            return _summary_link(history, candidates, summary)
         if exchanges and history.is_opening:
             return _side_link(
                 _most_quoted(exchanges), LinkReason.QUOTED_EXCHANGE, "works_on_recorded_exchange"
