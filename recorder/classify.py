@@ -70,7 +70,7 @@ STRUCTURE: Mapping[str, tuple[str, str]] = {
     "bias": ("", "any request"),
     "opening": ("", "the history contains no reply"),
     "one_message": ("", "the request is one user message"),
-    "tools_offered": ("", "several tools are offered"),
+    "tools_offered": ("", "tools are offered"),
     "tools_used": ("", "the history contains tool calls"),
     "tool_results": ("", "the newest message is a tool's result"),
     "long_system": ("", "a long system prompt"),
@@ -113,6 +113,7 @@ STRUCTURE: Mapping[str, tuple[str, str]] = {
     "known_system": ("", "people continue conversations under this system prompt, so that its words are no evidence"),
     "beside_main": ("text_function", "the same text was sent at the same time without this schema or token limit"),
     "template": ("text_function", "its long literal beginning stood before other texts of this client, never continued"),
+    "tools_followed": ("", "a later request brought the results of tools that it called"),
     "continued": ("", "a later request continued it with a person's new words"),
 }  # fmt: skip
 
@@ -255,7 +256,7 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
     checks = {
         "opening": not answered,
         "one_message": len(messages) == 1,
-        "tools_offered": isinstance(tools, list) and len(tools) > 1,
+        "tools_offered": isinstance(tools, list) and bool(tools),
         "tools_used": any(m.get("role") == "tool" or m.get("tool_calls") for m in messages[-12:]),
         "tool_results": bool(messages) and messages[-1].get("role") in ("tool", "function"),
         "long_system": len(system) > _SHORT_SYSTEM_CHARS,

@@ -453,7 +453,9 @@ def _quote_link(history: History, candidates: LinkCandidates, kind: TurnKind) ->
         summary = max(summaries, key=lambda q: q.tip.created_at) if summaries else None
         # A summary with a recorded exchange behind it is being updated; a conversation goes on with new words.
         is_update = (
-            summary is not None and history.is_opening and any(q.position > summary.position for q in exchanges)
+            summary is not None
+            and history.is_opening
+            and any(q.position > summary.position for q in exchanges)
         )
         if summary is not None and not is_update:
             return _summary_link(history, candidates, summary)

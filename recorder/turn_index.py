@@ -204,6 +204,22 @@ class _LazyTips(Mapping[str, "list[Tip]"]):
         ]
 
 
+class _TurnOrder(Mapping[str, int]):
+    """The number of each indexed main turn within its scope."""
+
+    def __init__(self, entries: Mapping[str, _Entry]) -> None:
+        self._entries = entries
+
+    def __getitem__(self, turn_id: str) -> int:
+        return self._entries[turn_id].number
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
 class TurnIndex:
     """An index over the newest turns; the oldest are evicted first."""
 
@@ -412,7 +428,8 @@ class TurnIndex:
         for key in entry.templates:
             template = self._templates.setdefault(key, _Template(set()))
             self._templates.move_to_end(key)
-            if len(template.texts) <= _MIN_TEMPLATE_TEXTS:
+            is_fresh = turn.parent_turn_id is None or turn.kind is TurnKind.SIDE
+            if is_fresh and len(template.texts) <= _MIN_TEMPLATE_TEXTS:
                 template.texts.add(history.request_key)
         while len(self._templates) > self._capacity:
             self._templates.popitem(last=False)
@@ -427,12 +444,9 @@ class TurnIndex:
         if any(mine < twin.freedom for twin in self._twins(captured)):
             codes.append("beside_main")
         if history.is_opening:
-            known = (self._templates.get(key) for key in _template_keys(history, captured.client))
-            is_template = any(
-                t is not None
-                and not t.is_continued
-                and len(t.texts - {history.request_key}) >= _MIN_TEMPLATE_TEXTS
-                for t in known
+            known = [t for key in _template_keys(history, captured.client) if (t := self._templates.get(key))]
+            is_template = not any(t.is_continued for t in known) and any(
+                len(t.texts - {history.request_key}) >= _MIN_TEMPLATE_TEXTS for t in known
             )
             return [*codes, "template"] if is_template else codes
         newest = next(run for run in reversed(history.runs) if run.role == "assistant")
@@ -518,9 +532,23 @@ class TurnIndex:
 
     def side_turns_of(self, tip: Tip) -> list[Tip]:
         """Return the side turns that hang below a turn."""
-        holders = self._holders("side", f"{self._entries[tip.turn_id].scope}:{tip.session_id}")
+        holders = self._holders("side", self._entries[tip.turn_id].session_key)
         tips = (self._entries[t].tip for t in holders)
         return [t for t in tips if t.parent_turn_id == tip.turn_id]
+
+    def samples_of(self, tip: Tip) -> list[Tip]:
+        """Return the turns of the same prompt and session that were sent so close to a turn that they are samples beside it."""
+        entry = self._entries[tip.turn_id]
+        same = (self._entries[t] for t in self._holders("request", self.request_key_of(tip.turn_id)))
+        return [
+            e.tip
+            for e in same
+            if e is not entry
+            and e.session_key == entry.session_key
+            and e.tip.is_newest
+            and e.tip.created_at - entry.finished_at < ASKED_AGAIN_S[0]
+            and entry.tip.created_at - e.finished_at < ASKED_AGAIN_S[0]
+        ]
 
     def relink(self, found: LinkCorrection) -> None:
         """Move an indexed turn."""
@@ -731,9 +759,7 @@ class TurnIndex:
             is_sample=self.is_sample(captured, repeated),
             asked_again=self.asked_again(captured, repeated) if repeated else (),
             same_system_prompt=self.same_system_prompt(history, rivals) if rivals else (),
-            turn_order={
-                t.turn_id: self._entries[t.turn_id].number for t in rivals if t.turn_id in self._entries
-            },
+            turn_order=_TurnOrder(self._entries),
             openings=LazySequence(lambda: self._edited_openings(history) if history.is_opening else ()),
             quotes=()
             if is_exact
@@ -870,7 +896,8 @@ class TurnIndex:
         self, captured: ClassifiedExchange, quotable: Sequence[Message], other_histories: Sequence[History]
     ) -> list[Quote]:
         history = captured.history
-        prompt_lines = read_prompt_lines(quotable, with_system=not history.is_opening)
+        is_side = captured.kind.kind is TurnKind.SIDE
+        prompt_lines = read_prompt_lines(quotable, with_system=is_side or not history.is_opening)
         # The question alone makes no main opening a quotation: many begin with the same file or template.
         is_answer_needed = history.is_opening and captured.kind.kind is TurnKind.MAIN
         found = self._measure_quotes(
@@ -1048,7 +1075,7 @@ def _reply_keys(history: History, turn: NewTurn | Remembered, retried: str | Non
         return []
     own, size = reply_run_key(turn.completion)
     exchanges = answer_keys(history.root, history.runs[-1] if history.runs else None, own, size)
-    forms = [turn.completion, *(Completion(text=t) for t in _unwrapped(turn.completion))]
+    forms = [turn.completion, *_unwrapped(turn.completion)]
     replies = {turn.reply_key: None, **{reply_key(history, form): None for form in forms[1:]}}
     if (key := _reply_key_without_tools(history, turn)) is not None:
         replies[key] = None
@@ -1069,8 +1096,8 @@ def _reply_key_without_tools(history: History, turn: NewTurn | Remembered) -> st
     return reply_key(parse_history_from(history, rest), turn.completion)
 
 
-def _unwrapped(completion: Completion) -> list[str]:
-    """Return the texts inside a reply that is one JSON object, or one call: programs keep only the text in the history."""
+def _unwrapped(completion: Completion) -> list[Completion]:
+    """Return what programs keep of a reply that is one JSON object, or one call: a text inside it, or the call that it writes out."""
     single = completion.tool_calls[0].get("function") if len(completion.tool_calls) == 1 else None
     text = single.get("arguments") if isinstance(single, Mapping) else completion.text
     if not isinstance(text, str) or not text.lstrip().startswith("{") or len(text) > _MAX_WRAPPED_CHARS:
@@ -1079,17 +1106,34 @@ def _unwrapped(completion: Completion) -> list[str]:
         given = json.loads(text)
     except (ValueError, RecursionError):
         return []
-    values = [v for v in _texts_in(given) if len(v) >= _MIN_DELEGATED_CHARS]
-    return sorted(values, key=len)[-_MAX_UNWRAPPED:]
+    inside = list(_inside(given))
+    texts = sorted((v for v in inside if isinstance(v, str) and len(v) >= _MIN_DELEGATED_CHARS), key=len)
+    calls = [call for v in inside if isinstance(v, dict) and (call := _written_call(v)) is not None]
+    return [Completion(text=t) for t in texts[-_MAX_UNWRAPPED:]] + [
+        Completion(tool_calls=(c,)) for c in calls[:1]
+    ]
 
 
-def _texts_in(value: Any, depth: int = 4) -> Iterator[str]:
-    """Yield the texts inside a JSON object, nested ones included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict) and depth:
-        for item in value.values():
-            yield from _texts_in(item, depth - 1)
+def _inside(value: Any, depth: int = 4) -> Iterator[Any]:
+    """Yield the texts and objects inside a JSON object, itself included."""
+    yield value
+    for item in value.values() if isinstance(value, dict) and depth else ():
+        yield from _inside(item, depth - 1)
+
+
+def _written_call(value: Json) -> Json | None:
+    """Return the tool call that an object with a name and arguments writes out."""
+    name = next(
+        (v for k in ("name", "tool", "tool_name", "function") if isinstance(v := value.get(k), str)), None
+    )
+    given = next(
+        (v for k in ("arguments", "parameters", "args", "input") if isinstance(v := value.get(k), dict)), None
+    )
+    return (
+        None
+        if name is None or given is None
+        else {"function": {"name": name, "arguments": json.dumps(given)}}
+    )
 
 
 def _last_user_text(history: History) -> str:

@@ -209,12 +209,13 @@ class TurnRecorder:
             corrections: list[KindCorrection] = []
             states: list[NextState] = []
             moved: list[LinkCorrection] = []
-            if "extends_side" in codes and session is None and captured.history.runs[-1].role == "user":
-                # Words that go on under the same system prompt show that it is a person's.
-                same = () if "new_system" in codes else ("known_system",)
+            why = _continued_by(captured) if "extends_side" in codes and session is None else None
+            if why is not None:
+                # What goes on under the same system prompt shows that it is no function of a program.
+                same = () if "new_system" in codes or why != "continued" else ("known_system",)
                 as_main = [*("extends_main" if code == "extends_side" else code for code in codes), *same]
                 if reconsider(captured.kind, *as_main, weights=self._weights).kind is TurnKind.MAIN:
-                    corrections, states, moved = self._correct_continued(captured, same)
+                    corrections, states, moved = self._correct_continued(captured, (why, *same))
                     codes = as_main if corrections else codes
             captured.kind = reconsider(captured.kind, *codes, weights=self._weights)
             beside = self._correct_beside(captured) if session is None else []
@@ -236,9 +237,9 @@ class TurnRecorder:
             self._turn_index.add(captured, turns)
 
     def _correct_continued(
-        self, captured: ClassifiedExchange, same: Sequence[str]
+        self, captured: ClassifiedExchange, codes: Sequence[str]
     ) -> tuple[list[KindCorrection], list[NextState], list[LinkCorrection]]:
-        """Correct the side turns that this request continues with a person's new words, where that outweighs their evidence.
+        """Correct the side turns that this request continues, where ``codes`` outweigh their evidence.
 
         A turn that becomes a main turn answers the main turn that its history continues.
         """
@@ -248,7 +249,7 @@ class TurnRecorder:
         moved: list[LinkCorrection] = []
         for turn_id in self._turn_index.continued_side_turns(newest.key) if newest is not None else ():
             before, drop_reason = self._turn_index.kind_of(turn_id)
-            found = reconsider(before, "continued", *same, weights=self._weights)
+            found = reconsider(before, *codes, weights=self._weights)
             if (
                 found.kind is before.kind
                 or is_machines(before)
@@ -337,7 +338,8 @@ class TurnRecorder:
     def _separate(self, tip: Tip, session_id: str, at: float) -> list[LinkCorrection]:
         """Move an opening and its side turns to a session of their own: another conversation began with the same words."""
         sides = self._turn_index.side_turns_of(tip)
-        moved = [self._move(tip.turn_id, session_id, None, at)]
+        together = [tip, *self._turn_index.samples_of(tip)]
+        moved = [self._move(one.turn_id, session_id, None, at) for one in together]
         above = self._turn_index.tip_of(tip.turn_id)
         return moved + [self._move(side.turn_id, session_id, above, at) for side in sides]
 
@@ -402,6 +404,17 @@ class TurnRecorder:
                 )
             )
         return found
+
+
+def _continued_by(captured: ClassifiedExchange) -> str | None:
+    """Return the evidence that what follows the newest reply is for a main turn: a person's words, or the results of its tools."""
+    runs = captured.history.runs
+    answer = next(run for run in reversed(runs) if run.role == "assistant")
+    reply = content_text(captured.history.messages[answer.end - 1].get("content"))
+    said = read_next_messages(captured.history.messages_after(answer.end), reply)
+    if said is None or runs[-1].role not in ("user", "tool"):
+        return None
+    return {"user": "continued", "tool": "tools_followed"}.get(said[0])
 
 
 def _new_session(turn_id: str) -> str:
