@@ -53,7 +53,7 @@ def fill(home: Path, count: int) -> None:
         messages: list[tuple[Any, ...]] = []
         nodes: list[tuple[Any, ...]] = []
         turns: list[tuple[Any, ...]] = []
-        lives: list[tuple[Any, ...]] = []
+        states: list[tuple[Any, ...]] = []
 
         def flush() -> None:
             database.executemany("INSERT INTO messages VALUES (?, ?)", messages)
@@ -61,9 +61,9 @@ def fill(home: Path, count: int) -> None:
             places = ", ".join("?" * len(columns))
             database.executemany(f"INSERT INTO turns ({', '.join(columns)}) VALUES ({places})", turns)
             database.executemany(
-                "INSERT INTO lives (turn_id, policy, stage, since) VALUES (?, ?, ?, ?)", lives
+                "INSERT INTO turn_states (turn_id, policy, stage, stage_since) VALUES (?, ?, ?, ?)", states
             )
-            for rows in (messages, nodes, turns, lives):
+            for rows in (messages, nodes, turns, states):
                 rows.clear()
 
         parent, node = None, ""
@@ -84,7 +84,7 @@ def fill(home: Path, count: int) -> None:
                     None, 0, ids, 1.0, "raw_logprobs", None, _name(), _name(), _name(), "",
                 )
             )  # fmt: skip
-            lives.append((turn_id, MODEL, "answered" if index < 4 else "recorded", at))
+            states.append((turn_id, MODEL, "answered" if index < 4 else "recorded", at))
             parent = turn_id
             if len(turns) >= 20_000:
                 flush()

@@ -122,7 +122,7 @@ async def disconnects(server: Server, count: int) -> Seen:
 def recorded(home: Path) -> dict[str, str | None]:
     """Return the drop reason of every recorded turn."""
     with closing(sqlite3.connect(home / "patina.db")) as database:
-        return dict(database.execute("SELECT turn_id, drop_reason FROM lives"))
+        return dict(database.execute("SELECT turn_id, drop_reason FROM turn_states"))
 
 
 def connections(server: Server) -> int:

@@ -47,7 +47,7 @@ def fill(path: Path, messages: int) -> None:
         connection.execute("PRAGMA synchronous=OFF")
         connection.execute("INSERT OR IGNORE INTO messages VALUES ('request', '{}')")
         for start in range(0, messages // (2 * _TURNS), 500):
-            bodies, nodes, turns, lives = [], [], [], []
+            bodies, nodes, turns, states = [], [], [], []
             for number in range(start, min(start + 500, messages // (2 * _TURNS))):
                 parent = ""
                 for depth in range(2 * _TURNS):
@@ -66,7 +66,7 @@ def fill(path: Path, messages: int) -> None:
                         candidates = {
                             "turn_id": turn_id, "session_id": f"session_{number}", "turn_index": depth // 2, "kind": "main",
                             "parent_turn_id": f"turn_{number:06d}_{depth - 2:03d}" if depth else None, "relation": "next",
-                            "scope": "anonymous", "created_at": float(number), "history_node": node, "request": "request",
+                            "key_name": "anonymous", "created_at": float(number), "history_node": node, "request": "request",
                             "completion": f"assistant {number} {depth + 1} " + "word " * 20, "tool_calls": "[]",
                             "completion_token_ids": "[]", "sampling_logprobs": "[]", "prompt_token_ids": "[]",
                             "request_key": digest("q", turn_id), "reply_key": digest("r", turn_id),
@@ -74,14 +74,14 @@ def fill(path: Path, messages: int) -> None:
                             "kind_evidence": "[]",
                         }  # fmt: skip
                         turns.append(turn(candidates))
-                        lives.append((turn_id, "bench", "answered", float(number)))
+                        states.append((turn_id, "bench", "answered", float(number)))
                     parent = node
             connection.executemany("INSERT INTO messages VALUES (?, ?)", bodies)
             connection.executemany("INSERT INTO nodes VALUES (?, ?, ?, ?)", nodes)
             runs = ", ".join("?" * len(names))
             connection.executemany(f"INSERT INTO turns VALUES ({runs})", turns)
             connection.executemany(
-                "INSERT INTO lives (turn_id, policy, stage, since) VALUES (?, ?, ?, ?)", lives
+                "INSERT INTO turn_states (turn_id, policy, stage, stage_since) VALUES (?, ?, ?, ?)", states
             )
     connection.execute("ANALYZE")
     connection.close()

@@ -293,7 +293,7 @@ def error_lines(home: Path) -> dict[str, int]:
 
 
 @contextmanager
-def _scripted_engine(home: Path) -> Iterator[dict[str, Server]]:
+def scripted_engine(home: Path) -> Iterator[dict[str, Server]]:
     """Start the built-in engine and the scripted backend in front of it."""
     own = read_settings({})
     with ExitStack() as stack:
@@ -321,7 +321,7 @@ def _scripted_engine(home: Path) -> Iterator[dict[str, Server]]:
 
 def run(minutes: float, rate: float, learning: float, home: Path) -> dict[str, Any]:
     """Return the numbers of a soak; `wrong` lists what must not be."""
-    with _scripted_engine(home) as servers:
+    with scripted_engine(home) as servers:
         upstream = f"http://127.0.0.1:{servers['scripted backend'].port}"
         settings = read_settings({"backend": "vllm", "upstream": upstream, "threads": 1, "judge": "none"})
         with Stack(settings, home=home / "stack") as stack:

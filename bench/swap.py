@@ -179,7 +179,7 @@ async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 def make_versions(folder: Path, count: int) -> list[tuple[Path, str]]:
     """Write so many different random adapters as versions 1, 2, …; returns (folder, hash) of each."""
-    policy = LocalPolicy(str(BUILTIN_FOLDER), rank=8)
+    policy = LocalPolicy(str(BUILTIN_FOLDER), rank=8, learning_rate=1e-4)
     made = []
     for number in range(1, count + 1):
         generator = torch.Generator().manual_seed(number)

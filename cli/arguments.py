@@ -194,6 +194,15 @@ def _add_control_commands(command: _AddCommand) -> None:
         default=True,
         help="whether turns under the new key may train",
     )
+    keys.add_argument(
+        "--adapter",
+        choices=["own", "shared"],
+        help="what turns under the new key train: an adapter of its own (default), or the shared one",
+    )
+    keys.add_argument("--group", help="the adapter that the new key shares with other keys of this group")
+    keys.add_argument(
+        "--owner", action="store_true", help="the new key may see and use what belongs to other keys"
+    )
 
 
 def _add_explain(command: _AddCommand) -> None:

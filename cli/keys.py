@@ -10,6 +10,7 @@ from rich.table import Table
 
 from store.errors import ConfigError
 from store.keys import DEFAULT, KeyFile, new_key, write_secret
+from store.policies import SHARED, is_group, policy_name
 from store.settings import Settings
 
 
@@ -24,10 +25,16 @@ def keys(settings: Settings, arguments: argparse.Namespace) -> int:
         _list(settings, file)
         return 0
     name = arguments.name
+    if arguments.group and arguments.adapter == "shared":
+        raise ConfigError("--adapter shared and --group exclude each other")
     if name is None:
         raise ConfigError(f"keys {arguments.action} needs a name")
     if arguments.action == "add":
-        key = file.add(name, trains=arguments.train)
+        group = arguments.group or (SHARED if arguments.adapter == "shared" else None)
+        wanted = name if group is None else group
+        if is_group(wanted):
+            policy_name(settings.policy, wanted)  # refuses what is too long behind this model's name
+        key = file.add(name, trains=arguments.train, adapter=group, is_owner=arguments.owner)
         print(f"The key of {name}, shown this once (only its hash is kept in {file.path}):\n\n    {key}\n")
         if settings.api_key == "":
             print(
@@ -52,16 +59,20 @@ def _renew(settings: Settings) -> None:
 
 
 def _list(settings: Settings, file: KeyFile) -> None:
-    table = Table("name", "since", "state", "trains", box=None, pad_edge=False)
+    table = Table("name", "since", "state", "trains", "policy", "owner", box=None, pad_edge=False)
+    shared = ("yes", settings.policy, "yes")
     if settings.api_key is not None:
         table.add_row(
-            DEFAULT, "", "given with --api-key" if settings.api_key else "no key is asked for", "yes"
+            DEFAULT, "", "given with --api-key" if settings.api_key else "no key is asked for", *shared
         )
     elif settings.key_file.exists():
-        table.add_row(DEFAULT, _day(settings.key_file.stat().st_mtime), f"in {settings.key_file}", "yes")
+        table.add_row(DEFAULT, _day(settings.key_file.stat().st_mtime), f"in {settings.key_file}", *shared)
     for key in file.read():
         state = "good" if key.revoked_at is None else f"revoked {_day(key.revoked_at)}"
-        table.add_row(key.name, _day(key.created_at), state, "yes" if key.trains else "no")
+        trains, owner = ("yes" if flag else "no" for flag in (key.trains, key.is_owner))
+        table.add_row(
+            key.name, _day(key.created_at), state, trains, policy_name(settings.policy, key.adapter), owner
+        )
     Console(highlight=False, soft_wrap=True).print(table)
 
 

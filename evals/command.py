@@ -173,7 +173,7 @@ def _plan(settings: Settings, arguments: argparse.Namespace) -> list[Case]:
         parse_tried(arguments.set),
         interactions=arguments.interactions,
         mode=mode,
-        voice=arguments.user_model,
+        user_model=arguments.user_model,
         measure_every=arguments.measure_every,
         questions=arguments.questions,
         undos=arguments.opposites,

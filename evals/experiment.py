@@ -49,7 +49,7 @@ class Case:
     Attributes:
         user: kind of user (`evals.simulated_user.USERS`).
         mode: stack: a Patina of its own; url: a running one; fast: the trainer's step in this process.
-        voice: the LLM that plays the user, "" for rules (`runs.jsonl` names it so).
+        user_model: the LLM that plays the user, "" for rules.
         measure_every: interactions between measurements.
         questions, undos, tools, again, scope, small_talk: probes at the first and last measurement; in between only the questions.
         thorough: every probe at every measurement.
@@ -64,7 +64,7 @@ class Case:
     seed: int
     interactions: int
     mode: str
-    voice: str = ""
+    user_model: str = ""
     measure_every: int = 10
     questions: int = 48
     undos: int = 24

@@ -89,7 +89,7 @@ class InProcessLearner:
             turn_id=f"turn-{self._turns:05d}",
             session_id=session,
             policy=self._settings.policy,
-            scope="",
+            key_name="",
             messages=tuple(dict(message) for message in messages),
             request={},
             completion=Completion(
@@ -125,7 +125,7 @@ class InProcessLearner:
                 session_id=turn.session_id,
                 turn_index=len(turn.messages) // 2,
                 policy=turn.policy,
-                scope=turn.scope,
+                key_name=turn.key_name,
                 adapter_version=reply.version,
                 messages=turn.messages,
                 request=turn.request,

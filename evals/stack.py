@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -101,7 +102,7 @@ class Stack:
         """
         for attempt in range(_PORT_TRIES):
             self.port = free_port()
-            self._launch()
+            self.launch()
             try:
                 self._wait_until_ready()
             except ConfigError as error:
@@ -148,9 +149,19 @@ class Stack:
                 flags.append(f"--{flag}={value}")
         return [sys.executable, "-m", "cli", *flags]
 
-    def _launch(self) -> None:
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self, pid: int) -> None:
+        """Kill one of its processes, or the supervisor (`pid`), with -9."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    def launch(self) -> None:
+        """Start it on the port that it has."""
         secrets = {env: getattr(self.settings, name) for name, env in _SECRETS.items()}
-        with self.log.open("wb") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.arguments(),
                 stdin=subprocess.DEVNULL,

@@ -17,7 +17,7 @@ from evals.client_models import HISTORIES, REQUESTS
 from evals.identity import Traffic, modelled, read_folder
 from evals.traffic import replay
 from evals.weights import FOLDER, MAX_WEIGHT, Sample, fit, hand_weights, read_samples
-from recorder.classify import LINKED, MEANINGS
+from recorder.classify import LINKED, MEANINGS, SIDE_FROM
 
 
 async def sample_traffic(traffic: Traffic, weights: Mapping[str, float]) -> list[Sample]:
@@ -62,7 +62,7 @@ def main() -> None:
         write_features(sampled, Path(str(FOLDER / "features.jsonl")))
     samples = read_samples()
     weights = fit(samples, prior)
-    wrong = [s for s in samples if (sum(weights.get(c, 0.0) for c in s.codes) > 0) != s.is_side]
+    wrong = [s for s in samples if (sum(weights.get(c, 0.0) for c in s.codes) > SIDE_FROM) != s.is_side]
     print(f"{len(samples)} samples, {len(weights)} weights, {len(wrong)} of the samples wrong")
     for sample in wrong:
         print(sample.client, "side" if sample.is_side else "main", *sample.codes)

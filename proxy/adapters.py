@@ -1,28 +1,34 @@
-"""The adapter alias: maps a policy name to an immutable adapter version, and loads that version into the backend.
+"""The adapter alias: maps a model name to an immutable adapter version, and loads that version into the backend.
 
-The record states which version should be live. A background loop loads ``policy@version`` into the backend, then moves the alias in memory,
-and unloads an old version when no request uses it. Requests do not wait for this: each takes a lease on a loaded version and keeps it to
-its end. A backend has a limited number of adapter slots. When all are taken, the oldest idle version is unloaded; when none is idle, the new
-version waits, not the requests. Requests wait only after a restart of the backend (which loses its adapters), and only for a bounded time.
-A new version is never loaded under an old name, because engines key their caches by name.
+The record states which version of each policy should be live. A background loop loads ``policy@version`` into the backend, then moves the
+alias in memory, and unloads an old version when no request uses it. Requests do not wait for this: each takes a lease on a loaded version
+and keeps it to its end. A new version is never loaded under an old name, because engines key their caches by name.
+
+All policies of the base model (`store.policies`) share the backend's adapter slots. The shared policy keeps its slot. Another one is *cold*
+while its live version is not loaded: its next request waits, for a bounded time, until the version is loaded in place of the one that was
+unused longest. When every slot is in use for so long, the base model answers. A new version of a policy that is in use waits until a slot
+is idle, not its requests. After a restart of the backend (which loses its adapters) requests wait for the shared policy's version.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
 from proxy.version_locks import VersionLocks
 from serving.protocol import BackendClient, Capabilities
 from store.errors import AdapterError, RecordError, TheirError, UpstreamError, UpstreamUnreachable
+from store.policies import SHARED, group_of, parse_model, parse_version, policies_of, policy_name
 from store.record import Record
-from store.values import BASE_VERSION, Json, adapter_name
+from store.values import BASE_VERSION, AdapterState, Json, adapter_name
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +44,8 @@ _CHECK_INTERVAL_S = 1.0
 _ACTIVITY_INTERVAL_S = 5.0
 #: The live version and the next one: fewer slots would make a swap impossible.
 _MIN_SLOTS = 2
+#: Longest time a request waits for a version that is not loaded, before the base model answers.
+COLD_WAIT_S = 15.0
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 30.0
 
 
@@ -50,14 +58,18 @@ class Lease:
 
     Attributes:
         name: the backend's name of the version; None: the client's own model name is forwarded.
+        is_own: the policy is the caller's own; another's must not learn from it.
     """
 
-    __slots__ = ("_release", "name", "policy", "version")
+    __slots__ = ("_release", "is_own", "name", "policy", "version")
 
-    def __init__(self, name: str | None, policy: str, version: int, release: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str | None, policy: str, version: int, release: Callable[[], None], *, is_own: bool = True
+    ) -> None:
         self.name = name
         self.policy = policy
         self.version = version
+        self.is_own = is_own
         self._release: Callable[[], None] | None = release
 
     def release(self) -> None:
@@ -65,6 +77,20 @@ class Lease:
         if self._release is not None:
             self._release()
             self._release = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPolicy:
+    """A policy as a caller sees it.
+
+    Attributes:
+        name: the model name that the caller uses.
+        version: the live one.
+    """
+
+    name: str
+    policy: str
+    version: int
 
 
 class Alias(Protocol):
@@ -88,8 +114,27 @@ class Alias(Protocol):
         """Whether an unavailable backend is expected back soon (a supervisor restarts it)."""
         ...
 
-    async def lease(self, model: str | None, *, wait_s: float) -> Lease:
-        """Raises: UnknownModel; UpstreamUnreachable when the backend does not come back in time."""
+    async def lease(
+        self, model: str | None, *, wait_s: float, group: str = SHARED, is_owner: bool = False
+    ) -> Lease:
+        """Return a claim on the version that ``model`` means for a caller.
+
+        Args:
+            group: adapter group of the caller's key (`store.policies`).
+            is_owner: the caller may use the policies of other keys.
+
+        Raises:
+            UnknownModel: there is no such model for this caller.
+            UpstreamUnreachable: the backend does not come back in time.
+        """
+        ...
+
+    def served(self, *, group: str, is_owner: bool) -> list[ServedPolicy]:
+        """Return the policies that a caller may use, its own first."""
+        ...
+
+    def is_foreign(self, model: str, *, group: str) -> bool:
+        """Whether ``model`` is the backend's name of a version of another policy than the caller's."""
         ...
 
     def mark_unhealthy(self) -> None:
@@ -121,8 +166,16 @@ class UpstreamAlias:
         self.policy = policy
         self._is_healthy: bool | None = None
 
-    async def lease(self, model: str | None, *, wait_s: float) -> Lease:
+    async def lease(
+        self, model: str | None, *, wait_s: float, group: str = SHARED, is_owner: bool = False
+    ) -> Lease:
         return Lease(None, model or self.policy, BASE_VERSION, lambda: None)
+
+    def served(self, *, group: str, is_owner: bool) -> list[ServedPolicy]:
+        return [ServedPolicy(name=self.policy, policy=self.policy, version=BASE_VERSION)]
+
+    def is_foreign(self, model: str, *, group: str) -> bool:
+        return False
 
     def mark_unhealthy(self) -> None:
         self._is_healthy = None
@@ -141,12 +194,30 @@ class UpstreamAlias:
         }
 
 
+@dataclass(slots=True)
+class _Pointer:
+    """Where a policy points: the version that new requests get, and the one that the record wants."""
+
+    live: int = BASE_VERSION
+    target: int = BASE_VERSION
+
+
+class _Load(Enum):
+    """What became of loading a version."""
+
+    DONE = auto()
+    LATER = auto()  #: no slot is free, or another gateway unloads it
+    FAILED = auto()
+
+
 class AdapterAlias:
-    """The alias of one policy on a backend that Patina manages.
+    """The aliases of all policies of one base model, on a backend that Patina manages.
 
     Args:
+        policy: the shared policy.
         record: returns the open record, or None while it is unavailable.
         locks: shared with the other gateways of this home.
+        cold_wait_s: longest time a request waits for a version that is not loaded.
     """
 
     can_wait = True
@@ -160,24 +231,30 @@ class AdapterAlias:
         *,
         poll_s: float = _POLL_INTERVAL_S,
         locks: VersionLocks | None = None,
+        cold_wait_s: float = COLD_WAIT_S,
     ) -> None:
         self._backend = backend
         self.policy = policy
         self._record = record
         self._locks = locks or VersionLocks(None)
         self._poll_s = poll_s
+        self._cold_wait_s = cold_wait_s
         self.capabilities = Capabilities(token_ids=True, logprobs=True, adapters=True)
         self._base: str | None = None
-        self._live = BASE_VERSION
-        self._target = BASE_VERSION
-        self._loaded: set[int] = set()
-        self._leases: Counter[int] = Counter()
+        self._shared = _Pointer()
+        self._pointers: dict[str, _Pointer] = {policy: self._shared}
+        self._loaded: set[str] = set()
+        self._leases: Counter[str] = Counter()  # by name, ``policy@0`` too
+        self._used_at: dict[str, float] = {}
+        self._demanded: dict[str, asyncio.Event] = {}  # versions that requests wait for
         self._ready = asyncio.Event()
         self._wake = asyncio.Event()
         self._checked_at = 0.0
-        self._retry_at: dict[int, float] = {}
-        self._retry_s: dict[int, float] = {}
+        self._retry_at: dict[str, float] = {}
+        self._retry_s: dict[str, float] = {}
         self._waited_requests = 0
+        self._cold_loads = 0
+        self._cold_misses = 0
         self._load_errors = 0
         self._record_errors = 0
         self._last_error: str | None = None
@@ -185,13 +262,27 @@ class AdapterAlias:
         self._activity: Json = {}
         self._activity_at = 0.0
 
-    @property
-    def live(self) -> int:
-        return self._live
+    def served(self, *, group: str, is_owner: bool) -> list[ServedPolicy]:
+        own = policy_name(self.policy, group)
+        names = {own: self.policy} | {name: name for name in self._pointers if is_owner and name != own}
+        return [
+            ServedPolicy(name=name, policy=policy, version=self._live_of(policy))
+            for policy, name in names.items()
+        ]
+
+    def is_foreign(self, model: str, *, group: str) -> bool:
+        found = parse_version(self.policy, model)
+        return found is not None and found[0] != policy_name(self.policy, group)
+
+    def _live_of(self, policy: str) -> int:
+        pointer = self._pointers.get(policy)
+        return BASE_VERSION if pointer is None else pointer.live
 
     # ---- requests
 
-    async def lease(self, model: str | None, *, wait_s: float) -> Lease:
+    async def lease(
+        self, model: str | None, *, wait_s: float, group: str = SHARED, is_owner: bool = False
+    ) -> Lease:
         if not self._ready.is_set():
             self._waited_requests += 1
             try:
@@ -201,27 +292,80 @@ class AdapterAlias:
                 raise UpstreamUnreachable(
                     f"the backend at {self._backend.address} is not up: {self._last_error or 'no answer yet'}"
                 ) from None
-        version = self._resolve(model)
-        self._leases[version] += 1
-        name = self._base if version == BASE_VERSION else adapter_name(self.policy, version)
-        return Lease(name, self.policy, version, lambda: self._release_version(version))
+        policy, wanted = self._resolve(model, group, is_owner=is_owner)
+        if wanted is None:
+            version = self._live_of(policy)
+            if not await self._claim(policy, version, min(wait_s, self._cold_wait_s)):
+                # The base model answers: a reply must not fail because other policies use every slot.
+                self._cold_misses += 1
+                version = BASE_VERSION
+                self._leases[adapter_name(policy, version)] += 1
+        else:
+            version = wanted
+            is_known = self._is_available(policy, version) or await self._is_published(policy, version)
+            if not is_known or not await self._claim(policy, version, min(wait_s, self._cold_wait_s)):
+                raise UnknownModel(f"The model `{model}` is not loaded. `{self.policy}` is the live version.")
+        return Lease(
+            self._base if version == BASE_VERSION else adapter_name(policy, version),
+            policy,
+            version,
+            lambda: self._release_version(policy, version),
+            is_own=group_of(self.policy, policy) == group,
+        )
 
-    def _resolve(self, model: str | None) -> int:
-        if model is None or model == self.policy or model in ALIASES:
-            return self._live
-        head, separator, tail = model.rpartition("@")
-        if separator and head == self.policy and tail.isascii() and tail.isdigit() and len(tail) <= 9:
-            version = int(tail)
-            if version == BASE_VERSION or (version in self._loaded and self._locks.hold(version)):
-                return version
-            raise UnknownModel(f"The model `{model}` is not loaded. `{self.policy}` is the live version.")
+    def _resolve(self, model: str | None, group: str, *, is_owner: bool) -> tuple[str, int | None]:
+        """Return the policy that a caller means, and the version; None: the live one."""
+        own = policy_name(self.policy, group)
+        if model is None or model in ALIASES:
+            return own, None
+        found = parse_model(self.policy, model)
+        if found is not None and found.group in (None, group):
+            return own, found.version
+        if found is not None and is_owner:
+            others = (policy for policy in self._pointers if group_of(self.policy, policy) == found.group)
+            if (policy := next(others, None)) is not None:
+                return policy, found.version
         raise UnknownModel(f"The model `{model}` does not exist. This server serves `{self.policy}`.")
 
-    def _release_version(self, version: int) -> None:
-        self._leases[version] -= 1
-        if not self._leases[version]:
-            del self._leases[version]
-            if version != self._live:
+    async def _is_published(self, policy: str, version: int) -> bool:
+        """Whether a version that is not loaded can be: a name that a client made up must cost nothing."""
+        record = self._record()
+        try:
+            adapter = None if record is None else await record.adapter(policy, version)
+        except RecordError:
+            return False  # counted by the loop, which reads the record too
+        return adapter is not None and adapter.state is AdapterState.PUBLISHED
+
+    async def _claim(self, policy: str, version: int, wait_s: float) -> bool:
+        """Claim a version and wait until it is loaded; returns False, without a claim, when it is not loaded in time."""
+        name = adapter_name(policy, version)
+        self._leases[name] += (
+            1  # before the wait, so that it is not unloaded again before this request has it
+        )
+        try:
+            if version == BASE_VERSION:
+                return True
+            if name not in self._loaded or not self._locks.hold(name):
+                loaded = self._demanded.setdefault(name, asyncio.Event())
+                self._wake.set()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await loaded.wait()
+        except BaseException:
+            self._release_version(policy, version)
+            raise
+        if name not in self._loaded:
+            self._release_version(policy, version)
+            return False
+        self._used_at[name] = time.monotonic()
+        return True
+
+    def _release_version(self, policy: str, version: int) -> None:
+        name = adapter_name(policy, version)
+        self._leases[name] -= 1
+        if not self._leases[name]:
+            del self._leases[name]
+            if self._demanded or self._waits_for_slot or version != self._live_of(policy):
                 self._wake.set()
 
     def mark_unhealthy(self) -> None:
@@ -240,7 +384,6 @@ class AdapterAlias:
                 self._ready.clear()
                 self._checked_at = 0.0
                 self._last_error = str(exc)
-            self._wake.clear()
             try:
                 async with asyncio.timeout(self._poll_s):
                     await self._wake.wait()
@@ -248,52 +391,104 @@ class AdapterAlias:
                 continue
 
     async def _step(self) -> None:
-        await self._read_target()
+        self._wake.clear()
+        self._waits_for_slot = False
+        await self._read_targets()
         if not self._ready.is_set() or time.monotonic() - self._checked_at >= _CHECK_INTERVAL_S:
             await self._check_backend()
-        if self._target != self._live or not self._is_available(self._live):
-            await self._activate(self._target)
-        if not self._is_available(self._live):
-            # The live version cannot be loaded again (see last_error). The base model serves instead of an error.
-            log.error(
-                "%s cannot be loaded again; serving the base model", adapter_name(self.policy, self._live)
-            )
-            self._live = BASE_VERSION
+        await self._follow_shared()
         self._ready.set()
-        self._locks.release_unused({self._live, self._target, *self._leases})
-        for version in self._idle_versions():
-            await self._unload(version)
+        await self._load_demanded()
+        for policy, pointer in list(self._pointers.items()):
+            if pointer is not self._shared and pointer.target != pointer.live:
+                await self._follow(policy, pointer)
+        used = {adapter_name(self.policy, v) for v in (self._shared.live, self._shared.target)}
+        self._locks.release_unused(used | set(self._leases))
+        for name in self._unwanted():
+            await self._unload(name)
         await self._refresh_activity()
 
-    def _idle_versions(self) -> list[int]:
-        """Return the versions that no request uses and that are not wanted, oldest first."""
-        return sorted(v for v in self._loaded if v not in (self._live, self._target) and not self._leases[v])
+    async def _follow_shared(self) -> None:
+        """Make the shared policy's version live; it is always loaded."""
+        shared = self._shared
+        if shared.target != shared.live or not self._is_available(self.policy, shared.live):
+            await self._activate(self.policy, shared)
+        if not self._is_available(self.policy, shared.live):
+            # The live version cannot be loaded again (see last_error). The base model serves instead of an error.
+            log.error(
+                "%s cannot be loaded again; serving the base model", adapter_name(self.policy, shared.live)
+            )
+            shared.live = BASE_VERSION
 
-    async def _unload(self, version: int) -> None:
-        claim = None if self._leases[version] else self._locks.claim(version)
+    async def _follow(self, policy: str, pointer: _Pointer) -> None:
+        """Make the version live that the record wants. A cold policy's is loaded with its next request."""
+        is_warm = adapter_name(policy, pointer.live) in self._loaded
+        if is_warm or self._has_free_slot() or self._is_available(policy, pointer.target):
+            await self._activate(policy, pointer)
+        else:
+            pointer.live = pointer.target
+
+    async def _load_demanded(self) -> None:
+        """Load the versions that requests wait for."""
+        for name, loaded in list(self._demanded.items()):
+            found = parse_version(self.policy, name)
+            if not self._leases[name] or found is None:
+                del self._demanded[name]  # every request has given up
+                continue
+            policy, version = found
+            outcome = await self._ensure_loaded(policy, version)
+            if outcome is _Load.LATER:
+                continue  # the end of another request sets the wake event
+            pointer = self._pointers.get(policy)
+            if outcome is _Load.DONE:
+                self._cold_loads += 1
+            elif pointer is not None and pointer.live == version:
+                log.error("%s cannot be loaded; serving the base model", name)
+                pointer.live = BASE_VERSION
+            del self._demanded[name]
+            loaded.set()
+
+    def _wanted(self) -> set[str]:
+        return {adapter_name(p, v) for p, one in self._pointers.items() for v in (one.live, one.target)}
+
+    def _unwanted(self) -> list[str]:
+        """Return the loaded versions that no request uses and that no policy points to, the one unused longest first."""
+        wanted = self._wanted()
+        return [name for name in self._idle() if name not in wanted]
+
+    def _idle(self) -> list[str]:
+        """Return the loaded versions that no request uses, but the shared policy's, the one unused longest first."""
+        kept = {adapter_name(self.policy, v) for v in (self._shared.live, self._shared.target)}
+        idle = [name for name in self._loaded if not self._leases[name] and name not in kept]
+        return sorted(idle, key=lambda name: (self._used_at.get(name, 0.0), name))
+
+    async def _unload(self, name: str) -> None:
+        claim = None if self._leases[name] else self._locks.claim(name)
         if claim is None:
             return  # a request or another gateway uses it by now
         # Removed from the set first, so that no new request can take a lease on it.
-        self._loaded.discard(version)
+        self._loaded.discard(name)
+        self._used_at.pop(name, None)
         try:
-            await self._backend.unload_adapter(adapter_name(self.policy, version))
+            await self._backend.unload_adapter(name)
         except UpstreamError as exc:
             # The adapter only takes up a slot; the next check adds it to the set again.
             self._last_error = str(exc)
         finally:
             self._locks.free(claim)
 
+    def _has_free_slot(self) -> bool:
+        slots = self.capabilities.adapter_slots
+        return slots is None or len(self._loaded) < max(_MIN_SLOTS, slots)
+
     async def _free_slot(self) -> bool:
         """Free a slot for one more version; returns False when all are in use."""
-        slots = self.capabilities.adapter_slots
-        if slots is None:
-            return True
-        most = max(_MIN_SLOTS, slots)
-        for version in self._idle_versions():
-            if len(self._loaded) < most:
-                break
-            await self._unload(version)
-        return len(self._loaded) < most
+        if not self._has_free_slot():
+            for name in dict.fromkeys((*self._unwanted(), *self._idle())):
+                await self._unload(name)
+                if self._has_free_slot():
+                    break
+        return self._has_free_slot()
 
     async def _refresh_activity(self) -> None:
         if time.monotonic() - self._activity_at < _ACTIVITY_INTERVAL_S:
@@ -304,28 +499,30 @@ class AdapterAlias:
         except UpstreamError:
             self._activity = {}  # the next check finds out whether the backend is healthy
 
-    def _is_available(self, version: int) -> bool:
-        return version == BASE_VERSION or version in self._loaded
+    def _is_available(self, policy: str, version: int) -> bool:
+        return version == BASE_VERSION or adapter_name(policy, version) in self._loaded
 
-    async def _read_target(self) -> None:
+    async def _read_targets(self) -> None:
         record = self._record()
         if record is None:
             return
         try:
-            move = (await record.aliases()).get(self.policy)
+            moves = await record.aliases()
         except RecordError as exc:
-            # The alias keeps its version: a locked or missing record must not fail requests.
+            # Each alias keeps its version: a locked or missing record must not fail requests.
             self._record_errors += 1
             self._last_error = str(exc)
             return
-        self._target = BASE_VERSION if move is None else move.version
+        for policy in policies_of(self.policy, {*moves, *self._pointers}):
+            move = moves.get(policy)
+            target = BASE_VERSION if move is None else move.version
+            self._pointers.setdefault(policy, _Pointer()).target = target
 
     async def _check_backend(self) -> None:
         """Read which adapters the backend has; a restart loses them."""
-        models = await self._backend.models()
-        prefix = f"{self.policy}@"
-        names = {m.name for m in models}
-        bases = [m.name for m in models if m.parent is None and not m.name.startswith(prefix)]
+        names = {m.name: m.parent for m in await self._backend.models()}
+        adapters = {name for name in names if parse_version(self.policy, name) is not None}
+        bases = [name for name, parent in names.items() if parent is None and name not in adapters]
         if self.policy in names:
             self._base = self.policy
         elif bases:
@@ -334,63 +531,80 @@ class AdapterAlias:
             raise UpstreamError(f"the backend at {self._backend.address} serves no model")
         if not self._ready.is_set():  # first check, or the backend restarted: it may be a different one
             self.capabilities = await self._backend.capabilities()
-        self._loaded = {
-            int(n[len(prefix) :]) for n in names if n.startswith(prefix) and n[len(prefix) :].isdigit()
-        }
-        if not self._is_available(self._live):
+        self._loaded = adapters
+        if not self._is_available(self.policy, self._shared.live):
             self._ready.clear()
         self._checked_at = time.monotonic()
 
-    async def _activate(self, version: int) -> None:
-        """Make ``version`` live. If it cannot be loaded, the alias stays and the load is retried later."""
-        if version != BASE_VERSION and not self._locks.hold(version):
-            return  # another gateway is unloading it; tried again at the next poll
-        if not self._is_available(version):
-            if time.monotonic() < self._retry_at.get(version, 0.0):
-                return
-            if not await self._free_slot():
-                # The end of a request on an old version sets the wake event.
-                self._waits_for_slot = True
-                return
-            try:
-                await self._load(version)
-            except (AdapterError, RecordError) as exc:
-                self._load_errors += 1
-                self._last_error = str(exc)
-                wait = min(self._retry_s.get(version, _FIRST_RETRY_S / 2) * 2, _LAST_RETRY_S)
-                self._retry_s[version] = wait
-                self._retry_at[version] = time.monotonic() + wait
-                log.error("cannot load %s: %s", adapter_name(self.policy, version), exc)
-                return
-        self._waits_for_slot = False
-        if self._live != version:
-            log.info("%s is live", adapter_name(self.policy, version))
-        self._retry_at.pop(version, None)
-        self._retry_s.pop(version, None)
-        self._live = version
+    async def _activate(self, policy: str, pointer: _Pointer) -> None:
+        """Make the wanted version live. If it cannot be loaded, the alias stays and the load is retried later."""
+        if await self._ensure_loaded(policy, pointer.target) is not _Load.DONE:
+            return
+        if pointer.live != pointer.target:
+            log.info("%s is live", adapter_name(policy, pointer.target))
+        pointer.live = pointer.target
 
-    async def _load(self, version: int) -> None:
+    async def _ensure_loaded(self, policy: str, version: int) -> _Load:
+        name = adapter_name(policy, version)
+        if version == BASE_VERSION:
+            return _Load.DONE
+        if not self._locks.hold(name):
+            return _Load.LATER  # another gateway is unloading it; tried again at the next poll
+        if name in self._loaded:
+            return _Load.DONE
+        if time.monotonic() < self._retry_at.get(name, 0.0):
+            return _Load.FAILED
+        if not await self._free_slot():
+            # The end of a request on another version sets the wake event.
+            self._waits_for_slot = True
+            return _Load.LATER
+        try:
+            await self._load(policy, version)
+        except (AdapterError, RecordError) as exc:
+            self._load_errors += 1
+            self._last_error = str(exc)
+            wait = min(self._retry_s.get(name, _FIRST_RETRY_S / 2) * 2, _LAST_RETRY_S)
+            self._retry_s[name] = wait
+            self._retry_at[name] = time.monotonic() + wait
+            log.error("cannot load %s: %s", name, exc)
+            return _Load.FAILED
+        self._retry_at.pop(name, None)
+        self._retry_s.pop(name, None)
+        return _Load.DONE
+
+    async def _load(self, policy: str, version: int) -> None:
         record = self._record()
-        adapter = None if record is None else await record.adapter(self.policy, version)
+        adapter = None if record is None else await record.adapter(policy, version)
         if adapter is None:
-            raise AdapterError(f"the record has no {adapter_name(self.policy, version)}")
+            raise AdapterError(f"the record has no {adapter_name(policy, version)}")
         if not await asyncio.to_thread(Path(adapter.path).is_dir):
             raise AdapterError(f"the folder {adapter.path} of {adapter.name} does not exist")
         await self._backend.load_adapter(adapter.name, adapter.path)
-        self._loaded.add(version)
+        self._loaded.add(adapter.name)
+        self._used_at[adapter.name] = time.monotonic()
 
     def state(self) -> Json:
+        loaded: dict[str, list[int]] = {}
+        for policy, version in filter(None, (parse_version(self.policy, name) for name in self._loaded)):
+            loaded.setdefault(policy, []).append(version)
         return {
             "address": self._backend.address,
             "ready": self._ready.is_set(),
             "capabilities": describe_capabilities(self.capabilities),
             "activity": self._activity,
-            "live": self._live,
-            "wanted": self._target,
-            "loaded": sorted(self._loaded),
-            "leases": {adapter_name(self.policy, v): n for v, n in sorted(self._leases.items())},
+            "live": self._shared.live,
+            "wanted": self._shared.target,
+            "loaded": sorted(loaded.get(self.policy, [])),
+            "policies": {
+                policy: {"live": one.live, "wanted": one.target, "loaded": sorted(loaded.get(policy, []))}
+                for policy, one in sorted(self._pointers.items())
+                if one is not self._shared
+            },
+            "leases": dict(sorted(self._leases.items())),
             "waits_for_slot": self._waits_for_slot,
             "held": self._waited_requests,  # requests that waited for an unavailable backend
+            "cold_loads": self._cold_loads,  # versions that were loaded because a request asked for them
+            "cold_misses": self._cold_misses,  # requests that the base model answered because no slot was free
             "load_errors": self._load_errors,
             "record_errors": self._record_errors,
             "last_error": self._last_error,

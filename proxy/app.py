@@ -58,7 +58,7 @@ from store.hashing import digest
 from store.journal import EntryKind, JournalWriter, Lag
 from store.record import Record
 from store.record_handle import RecordHandle
-from store.values import Feedback, Heartbeat, Json
+from store.values import Feedback, Heartbeat, Json, adapter_name
 from wire.headers import Headers, content_length, get_header
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class Proxy:
             else UpstreamAlias(backend, policy)
         )
         self._is_local = is_local
-        self._pass_through = PassThrough(backend, self._counters)
+        self._pass_through = PassThrough(backend, self._counters, self._alias)
         self._chat = ChatRelay(
             backend,
             self._alias,
@@ -302,19 +302,17 @@ class Proxy:
         if endpoint is CHAT:
             await self._chat(scope, receive, send, principal=principal, path=target, session=session)
         elif endpoint is STATUS:
-            await send_json(send, 200, await self._status())
+            await send_json(send, 200, await self._status(principal))
         elif endpoint is FEEDBACK:
             await self._feedback(scope["headers"], receive, send, principal)
         elif endpoint is MODELS:
-            await send_json(send, 200, {"object": "list", "data": [self._model_card()]})
+            await send_json(send, 200, {"object": "list", "data": self._model_cards(principal)})
         elif endpoint is MODEL:
-            await self._retrieve_model(send, path.removeprefix(MODEL.path[:-1]))
+            await self._retrieve_model(send, path.removeprefix(MODEL.path[:-1]), principal)
         elif _is_forbidden(path) or not path.startswith(FORWARDED_PREFIX):
             await send_error(send, 404, f"There is no {path} here.", code="not_found")
         else:
-            await self._pass_through(
-                scope, receive, send, path=target, passes_credentials=principal.passes_credentials
-            )
+            await self._pass_through(scope, receive, send, path=target, principal=principal)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -327,13 +325,16 @@ class Proxy:
     # ---- own endpoints
 
     async def _health(self, send: Send) -> None:
+        backend = self._alias.state()
+        for name in ("policies", "leases"):  # names of keys, and who is active now
+            backend.pop(name, None)
         await send_json(
             send,
             200,
             {
                 "status": "ok",
                 "policy": self._policy,
-                "backend": self._alias.state(),
+                "backend": backend,
                 "record": {
                     "available": self._record.record is not None,
                     "last_error": self._record.last_error,
@@ -341,7 +342,24 @@ class Proxy:
             },
         )
 
-    async def _status(self) -> Json:
+    async def _status(self, principal: Principal) -> Json:
+        """Return what a caller may see: an owner everything, another key its own turns and its own policy."""
+        if principal.is_owner:
+            return await self._status_of_all()
+        (mine, *_) = self._alias.served(group=principal.adapter, is_owner=False)
+        found: Json = {"policy": mine.policy, "record_error": None}
+        try:
+            async with asyncio.timeout(_STATUS_TIMEOUT_S):
+                record = await self._record.get()
+                await wait_recorded(record, self._journal.folder, _STATUS_WAIT_S)
+                counted = await record.status(policy=mine.policy, key_name=principal.key_name)
+        except (RecordError, TimeoutError):
+            return {**found, "record_error": "the record does not answer"}
+        shown = counted.to_json()
+        del shown["heartbeats"]
+        return {**shown, **found}
+
+    async def _status_of_all(self) -> Json:
         """Return the record's counts and the state of this process; the latter even when the record is unavailable."""
         own: Json = {"policy": self._policy, "proxy": self._process_state()}
         try:
@@ -368,19 +386,22 @@ class Proxy:
     def _describe_store(self, lag: Lag | None = None) -> Json:
         return describe_store(self._journal, read_recorder_state(self._journal.folder), lag)
 
-    def _model_card(self) -> Json:
-        state = self._alias.state()
-        return {
-            "id": self._policy,
-            "object": "model",
-            "created": int(self._started),
-            "owned_by": "patina",
-            "metadata": {"version": state["live"], "name": f"{self._policy}@{state['live']}"},
-        }
+    def _model_cards(self, principal: Principal) -> list[Json]:
+        return [
+            {
+                "id": one.name,
+                "object": "model",
+                "created": int(self._started),
+                "owned_by": "patina",
+                "metadata": {"version": one.version, "name": adapter_name(one.policy, one.version)},
+            }
+            for one in self._alias.served(group=principal.adapter, is_owner=principal.is_owner)
+        ]
 
-    async def _retrieve_model(self, send: Send, name: str) -> None:
-        if name == self._policy:
-            await send_json(send, 200, self._model_card())
+    async def _retrieve_model(self, send: Send, name: str, principal: Principal) -> None:
+        card = next((one for one in self._model_cards(principal) if one["id"] == name), None)
+        if card is not None:
+            await send_json(send, 200, card)
         else:
             await send_error(
                 send, 404, f"The model `{name}` does not exist.", code="model_not_found", param="model"
@@ -403,11 +424,11 @@ class Proxy:
             await send_error(send, 400, f"Feedback: {exc}.")
             return
         try:
-            turn_id = await self._find_turn(principal.scope, body)
+            turn_id = await self._find_turn(principal.key_name, body)
             if turn_id is None:
                 await send_error(send, 404, "No turn of this key matches.", code="unknown_turn")
                 return
-            status = await self._append_feedback(principal.scope, turn_id, body)
+            status = await self._append_feedback(principal.key_name, turn_id, body)
         except (RecordError, OSError) as exc:
             log.warning("feedback was not recorded: %s", exc)
             await send_error(
@@ -420,7 +441,7 @@ class Proxy:
             return
         await send_json(send, 200, {"status": status, "turn_id": turn_id})
 
-    async def _find_turn(self, scope: str, body: FeedbackBody) -> str | None:
+    async def _find_turn(self, key_name: str, body: FeedbackBody) -> str | None:
         """Return the id of the turn that feedback is about: a recently issued one, or a recorded one.
 
         Another gateway may have issued it a moment ago: what is in the journal when the request comes is waited for.
@@ -429,23 +450,23 @@ class Proxy:
             RecordError: the record does not know it, and not all of the journal is recorded yet.
         """
         if body.reference is not None:
-            issued = self._chat.issued.find(scope, body.reference)
+            issued = self._chat.issued.find(key_name, body.reference)
             if issued is not None:
                 return issued
         record = await self._record.get()
         lag = await wait_recorded(record, self._journal.folder, _FEEDBACK_WAIT_S)
         if body.reference is not None:
-            turn_id = await record.find_turn(scope, body.reference)
+            turn_id = await record.find_turn(key_name, body.reference)
         else:
-            turn_id = await record.find_exchange(scope, body.prompt or "", body.response or "")
+            turn_id = await record.find_exchange(key_name, body.prompt or "", body.response or "")
         if turn_id is None and lag.entries:
             raise RecordUnavailable("turns wait to be recorded, and the turn may be among them")
         return turn_id
 
-    async def _append_feedback(self, scope: str, turn_id: str, body: FeedbackBody) -> str:
+    async def _append_feedback(self, key_name: str, turn_id: str, body: FeedbackBody) -> str:
         """Append feedback to the journal, behind its turn; returns "recorded" or "duplicate". Raises: OSError, RecordError."""
         given = body.idempotency_key or digest("content", turn_id, repr(body.score), body.text)
-        key = f"{scope}:{given}"
+        key = f"{key_name}:{given}"
         is_known = key in self._feedback_keys
         if not is_known and self._record.record is not None:
             is_known = await self._record.record.has_feedback(key)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from proxy.client_names import client_from_headers
 from store.hashing import digest
+from store.policies import SHARED
 from wire.headers import Headers
 
 
@@ -17,14 +18,18 @@ class Principal:
     """An authenticated client.
 
     Attributes:
-        scope: name of the key; keeps the turns of different keys apart in the record.
+        key_name: name of the key; keeps the turns of different keys apart in the record.
         trains: turns of this key may train.
+        adapter: the adapter group of this key; "": the shared policy.
+        is_owner: this key may see and use what belongs to other keys.
         passes_credentials: its own credentials are forwarded to the backend.
     """
 
-    scope: str
+    key_name: str
     client: str
     trains: bool = True
+    adapter: str = SHARED
+    is_owner: bool = False
     passes_credentials: bool = False
 
 
@@ -36,6 +41,24 @@ class KeyHolder(Protocol):
 
     @property
     def trains(self) -> bool: ...
+
+    @property
+    def adapter(self) -> str: ...
+
+    @property
+    def is_owner(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    name: str
+    trains: bool = True
+    adapter: str = SHARED
+    is_owner: bool = True
+
+
+#: The holder of the only key.
+_FIRST = _Holder("default")
 
 
 class KeyStore(Protocol):
@@ -63,25 +86,34 @@ def authenticate(
     tokens = [(name, token) for name, token in _tokens(headers) if token]
     if isinstance(keys, str) or not keys.is_open:
         for name, token in tokens:
-            scope, trains = _holder(keys, token)
-            if scope:
-                passes = passes_credentials and name == b"x-patina-key"
-                return Principal(scope=scope, client=client, trains=trains, passes_credentials=passes)
+            holder = _holder(keys, token)
+            if holder is not None:
+                return Principal(
+                    key_name=holder.name,
+                    client=client,
+                    trains=holder.trains,
+                    adapter=holder.adapter,
+                    is_owner=holder.is_owner,
+                    passes_credentials=passes_credentials and name == b"x-patina-key",
+                )
         if keys:
             return None
-    scope = "anonymous"
+    key_name = "anonymous"
     theirs = next((token for name, token in tokens if name != b"x-patina-key"), None)
     if passes_credentials and theirs is not None:
         # Different credentials are different users. Only this digest of a credential is stored.
-        scope = f"caller-{digest('patina-caller', theirs.decode('latin-1'))[:12]}"
-    return Principal(scope=scope, client=client, passes_credentials=passes_credentials)
+        key_name = f"caller-{digest('patina-caller', theirs.decode('latin-1'))[:12]}"
+    # Where no key is required everyone may see everything, unless they come with credentials of their own.
+    is_owner = key_name == "anonymous" and not passes_credentials
+    return Principal(
+        key_name=key_name, client=client, is_owner=is_owner, passes_credentials=passes_credentials
+    )
 
 
-def _holder(keys: KeyStore | str, token: bytes) -> tuple[str, bool]:
+def _holder(keys: KeyStore | str, token: bytes) -> KeyHolder | None:
     if isinstance(keys, str):
-        return ("default" if keys and hmac.compare_digest(token, keys.encode()) else ""), True
-    found = keys.holder(token)
-    return (found.name, found.trains) if found is not None else ("", True)
+        return _FIRST if keys and hmac.compare_digest(token, keys.encode()) else None
+    return keys.holder(token)
 
 
 def _tokens(headers: Headers) -> Iterator[tuple[bytes, bytes]]:

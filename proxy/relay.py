@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import orjson
 from starlette.types import Message, Receive, Scope, Send
 
 from proxy.adapters import Alias, Lease, UnknownModel
@@ -204,11 +205,15 @@ class _Exchange:
 
 
 class PassThrough:
-    """Forwards every other path: bytes in both directions, as they arrive."""
+    """Forwards every other path: bytes in both directions, as they arrive.
 
-    def __init__(self, backend: BackendClient, counters: Counters) -> None:
+    The body of a key that does not own this home is read first where adapters are served: it must not name another key's.
+    """
+
+    def __init__(self, backend: BackendClient, counters: Counters, alias: Alias) -> None:
         self._backend = backend
         self._counters = counters
+        self._alias = alias
 
     async def __call__(
         self,
@@ -217,12 +222,13 @@ class PassThrough:
         send: Send,
         *,
         path: str,
+        principal: Principal,
         body: bytes | None = None,
-        passes_credentials: bool = False,
     ) -> None:
         """Relay one request; ``body`` is the request's body if it was read already."""
         self._counters.passed_through += 1
         headers = scope["headers"]
+        passes_credentials = principal.passes_credentials
         consumed = asyncio.Event()
         has_body = get_header(headers, b"transfer-encoding") or get_header(
             headers, b"content-length"
@@ -230,6 +236,18 @@ class PassThrough:
             None,
             "0",
         )
+        if has_body and self._alias.capabilities.adapters and not principal.is_owner:
+            try:
+                body = await read_body(receive, content_length(headers)) if body is None else body
+            except ClientDisconnected:
+                return
+            except BodyTooLarge:
+                await send_error(
+                    send, 413, "The request body is larger than 64 MB.", code="request_too_large"
+                )
+                return
+            if not await self._check_model(send, body, principal):
+                return
         if body is not None or not has_body:
             consumed.set()
             forwarded = forward_request_headers(
@@ -265,6 +283,20 @@ class PassThrough:
             if not started:
                 await _send_upstream_error(send, exc)
             # else: nothing more is sent, and the server closes the connection, as the backend did
+
+    async def _check_model(self, send: Send, body: bytes, principal: Principal) -> bool:
+        """Refuse a body that names another key's adapter, or that cannot be read; returns whether it may pass."""
+        try:
+            found = orjson.loads(body) if body.strip() else {}
+        except orjson.JSONDecodeError:
+            await send_error(send, 400, "The body is not valid JSON.")
+            return False
+        model = found.get("model") if isinstance(found, dict) else None
+        if isinstance(model, str) and self._alias.is_foreign(model, group=principal.adapter):
+            message = f"The model `{model}` does not exist."
+            await send_error(send, 404, message, code="model_not_found", param="model")
+            return False
+        return True
 
 
 class ChatRelay:
@@ -362,9 +394,7 @@ class ChatRelay:
         except WireError as exc:
             # Nothing was sent yet. The backend reports what is wrong with the request.
             self._counters.not_captured[str(exc).partition(":")[0]] += 1
-            await self._pass_through(
-                scope, receive, send, path=path, body=raw, passes_credentials=principal.passes_credentials
-            )
+            await self._pass_through(scope, receive, send, path=path, body=raw, principal=principal)
         finally:
             self._counters.in_flight -= 1
             self._counters.large += len(raw) >= LARGE_BODY_BYTES
@@ -472,7 +502,7 @@ class ChatRelay:
             turn_id=exchange.turn_id,
             created_at=exchange.created_at,
             finished_at=time.time(),
-            scope=exchange.principal.scope,
+            key_name=exchange.principal.key_name,
             client=add_client_hint(exchange.principal.client, chat.body),
             options=exchange.options,
             policy=lease.policy if lease is not None else self._alias.policy,
@@ -532,8 +562,15 @@ class ChatRelay:
         was_broken = False
         while True:
             attempts += 1
-            lease = await self._alias.lease(exchange.chat.model, wait_s=max(0.0, deadline - time.monotonic()))
+            lease = await self._alias.lease(
+                exchange.chat.model,
+                wait_s=max(0.0, deadline - time.monotonic()),
+                group=exchange.principal.adapter,
+                is_owner=exchange.principal.is_owner,
+            )
             exchange.lease = lease
+            if not lease.is_own:  # a policy learns from its own keys only
+                exchange.options = replace(exchange.options, is_opted_out=True)
             # A turn that opted out needs no tokens; its unchanged reply also shows the backend's null style.
             wanted = frozenset[str]() if exchange.options.is_opted_out else self._alias.fields
             fields = self._quirks.accepted_fields(wanted, exchange.chat.model) - omitted

@@ -10,12 +10,13 @@ back exactly what they received. The chain is therefore computed over a form tha
 * adjacent messages of one role merged or split; client context around the user's text (`user_text`) that is removed one turn later.
 
 The keys only recognise conversations. Stored content and its hashes always use the bytes as sent (`store.hashing`).
-The chain starts from the scope, so that two users who both open with "hi" never share a session.
+The chain starts from the name of the key, so that two users who both open with "hi" never share a session.
 """
 
 from __future__ import annotations
 
 import json
+import string
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,7 +61,7 @@ class History:
     """A request's messages as the linker sees them.
 
     Attributes:
-        root: key of the empty history of this scope.
+        root: key of the empty history of this key.
         runs: oldest first.
         system_key: key of the leading system messages (`compute_system_key`).
         exact: a hash over the messages as sent, which can be extended.
@@ -91,14 +92,14 @@ class History:
 
 
 def parse_history(
-    messages: Sequence[Message], scope: str, user: str | None = None, previous: History | None = None
+    messages: Sequence[Message], key_name: str, user: str | None = None, previous: History | None = None
 ) -> History:
-    """Return the canonical chain of ``messages``; ``scope`` (the key's name) and ``user`` keep users apart.
+    """Return the canonical chain of ``messages``; ``key_name`` (the key's name) and ``user`` keep users apart.
 
     Args:
         previous: the history of a prefix of these very message objects; its results are reused.
     """
-    root = _root(scope, user or "")
+    root = _root(key_name, user or "")
     if previous is not None and previous.root == root and extends(messages, previous.messages):
         longer = _extend_history(previous, messages)
         if longer is not None:
@@ -115,8 +116,8 @@ def parse_history(
 
 
 @lru_cache(maxsize=1024)
-def _root(scope: str, user: str) -> str:
-    return digest("patina-history", scope, user)
+def _root(key_name: str, user: str) -> str:
+    return digest("patina-history", key_name, user)
 
 
 def _history(root: str, runs: Sequence[RoleRun], messages: Sequence[Message]) -> History:
@@ -231,16 +232,17 @@ def unanswered_prompts(history: History, limit: int = 4) -> list[tuple[str, int]
 
 
 def compute_system_key(messages: Sequence[Message]) -> str:
-    """Return the key of the leading system messages."""
-    texts = []
+    """Return the key of the leading system messages, white space aside."""
+    found = blake2b(digest_size=16)
     for message in messages:
         if message.get("role") not in _SYSTEM_ROLES:
             break
-        texts.append(collapse_whitespace(content_text(message.get("content"))))
-    return digest(*texts) if texts else _NO_PREAMBLE
+        text = content_text(message.get("content")).encode("utf-8", "surrogatepass")
+        found.update(text.translate(None, _WHITE_SPACE) + b"\0")
+    return found.hexdigest()
 
 
-_NO_PREAMBLE = digest()
+_WHITE_SPACE = string.whitespace.encode()
 
 
 def reply_key(history: History, completion: Completion) -> str:

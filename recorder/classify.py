@@ -23,7 +23,7 @@ from importlib.resources import files
 from itertools import pairwise
 from typing import Any
 
-from recorder.evidence import FORMS, MACHINES, TOPICS
+from recorder.evidence import FORMS, MACHINES, TOPICS, find_words
 from recorder.text_overlap import FIELDS, normalise_line
 from store.texts import content_text
 from store.values import Completion, TurnKind
@@ -33,6 +33,8 @@ Message = Mapping[str, Any]
 
 #: Characters at a text's beginning and end in which words are evidence, and the length up to which a system prompt is a short one.
 _HEAD_CHARS, _TAIL_CHARS, _SHORT_SYSTEM_CHARS = 700, 300, 4000
+#: Sum from which a turn is a side turn. Above zero, because a person's turn that counts as one is lost, and a side turn that nothing follows is not.
+SIDE_FROM = 0.1
 #: A token limit up to this is low.
 MANY_TOKENS = 64
 #: Characters of a text's beginning and end that are searched for dialogues and forms.
@@ -137,9 +139,11 @@ MEANINGS: Mapping[str, str] = {
     "side_tool_results": "only tool results follow a side turn",
 }  # fmt: skip
 _TOPIC_OF: Mapping[str, str] = {
-    **{code: topic for code, (topic, _) in STRUCTURE.items()},
     **{f"{place}_{p.code}": p.topic for place in ("ask", "role") for p in (*TOPICS, *MACHINES)},
+    **{code: topic for code, (topic, _) in STRUCTURE.items() if topic},
 }
+#: Topics from the most specific one on.
+_TOPIC_ORDER = {topic: i for i, topic in enumerate(dict.fromkeys(_TOPIC_OF.values()))}
 _TOPIC_CODES = frozenset(p.code for p in TOPICS)
 
 _FORM_TOPICS = frozenset({"text_function", "quoted_conversation", "structured_one_off", "judge"})
@@ -147,6 +151,7 @@ _MACHINE_CODES = frozenset({"machine_event", "other_speaker", *(f"ask_{p.code}" 
 _MARKUP = " \t#*>|<[(\"'`-•"
 _PEOPLE = ("user", "human", "nutzer", "usuario", "utilisateur", "utente", "usuário", "用户", "人类", "ユーザー", "사용자", "пользователь")  # fmt: skip
 _MODELS = ("assistant", "ai", "bot", "model", "agent", "assistent", "asistente", "助手", "アシスタント", "어시스턴트", "ассистент")  # fmt: skip
+_INITIALS = frozenset(name[0] for name in (*_PEOPLE, *_MODELS))
 _SPEAKS = re.compile(r"[^\W\d_]+(?: [^\W\d_]+){0,2}\W{0,6}[:：>\]]")
 _PACKED = re.compile(r"""["']role["']: ?["'](?:user|human|assistant|ai|model)["']""")
 _SLOT = re.compile(r"[ \t]*(?:[#*\[]{0,5} ?[A-Z][\w' ()-]{1,40}(?:[:：]|\][:：]?|\*\*[:：]?)|#{1,5} [A-Z][\w' -]{2,40}$|</?[A-Za-z][\w -]{1,30}>\s*$|[\"'`]{3}|[-=+]{5,}\s*$)")  # fmt: skip
@@ -198,19 +203,27 @@ def classify_request(
 def weigh(codes: Iterable[str], weights: Mapping[str, float] = WEIGHTS) -> Classification:
     """Return the classification that evidence codes amount to."""
     found = dict.fromkeys(codes)
-    if "known_system" in found:
+    if "known_system" in found or "same_system" in found:
         found = {code: None for code in found if not code.startswith("role_")}
     evidence = sorted(
         (Evidence(code=code, weight=weights[code]) for code in found if weights.get(code)),
         key=lambda e: -abs(e.weight),
     )
-    if sum(e.weight for e in evidence) <= 0:
+    if sum(e.weight for e in evidence) <= SIDE_FROM:
         return Classification(kind=TurnKind.MAIN, reason="conversation", evidence=tuple(evidence))
     # A named topic says more than a form; among topics the strongest evidence counts.
     topics = [(_TOPIC_OF.get(e.code, ""), e) for e in evidence if e.weight > 0]
-    topics.sort(key=lambda pair: (pair[0] in _FORM_TOPICS, -pair[1].weight))
+    topics.sort(key=_rank_topic)
     reason = next((topic for topic, _ in topics if topic), "text_function")
     return Classification(kind=TurnKind.SIDE, reason=reason, evidence=tuple(evidence))
+
+
+def _rank_topic(found: tuple[str, Evidence]) -> tuple[bool, float, int]:
+    """Return the place of a topic among those found: topics before forms, the stronger and then the more specific one first."""
+    topic, evidence = found
+    if topic in _FORM_TOPICS:
+        return True, -evidence.weight + (0.3 if topic == "text_function" else 0.0), 0
+    return False, -round(evidence.weight), _TOPIC_ORDER.get(topic, 0)
 
 
 def reconsider(found: Classification, *codes: str, weights: Mapping[str, float] = WEIGHTS) -> Classification:
@@ -253,16 +266,18 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
     codes += _form_codes(words, texts, role, system, is_opening=not answered)
     limit = request.get("max_completion_tokens") or request.get("max_tokens")
     tools = request.get("tools")
+    is_one_tool = not answered and isinstance(tools, list) and len(tools) == 1
+    is_forced = is_one_tool and bool(role or system) and bool(_CALL.search(system[:_HEAD_CHARS]))
     checks = {
         "opening": not answered,
         "one_message": len(messages) == 1,
-        "tools_offered": isinstance(tools, list) and bool(tools),
+        "tools_offered": isinstance(tools, list) and bool(tools) and not is_forced,
         "tools_used": any(m.get("role") == "tool" or m.get("tool_calls") for m in messages[-12:]),
         "tool_results": bool(messages) and messages[-1].get("role") in ("tool", "function"),
         "long_system": len(system) > _SHORT_SYSTEM_CHARS,
         "structured": is_structured(request),
         "structured_opening": is_structured(request) and not answered,
-        "forced_tool": not answered and isinstance(tools, list) and len(tools) == 1 and bool(role or system) and bool(_CALL.search(system[:_HEAD_CHARS])),
+        "forced_tool": is_forced,
         "probe": not answered and isinstance(limit, int) and (limit == 1 or (limit <= 5 and bool(_GREETING.match(words)))),
         "few_tokens": isinstance(limit, int) and limit <= MANY_TOKENS and ("form" in ask or bool(role)),
         "temperature_0": not answered and request.get("temperature") == 0,
@@ -286,7 +301,7 @@ def _combined(ask: frozenset[str], role: frozenset[str], words: str, *, is_openi
         "role_topic_form": role_topic and "form" in role,
         "role_topic_function": role_topic and bool(role & {"function", "task", "order"}),
         "role_order": "order" in role,
-        "ask_topic_head": topic and any(p.found_in(head, head.lower()) for p in TOPICS if p.code in ask),
+        "ask_topic_head": topic and bool(find_words(head) & ask & _TOPIC_CODES),
         "plain_topic": topic
         and len(words) < 400
         and not ask & {"dialogue", "third_person", "later", "task", "function"}
@@ -309,13 +324,14 @@ def _form_codes(
         text = f"{text[:_FORM_CHARS]}\n{text[-_FORM_CHARS:]}"
     if "\n" not in text and "role" not in text and ":" not in text and "<" not in text:
         return []
-    lines = [line for line in text.splitlines() if line.strip()]
-    starts = [line.lstrip(_MARKUP)[:40].lower() for line in lines]
-    people = [s for s in starts if s.startswith(_PEOPLE) and (s in _PEOPLE or _SPEAKS.match(s))]
-    models = [s for s in starts if s.startswith(_MODELS) and (s in _MODELS or _SPEAKS.match(s))]
+    lines = [line for line in text.splitlines() if line and not line.isspace()]
+    starts = "\n".join([line.lstrip(_MARKUP)[:40] for line in lines]).lower().split("\n")
+    named = [s for s in starts if s[:1] in _INITIALS]
+    people = [s for s in named if s.startswith(_PEOPLE) and (s in _PEOPLE or _SPEAKS.match(s))]
+    models = [s for s in named if s.startswith(_MODELS) and (s in _MODELS or _SPEAKS.match(s))]
     spoken = len(people) + len(models) if people and models else 0
     packed = len(_PACKED.findall(text)) > 1
-    last = starts[-1] if starts else ""
+    last = starts[-1]
     field = _OPEN_FIELD.search(text[-60:].rstrip())
     name = field[0].strip(" :*\n").lower() if field else ""
     is_field = normalise_line(name.rpartition(" ")[2]) in FIELDS
@@ -342,9 +358,7 @@ def _form_codes(
 
 @lru_cache(maxsize=512)  # system prompts recur
 def _word_codes(text: str) -> frozenset[str]:
-    """Return the codes of the word patterns that a text matches."""
-    lowered = text.lower()
-    return frozenset(p.code for p in (*TOPICS, *MACHINES, *FORMS) if p.found_in(text, lowered))
+    return find_words(text)
 
 
 def _bounded(text: str) -> str:
@@ -354,7 +368,9 @@ def _bounded(text: str) -> str:
 
 def _ends(text: str) -> str:
     return (
-        text if len(text) <= _HEAD_CHARS + _TAIL_CHARS else f"{text[:_HEAD_CHARS]}\n…\n{text[-_TAIL_CHARS:]}"
+        text
+        if len(text) <= _HEAD_CHARS + _TAIL_CHARS
+        else f"{text[:_HEAD_CHARS]}\n...\n{text[-_TAIL_CHARS:]}"
     )
 
 

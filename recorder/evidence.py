@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from recorder.regex_prefilter import required_literals
+from wire.regex_prefilter import PatternSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class WordPattern:
 
     Attributes:
         code: name of the evidence; ``ask_<code>`` in the newest user text, ``role_<code>`` in a short system prompt.
-        branches: alternatives, each with literals of which every match contains one; None where there are none.
+        branches: alternatives.
         topic: reason code of a side turn that this evidence decides; "" where it names no topic.
         meaning: what `explain` displays.
         example: a text in which it is found.
@@ -27,18 +27,10 @@ class WordPattern:
 
     code: str
     topic: str
-    branches: tuple[tuple[re.Pattern[str], frozenset[str] | None], ...]
+    branches: tuple[re.Pattern[str], ...]
     meaning: str
     example: str
     reads: int = 2000
-
-    def found_in(self, text: str, lowered: str) -> bool:
-        """Whether a text contains the pattern; literals are searched first, because most patterns occur in no text."""
-        return any(
-            (literals is None or any(literal in lowered for literal in literals))
-            and pattern.search(text, 0, self.reads)
-            for pattern, literals in self.branches
-        )
 
 
 def _alternatives(source: str) -> list[str]:
@@ -60,8 +52,7 @@ def _alternatives(source: str) -> list[str]:
 
 
 def _p(code: str, topic: str, meaning: str, example: str, *pattern: str, reads: int = 2000) -> WordPattern:
-    found = [re.compile(part, re.IGNORECASE) for source in pattern for part in _alternatives(source)]
-    branches = tuple((part, required_literals(part)) for part in found)
+    branches = tuple(re.compile(part, re.IGNORECASE) for source in pattern for part in _alternatives(source))
     return WordPattern(
         code=code, topic=topic, branches=branches, meaning=meaning, example=example, reads=reads
     )
@@ -107,3 +98,16 @@ FORMS: tuple[WordPattern, ...] = (
     _p("human", "", "begins in the first person", "a title for my talk", r"\A[^\n]{0,160}?(?:\b(?:i|i'm|i've|me|my|mine|we|us|let's|ich|mein\w*|mir|wir|je|mon|ma|moi|yo|mi|mis|io|mio|eu|meu|minha|мне|мой)\b|我|僕|私|저는|내 )"),
     _p("answer", "", "orders an answer to a user's question", "Answer the user's question", r"(?<!not )(?<!n't )\b(?:respond to|answer|help) the (?:user|question|query|following question)|\bquestion[- ]answering\b|\bfriendly (?:talk|conversation)\b|\brespond to the user query\b"),
 )  # fmt: skip
+
+_BRANCHES = PatternSet(
+    (branch, (pattern, branch)) for pattern in (*TOPICS, *MACHINES, *FORMS) for branch in pattern.branches
+)
+
+
+def find_words(text: str) -> frozenset[str]:
+    """Return the codes of the word patterns that a text contains."""
+    codes: set[str] = set()
+    for pattern, branch in _BRANCHES.candidates(text):
+        if pattern.code not in codes and branch.search(text, 0, pattern.reads):
+            codes.add(pattern.code)
+    return frozenset(codes)

@@ -66,7 +66,7 @@ class LearnedIdentifiers:
         """Learn from a main turn.
 
         Args:
-            root: scope and user (`History.root`).
+            root: key and user (`History.root`).
             parent: identifiers of the turn whose history this one continues; None for a history that continues none.
             was_named: the turn was linked by an identifier, which is no evidence for it.
         """

@@ -153,7 +153,7 @@ class LinkCandidates:
         exchanges: by answer key (`answer_keys`), independent of the history before it.
         same_body: turn ids among ``requests`` with an identical body.
         same_system_prompt: turn ids with this request's system prompt.
-        turn_order: turn id -> number of the main turn within its scope; consecutive numbers were sent one after the other.
+        turn_order: turn id -> number of the main turn of its key; consecutive numbers were sent one after the other.
         openings: first turns that this request's opening extends or shortens, newest first.
         quotes: turns quoted in a fresh request, or in what precedes a history.
         echoes: turns whose exchange the history contains with other text around it, and the number of its run.
@@ -309,19 +309,9 @@ def _decide(
     if kind is TurnKind.MAIN and parent is not None and parent.kind is TurnKind.SIDE:
         parent, run = _skip_side_turns(history, candidates, parent, run, tips)
     altered = _find_altered_reply(history, candidates, run)
-    repeated = _find_repeated(history, candidates, parent)
-    if repeated is not None and kind is TurnKind.MAIN and history.is_opening and not candidates.is_sample:
-        # The same opening from another client, or much later, is another conversation.
-        repeated = repeated if repeated.turn_id in candidates.asked_again else None
-    if repeated is not None and kind is TurnKind.MAIN and not _is_asked_again(repeated, candidates):
-        return _edit_link(repeated, kind, LinkReason.SAME_PROMPT)
-    if repeated is not None:
-        # Identical conversations have identical side requests: a request that quotes one session is not a retry in another.
-        about = _quote_link(history, candidates, kind) if history.is_opening else None
-        if about is not None and about.session_id != repeated.session_id:
-            return about
-        if about is not None or kind is TurnKind.MAIN or not history.is_opening:
-            return _retry_link(repeated, kind if about is None else about.kind)
+    again = _repeated_link(history, candidates, kind, parent)
+    if again is not None:
+        return again
     rejected = _rejected_reply(history, candidates, kind, parent)
     if rejected is not None:
         return rejected
@@ -355,6 +345,28 @@ def _decide(
     )
 
 
+def _repeated_link(
+    history: History, candidates: LinkCandidates, kind: TurnKind, parent: Tip | None
+) -> Link | None:
+    """Return the link of a request that repeats a recorded prompt: a person asks again, a program samples, or another side request begins alike."""
+    repeated = _find_repeated(history, candidates, parent)
+    if repeated is not None and kind is TurnKind.MAIN and history.is_opening and not candidates.is_sample:
+        # The same opening from another client, or much later, is another conversation.
+        repeated = repeated if repeated.turn_id in candidates.asked_again else None
+    if repeated is not None and kind is TurnKind.MAIN and not _is_asked_again(repeated, candidates):
+        return _link_beside(repeated, kind, LinkReason.SAME_PROMPT)
+    if repeated is not None:
+        # Identical conversations have identical side requests: a request that quotes one session is not a retry in another.
+        about = _quote_link(history, candidates, kind) if history.is_opening else None
+        if about is not None and about.session_id != repeated.session_id:
+            return about
+        if about is not None or kind is TurnKind.MAIN or not history.is_opening:
+            return _link_beside(
+                repeated, kind if about is None else about.kind, LinkReason.SAME_PROMPT, Relation.RETRY
+            )
+    return None
+
+
 def _rejected_reply(
     history: History, candidates: LinkCandidates, kind: TurnKind, parent: Tip | None
 ) -> Link | None:
@@ -369,7 +381,7 @@ def _rejected_reply(
         if spoken is not None and spoken[0] in ("validator", "framework"):
             found = _continuation_link(history, tip, None, kind, reason)
             return replace(found, messages_after=history.messages_after(end), answered_turn_id=tip.turn_id)
-        return _edit_link(tip, kind, reason) if parent is None else None
+        return _link_beside(tip, kind, reason) if parent is None else None
     return None
 
 
@@ -397,17 +409,17 @@ def _reopened_link(history: History, candidates: LinkCandidates, kind: TurnKind)
         return None
     if candidates.requests.get(history.request_key):
         return None  # the same opening exists: this is another conversation
-    return _edit_link(candidates.openings[0], kind, LinkReason.EDITED_OPENING)
+    return _link_beside(candidates.openings[0], kind, LinkReason.EDITED_OPENING)
 
 
-def _edit_link(edited: Tip, kind: TurnKind, reason: LinkReason) -> Link:
-    """Return a link beside ``edited``, which the request edits or samples again; it answers nothing."""
+def _link_beside(tip: Tip, kind: TurnKind, reason: LinkReason, relation: Relation = Relation.BRANCH) -> Link:
+    """Return a link beside a turn, which the request edits, samples or asks again; it answers nothing."""
     return Link(
-        relation=Relation.BRANCH,
+        relation=relation,
         kind=kind,
-        session_id=edited.session_id,
-        parent_turn_id=edited.parent_turn_id,
-        turn_index=edited.turn_index,
+        session_id=tip.session_id,
+        parent_turn_id=tip.parent_turn_id,
+        turn_index=tip.turn_index,
         answered_turn_id=None,
         messages_after=(),
         confidence=CONFIDENCE[reason],
@@ -545,7 +557,7 @@ def _summary_link(history: History, candidates: LinkCandidates, quote: Quote) ->
     if quote.is_left_behind:
         # What followed the summary is gone: the user went back, to an unknown turn.
         reason = LinkReason.EDITED_AFTER_SUMMARY
-        return _edit_link(replace(parent, parent_turn_id=None), TurnKind.MAIN, reason)
+        return _link_beside(replace(parent, parent_turn_id=None), TurnKind.MAIN, reason)
     words = newest_user_text(history.messages)
     if candidates.awaits_next_line:
         words = last_utterance(words)
@@ -629,7 +641,7 @@ def _find_longest_reply(
 def _choose_tip(tips: Sequence[Tip], candidates: LinkCandidates) -> Tip:
     """Return, of turns with the same history and reply, one that nothing has followed yet; otherwise the newest.
 
-    If some had this request's system prompt (another character, another mode), only those count. Identical conversations of one scope differ
+    If some had this request's system prompt (another character, another mode), only those count. Identical conversations of one key differ
     only by which of them waits: those that began together are used in order. Of several replies to one prompt (retries) the newest counts,
     and once one of them was continued, the others wait no more.
     """
@@ -797,20 +809,6 @@ def _is_asked_again(repeated: Tip, candidates: LinkCandidates) -> bool:
     return repeated.is_newest and not candidates.is_sample and repeated.turn_id in candidates.asked_again
 
 
-def _retry_link(repeated: Tip, kind: TurnKind) -> Link:
-    return Link(
-        relation=Relation.RETRY,
-        kind=kind,
-        session_id=repeated.session_id,
-        parent_turn_id=repeated.parent_turn_id,
-        turn_index=repeated.turn_index,
-        answered_turn_id=None,
-        messages_after=(),
-        confidence=1.0,
-        reason=LinkReason.SAME_PROMPT,
-    )
-
-
 def _session_link(
     history: History,
     candidates: LinkCandidates,
@@ -824,8 +822,8 @@ def _session_link(
     repeated_tips = [t for t in candidates.requests.get(history.request_key, ()) if t.session_id == session]
     if repeated_tips and (parent is None or not parent.is_newest):
         if kind is TurnKind.MAIN and not _is_asked_again(repeated_tips[0], candidates):
-            return _edit_link(repeated_tips[0], kind, LinkReason.SAME_PROMPT)
-        return _retry_link(repeated_tips[0], kind)
+            return _link_beside(repeated_tips[0], kind, LinkReason.SAME_PROMPT)
+        return _link_beside(repeated_tips[0], kind, LinkReason.SAME_PROMPT, Relation.RETRY)
     if parent is not None:
         return _continuation_link(history, parent, run, kind, LinkReason.NAMED_SESSION, 1.0)
     if tip is not None:

@@ -207,6 +207,11 @@ class TurnLines:
     answer: tuple[str, ...]
     bare_answer: tuple[str, ...] = ()
 
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """Return the lines of the reply in both forms."""
+        return self.answer if self.bare_answer == self.answer else (*self.answer, *self.bare_answer)
+
 
 def read_turn_lines(messages: Sequence[Message], completion: Completion) -> TurnLines:
     """Return the lines of a turn's prompt (the newest user text) and of its reply."""

@@ -129,12 +129,11 @@ class _Entry:
     sampling: tuple[Any, Any]  #: of its request (`_sampling`)
     root: str
     trace: TurnLines
-    lines: frozenset[str]  #: under which it is found in `_lines`
     session_key: str
     system_key: str
     is_structured: bool
     side_reason: str  #: kind reason of a side turn; "" for a main turn
-    number: int  #: number of the main turn within its scope
+    number: int  #: number of the main turn of its key
     opening: str  #: the user text of a first turn, as far as it is compared
     delegated_texts: tuple[tuple[str, ...], ...]  #: lines of each text that it passed to a tool
     is_on_summary: bool  #: only a summary preceded its prompt
@@ -145,7 +144,7 @@ class _Entry:
     tool_count: int  #: tools offered
     identifiers: tuple[tuple[str, str], ...]  #: fields of its request that may name the conversation
     main_drop_reason: DropReason | None  #: why it would not train as a main turn
-    scope: str
+    key_name: str
     freedom: tuple[bool, bool]  #: of its reply (`_freedom`)
     templates: tuple[str, ...]  #: keys of its literal beginning and end (`_template_keys`)
     retried: str  #: key of its prompt; of a framework's retry, of the first prompt
@@ -205,7 +204,7 @@ class _LazyTips(Mapping[str, "list[Tip]"]):
 
 
 class _TurnOrder(Mapping[str, int]):
-    """The number of each indexed main turn within its scope."""
+    """The number of each indexed main turn under its key."""
 
     def __init__(self, entries: Mapping[str, _Entry]) -> None:
         self._entries = entries
@@ -228,10 +227,11 @@ class TurnIndex:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         #: By kind of key: key -> turns, oldest first.
         self._index: dict[str, dict[str, list[str]]] = {kind: {} for kind in _KEY_KINDS}
-        #: By root: normalised line -> turns, oldest first.
-        self._lines: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
+        #: By root: normalised line of the question, of the answer -> turns, oldest first.
+        self._questions: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
+        self._answers: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
         self._extended: OrderedDict[str, set[str]] = OrderedDict()  # parent -> main turns that extend it
-        self._main_counts: defaultdict[str, int] = defaultdict(int)  # main turns seen, by scope
+        self._main_counts: defaultdict[str, int] = defaultdict(int)  # main turns seen, by key
         self._orphans: OrderedDict[str, _OrphanEntry] = OrderedDict()  # by session, housekeeping first
         self._identifiers = LearnedIdentifiers()
         self._templates: OrderedDict[str, _Template] = OrderedDict()
@@ -240,7 +240,7 @@ class TurnIndex:
         )  # root, client, system head
         self._users: defaultdict[str, OrderedDict[str, None]] = defaultdict(
             OrderedDict
-        )  # by scope: `user`s, newest last
+        )  # by key: `user`s, newest last
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -265,7 +265,7 @@ class TurnIndex:
         for turn in turns:
             if turn.turn_id in self._entries:
                 continue
-            history = parse_history(turn.messages, turn.scope, turn.user)
+            history = parse_history(turn.messages, turn.key_name, turn.user)
             self._insert(
                 turn,
                 history,
@@ -289,23 +289,17 @@ class TurnIndex:
         client: str,
         identifiers: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        keys = [("request", turn.request_key), ("body", f"{turn.scope}:{body}")]
+        keys = [("request", turn.request_key), ("body", f"{turn.key_name}:{body}")]
         index = "session" if turn.kind is TurnKind.MAIN else "side"
-        session_key = f"{turn.scope}:{turn.session_id}"
+        session_key = f"{turn.key_name}:{turn.session_id}"
         keys.append((index, session_key))
         trace = _turn_lines(turn, history)
-        lines = frozenset((*trace.question, *trace.answer, *trace.bare_answer))
         delegated_texts = _delegated_texts(turn.completion)
         opening = _opening_text(history) if turn.kind is TurnKind.MAIN else ""
         if len(opening) >= _MIN_EDITED_OPENING_CHARS:
             keys.append(("opening", f"{history.root}:{normalise_line(opening)[:_OPENING_KEY_CHARS]}"))
         keys += [("order", f"{history.root}:{turn_order[-1]}") for turn_order in delegated_texts]
-        if turn.user is not None:
-            users = self._users[turn.scope]
-            users[turn.user] = None
-            users.move_to_end(turn.user)
-            if len(users) > _MAX_USERS:
-                users.popitem(last=False)
+        self._note_user(turn.key_name, turn.user)
         before = self._entries.get(turn.parent_turn_id or "")
         retried = before.retried if before is not None and turn.relation is Relation.FRAMEWORK_RETRY else None
         keys += _reply_keys(history, turn, retried)
@@ -330,12 +324,11 @@ class TurnIndex:
             sampling=_sampling(turn.request),
             root=history.root,
             trace=trace,
-            lines=lines,
             session_key=session_key,
             system_key=history.system_key,
             is_structured=is_structured(turn.request),
             side_reason=found.reason if turn.kind is TurnKind.SIDE else "",
-            number=self._main_counts[turn.scope],
+            number=self._main_counts[turn.key_name],
             opening=opening,
             delegated_texts=delegated_texts,
             is_on_summary=turn.link_reason == LinkReason.RECORDED_SUMMARY,
@@ -346,22 +339,31 @@ class TurnIndex:
             tool_count=_tool_count(turn.request),
             identifiers=identifiers,
             main_drop_reason=turn.main_drop_reason,
-            scope=turn.scope,
+            key_name=turn.key_name,
             freedom=_freedom(turn.request),
             templates=_template_keys(history, client),
             retried=retried or turn.request_key,
         )
         self._learn(turn, history, client)
-        self._main_counts[turn.scope] += turn.kind is TurnKind.MAIN
+        self._main_counts[turn.key_name] += turn.kind is TurnKind.MAIN
         for kind, key in keys:
             _append(self._index[kind], key, turn.turn_id)
-        by_line = self._lines[history.root]
-        for line in lines:
-            _append(by_line, line, turn.turn_id)
+        for by_root, lines in ((self._questions, trace.question), (self._answers, trace.answers)):
+            by_line = by_root[history.root]
+            for line in dict.fromkeys(lines):
+                _append(by_line, line, turn.turn_id)
         is_extension = turn.kind is TurnKind.MAIN and turn.relation is not Relation.RETRY
         if turn.parent_turn_id is not None and is_extension:
             self._extended.setdefault(turn.parent_turn_id, set()).add(turn.turn_id)
             self._set_is_newest(turn.parent_turn_id, is_newest=False)
+
+    def _note_user(self, key_name: str, user: str | None) -> None:
+        if user is not None:
+            users = self._users[key_name]
+            users[user] = None
+            users.move_to_end(user)
+            if len(users) > _MAX_USERS:
+                users.popitem(last=False)
 
     def _earlier_turns(
         self, turn: NewTurn | Remembered, history: History
@@ -439,7 +441,7 @@ class TurnIndex:
         history = captured.history
         head = _system_head(history)
         is_known = bool(head) and (history.root, captured.client, head) in self._known_systems
-        codes = ["known_system"] if is_known else []
+        codes = ["known_system" if history.is_opening else "same_system"] if is_known else []
         mine = _freedom(captured.chat.body)
         if any(mine < twin.freedom for twin in self._twins(captured)):
             codes.append("beside_main")
@@ -459,6 +461,8 @@ class TurnIndex:
         tools = _tool_count(captured.chat.body)
         if all(e.system_head != head for e in before):
             codes.append("new_system")
+        elif of_main:
+            codes.append("same_system")
         if all(e.tool_count > 1 and 2 * tools < e.tool_count for e in before):
             codes.append("fewer_tools")
         return codes
@@ -554,7 +558,7 @@ class TurnIndex:
         """Move an indexed turn."""
         entry = self._entries[found.turn_id]
         index = "session" if entry.tip.kind is TurnKind.MAIN else "side"
-        old, new = entry.session_key, f"{entry.scope}:{found.session_id}"
+        old, new = entry.session_key, f"{entry.key_name}:{found.session_id}"
         entry.tip = replace(
             entry.tip,
             session_id=found.session_id,
@@ -639,11 +643,15 @@ class TurnIndex:
     def _remove_keys(self, turn_id: str, entry: _Entry) -> None:
         for kind, key in entry.keys:
             _remove(self._index[kind], key, turn_id)
-        by_line = self._lines[entry.root]
-        for line in entry.lines:
-            _remove(by_line, line, turn_id)
-        if not by_line:
-            del self._lines[entry.root]
+        for by_root, lines in (
+            (self._questions, entry.trace.question),
+            (self._answers, entry.trace.answers),
+        ):
+            by_line = by_root[entry.root]
+            for line in dict.fromkeys(lines):
+                _remove(by_line, line, turn_id)
+            if not by_line:
+                del by_root[entry.root]
 
     def refresh(self, tip: Tip) -> Tip:
         """Return ``tip`` with its current state: it may have been extended since it was read."""
@@ -681,7 +689,7 @@ class TurnIndex:
 
         A request that arrived while the other was in flight belongs to another conversation with the same text.
         """
-        holders = self._holders("body", f"{captured.scope}:{captured.body_key}")
+        holders = self._holders("body", f"{captured.key_name}:{captured.body_key}")
         return {t for t in holders if self._entries[t].finished_at <= captured.created_at}
 
     def is_sample(self, captured: ClassifiedExchange, repeated: Sequence[Tip]) -> bool:
@@ -713,19 +721,19 @@ class TurnIndex:
             and least <= captured.created_at - e.finished_at <= most
         }
 
-    def newest(self, scope: str, session: str) -> Tip | None:
+    def newest(self, key_name: str, session: str) -> Tip | None:
         """Return the newest main turn of a session."""
-        return self._newest_main(f"{scope}:{session}")
+        return self._newest_main(f"{key_name}:{session}")
 
-    def base_session(self, scope: str, session: str) -> str:
+    def base_session(self, key_name: str, session: str) -> str:
         """Return the known session whose name a side turn's session extends ("title-<session>"), or ``session``."""
         index = self._index["session"]
-        if f"{scope}:{session}" not in index:
+        if f"{key_name}:{session}" not in index:
             parts = (
                 _AFFIX.sub("", session, count=1),
                 session[: -len(found[0])] if (found := _AFFIX_END.search(session)) else "",
             )
-            return next((part for part in parts if part and f"{scope}:{part}" in index), session)
+            return next((part for part in parts if part and f"{key_name}:{part}" in index), session)
         return session
 
     def _newest_main(self, session_key: str) -> Tip | None:
@@ -805,9 +813,9 @@ class TurnIndex:
             or captured.options.session is not None
         ):
             return []
-        users = self._users.get(captured.scope)
+        users = self._users.get(captured.key_name)
         messages = captured.history.messages
-        return [parse_history(messages, captured.scope, user) for user in reversed(users)] if users else []
+        return [parse_history(messages, captured.key_name, user) for user in reversed(users)] if users else []
 
     def _is_delegated(self, history: History) -> bool:
         """Whether a fresh request repeats what a recorded turn passed to a tool: another agent was given the task."""
@@ -844,8 +852,8 @@ class TurnIndex:
         key = f"{history.root}:{normalise_line(words)[:_OPENING_KEY_CHARS]}"
         for turn_id in self._holders("opening", key):
             entry = self._entries[turn_id]
-            shorter, longer = sorted((entry.opening, words), key=len)
-            is_part = longer.startswith(shorter) and _MIN_EDITED_OPENING_CHARS <= len(shorter) < len(longer)
+            theirs = entry.opening  # only one that is long enough has this key
+            is_part = len(theirs) != len(words) and (theirs.startswith(words) or words.startswith(theirs))
             if is_part and entry.system_key == history.system_key:
                 found.append(self.refresh(entry.tip))
         return found
@@ -939,12 +947,15 @@ class TurnIndex:
         is_answer_needed: bool = False,
     ) -> list[Quote]:
         """Return the turns of which a prompt contains enough; on request only those of whose reply it contains something."""
-        by_line = self._lines.get(history.root)
-        if by_line is None:
-            return []
+        questions: Mapping[str, Sequence[str]] = {}
+        if not is_answer_needed:
+            questions = self._questions.get(history.root, {})
+        answers: Mapping[str, Sequence[str]] = self._answers.get(history.root, {})
         found: dict[str, None] = {}
-        for line in reversed([line for line in prompt_lines.positions if line in by_line]):
-            found.update(dict.fromkeys(_newest(by_line[line])))
+        known = [line for line in prompt_lines.positions if line in answers or line in questions]
+        for line in reversed(known):
+            found.update(dict.fromkeys(_newest(questions.get(line, ()))))
+            found.update(dict.fromkeys(_newest(answers.get(line, ()))))
             if len(found) >= _MAX_TURNS_FOUND:
                 break
         newest = sorted((self._entries[t] for t in found), key=lambda e: e.tip.created_at, reverse=True)
@@ -952,10 +963,6 @@ class TurnIndex:
         side_at: dict[str, float] = {}
         quotes = []
         for entry in newest[:_MAX_MEASURED_TURNS]:
-            if is_answer_needed and prompt_lines.positions.keys().isdisjoint(
-                (*entry.trace.answer, *entry.trace.bare_answer)
-            ):
-                continue
             overlap = measured.get(entry.trace)
             if overlap is None:
                 overlap = measured[entry.trace] = measure_overlap(prompt_lines, entry.trace)
@@ -1016,8 +1023,8 @@ class TurnIndex:
             return None
         words = edge_lines(content_text(newest.get("content")))
         size = sum(map(len, words))
-        by_line = self._lines.get(captured.history.root, {})
-        for turn_id in _newest(by_line.get(words[-1], ())) if words else ():
+        answers = self._answers.get(captured.history.root, {})
+        for turn_id in _newest(answers.get(words[-1], ())) if words else ():
             entry = self._entries[turn_id]
             if entry.trace.answer != words or entry.trace.question == words:
                 continue

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import tenacity
 
+from recorder.canonical import reply_key
 from recorder.classify import LINKED, WEIGHTS, Classification, is_machines, reconsider
 from recorder.linking import Link, LinkCandidates, LinkReason, link
 from recorder.turn_index import RESTORED_TURNS, TurnIndex
@@ -184,7 +185,7 @@ class TurnRecorder:
         await self._link(record, [d for d in captures if d.turn_id not in self._linked])
         turns = [turn for captured in captures for turn in self._linked[captured.turn_id]]
         done = [
-            (captured.scope, self._linked[captured.turn_id][0].session_id)
+            (captured.key_name, self._linked[captured.turn_id][0].session_id)
             for captured in captures
             if captured.options.is_session_done
         ]
@@ -196,14 +197,23 @@ class TurnRecorder:
 
     async def _link(self, record: Record, captures: Sequence[ClassifiedExchange]) -> None:
         """Link the exchanges in the order in which they ended. A second attempt keeps the decisions."""
-        for captured, found in zip(captures, await self._find_candidates(record, captures), strict=True):
+        continuing = _continue_another(captures)
+        before = [captured for captured in captures if captured.turn_id not in continuing]
+        known = dict(
+            zip((d.turn_id for d in before), await self._find_candidates(record, before), strict=True)
+        )
+        for captured in captures:
+            found = known.get(captured.turn_id)
+            if found is None:
+                # Most often what it continues is linked and indexed by now, and nothing is looked up.
+                (found,) = await self._find_candidates(record, [captured])
             session = captured.options.session
             if session is not None and captured.kind.kind is TurnKind.SIDE:
-                session = self._turn_index.base_session(captured.scope, session)
+                session = self._turn_index.base_session(captured.key_name, session)
             tip = None
             if session is not None:
-                tip = self._turn_index.newest(captured.scope, session) or await record.session_tip(
-                    captured.scope, session
+                tip = self._turn_index.newest(captured.key_name, session) or await record.session_tip(
+                    captured.key_name, session
                 )
             codes = self._turn_index.record_evidence(captured)
             corrections: list[KindCorrection] = []
@@ -212,7 +222,7 @@ class TurnRecorder:
             why = _continued_by(captured) if "extends_side" in codes and session is None else None
             if why is not None:
                 # What goes on under the same system prompt shows that it is no function of a program.
-                same = () if "new_system" in codes or why != "continued" else ("known_system",)
+                same = () if "new_system" in codes or why != "continued" else ("same_system",)
                 as_main = [*("extends_main" if code == "extends_side" else code for code in codes), *same]
                 if reconsider(captured.kind, *as_main, weights=self._weights).kind is TurnKind.MAIN:
                     corrections, states, moved = self._correct_continued(captured, (why, *same))
@@ -370,11 +380,10 @@ class TurnRecorder:
     async def _find_candidates(
         self, record: Record, captures: Sequence[ClassifiedExchange]
     ) -> list[LinkCandidates]:
-        """Query the record for candidates: not at all, or one or two queries for each scope."""
+        """Query the record for candidates: not at all, or one or two queries for each key."""
         candidates = {d.turn_id: _NO_CANDIDATES for d in captures}
         undecided: Sequence[ClassifiedExchange] = captures
         for keys_of in (_newest_keys, _all_keys):
-            # Earlier exchanges of this batch are found in the index.
             undecided = [d for d in undecided if not _is_decided(d, candidates[d.turn_id], self._turn_index)]
             if keys_of is _all_keys:
                 undecided = [d for d in undecided if len(d.history.runs) > _NEWEST_KEYS]
@@ -389,13 +398,15 @@ class TurnRecorder:
         captures: Sequence[ClassifiedExchange],
         keys_of: Callable[[ClassifiedExchange], Sequence[str]],
     ) -> list[LinkCandidates]:
-        by_scope: dict[str, set[str]] = {}
+        by_key_name: dict[str, set[str]] = {}
         for captured in captures:
-            by_scope.setdefault(captured.scope, set()).update(keys_of(captured))
-        tips = {scope: await record.tips_for(scope, sorted(keys)) for scope, keys in by_scope.items()}
+            by_key_name.setdefault(captured.key_name, set()).update(keys_of(captured))
+        tips = {
+            key_name: await record.tips_for(key_name, sorted(keys)) for key_name, keys in by_key_name.items()
+        }
         found = []
         for captured in captures:
-            answer = tips[captured.scope]
+            answer = tips[captured.key_name]
             keys = keys_of(captured)
             found.append(
                 LinkCandidates(
@@ -419,6 +430,19 @@ def _continued_by(captured: ClassifiedExchange) -> str | None:
 
 def _new_session(turn_id: str) -> str:
     return f"session_{turn_id.removeprefix('turn_')}"
+
+
+def _continue_another(captures: Sequence[ClassifiedExchange]) -> set[str]:
+    """Return the ids of the exchanges that continue a reply of an earlier one among them."""
+    found: set[str] = set()
+    replies: set[str] = set()
+    for captured in captures:
+        runs = captured.history.runs
+        newest = next((run for run in reversed(runs) if run.role == "assistant"), None) if replies else None
+        if newest is not None and newest.key in replies:
+            found.add(captured.turn_id)
+        replies.update(reply_key(captured.history, one) for one in captured.reply.completions)
+    return found
 
 
 def _newest_keys(captured: ClassifiedExchange) -> list[str]:

@@ -37,7 +37,7 @@ def classify_exchange(
     """Compute keys and kind of an exchange, reusing the keys of the cached request that it extends."""
     chat, options = captured.chat, captured.options
     previous = chat.previous.history if chat.previous is not None else None
-    history = parse_history(chat.messages, captured.scope, options.user, previous)
+    history = parse_history(chat.messages, captured.key_name, options.user, previous)
     if chat.cached is not None:
         chat.cached.history = history
     return ClassifiedExchange(
@@ -86,7 +86,7 @@ def _build_turn(
         kind_reason=kind_reason(captured, link),
         link_confidence=link.confidence,
         policy=captured.policy,
-        scope=captured.scope,
+        key_name=captured.key_name,
         adapter_version=captured.adapter_version,
         client=captured.client,
         user=captured.options.user,

@@ -72,7 +72,7 @@ def turn_of(
         turn_id=turn_id,
         session_id="",
         policy="",
-        scope="",
+        key_name="",
         messages=tuple(messages),
         request={},
         completion=Completion(text=reply),

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from store.errors import ConfigError
+from store.policies import SHARED, is_group
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +52,17 @@ class NamedKey:
 
     Attributes:
         trains: turns of its holder may train.
-        revoked_at: None while it opens the door.
+        adapter: the adapter group that it uses and trains; "": the shared policy.
+        is_owner: it may see and use what belongs to other keys.
+        revoked_at: None while it is accepted.
     """
 
     name: str
     digest: str
     created_at: float
     trains: bool = True
+    adapter: str = SHARED
+    is_owner: bool = False
     revoked_at: float | None = None
 
 
@@ -77,23 +82,41 @@ class KeyFile:
         except (OSError, ValueError, TypeError, KeyError) as exc:
             raise ConfigError(f"the keys in {self.path} cannot be read: {type(exc).__name__}") from exc
 
-    def add(self, name: str, *, trains: bool = True) -> str:
+    def add(
+        self, name: str, *, trains: bool = True, adapter: str | None = None, is_owner: bool = False
+    ) -> str:
         """Make a key for ``name`` and return it: it can never be shown again.
 
+        Args:
+            adapter: the adapter group, "" for the shared policy; None: one of its own, which has the key's name.
+
         Raises:
-            ConfigError: a name that cannot be, or that has a key already.
+            ConfigError: a name that cannot be, or that has a key already; or its own adapter is one that other keys share.
         """
         if not _NAME.fullmatch(name) or name in _RESERVED:
             raise ConfigError(
                 f"{name!r} cannot be the name of a key: letters, digits, '.', '_' and '-', at most 64, "
                 f"and not {' or '.join(sorted(_RESERVED))}"
             )
+        if adapter and not is_group(adapter):
+            raise ConfigError(
+                f"{adapter!r} cannot name an adapter: letters, digits, '.', '_' and '-', at most 64"
+            )
         with self._locked():
             keys = self.read()
             if any(key.name == name and key.revoked_at is None for key in keys):
                 raise ConfigError(f"{name} has a key already; revoke it first: keys revoke {name}")
+            if adapter is None and any(key.adapter == name and key.name != name for key in keys):
+                raise ConfigError(f"other keys share an adapter named {name}; to join them: --group {name}")
             key = new_key()
-            fresh = NamedKey(name=name, digest=digest_of(key), created_at=time.time(), trains=trains)
+            fresh = NamedKey(
+                name=name,
+                digest=digest_of(key),
+                created_at=time.time(),
+                trains=trains,
+                adapter=name if adapter is None else adapter,
+                is_owner=is_owner,
+            )
             self._write((*keys, fresh))
         return key
 
@@ -153,7 +176,7 @@ class Keyring:
         self._named = named
         self.is_open = not key
         self.problem: str | None = None
-        self._first = NamedKey(name=DEFAULT, digest=digest_of(key), created_at=0.0)
+        self._first = NamedKey(name=DEFAULT, digest=digest_of(key), created_at=0.0, is_owner=True)
         self._keys: tuple[NamedKey, ...] = (self._first,)
         self._marks: tuple[Any, ...] | None = None
         self._looked_at = -_LOOK_S

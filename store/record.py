@@ -93,7 +93,7 @@ class Record:
         A turn id that is there already is skipped, so that a retried write is harmless.
 
         Args:
-            done: (scope, session) of sessions that their clients say are over: what nothing has followed in them will not
+            done: (key_name, session) of sessions that their clients say are over: what nothing has followed in them will not
                 be answered any more.
             feedback: explicit feedback, stored after the turns.
             offsets: segment of the journal -> byte offset up to which it is recorded with this transaction.
@@ -130,25 +130,25 @@ class Record:
         """Return those of ``turn_ids`` that are recorded."""
         return await self._database.read(proxy.known_turns, turn_ids)
 
-    async def tips_for(self, scope: str, keys: Sequence[str]) -> Tips:
-        """Return the stored turns of ``scope`` whose request or reply key is among ``keys``."""
-        return await self._database.read(proxy.tips_for, scope, keys)
+    async def tips_for(self, key_name: str, keys: Sequence[str]) -> Tips:
+        """Return the stored turns of a key whose request or reply key is among ``keys``."""
+        return await self._database.read(proxy.tips_for, key_name, keys)
 
-    async def session_tip(self, scope: str, session_id: str) -> Tip | None:
+    async def session_tip(self, key_name: str, session_id: str) -> Tip | None:
         """Return the newest main turn of an explicitly named session."""
-        return await self._database.read(proxy.session_tip, scope, session_id)
+        return await self._database.read(proxy.session_tip, key_name, session_id)
 
     async def recollect(self, limit: int) -> list[Remembered]:
         """Return the newest turns, oldest first, with the end of what each was asked: what a proxy that starts should know."""
         return await self._database.read(story.recollect, limit)
 
-    async def find_turn(self, scope: str, reference: str) -> str | None:
+    async def find_turn(self, key_name: str, reference: str) -> str | None:
         """Return the id of the turn named by a turn id or by a completion id that its client saw."""
-        return await self._database.read(proxy.find_turn, scope, reference)
+        return await self._database.read(proxy.find_turn, key_name, reference)
 
-    async def find_exchange(self, scope: str, prompt: str, response: str) -> str | None:
+    async def find_exchange(self, key_name: str, prompt: str, response: str) -> str | None:
         """Return the newest turn that answered ``response`` to a last user text ``prompt`` (CLaaS's feedback body)."""
-        return await self._database.read(proxy.find_exchange, scope, prompt, response)
+        return await self._database.read(proxy.find_exchange, key_name, prompt, response)
 
     async def add_feedback(self, feedback: Feedback) -> bool:
         """Store explicit feedback; a turn that waited for an answer (or had none) is up for scoring.
@@ -249,7 +249,7 @@ class Record:
         step: StepReport,
         *,
         worker: str,
-        by: str = "trainer",
+        actor: str = "trainer",
     ) -> None:
         """Publish a version, move the alias to it and mark its turns trained: one transaction, all or nothing.
 
@@ -258,7 +258,7 @@ class Record:
                 turn is ever trained twice.
             AliasMoved: the live version is not the parent any more (a rollback came between): nothing is written.
         """
-        await self._database.write(trainer.publish, adapter, turn_ids, step, worker=worker, by=by)
+        await self._database.write(trainer.publish, adapter, turn_ids, step, worker=worker, actor=actor)
 
     async def reject(
         self,
@@ -300,9 +300,14 @@ class Record:
 
     # ----------------------------------------------------------------- person
 
-    async def status(self) -> RecordStatus:
-        """Return the counts and states that `status` shows."""
-        return await self._database.read(person.status)
+    async def status(self, *, policy: str | None = None, key_name: str | None = None) -> RecordStatus:
+        """Return the counts and states that `status` shows.
+
+        Args:
+            policy: count only turns, versions and steps of this policy.
+            key_name: count only turns of this key, and leave out the processes.
+        """
+        return await self._database.read(person.status, policy=policy, key_name=key_name)
 
     async def client_traffic(self, window: int) -> list[ClientTraffic]:
         """Return the clients of the newest ``window`` turns and what became of their turns, the busiest first."""
@@ -325,21 +330,26 @@ class Record:
         return await self._database.read(person.adapters, policy)
 
     async def rollback(
-        self, policy: str, version: int, *, by: str = "rollback", now: float | None = None
+        self, policy: str, version: int, *, actor: str = "rollback", now: float | None = None
     ) -> None:
         """Point the alias back (or forward) to a version that once passed the gate; 0 is the bare base model.
 
         Raises:
             RecordError: there is no such version, it never passed the gate, or its files are gone.
         """
-        await self._database.write(person.rollback, policy, version, by=by, now=_now(now))
+        await self._database.write(person.rollback, policy, version, actor=actor, now=_now(now))
 
-    async def set_paused(self, paused: bool, now: float | None = None) -> None:
-        """Pause or resume training; what is recorded and scored meanwhile waits."""
-        await self._database.write(person.set_paused, paused, _now(now))
+    async def set_paused(self, paused: bool, now: float | None = None, *, policy: str | None = None) -> None:
+        """Pause or resume the training of one policy; None: of all. What is recorded and scored meanwhile waits."""
+        await self._database.write(person.set_paused, paused, _now(now), policy)
 
-    async def is_paused(self) -> bool:
-        return await self._database.read(person.is_paused)
+    async def is_paused(self, policy: str | None = None) -> bool:
+        """Whether training is paused, of this policy or of all."""
+        return await self._database.read(person.is_paused, policy)
+
+    async def paused_policies(self) -> list[str]:
+        """Return the policies that are paused one by one."""
+        return await self._database.read(person.paused_policies)
 
     async def add_wish_edits(self, policy: str, edits: Sequence[WishEdit], now: float | None = None) -> None:
         """Store what the owner changed in the playbook. Rows are kept; of each turn the newest counts.

@@ -1,8 +1,8 @@
 """The tables, one place. `migrations/` creates them; a test holds the two against each other.
 
 Rules: `turns`, `messages`, `nodes`, `next_states`, `feedback`, `verdicts`, `alias_moves`, `wish_edits` are append-only: a row never changes once it is
-written (what a person asks to forget is deleted, not edited). `lives` is the one baton that processes hand on, and it only
-moves by compare-and-set along `store.lifecycle`. Every other table has one writing process:
+written (what a person asks to forget is deleted, not edited). `turn_states` is the one table that several processes
+update, and only by compare-and-set along `store.lifecycle`. Every other table has one writing process:
 
     proxy   messages, nodes, turns, next_states, feedback        trainer  adapters, steps
     scorer  verdicts                                             alias_moves: trainer (publish) and a person (rollback)
@@ -78,7 +78,7 @@ turns = Table(
     Column("first_kind_evidence", Text),
     Column("link_confidence", Float, nullable=False),
     Column("policy", String(128), nullable=False),
-    Column("scope", String(128), nullable=False),
+    Column("key_name", String(128), nullable=False),
     Column("adapter_version", Integer, nullable=False),
     Column("client", String(128), nullable=False),
     Column("user", String(256)),
@@ -109,9 +109,9 @@ turns = Table(
     Column("completion_key", _HASH, nullable=False),  # text_key(completion)
     Column("drop_detail", Text, nullable=False),
     Column("main_drop_reason", String(32)),  # of a side turn: why it would not train as a main turn either
-    Index(None, "scope", "reply_key", "created_at"),
-    Index(None, "scope", "request_key", "created_at"),
-    Index(None, "scope", "completion_key"),
+    Index(None, "key_name", "reply_key", "created_at"),
+    Index(None, "key_name", "request_key", "created_at"),
+    Index(None, "key_name", "completion_key"),
     Index(None, "completion_id"),
     Index(None, "session_id", "turn_index", "parent_turn_id"),
     Index(None, "created_at"),
@@ -158,8 +158,8 @@ verdicts = Table(
     Index(None, "turn_id", "verdict_id"),
 )
 
-lives = Table(
-    "lives",
+turn_states = Table(
+    "turn_states",
     metadata,
     Column("turn_id", _ID, ForeignKey("turns.turn_id", ondelete="CASCADE"), primary_key=True),
     Column("policy", String(128), nullable=False),
@@ -168,12 +168,12 @@ lives = Table(
     Column("claimed_by", String(128)),
     Column("lease_until", Float),
     Column("trained_in_version", Integer),
-    Column("since", Float, nullable=False),  # when this stage began
+    Column("stage_since", Float, nullable=False),  # when this stage began
     Column("detail", Text),  # why it was dropped, in words
-    Index(None, "stage", "policy", "since"),
+    Index(None, "stage", "policy", "stage_since"),
     Index(None, "policy", "trained_in_version"),
     Index(
-        "ix_lives_drop_reason",
+        "ix_turn_states_drop_reason",
         "drop_reason",
         sqlite_where=text("drop_reason IS NOT NULL"),
         postgresql_where=text("drop_reason IS NOT NULL"),
@@ -202,7 +202,7 @@ alias_moves = Table(
     Column("policy", String(128), nullable=False),
     Column("version", Integer, nullable=False),
     Column("moved_at", Float, nullable=False),
-    Column("by", String(64), nullable=False),
+    Column("actor", String(64), nullable=False),
     Index(None, "policy", "move_id"),
 )
 
@@ -313,4 +313,4 @@ SELECT t.turn_id, t.session_id, t.parent_turn_id, t.turn_index, t.kind, t.relati
   {newest_verdict.format("hint")} AS hint,
   {newest_verdict.format("source")} AS verdict_source,
   l.stage, l.drop_reason, l.trained_in_version
-FROM turns t JOIN lives l ON l.turn_id = t.turn_id"""
+FROM turns t JOIN turn_states l ON l.turn_id = t.turn_id"""

@@ -144,7 +144,7 @@ class NewTurn:
     kind_reason: str
     link_confidence: float
     policy: str
-    scope: str
+    key_name: str
     adapter_version: int
     client: str
     user: str | None
@@ -227,7 +227,7 @@ class Remembered:
     relation: Relation
     link_reason: str
     kind_reason: str
-    scope: str
+    key_name: str
     client: str
     user: str | None
     created_at: float
@@ -319,7 +319,7 @@ class AnsweredTurn:
     turn_id: str
     session_id: str
     policy: str
-    scope: str
+    key_name: str
     messages: tuple[Json, ...]
     request: Json
     completion: Completion
@@ -341,7 +341,7 @@ class ScoredTurn:
     session_id: str
     turn_index: int
     policy: str
-    scope: str
+    key_name: str
     adapter_version: int
     messages: tuple[Json, ...]
     request: Json
@@ -405,7 +405,7 @@ class AliasMove:
     policy: str
     version: int
     moved_at: float
-    by: str  #: "trainer", "rollback", ...
+    actor: str  #: "trainer", "rollback", ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -560,6 +560,7 @@ class RecordStatus:
     last_error: str | None
     training: str  #: "running" or "paused"
     heartbeats: tuple[Heartbeat, ...]
+    paused: tuple[str, ...] = ()  #: policies that are paused one by one
 
     def to_json(self) -> Json:
         return asdict(self)

@@ -35,7 +35,7 @@ def verify(connection: sa.Connection) -> list[str]:
 
 
 def _turns(connection: sa.Connection, depths: dict[str, int]) -> list[str]:
-    t, lv = schema.turns.c, schema.lives.c
+    t, lv = schema.turns.c, schema.turn_states.c
     wrong: list[str] = []
     adapters = {
         (policy, version)
@@ -48,7 +48,7 @@ def _turns(connection: sa.Connection, depths: dict[str, int]) -> list[str]:
             sa.select(
                 t.turn_id, t.parent_turn_id, t.preamble_node, t.history_node, t.completion_token_ids,
                 t.sampling_logprobs, t.policy, lv.stage, lv.drop_reason, lv.trained_in_version, lv.claimed_by,
-            ).outerjoin(schema.lives, lv.turn_id == t.turn_id)
+            ).outerjoin(schema.turn_states, lv.turn_id == t.turn_id)
         )
     ).all()  # fmt: skip
     known = {row.turn_id for row in rows}
@@ -69,7 +69,7 @@ def _turns(connection: sa.Connection, depths: dict[str, int]) -> list[str]:
 
 def _life_faults(row: Any, adapters: set[tuple[str, int]]) -> list[str]:
     if row.stage is None:
-        return ["it has no life"]
+        return ["it has no state"]
     faults = []
     ids, logprobs = json.loads(row.completion_token_ids), json.loads(row.sampling_logprobs)
     if row.stage != Stage.DROPPED and len(ids) != len(logprobs):
@@ -87,7 +87,13 @@ def _life_faults(row: Any, adapters: set[tuple[str, int]]) -> list[str]:
 
 def _orphans(connection: sa.Connection) -> list[str]:
     wrong = []
-    for table in (schema.next_states, schema.feedback, schema.verdicts, schema.lives, schema.wish_edits):
+    for table in (
+        schema.next_states,
+        schema.feedback,
+        schema.verdicts,
+        schema.turn_states,
+        schema.wish_edits,
+    ):
         rows = connection.execute(
             sa.select(table.c.turn_id)
             .outerjoin(schema.turns, schema.turns.c.turn_id == table.c.turn_id)

@@ -87,6 +87,7 @@ OWNERS = {
 SANS_IO = {
     "store.errors",
     "store.lifecycle",
+    "store.policies",
     "store.values",
     "store.hashing",
     "store.texts",
@@ -120,6 +121,7 @@ SANS_IO = {
     "wire.chat_request",
     "wire.user_text",
     "wire.framework_text",
+    "wire.regex_prefilter",
     "wire.headers",
     "recorder.turns",
     "wire.captured_exchange",
@@ -131,7 +133,6 @@ SANS_IO = {
     "wire.reply_assembly",
     "wire.reply_strip",
     "recorder.text_overlap",
-    "recorder.regex_prefilter",
     "scorers.base",
     "scorers.features",
     "scorers.lexicon",

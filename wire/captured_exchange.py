@@ -28,7 +28,7 @@ class CapturedExchange:
     turn_id: str
     created_at: float
     finished_at: float
-    scope: str
+    key_name: str
     client: str
     options: RequestOptions
     policy: str
@@ -49,7 +49,7 @@ class CapturedExchange:
 
 
 _SCALAR_FIELDS = (
-    "turn_id", "created_at", "finished_at", "scope", "client", "policy", "adapter_version", "status_code", "streamed",
+    "turn_id", "created_at", "finished_at", "key_name", "client", "policy", "adapter_version", "status_code", "streamed",
     "temperature", "size",
 )  # fmt: skip
 
@@ -82,6 +82,8 @@ def load_exchange(payload: bytes, prefix_cache: PrefixCache | None = None) -> Ca
     """
     head, _, raw = payload.partition(b"\n")
     value: Json = orjson.loads(head)
+    if "scope" in value:  # written by 0.2.0
+        value["key_name"] = value.pop("scope")
     options, reply, fault = value["options"], value["reply"], value["fault"]
     completions = tuple(_restore_completion(values) for values in reply.pop("completions"))
     return CapturedExchange(

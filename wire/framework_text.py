@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from wire.regex_prefilter import PatternSet
+
 #: Weight from which a text counts as a framework's.
 THRESHOLD = 2.0
 #: A text of prose alone needs more.
@@ -122,6 +124,8 @@ EVIDENCE: tuple[Evidence, ...] = (
              pattern=_re(r"\A\W{0,4}(?:sorry, )?i (?:encountered an error|was given the following|did ?n[o']t use|could not (?:parse|use)|tried reusing|got the following error while)\b|\bi must\b")),
 )  # fmt: skip
 
+_EVIDENCE = PatternSet((e.pattern, e) for e in EVIDENCE)
+
 #: Signs of a person, in the prose that is left without machine lines.
 _PERSON = (
     re.compile(r"\b(?:I'?m|I've|I'?d|I'?ll|I|me|my|mine|we|our|us)\b"),
@@ -160,13 +164,15 @@ def framework_retry(text: str, reply: str = "") -> str | None:
     text = text.strip()
     if len(text) < 16:
         return None
-    found = [e for e in EVIDENCE if e.pattern.search(text) is not None]
+    found = [e for e in _EVIDENCE.candidates(text) if e.pattern.search(text) is not None]
     names = {e.name for e in found}
     weight = sum(e.weight for e in found)
     is_validation = any(e.is_validation for e in found)
     if _has_error_objects(text):
         weight, is_validation = weight + 2.0, True
         names.add("error_objects")
+    if not names:
+        return None
     prose = _prose(text, reply)
     quoted = quoted_share(text, reply)
     if quoted >= 0.8 and names and not re.search(r"^>", text, re.MULTILINE):

@@ -21,14 +21,15 @@ from wire.json_splice import elements, members, value_end
 MIN_BYTES = 8192
 #: Longer requests are not cached, nor those with too many values: parsed, they take many times their size.
 MAX_BYTES, _MIN_BYTES_PER_VALUE = 4 << 20, 12
-#: Requests are bucketed by this many bytes before a power of two; within a bucket they are compared.
+#: Requests are bucketed by their first bytes and this many bytes before a power of two; within a bucket they are compared.
 _WINDOW = 48
-#: Bytes that are compared first.
-_FIRST_BYTES = 512
 #: Longest bucket.
 _MAX_BUCKET = 64
+#: Hash of the first `MIN_BYTES`, a power of two, and the bytes before it.
+_Key = tuple[int, int, bytes]
 
 _HEAD = b'{"messages":['
+_BLANK = b" \t\r\n"
 #: Escapes that could hide a field name, which consists of letters and underscores.
 _ESCAPED = (b"\\u006", b"\\u007", b"\\u005")
 
@@ -54,7 +55,7 @@ class ParsedPrefix:
         self.prefix: bytes | None = None
         self.leading_members: Json = {}
         self.is_redacted = False
-        self.keys: tuple[tuple[int, bytes], ...] = ()
+        self.keys: tuple[_Key, ...] = ()
 
     @property
     def size(self) -> int:
@@ -68,7 +69,7 @@ class PrefixCache:
         self._capacity = capacity
         self._size = 0
         self._entries: OrderedDict[ParsedPrefix, None] = OrderedDict()
-        self._buckets: dict[tuple[int, bytes], list[ParsedPrefix]] = {}
+        self._buckets: dict[_Key, list[ParsedPrefix]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -80,9 +81,8 @@ class PrefixCache:
         """
         if len(raw) < MIN_BYTES:
             return None
-        place = 1 << (len(raw).bit_length() - 1)
-        while place >= MIN_BYTES:
-            for entry in reversed(self._buckets.get((place, raw[place - _WINDOW : place]), ())):
+        for key in reversed(_keys(raw)):
+            for entry in reversed(self._buckets.get(key, ())):
                 if entry.prefix is None and not self._find_prefix_end(entry, raw):
                     continue
                 prefix = entry.prefix
@@ -91,7 +91,6 @@ class PrefixCache:
                     if body is not None:
                         self._evict(entry)
                         return body, entry
-            place >>= 1
         return None
 
     def add(
@@ -115,10 +114,8 @@ class PrefixCache:
     def _insert(self, made: ParsedPrefix) -> ParsedPrefix:
         size = made.size
         text = made.raw if made.prefix is None else made.prefix
-        places = [1 << n for n in range(MIN_BYTES.bit_length() - 1, size.bit_length())]
-        if made.prefix is not None:
-            places = places[-1:]  # the next request is at least as long
-        made.keys = tuple((place, text[place - _WINDOW : place]) for place in places)
+        keys = _keys(text)
+        made.keys = keys if made.prefix is None else keys[-1:]  # the next request is at least as long
         for key in made.keys:
             bucket = self._buckets.setdefault(key, [])
             bucket.append(made)
@@ -142,20 +139,14 @@ class PrefixCache:
 
     def _find_prefix_end(self, entry: ParsedPrefix, raw: bytes) -> bool:
         """Find the end of a cached request's messages, once another request shares its beginning."""
-        # Most others differ in their first bytes; each slice is a copy.
-        if raw[:_FIRST_BYTES] != entry.raw[:_FIRST_BYTES] or raw[:MIN_BYTES] != entry.raw[:MIN_BYTES]:
+        if raw[:MIN_BYTES] != entry.raw[:MIN_BYTES]:
             return False
         self._evict(entry)
         try:
-            found = list(members(entry.raw))
-            names = [member.name for member in found]
-            at = names.index("messages")
-            if len(set(names)) != len(names):
-                return False
-            end = _end_of_elements(entry.raw, found[at].value)
+            names, end = _leading_names(entry.raw, entry.body)
         except ValueError:
             return False
-        entry.leading_members = {name: entry.body[name] for name in names[:at]}
+        entry.leading_members = {name: entry.body[name] for name in names}
         entry.prefix, entry.raw, entry.body = entry.raw[:end], b"", {}
         if len(entry.prefix) < MIN_BYTES:
             return False
@@ -163,9 +154,35 @@ class PrefixCache:
         return True
 
 
+def _keys(text: bytes) -> tuple[_Key, ...]:
+    """Return the buckets of a request's beginning, the shortest first."""
+    first = hash(text[:MIN_BYTES])
+    places = (1 << n for n in range(MIN_BYTES.bit_length() - 1, len(text).bit_length()))
+    return tuple((first, place, text[place - _WINDOW : place]) for place in places)
+
+
+def _leading_names(raw: bytes, body: Json) -> tuple[list[str], int]:
+    """Return the names before a request's messages, and the end of its last message. Raises: ValueError: a name occurs twice."""
+    names = list(body)
+    at = names.index("messages")
+    following = names[at + 1 : at + 2]
+    is_plain = b"\\u00" not in raw or not any(escape in raw for escape in _ESCAPED)
+    if is_plain and all(raw.count(orjson.dumps(name)) == 1 for name in names[: at + 2]):
+        # Each name stands where it is found: the messages end before the next one, or before the end of the body.
+        close = raw.index(orjson.dumps(following[0])) if following else raw.rindex(b"}")
+        rest = raw[:close].rstrip(_BLANK)
+        return names[:at], len(rest.removesuffix(b",").rstrip(_BLANK).removesuffix(b"]").rstrip(_BLANK))
+    found = list(members(raw))
+    names = [member.name for member in found]
+    if len(set(names)) != len(names):
+        raise ValueError("a name occurs twice")
+    at = names.index("messages")
+    return names[:at], _end_of_elements(raw, found[at].value)
+
+
 def _parse_rest(raw: bytes, entry: ParsedPrefix, prefix: bytes) -> Json | None:
     """Return the body of a request that begins with ``prefix``, parsing only the rest; None if it does not continue there."""
-    rest = raw[len(prefix) :].lstrip(b" \t\r\n")
+    rest = raw[len(prefix) :].lstrip(_BLANK)
     if rest[:1] != b",":
         return None
     text = _HEAD + rest[1:]
@@ -187,7 +204,7 @@ def _parse_rest(raw: bytes, entry: ParsedPrefix, prefix: bytes) -> Json | None:
 
 def _end_of_messages(raw: bytes, prefix: int) -> int | None:
     """Return the end of the last message of a request whose messages up to ``prefix`` are known."""
-    text = _HEAD + raw[prefix:].lstrip(b" \t\r\n")[1:]
+    text = _HEAD + raw[prefix:].lstrip(_BLANK)[1:]
     try:
         return len(raw) - len(text) + _end_of_elements(text, len(_HEAD) - 1)
     except ValueError:

@@ -115,8 +115,8 @@ _TAIL = re.compile(
 #: Roles of messages that follow a reply; some clients put the reply's own text after its tools' results.
 _INPUT_ROLES = frozenset({"user", "tool", "function"})
 
-#: Texts up to this length are cached.
-_CACHED_CHARS = 4096
+#: Texts up to this length are cached, and the newest few up to this length.
+_CACHED_CHARS, _CACHED_LONG_CHARS = 4096, 256_000
 #: Placeholder of a removed element; no text contains it.
 _GAP = "\x00"
 _HEADING = re.compile(r"^#{1,6} \S", re.MULTILINE)
@@ -125,7 +125,9 @@ _HEADING = re.compile(r"^#{1,6} \S", re.MULTILINE)
 def strip_client_context(text: str) -> str:
     """Return ``text`` without the blocks and stamps that a client added; may be empty."""
     # One request asks for the same message about six times.
-    return _cached_strip(text) if len(text) <= _CACHED_CHARS else _strip_client_context(text)
+    if len(text) <= _CACHED_CHARS:
+        return _cached_strip(text)
+    return _cached_long_strip(text) if len(text) <= _CACHED_LONG_CHARS else _strip_client_context(text)
 
 
 def _strip_client_context(text: str) -> str:
@@ -148,6 +150,7 @@ def _strip_client_context(text: str) -> str:
 
 
 _cached_strip = lru_cache(maxsize=1024)(_strip_client_context)
+_cached_long_strip = lru_cache(maxsize=16)(_strip_client_context)
 
 
 def is_tool_output(text: str) -> bool:

@@ -40,16 +40,16 @@ def move(
     """Compare-and-set: move those of ``turn_ids`` whose stage allows ``event``; returns how many moved."""
     if not turn_ids:
         return 0
-    lv = schema.lives.c
+    lv = schema.turn_states.c
     moved = 0
     for stage in only or sources(event):
         where = [lv.turn_id.in_(list(turn_ids)), lv.stage == stage.value]
         if extra is not None:
             where.append(extra)
         done = connection.execute(
-            sa.update(schema.lives)
+            sa.update(schema.turn_states)
             .where(*where)
-            .values(stage=advance(stage, event).value, since=at, **columns)
+            .values(stage=advance(stage, event).value, stage_since=at, **columns)
         )
         moved += done.rowcount
     return moved
@@ -63,7 +63,7 @@ def answer(connection: sa.Connection, turn_id: str, at: float) -> None:
         [turn_id],
         Event.REVIVE,
         at,
-        extra=schema.lives.c.drop_reason.in_([r.value for r in REVIVABLE]),
+        extra=schema.turn_states.c.drop_reason.in_([r.value for r in REVIVABLE]),
         drop_reason=None,
         detail=None,
     )
@@ -186,7 +186,9 @@ def aliases(connection: sa.Connection) -> dict[str, AliasMove]:
     """Return the live version of every policy that ever had one."""
     c = schema.alias_moves.c
     newest = sa.select(sa.func.max(c.move_id)).group_by(c.policy)
-    rows = connection.execute(sa.select(c.policy, c.version, c.moved_at, c.by).where(c.move_id.in_(newest)))
+    rows = connection.execute(
+        sa.select(c.policy, c.version, c.moved_at, c.actor).where(c.move_id.in_(newest))
+    )
     return {row.policy: AliasMove(**row._mapping) for row in rows}
 
 

@@ -33,9 +33,16 @@ from store.values import (
 )
 
 
-def status(connection: sa.Connection) -> RecordStatus:
-    """Return the counts and states that `status` shows."""
-    t, lv, s, a = schema.turns.c, schema.lives.c, schema.steps.c, schema.adapters.c
+def status(
+    connection: sa.Connection, *, policy: str | None = None, key_name: str | None = None
+) -> RecordStatus:
+    """Return the counts and states that `status` shows.
+
+    Args:
+        policy: count only turns, versions and steps of this policy.
+        key_name: count only turns of this key, and leave out the processes.
+    """
+    t, lv, s, a = schema.turns.c, schema.turn_states.c, schema.steps.c, schema.adapters.c
 
     def counts(column: sa.ColumnElement[Any], *where: sa.ColumnElement[bool]) -> dict[str, int]:
         rows = connection.execute(
@@ -43,47 +50,47 @@ def status(connection: sa.Connection) -> RecordStatus:
         )
         return {str(name): int(count) for name, count in rows}
 
-    kinds = counts(t.kind)
-    stages = counts(lv.stage)
-    reasons = counts(lv.drop_reason, lv.drop_reason.is_not(None))
-    versions = counts(a.state)
-    newest = (
-        connection.execute(sa.select(schema.steps).order_by(s.started_at.desc()).limit(1))
+    def of(column: sa.ColumnElement[str]) -> list[sa.ColumnElement[bool]]:
+        return [] if policy is None else [column == policy]
+
+    turns, states = of(t.policy), of(lv.policy)
+    if key_name is not None:
+        turns.append(t.key_name == key_name)
+        states.append(lv.turn_id.in_(sa.select(t.turn_id).where(t.key_name == key_name)))
+    kinds = counts(t.kind, *turns)
+    newest_first = s.started_at.desc()
+    newest = connection.execute(
+        sa.select(schema.steps).where(*of(s.policy)).order_by(newest_first).limit(1)
     ).one_or_none()
-    error = (
-        connection.execute(
-            sa.select(s.error).where(s.error.is_not(None)).order_by(s.started_at.desc()).limit(1)
-        )
+    error = connection.execute(
+        sa.select(s.error).where(s.error.is_not(None), *of(s.policy)).order_by(newest_first).limit(1)
     ).scalar_one_or_none()
-    beats = [
-        Heartbeat(
-            process=row.process,
-            pid=row.pid,
-            state=row.state,
-            detail=json.loads(row.detail),
-            at=row.at,
-        )
-        for row in connection.execute(sa.select(schema.heartbeats).order_by(schema.heartbeats.c.process))
-    ]
-    training = control(connection, "training")
-    live = {policy: move.version for policy, move in aliases(connection).items()}
+    beats = connection.execute(sa.select(schema.heartbeats).order_by(schema.heartbeats.c.process))
     return RecordStatus(
         turns=sum(kinds.values()),
         kinds=kinds,
-        stages=stages,
-        drop_reasons=reasons,
-        live=live,
-        versions=versions,
+        stages=counts(lv.stage, *states),
+        drop_reasons=counts(lv.drop_reason, lv.drop_reason.is_not(None), *states),
+        live={name: move.version for name, move in aliases(connection).items() if policy in (None, name)},
+        versions=counts(a.state, *of(a.policy)),
         last_step=None if newest is None else step_of(newest),
         last_error=error,
-        training=training or "running",
-        heartbeats=tuple(beats),
+        training=control(connection, "training") or "running",
+        paused=tuple(name for name in paused_policies(connection) if policy in (None, name)),
+        heartbeats=tuple(
+            Heartbeat(
+                process=row.process, pid=row.pid, state=row.state, detail=json.loads(row.detail), at=row.at
+            )
+            for row in beats
+        )
+        if key_name is None
+        else (),
     )
 
 
 def client_traffic(connection: sa.Connection, window: int) -> list[ClientTraffic]:
     """Return the clients of the newest ``window`` turns and what became of their turns, the busiest first."""
-    t, lv, n = schema.turns.c, schema.lives.c, schema.next_states.c
+    t, lv, n = schema.turns.c, schema.turn_states.c, schema.next_states.c
     newest = (
         sa.select(t.turn_id, t.client, t.kind, t.relation, t.kind_reason, t.created_at)
         .order_by(t.created_at.desc())
@@ -94,7 +101,7 @@ def client_traffic(connection: sa.Connection, window: int) -> list[ClientTraffic
     followed = sa.exists().where(n.turn_id == c.turn_id).correlate(newest)
     rows = connection.execute(
         sa.select(*c, lv.stage, lv.drop_reason, followed.label("followed")).outerjoin(
-            schema.lives, lv.turn_id == c.turn_id
+            schema.turn_states, lv.turn_id == c.turn_id
         )
     )
     found: dict[str, list[Any]] = {}
@@ -125,7 +132,7 @@ def _traffic(client: str, rows: Sequence[Any]) -> ClientTraffic:
 
 
 def rollback(
-    connection: sa.Connection, policy: str, version: int, *, by: str = "rollback", now: float
+    connection: sa.Connection, policy: str, version: int, *, actor: str = "rollback", now: float
 ) -> None:
     """Point the alias back (or forward) to a version that once passed the gate; 0 is the bare base model.
 
@@ -140,27 +147,34 @@ def rollback(
             raise RecordError(f"{found.name} cannot serve: it is {found.state.value} ({found.reason})")
     lock_aliases(connection)
     connection.execute(
-        sa.insert(schema.alias_moves).values(policy=policy, version=version, moved_at=now, by=by)
+        sa.insert(schema.alias_moves).values(policy=policy, version=version, moved_at=now, actor=actor)
     )
 
 
-def set_paused(connection: sa.Connection, paused: bool, now: float) -> None:
-    """Pause or resume training; what is recorded and scored meanwhile waits."""
-    values = {
-        "name": "training",
-        "value": "paused" if paused else "running",
-        "at": now,
-    }
+def set_paused(connection: sa.Connection, paused: bool, now: float, policy: str | None = None) -> None:
+    """Pause or resume the training of one policy; None: of all. What is recorded and scored meanwhile waits."""
+    if policy is None:
+        values = {"name": "training", "value": "paused" if paused else "running", "at": now}
+    else:
+        names = {*paused_policies(connection)} - {policy} | ({policy} if paused else set())
+        values = {"name": "paused_policies", "value": json.dumps(sorted(names)), "at": now}
     upsert(connection, schema.controls, values, ["name"])
 
 
-def is_paused(connection: sa.Connection) -> bool:
-    return control(connection, "training") == "paused"
+def is_paused(connection: sa.Connection, policy: str | None = None) -> bool:
+    """Whether training is paused, of this policy or of all."""
+    return control(connection, "training") == "paused" or policy in paused_policies(connection)
+
+
+def paused_policies(connection: sa.Connection) -> list[str]:
+    """Return the policies that are paused one by one."""
+    found: list[str] = json.loads(control(connection, "paused_policies") or "[]")
+    return found
 
 
 def fates(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, TurnFate]:
-    lv = schema.lives.c
-    rows = connection.execute(sa.select(schema.lives).where(lv.turn_id.in_(turn_ids)))
+    lv = schema.turn_states.c
+    rows = connection.execute(sa.select(schema.turn_states).where(lv.turn_id.in_(turn_ids)))
     return {
         row.turn_id: TurnFate(
             turn_id=row.turn_id,
@@ -243,13 +257,13 @@ def unused_complaints(connection: sa.Connection, policy: str, since: float) -> l
 
     A complaint is a turn whose newest verdict is -1, or has a hint and is not +1.
     """
-    v, lv, s, f = schema.verdicts.c, schema.lives.c, schema.next_states.c, schema.feedback.c
+    v, lv, s, f = schema.verdicts.c, schema.turn_states.c, schema.next_states.c, schema.feedback.c
     followed = (
         sa.select(s.text)
         .where(s.turn_id == lv.turn_id)
         .order_by(s.created_at.desc(), s.by_turn_id)
         .limit(1)
-        .correlate(schema.lives)
+        .correlate(schema.turn_states)
         .scalar_subquery()
     )
     given = (
@@ -257,7 +271,7 @@ def unused_complaints(connection: sa.Connection, policy: str, since: float) -> l
         .where(f.turn_id == lv.turn_id, f.text != "")
         .order_by(f.created_at.desc(), f.feedback_id)
         .limit(1)
-        .correlate(schema.lives)
+        .correlate(schema.turn_states)
         .scalar_subquery()
     )
     rows = connection.execute(
@@ -267,18 +281,18 @@ def unused_complaints(connection: sa.Connection, policy: str, since: float) -> l
             sa.func.coalesce(given, followed, v.hint, "").label("text"),
             lv.drop_reason,
             lv.detail,
-            lv.since,
+            lv.stage_since,
         )
         .join(schema.verdicts, v.turn_id == lv.turn_id)
         .where(
             lv.stage == Stage.DROPPED.value,
             lv.policy == policy,
-            lv.since >= since,
+            lv.stage_since >= since,
             lv.drop_reason.in_([DropReason.HINT_IRRELEVANT.value, DropReason.NO_SIGNAL.value]),
             _is_newest_verdict(),
             sa.or_(v.value == -1, sa.and_(v.hint.is_not(None), sa.func.coalesce(v.value, 0) <= 0)),
         )
-        .order_by(lv.since.desc(), lv.turn_id)
+        .order_by(lv.stage_since.desc(), lv.turn_id)
     )
     return [
         UnusedComplaint(
@@ -287,7 +301,7 @@ def unused_complaints(connection: sa.Connection, policy: str, since: float) -> l
             hint=row.hint,
             drop_reason=DropReason(row.drop_reason),
             detail=row.detail or "",
-            dropped_at=row.since,
+            dropped_at=row.stage_since,
         )
         for row in rows
     ]
@@ -336,7 +350,7 @@ def alias_moves(connection: sa.Connection, policy: str) -> list[AliasMove]:
     """Return where the alias pointed over time, oldest first."""
     c = schema.alias_moves.c
     rows = connection.execute(
-        sa.select(c.policy, c.version, c.moved_at, c.by).where(c.policy == policy).order_by(c.move_id)
+        sa.select(c.policy, c.version, c.moved_at, c.actor).where(c.policy == policy).order_by(c.move_id)
     )
     return [AliasMove(**row._mapping) for row in rows]
 

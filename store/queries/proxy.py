@@ -24,32 +24,32 @@ from store.values import Feedback, GpuLease, GpuRole, Heartbeat, Relation, Tip, 
 MAX_TIPS_PER_KEY = 64
 
 
-def tips_for(connection: sa.Connection, scope: str, keys: Sequence[str]) -> Tips:
-    """Return the stored turns of ``scope`` whose request or reply key is among ``keys``: under each key the newest ones."""
+def tips_for(connection: sa.Connection, key_name: str, keys: Sequence[str]) -> Tips:
+    """Return the stored turns of a key whose request or reply key is among ``keys``: under each key the newest ones."""
     if not keys:
         return Tips(replies={}, requests={})
     found = []
     for statement in _TIPS[connection.dialect.name]:
         tips: dict[str, list[Tip]] = {}
-        for row in connection.execute(statement, {"scope": scope, "keys": json.dumps(keys)}):
+        for row in connection.execute(statement, {"key_name": key_name, "keys": json.dumps(keys)}):
             tips.setdefault(row.key, []).append(_tip(row))
         found.append({key: tuple(some) for key, some in tips.items()})
     return Tips(replies=found[0], requests=found[1])
 
 
-def session_tip(connection: sa.Connection, scope: str, session_id: str) -> Tip | None:
+def session_tip(connection: sa.Connection, key_name: str, session_id: str) -> Tip | None:
     """Return the newest main turn of an explicitly named session."""
-    row = (connection.execute(_SESSION_TIP, {"scope": scope, "session_id": session_id})).one_or_none()
+    row = (connection.execute(_SESSION_TIP, {"key_name": key_name, "session_id": session_id})).one_or_none()
     return None if row is None else _tip(row)
 
 
-def find_turn(connection: sa.Connection, scope: str, reference: str) -> str | None:
+def find_turn(connection: sa.Connection, key_name: str, reference: str) -> str | None:
     """Return the id of the turn named by a turn id or by a completion id that its client saw."""
     c = schema.turns.c
     for column in (c.turn_id, c.completion_id):  # two questions, each with an index of its own
         found: str | None = connection.execute(
             sa.select(c.turn_id)
-            .where(column == reference, _unindexed(c.scope) == scope)
+            .where(column == reference, _unindexed(c.key_name) == key_name)
             .order_by(c.created_at.desc())
             .limit(1)
         ).scalar_one_or_none()
@@ -58,13 +58,13 @@ def find_turn(connection: sa.Connection, scope: str, reference: str) -> str | No
     return None
 
 
-def find_exchange(connection: sa.Connection, scope: str, prompt: str, response: str) -> str | None:
+def find_exchange(connection: sa.Connection, key_name: str, prompt: str, response: str) -> str | None:
     """Return the newest turn that answered ``response`` to a last user text ``prompt`` (CLaaS's feedback body)."""
     c = schema.turns.c
     rows = (
         connection.execute(
             sa.select(c.turn_id, c.preamble_node, c.history_node)
-            .where(c.scope == scope, c.completion_key == text_key(response))
+            .where(c.key_name == key_name, c.completion_key == text_key(response))
             .order_by(c.created_at.desc())
             .limit(50)
         )
@@ -198,7 +198,7 @@ def _tips_by(column: sa.Column[Any], dialect: str) -> sa.Select[Any]:
     holder = schema.turns.alias("holder")
     newest = (
         sa.select(holder.c.turn_id)
-        .where(holder.c.scope == sa.bindparam("scope"), holder.c[column.key] == keys.c.value)
+        .where(holder.c.key_name == sa.bindparam("key_name"), holder.c[column.key] == keys.c.value)
         .order_by(holder.c.created_at.desc())
         .limit(MAX_TIPS_PER_KEY)
     )
@@ -220,7 +220,7 @@ _TIPS = {
 _SESSION_TIP = (
     _tip_select(sa.func.coalesce(schema.turns.c.reply_key, schema.turns.c.request_key))
     .where(
-        schema.turns.c.scope == sa.bindparam("scope"),
+        schema.turns.c.key_name == sa.bindparam("key_name"),
         schema.turns.c.session_id == sa.bindparam("session_id"),
         _unindexed(schema.turns.c.kind) == TurnKind.MAIN.value,
     )

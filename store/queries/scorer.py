@@ -18,13 +18,13 @@ from store.values import AnsweredTurn, Feedback, NextState, Relation, Verdict
 
 def answered(connection: sa.Connection, limit: int, *, exclude: Iterable[str] = ()) -> list[AnsweredTurn]:
     """Return turns that wait for a verdict, oldest first."""
-    t, lv = schema.turns.c, schema.lives.c
+    t, lv = schema.turns.c, schema.turn_states.c
     skip = list(exclude)
     query = (
         sa.select(schema.turns)
-        .join(schema.lives, lv.turn_id == t.turn_id)
+        .join(schema.turn_states, lv.turn_id == t.turn_id)
         .where(lv.stage == Stage.ANSWERED.value)
-        .order_by(lv.since, t.turn_id)
+        .order_by(lv.stage_since, t.turn_id)
         .limit(limit)
     )
     if skip:
@@ -59,7 +59,7 @@ def _answered(connection: sa.Connection, row: Row[Any]) -> AnsweredTurn:
         turn_id=row.turn_id,
         session_id=row.session_id,
         policy=row.policy,
-        scope=row.scope,
+        key_name=row.key_name,
         messages=tuple(chain_messages(connection, row.preamble_node, row.history_node)),
         request=bodies(connection, [row.request])[0],
         completion=completion_of(row),

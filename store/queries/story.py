@@ -24,14 +24,14 @@ def story(connection: sa.Connection, reference: str) -> Json | None:
     Args:
         reference: turn id, the end of it, completion id, or "last" for the newest main turn.
     """
-    t, lv = schema.turns.c, schema.lives.c
+    t, lv = schema.turns.c, schema.turn_states.c
     columns = (
         t.turn_id, t.completion_id, t.session_id, t.parent_turn_id, t.turn_index, t.kind, t.relation, t.link_reason, t.kind_reason,
-        t.kind_evidence, t.first_kind, t.first_kind_reason, t.first_kind_evidence, t.link_confidence, t.policy, t.scope, t.adapter_version, t.client, t.user, t.created_at, t.preamble_node, t.history_node,
+        t.kind_evidence, t.first_kind, t.first_kind_reason, t.first_kind_evidence, t.link_confidence, t.policy, t.key_name, t.adapter_version, t.client, t.user, t.created_at, t.preamble_node, t.history_node,
         t.request, t.completion, t.tool_calls, t.finish_reason, t.drop_detail,
         lv.stage, lv.drop_reason, lv.trained_in_version,
     )  # fmt: skip
-    query = sa.select(*columns).join(schema.lives, lv.turn_id == t.turn_id)
+    query = sa.select(*columns).join(schema.turn_states, lv.turn_id == t.turn_id)
     newest = query.order_by(t.created_at.desc()).limit(1)
     row = None
     conditions: tuple[sa.ColumnElement[bool], ...] = (
@@ -92,7 +92,7 @@ def recollect(connection: sa.Connection, limit: int) -> list[Remembered]:
     """Return the newest turns, oldest first, with the end of what each was asked."""
     t = schema.turns.c
     columns = (
-        t.turn_id, t.session_id, t.parent_turn_id, t.turn_index, t.kind, t.relation, t.link_reason, t.kind_reason, t.kind_evidence, t.scope, t.client, t.user,
+        t.turn_id, t.session_id, t.parent_turn_id, t.turn_index, t.kind, t.relation, t.link_reason, t.kind_reason, t.kind_evidence, t.key_name, t.client, t.user,
         t.created_at, t.finished_at, t.request_key, t.reply_key, t.finish_reason, t.preamble_node, t.history_node, t.request, t.completion,
         t.tool_calls, t.main_drop_reason,
     )  # fmt: skip
@@ -165,7 +165,7 @@ def _remembered(
         kind_reason=row.kind_reason,
         evidence=tuple((str(code), float(weight)) for code, weight in json.loads(row.kind_evidence)),
         client=row.client,
-        scope=row.scope,
+        key_name=row.key_name,
         user=row.user,
         created_at=row.created_at,
         finished_at=row.finished_at,

@@ -44,12 +44,12 @@ def waiting(connection: sa.Connection, policy: str, *, hint_only: bool = False) 
         hint_only: count only turns with a hint as ready (methods that do not read the verdict), not those with a
             verdict of +1 or -1 as well.
     """
-    lv, v = schema.lives.c, schema.verdicts.c
+    lv, v = schema.turn_states.c, schema.verdicts.c
     w = schema.verdicts.alias("w")
     newest = (
         sa.select(sa.func.max(w.c.verdict_id))
         .where(w.c.turn_id == lv.turn_id)
-        .correlate(schema.lives)
+        .correlate(schema.turn_states)
         .scalar_subquery()
     )
     has_signal = v.hint.is_not(None) if hint_only else sa.or_(v.hint.is_not(None), v.value != 0)
@@ -58,9 +58,9 @@ def waiting(connection: sa.Connection, policy: str, *, hint_only: bool = False) 
             sa.select(
                 sa.func.count().label("scored"),
                 sa.func.coalesce(sa.func.sum(sa.case((has_signal, 1), else_=0)), 0).label("ready"),
-                sa.func.min(lv.since).label("oldest_since"),
+                sa.func.min(lv.stage_since).label("oldest_since"),
             )
-            .select_from(schema.lives.join(schema.verdicts, v.verdict_id == newest))
+            .select_from(schema.turn_states.join(schema.verdicts, v.verdict_id == newest))
             .where(lv.policy == policy, lv.stage == Stage.SCORED.value)
         )
     ).one()
@@ -71,13 +71,13 @@ def claim(
     connection: sa.Connection, policy: str, limit: int, *, worker: str, lease_s: float, now: float
 ) -> list[ScoredTurn]:
     """Take up to ``limit`` scored turns, oldest first, for ``worker`` until the lease runs out."""
-    lv = schema.lives.c
+    lv = schema.turn_states.c
     ids = list(
         (
             connection.execute(
                 sa.select(lv.turn_id)
                 .where(lv.policy == policy, lv.stage == Stage.SCORED.value)
-                .order_by(lv.since, lv.turn_id)
+                .order_by(lv.stage_since, lv.turn_id)
                 .limit(limit)
                 # PostgreSQL lets others read on meanwhile; SQLite has one writer and leaves this away.
                 .with_for_update(skip_locked=True)
@@ -90,9 +90,9 @@ def claim(
 
 def renew(connection: sa.Connection, worker: str, lease_s: float, now: float) -> int:
     """Keep a worker's claims for another ``lease_s`` seconds; returns how many it still holds."""
-    lv = schema.lives.c
+    lv = schema.turn_states.c
     done = connection.execute(
-        sa.update(schema.lives)
+        sa.update(schema.turn_states)
         .where(lv.stage == Stage.CLAIMED.value, lv.claimed_by == worker)
         .values(lease_until=now + lease_s)
     )
@@ -106,7 +106,7 @@ def release(connection: sa.Connection, turn_ids: Sequence[str], now: float, *, w
 
 def release_expired(connection: sa.Connection, now: float) -> int:
     """Give back the claims of workers that died: their leases ran out."""
-    lv = schema.lives.c
+    lv = schema.turn_states.c
     ids = list(
         (
             connection.execute(
@@ -149,7 +149,7 @@ def publish(
     step: StepReport,
     *,
     worker: str,
-    by: str = "trainer",
+    actor: str = "trainer",
 ) -> None:
     """Publish a version, move the alias to it and mark its turns trained: one transaction, all or nothing.
 
@@ -185,7 +185,7 @@ def publish(
     _upsert_step(connection, step)
     connection.execute(
         sa.insert(schema.alias_moves).values(
-            policy=adapter.policy, version=adapter.version, moved_at=adapter.created_at, by=by
+            policy=adapter.policy, version=adapter.version, moved_at=adapter.created_at, actor=actor
         )
     )
 
@@ -241,11 +241,11 @@ def trained_turns(
     connection: sa.Connection, policy: str, *, version: int | None = None, limit: int = 1000
 ) -> list[ScoredTurn]:
     """Return turns that were trained (in ``version``), newest first: for `why` and for replay."""
-    lv = schema.lives.c
+    lv = schema.turn_states.c
     query = sa.select(lv.turn_id).where(lv.policy == policy, lv.stage == Stage.TRAINED.value)
     if version is not None:
         query = query.where(lv.trained_in_version == version)
-    ids = list((connection.execute(query.order_by(lv.since.desc(), lv.turn_id).limit(limit))).scalars())
+    ids = list((connection.execute(query.order_by(lv.stage_since.desc(), lv.turn_id).limit(limit))).scalars())
     return [_scored(connection, turn_id) for turn_id in ids]
 
 
@@ -264,11 +264,11 @@ def recent_verdict_values(connection: sa.Connection, policy: str, limit: int) ->
     does not count: a batch must not be compared with itself, nor with what came after it. A turn counts once, with its
     newest verdict; neutral verdicts and abstentions do not count, however many there are between two opinions.
     """
-    v, lv = schema.verdicts.c, schema.lives.c
+    v, lv = schema.verdicts.c, schema.turn_states.c
     later = schema.verdicts.alias("later")
     rows = connection.execute(
         sa.select(v.value)
-        .join(schema.lives, lv.turn_id == v.turn_id)
+        .join(schema.turn_states, lv.turn_id == v.turn_id)
         .where(
             lv.policy == policy,
             lv.stage.in_([Stage.TRAINED.value, Stage.DROPPED.value]),
@@ -292,7 +292,7 @@ def _end_claim(
         event,
         at,
         only=(Stage.CLAIMED,),
-        extra=schema.lives.c.claimed_by == worker,
+        extra=schema.turn_states.c.claimed_by == worker,
         claimed_by=None,
         lease_until=None,
         **columns,
@@ -318,7 +318,7 @@ def _scored(connection: sa.Connection, turn_id: str) -> ScoredTurn:
         session_id=row.session_id,
         turn_index=row.turn_index,
         policy=row.policy,
-        scope=row.scope,
+        key_name=row.key_name,
         adapter_version=row.adapter_version,
         messages=tuple(chain_messages(connection, row.preamble_node, row.history_node)),
         request=bodies(connection, [row.request])[0],

@@ -79,14 +79,14 @@ class TurnWriter:
         """Write turns with their new messages and their parents' next states; returns what to `keep`.
 
         Args:
-            done: (scope, session) of sessions that their clients say are over.
+            done: (key_name, session) of sessions that their clients say are over.
         """
         batch = _Batch(connection, self._stored, turns)
         for turn in turns:
             batch.add(turn)
         batch.insert()
-        for scope, session_id in done:
-            _close_session(connection, scope, session_id, turns[-1].finished_at)
+        for key_name, session_id in done:
+            _close_session(connection, key_name, session_id, turns[-1].finished_at)
         return batch.kept
 
     def keep(self, written: Sequence[tuple[NewTurn, _Stored]]) -> None:
@@ -118,7 +118,7 @@ class _Batch:
         self._messages: dict[str, str] = {}
         self._nodes: list[Json] = []
         self._turns: list[Json] = []
-        self._lives: list[Json] = []
+        self._states: list[Json] = []
         self._next_states: list[Json] = []
         self._answers: list[Json] = []
         self._corrections: list[KindCorrection] = []
@@ -159,14 +159,14 @@ class _Batch:
                 "prompt_token_ids": _numbers(turn.prompt_token_ids[base_length:]),
             }
         )
-        self._lives.append(
+        self._states.append(
             {
                 "turn_id": turn.turn_id,
                 "policy": turn.policy,
                 "stage": (Stage.DROPPED if turn.drop_reason else Stage.RECORDED).value,
                 "drop_reason": turn.drop_reason.value if turn.drop_reason else None,
                 "detail": turn.drop_detail or None,
-                "since": turn.finished_at,
+                "stage_since": turn.finished_at,
             }
         )
         self._corrections += turn.corrections
@@ -234,7 +234,7 @@ class _Batch:
         _INSERT_MESSAGES.many(connection, [{"hash": h, "body": b} for h, b in self._messages.items()])
         _INSERT_NODES.many(connection, self._nodes)
         _INSERT_TURNS.many(connection, self._turns)
-        _INSERT_LIVES.many(connection, self._lives)
+        _INSERT_TURN_STATES.many(connection, self._states)
         for correction in self._corrections:
             _correct_kind(connection, correction)
         for moved in self._link_corrections:
@@ -253,7 +253,7 @@ def _next_states(turn: NewTurn) -> tuple[NextState, ...]:
 
 def _correct_kind(connection: sa.Connection, found: KindCorrection) -> None:
     """Set a turn's final kind; the first one stays in the row. A side turn that becomes a main turn may train."""
-    t, lv = schema.turns.c, schema.lives.c
+    t, lv = schema.turns.c, schema.turn_states.c
     connection.execute(
         sa.update(schema.turns)
         .where(t.turn_id == found.turn_id, t.kind != found.kind.value)
@@ -289,7 +289,7 @@ def _correct_kind(connection: sa.Connection, found: KindCorrection) -> None:
         )
     else:
         connection.execute(
-            sa.update(schema.lives)
+            sa.update(schema.turn_states)
             .where(lv.turn_id == found.turn_id, of_side)
             .values(drop_reason=found.drop_reason.value, detail=None)
         )
@@ -327,7 +327,7 @@ def _columns(turn: NewTurn) -> Json:
         "kind_evidence": wire_json([list(pair) for pair in turn.evidence]),
         "link_confidence": turn.link_confidence,
         "policy": turn.policy,
-        "scope": turn.scope,
+        "key_name": turn.key_name,
         "adapter_version": turn.adapter_version,
         "client": turn.client[:128],
         "user": turn.user[:256] if turn.user is not None else None,
@@ -399,13 +399,13 @@ def _first_missing(nodes: Sequence[str], found: set[str]) -> int:
     return 0
 
 
-def _close_session(connection: sa.Connection, scope: str, session_id: str, at: float) -> None:
+def _close_session(connection: sa.Connection, key_name: str, session_id: str, at: float) -> None:
     """The client says the session is over: turns nothing has followed will not be answered any more."""
-    t, lv = schema.turns.c, schema.lives.c
+    t, lv = schema.turns.c, schema.turn_states.c
     waiting = connection.execute(
         sa.select(t.turn_id)
-        .join(schema.lives, lv.turn_id == t.turn_id)
-        .where(t.session_id == session_id, t.scope == scope, lv.stage == Stage.RECORDED.value)
+        .join(schema.turn_states, lv.turn_id == t.turn_id)
+        .where(t.session_id == session_id, t.key_name == key_name, lv.stage == Stage.RECORDED.value)
     )
     ids = list(waiting.scalars())
     move(connection, ids, Event.DROP, at, drop_reason=DropReason.NO_NEXT_STATE.value)
@@ -417,7 +417,7 @@ def _insert(table: sa.Table) -> Prepared:
 
 def _answer(event: Event, **values: Any) -> list[Prepared]:
     """A turn that waited for an answer has one; a later one changes nothing but the list of next states."""
-    lv = schema.lives.c
+    lv = schema.turn_states.c
     found = []
     for stage in sources(event):
         where = [lv.turn_id == sa.bindparam("of_turn"), lv.stage == sa.literal_column(f"'{stage.value}'")]
@@ -425,22 +425,22 @@ def _answer(event: Event, **values: Any) -> list[Prepared]:
             reasons = ", ".join(f"'{reason.value}'" for reason in sorted(REVIVABLE))
             where.append(sa.literal_column(f"drop_reason IN ({reasons})"))
         statement = (
-            sa.update(schema.lives)
+            sa.update(schema.turn_states)
             .where(*where)
             .values(
                 stage=sa.literal_column(f"'{advance(stage, event).value}'"),
-                since=sa.bindparam("at"),
+                stage_since=sa.bindparam("at"),
                 **values,
             )
         )
-        found.append(Prepared(lambda _, made=statement: made, ["stage", "since", *values]))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+        found.append(Prepared(lambda _, made=statement: made, ["stage", "stage_since", *values]))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
     return found
 
 
 _INSERT_MESSAGES = _insert(schema.messages)
 _INSERT_NODES = _insert(schema.nodes)
 _INSERT_TURNS = _insert(schema.turns)
-_INSERT_LIVES = _insert(schema.lives)
+_INSERT_TURN_STATES = _insert(schema.turn_states)
 _INSERT_NEXT_STATES = _insert(schema.next_states)
 _ANSWER = (
     *_answer(Event.NEXT_STATE),

@@ -32,7 +32,7 @@ def test_a_step_is_timed_on_random_weights_with_a_large_vocabulary(tmp_path: Pat
 def test_a_step_of_06_b_stays_within_what_colocation_counts_on(tmp_path: Path) -> None:
 
     folder = make_model(tmp_path, "0.6b")
-    policy = LocalPolicy(str(folder), rank=16)
+    policy = LocalPolicy(str(folder), rank=16, learning_rate=1e-4)
     samples = make_samples(8, 512, 512, policy.vocabulary_size)
     plan = bare_plan(residual=Residual.even(0.5), max_kl_step=1e9)
     torch.cuda.reset_peak_memory_stats()

@@ -227,7 +227,7 @@ def test_rollback_does_not_wait_for_what_a_newer_version_has_replaced(
 
     async def and_a_version_after_it(self: Record, policy: str, version: int) -> None:
         await roll(self, policy, version)
-        await roll(self, policy, 1, by="trainer")
+        await roll(self, policy, 1, actor="trainer")
 
     monkeypatch.setattr(Record, "rollback", and_a_version_after_it)
     assert main(["rollback", "0", "--home", str(home)]) == 0

@@ -50,3 +50,21 @@ def test_the_first_key_is_replaced_not_taken_away(tmp_path: Path, capsys: pytest
     assert "given with --api-key" in keys_output(
         capsys, tmp_path, "revoke", "default", "--api-key", "mine", code=2
     )
+
+
+def test_a_key_has_its_own_adapter_shares_one_or_owns_the_home(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys_output(capsys, tmp_path, "add", "ann")
+    keys_output(capsys, tmp_path, "add", "bob", "--adapter", "shared")
+    keys_output(capsys, tmp_path, "add", "cai", "--group", "team", "--owner")
+    rows = {line.split()[0]: line.split()[-3:] for line in keys_output(capsys, tmp_path, "list").splitlines()}
+    assert rows["ann"] == ["yes", "patina-tiny.ann", "no"]
+    assert rows["bob"] == ["yes", "patina-tiny", "no"]
+    assert rows["cai"] == ["yes", "patina-tiny.team", "yes"]
+    assert "exclude each other" in keys_output(
+        capsys, tmp_path, "add", "dan", "--adapter", "shared", "--group", "team", code=2
+    )
+    assert "at most 27" in keys_output(
+        capsys, tmp_path, "add", "d" * 30, "--served-model-name", "m" * 100, code=2
+    )

@@ -99,7 +99,7 @@ def test_a_whole_record_is_copied_whole(home: Path) -> None:
 
 
 def dump(path: Path) -> dict[str, list[str]]:
-    tables = ("messages", "nodes", "turns", "lives", "next_states")
+    tables = ("messages", "nodes", "turns", "turn_states", "next_states")
     with closing(sqlite3.connect(path)) as database:
         return {name: sorted(map(str, database.execute(f"SELECT * FROM {name}"))) for name in tables}
 

@@ -232,7 +232,7 @@ async def test_the_trainer_reads_the_very_log_probabilities_that_were_sampled_wi
 ) -> None:
     """Same tokens, same weights: float32 on both sides, no more than 1e-3 apart on any token."""
     name = f"{POLICY}@103"
-    policy = LocalPolicy(str(BUILTIN_FOLDER), device="cpu")
+    policy = LocalPolicy(str(BUILTIN_FOLDER), device="cpu", rank=16, learning_rate=1e-4)
     policy.load_version(adapters[1])
     await engine.load_adapter(name, str(adapters[1]))
     completion = [

@@ -256,7 +256,7 @@ def end_leases(stack: Stack) -> None:
     connection = sqlite3.connect(stack.home / "patina.db", timeout=30)
     try:
         with connection:
-            connection.execute("UPDATE lives SET lease_until = 0 WHERE lease_until IS NOT NULL")
+            connection.execute("UPDATE turn_states SET lease_until = 0 WHERE lease_until IS NOT NULL")
     finally:
         connection.close()
 

@@ -89,7 +89,7 @@ def rows(record_file: Path) -> list[tuple[Any, ...]]:
     connection = sqlite3.connect(record_file)
     try:
         return connection.execute(
-            "SELECT t.turn_id, t.completion, l.stage, l.drop_reason FROM turns t JOIN lives l USING (turn_id)"
+            "SELECT t.turn_id, t.completion, l.stage, l.drop_reason FROM turns t JOIN turn_states l USING (turn_id)"
         ).fetchall()
     finally:
         connection.close()

@@ -38,7 +38,7 @@ def make_captured(
     *,
     session: str | None = None,
     is_session_done: bool = False,
-    scope: str = "s",
+    key_name: str = "s",
     **changes: Any,
 ) -> CapturedExchange:
     """Return a whole exchange ``turn_<name>`` with one choice; ``changes``: further fields."""
@@ -50,7 +50,7 @@ def make_captured(
     assembler.consume({"id": f"c-{name}", "choices": [choice]}, part="message")
     now = time.time()
     values: dict[str, Any] = {
-        "turn_id": f"turn_{name}", "created_at": now, "finished_at": now, "scope": scope, "client": "test",
+        "turn_id": f"turn_{name}", "created_at": now, "finished_at": now, "key_name": key_name, "client": "test",
         "options": RequestOptions(
             kind=None, session=session, is_session_done=is_session_done, is_opted_out=False, user=None
         ),
@@ -67,12 +67,12 @@ def make_exchange(
     """Return a main exchange whose body equals no other's.
 
     Args:
-        root: scope under which its history is hashed, when that is not its own.
+        root: name of the key under which its history is hashed, when that is not its own.
     """
     made = make_captured(name, messages, answer, **more)
     return ClassifiedExchange(
         **{field.name: getattr(made, field.name) for field in fields(CapturedExchange)},
-        history=parse_history(made.chat.messages, root or made.scope),
+        history=parse_history(made.chat.messages, root or made.key_name),
         kind=Classification(kind=TurnKind.MAIN, reason="conversation"),
         body_key=name,
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from recorder.canonical import _TextCache, canonical_arguments, parse_history, reply_key
 from store.values import Completion
 
-SCOPE = "alice"
+KEY_NAME = "alice"
 
 
 def user(text: Any) -> dict[str, Any]:
@@ -27,12 +27,12 @@ def call(name: str, arguments: str, call_id: str = "c1") -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def key(*messages: dict[str, Any], scope: str = SCOPE, who: str | None = None) -> str:
-    return parse_history(messages, scope, who).request_key
+def key(*messages: dict[str, Any], key_name: str = KEY_NAME, who: str | None = None) -> str:
+    return parse_history(messages, key_name, who).request_key
 
 
 def after(history: list[dict[str, Any]], completion: Completion) -> str:
-    return reply_key(parse_history(history, SCOPE), completion)
+    return reply_key(parse_history(history, KEY_NAME), completion)
 
 
 CALLS = (call("weather", '{"city": "Rome", "unit": "C"}'), call("weather", '{"city":"Oslo"}', "c2"))
@@ -125,7 +125,7 @@ def test_different_words_roles_and_order_differ() -> None:
 
 
 def test_two_people_with_the_same_words_never_meet() -> None:
-    assert key(user("hi")) != key(user("hi"), scope="bob")
+    assert key(user("hi")) != key(user("hi"), key_name="bob")
     assert key(user("hi"), who="x") != key(user("hi"), who="y")
 
 
@@ -155,9 +155,9 @@ messages = st.lists(
 
 @given(messages)
 def test_any_messages_can_be_read_and_a_prefix_of_them_is_a_prefix_of_the_chain(found: Any) -> None:
-    history = parse_history(found, SCOPE)
+    history = parse_history(found, KEY_NAME)
     for mark in history.runs[:-1]:
-        assert parse_history(found[: mark.end], SCOPE).request_key == mark.key
+        assert parse_history(found[: mark.end], KEY_NAME).request_key == mark.key
     assert reply_key(history, Completion(text="x"))
 
 

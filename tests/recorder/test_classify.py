@@ -17,7 +17,7 @@ from recorder.classify import (
     reconsider,
     weigh,
 )
-from recorder.evidence import FORMS, MACHINES, TOPICS
+from recorder.evidence import FORMS, MACHINES, TOPICS, find_words
 from store.values import Completion, TurnKind
 
 QUOTED = "<chat_history>\nUSER: Where is Oslo?\nASSISTANT: In Norway.\n</chat_history>"
@@ -74,7 +74,7 @@ def ask(text: str, *, system: str = "", history: int = 0, **request: Any) -> tup
         pytest.param("search_queries", "Rewrite the follow-up message so that it stands alone.\nA: b\nC: and then?", {}, marks=UNDECIDED),
         ("autocomplete", "PREFIX:\nx = \nSUFFIX:\n", {}),
         ("autocomplete", "Merge the snippet into the file and return only the file.\n<file>x</file>", {}),
-        pytest.param("commit_message", "diff --git a/x b/x\n+y", {"system": "You write git commit messages."}, marks=UNDECIDED),
+        ("commit_message", "diff --git a/x b/x\n+y", {"system": "You write git commit messages."}),
         pytest.param("summary", "Write down everything a fresh agent needs to carry on.", {"history": 3}, marks=UNDECIDED),
         ("summary", "请将以上对话压缩成摘要，这份摘要将替代之前的历史", {"history": 3}),
         ("memory", "Review the conversation above and save what is worth remembering.", {"history": 3}),
@@ -166,7 +166,7 @@ def test_every_pattern_finds_its_example_and_every_code_has_a_meaning() -> None:
     patterns = (*TOPICS, *MACHINES, *FORMS)
     assert len(patterns) <= 40
     for pattern in patterns:
-        assert pattern.found_in(pattern.example, pattern.example.lower()), pattern.code
+        assert pattern.code in find_words(pattern.example), pattern.code
     assert not [code for code in WEIGHTS if not MEANINGS.get(code)]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from recorder.canonical import parse_history, reply_key, reply_run_key
 from recorder.linking import Link, LinkCandidates, answer_keys, history_answer_keys, link
 from store.values import Completion, Relation, Tip, TurnKind
-from tests.recorder.test_canonical import SCOPE, assistant, user
+from tests.recorder.test_canonical import KEY_NAME, assistant, user
 
 MAIN, SIDE = TurnKind.MAIN, TurnKind.SIDE
 LONG = "This is an answer that is long enough to be recognised again wherever it stands, because nobody says it twice."
@@ -31,7 +31,7 @@ class Book:
         self.links: dict[str, Link] = {}
 
     def candidates(self, messages: list[Any]) -> LinkCandidates:
-        history = parse_history(messages, SCOPE)
+        history = parse_history(messages, KEY_NAME)
 
         def tips(index: dict[str, list[str]], keys: list[str]) -> dict[str, list[Tip]]:
             return {k: [self._today(t) for t in reversed(index[k])] for k in keys if index.get(k)}
@@ -55,7 +55,7 @@ class Book:
         self, messages: list[Any], answer: str, kind: TurnKind = MAIN, session: str | None = None
     ) -> Link:
         """Link a request, then record it with its answer."""
-        history = parse_history(messages, SCOPE)
+        history = parse_history(messages, KEY_NAME)
         newest = [t for t in self.tips.values() if t.session_id == session and t.kind is MAIN]
         tip = self._today(newest[-1].turn_id) if newest else None
         found = link(history, self.candidates(messages), kind, session=session, tip=tip)

@@ -62,7 +62,7 @@ def line(turn_id: str, text: str = "hello", **more: Any) -> bytes:
 
 def test_a_line_of_the_earlier_version_becomes_an_entry_of_the_same_content() -> None:
     found = load_exchange(convert_line(line("turn_a", "Where?")))
-    assert (found.turn_id, found.scope, found.adapter_version, found.temperature) == (
+    assert (found.turn_id, found.key_name, found.adapter_version, found.temperature) == (
         "turn_a",
         "key:ann",
         3,

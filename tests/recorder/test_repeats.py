@@ -62,7 +62,7 @@ class Case:
         name = f"{self.name}-{len(self.exchanges)}"
         reply = f"This is answer {len(self.exchanges)} of {self.name}, in one sentence."
         made = make_captured(
-            name, sent, reply, client=client, scope=self.name, created_at=self.now, finished_at=self.now + took,
+            name, sent, reply, client=client, key_name=self.name, created_at=self.now, finished_at=self.now + took,
             chat=parse_chat(orjson.dumps({"model": "m", "messages": sent, **body})),
         )  # fmt: skip
         if cut:
@@ -248,7 +248,7 @@ async def judged(recorder: TurnRecorder, record: Record, case: Case) -> dict[str
     """Return turn id -> source of the verdicts that repeated requests gave."""
     for exchange in case.exchanges:
         await recorder.write([replace(exchange)])
-    verdicts = [read_turn(t, now=0.0)[0] for t in await record.answered(10_000) if t.scope == case.name]
+    verdicts = [read_turn(t, now=0.0)[0] for t in await record.answered(10_000) if t.key_name == case.name]
     return {v.turn_id: v.source for v in verdicts if v.source == "rule:retry"}
 
 

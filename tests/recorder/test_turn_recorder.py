@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from recorder.turns import ClassifiedExchange, request_parameters
 from scorers.rules import read_edit, read_retry
 from store.errors import RecordUnavailable
 from store.record import Record
-from store.values import Feedback
+from store.values import Feedback, Tips
 from tests.recorder.exchanges import (
     FaultyRecord,
     assistant,
@@ -65,6 +66,28 @@ async def test_exchanges_of_one_call_are_one_transaction_and_link_to_each_other(
         assert await record.journal_offsets() == {"a.journal": 70}
         assert (recorder.written, recorder.failed_writes) == (3, 0)
         assert await record.verify() == []
+
+
+async def test_a_conversation_inside_one_batch_is_linked_without_a_query(
+    record_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with recording(record_url) as (recorder, record):
+        asked: list[list[str]] = []
+        query = record.tips_for
+
+        async def tips_for(scope: str, keys: Sequence[str]) -> Tips:
+            asked.append(list(keys))
+            return await query(scope, keys)
+
+        monkeypatch.setattr(record, "tips_for", tips_for)
+        await recorder.write(
+            [make_exchange(str(i), m, f"answer {i}") for i, m in enumerate(make_conversation(4))]
+        )
+        assert list((await parents_of(record)).values()) == [None, "turn_0", "turn_1", "turn_2"]
+        assert asked == []
+        unknown = [user("never recorded"), assistant("nor this"), user("and now?")]
+        await recorder.write([make_exchange("4", unknown, "well")])
+        assert len(asked) == 1
 
 
 async def test_while_the_record_is_locked_exchanges_wait_and_their_links_stay(record_url: str) -> None:
@@ -157,11 +180,13 @@ async def test_each_scope_of_a_batch_gets_the_answers_of_its_own_query(
 ) -> None:
     later = [*CSV, assistant("pandas"), user("without")]
     async with recording(record_url) as (recorder, record):
-        await recorder.write([make_exchange(scope, CSV, "pandas", scope=scope) for scope in ("alice", "bob")])
+        await recorder.write(
+            [make_exchange(key_name, CSV, "pandas", key_name=key_name) for key_name in ("alice", "bob")]
+        )
     async with recording(record_url) as (recorder, record):
         forget(record, monkeypatch)
         await recorder.write(
-            [make_exchange(f"{scope}2", later, "csv", scope=scope) for scope in ("alice", "bob")]
+            [make_exchange(f"{key_name}2", later, "csv", key_name=key_name) for key_name in ("alice", "bob")]
         )
         assert record.batches == [2]
         found = await parents_of(record)
@@ -175,14 +200,14 @@ async def test_a_turn_never_continues_one_of_another_scope_of_the_same_batch(
     """Not even where the keys of two scopes' histories are equal."""
     later = [*CSV, assistant("pandas")]
     async with recording(record_url) as (recorder, record):
-        await recorder.write([make_exchange("a", CSV, "pandas", scope="alice", root="both")])
+        await recorder.write([make_exchange("a", CSV, "pandas", key_name="alice", root="both")])
     async with recording(record_url) as (recorder, record):
         forget(record, monkeypatch)
         captures = [
-            make_exchange("alice", [*later, user("without")], "csv", scope="alice", root="both"),
-            make_exchange("bob", [*later, user("in Rust")], "serde", scope="bob", root="both"),
+            make_exchange("alice", [*later, user("without")], "csv", key_name="alice", root="both"),
+            make_exchange("bob", [*later, user("in Rust")], "serde", key_name="bob", root="both"),
         ]
-        captures.sort(key=lambda one: one.scope != first)
+        captures.sort(key=lambda one: one.key_name != first)
         await recorder.write(captures)
         found = await parents_of(record)
         assert (found["turn_alice"], found["turn_bob"]) == ("turn_a", None)

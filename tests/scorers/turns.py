@@ -16,7 +16,7 @@ def turn(*states: NextState, feedback: tuple[Feedback, ...] = (), **changes: Any
         turn_id="t",
         session_id="s",
         policy="patina-tiny",
-        scope="alice",
+        key_name="alice",
         messages=({"role": "user", "content": "What is the capital of France?"},),
         request={"model": "patina-tiny"},
         completion=Completion(text=REPLY),

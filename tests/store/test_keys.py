@@ -100,3 +100,37 @@ def test_an_unreadable_key_file_keeps_the_known_keys_and_admits_no_new_one(tmp_p
 def test_an_empty_first_key_is_an_open_door(tmp_path: Path) -> None:
     assert Keyring("").is_open
     assert not Keyring("x").is_open
+
+
+def test_a_new_key_has_an_adapter_of_its_own_and_one_of_before_the_shared_one(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    file.path.write_text(
+        '{"keys": [{"name": "old", "digest": "x", "created_at": 1.0, "trains": true, "revoked_at": null}]}'
+    )
+    file.add("ann")
+    file.add("bob", adapter="")
+    file.add("cai", adapter="team", is_owner=True)
+    assert [(key.name, key.adapter, key.is_owner) for key in file.read()] == [
+        ("old", "", False),
+        ("ann", "ann", False),
+        ("bob", "", False),
+        ("cai", "team", True),
+    ]
+
+
+def test_the_name_of_a_key_does_not_join_a_group(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    file.add("cai", adapter="team")
+    with pytest.raises(ConfigError, match="to join them: --group team"):
+        file.add("team")
+    file.add("team", adapter="team")
+    with pytest.raises(ConfigError, match="cannot name an adapter"):
+        file.add("dan", adapter="../x")
+
+
+def test_a_key_that_is_made_anew_keeps_its_adapter(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    file.add("ann")
+    file.revoke("ann")
+    file.add("ann")
+    assert {key.adapter for key in file.read()} == {"ann"}

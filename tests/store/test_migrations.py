@@ -31,7 +31,8 @@ def test_the_view_has_the_fixed_columns_in_order_and_the_declared_text(record_ur
     (text,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'trajectories'").fetchone()
     connection.close()
     assert tuple(columns) == TRAJECTORY_COLUMNS
-    assert text.split() == trajectories_view("sqlite").split()
+    # SQLite quotes the name of a table that a migration renamed.
+    assert text.replace('"turn_states"', "turn_states").split() == trajectories_view("sqlite").split()
 
 
 def test_migrating_twice_changes_nothing(record_url: str) -> None:
@@ -79,7 +80,7 @@ def test_a_record_of_the_first_schema_is_brought_up_to_date_with_what_it_holds(t
     )
     old.commit()
     upgrade(f"sqlite+aiosqlite:///{path}")
-    rows = old.execute("SELECT turn_id, stage, detail FROM lives ORDER BY turn_id").fetchall()
+    rows = old.execute("SELECT turn_id, stage, detail FROM turn_states ORDER BY turn_id").fetchall()
     verdicts = old.execute("SELECT turn_id, hint, wishes FROM verdicts").fetchall()
     reasons = old.execute("SELECT link_reason, kind_reason FROM turns ORDER BY turn_id").fetchall()
     old.close()

@@ -400,7 +400,10 @@ async def test_rollback_moves_the_alias_and_keeps_the_history_of_moves(record: R
     await record.claim(POLICY, 1, worker="w", lease_s=60)
     await record.publish(adapter(1), [turn_id], step(1), worker="w")
     await record.rollback(POLICY, 0)
-    assert [(m.version, m.by) for m in await record.alias_moves(POLICY)] == [(1, "trainer"), (0, "rollback")]
+    assert [(m.version, m.actor) for m in await record.alias_moves(POLICY)] == [
+        (1, "trainer"),
+        (0, "rollback"),
+    ]
     with pytest.raises(RecordError, match="no version 7"):
         await record.rollback(POLICY, 7)
 
@@ -486,9 +489,9 @@ async def test_a_write_that_fails_half_way_leaves_nothing(record: Record) -> Non
             "hashes to",
         ),
         ("DELETE FROM nodes WHERE depth = 0", "missing"),
-        ("UPDATE lives SET stage = 'trained' WHERE turn_id = 't0'", "trained_in_version None"),
+        ("UPDATE turn_states SET stage = 'trained' WHERE turn_id = 't0'", "trained_in_version None"),
         ("UPDATE turns SET sampling_logprobs = '[-0.5]' WHERE turn_id = 't0'", "2 ids but 1 logprobs"),
-        ("DELETE FROM lives WHERE turn_id = 't0'", "has no life"),
+        ("DELETE FROM turn_states WHERE turn_id = 't0'", "has no state"),
         ("UPDATE turns SET parent_turn_id = 'gone' WHERE turn_id = 't0-next'", "parent gone is not there"),
         ("UPDATE turns SET prompt_base_turn_id = 'gone' WHERE turn_id = 't0-next'", "rests on turn gone"),
     ],

@@ -64,7 +64,7 @@ def turn(**changes: Any) -> ScoredTurn:
         "session_id": "s1",
         "turn_index": 0,
         "policy": "mine",
-        "scope": "key",
+        "key_name": "key",
         "adapter_version": 3,
         "messages": ({"role": "user", "content": "hi"},),
         "request": {},

@@ -36,7 +36,7 @@ def test_a_long_turn_is_recomputed_where_short_ones_need_not_be(tiny_model: Path
     plan = plan_memory(EIGHT_B, 62 << 30)
     assert not plan.checkpointing
     assert plan.micro_tokens <= plan.whole_tokens < plan.longest
-    policy = LocalPolicy(str(tiny_model), rank=4, seed=3, device="cpu")
+    policy = LocalPolicy(str(tiny_model), rank=4, seed=3, device="cpu", learning_rate=1e-4)
     gradients = []
     for beyond in (1_000, 4):
         policy._recompute_beyond = beyond
@@ -49,14 +49,14 @@ def test_a_long_turn_is_recomputed_where_short_ones_need_not_be(tiny_model: Path
 
 
 def test_a_policy_plans_with_the_memory_it_is_given(tiny_model: Path) -> None:
-    policy = LocalPolicy(str(tiny_model), rank=4, device="cpu", memory_bytes=6 << 20)
+    policy = LocalPolicy(str(tiny_model), rank=4, device="cpu", memory_bytes=6 << 20, learning_rate=1e-4)
     assert policy.max_context == policy.memory.longest < policy.model_context
-    roomy = LocalPolicy(str(tiny_model), rank=4, device="cpu")
+    roomy = LocalPolicy(str(tiny_model), rank=4, device="cpu", learning_rate=1e-4)
     assert roomy.max_context == roomy.model_context
 
 
 def test_a_turn_beyond_the_plan_is_dropped_with_its_reason_and_the_others_stay(tiny_model: Path) -> None:
-    policy = LocalPolicy(str(tiny_model), rank=4, seed=3, device="cpu")
+    policy = LocalPolicy(str(tiny_model), rank=4, seed=3, device="cpu", learning_rate=1e-4)
     small, large = sampled_turn(policy, "small", "Hi"), sampled_turn(policy, "large", "Hi there " * 100)
     policy.max_context = 200
     prepared = ready(policy, small, large)

@@ -91,7 +91,9 @@ def test_the_last_response_token_is_predicted_but_never_read(policy: LocalPolicy
 def test_gradient_checkpointing_changes_no_gradient(tiny_model: Path) -> None:
     gradients = []
     for checkpointing in (False, True):
-        policy = LocalPolicy(str(tiny_model), rank=4, seed=3, device="cpu", checkpointing=checkpointing)
+        policy = LocalPolicy(
+            str(tiny_model), rank=4, seed=3, device="cpu", checkpointing=checkpointing, learning_rate=1e-4
+        )
         take_step(policy, 0)
         logits, _ = policy.response_logits([PROMPTS[0]], [RESPONSES[0]])
         torch.autograd.backward(logits.square().mean())
@@ -407,30 +409,30 @@ def test_a_broken_version_changes_nothing(policy: LocalPolicy, tmp_path: Path) -
 
 def test_a_missing_or_corrupt_model_folder_is_one_clear_sentence(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no model folder"):
-        LocalPolicy(str(tmp_path / "nowhere"))
+        LocalPolicy(str(tmp_path / "nowhere"), rank=16, learning_rate=1e-4)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"no config\.json"):
-        LocalPolicy(str(tmp_path / "empty"))
+        LocalPolicy(str(tmp_path / "empty"), rank=16, learning_rate=1e-4)
     torn = shutil.copytree(tiny_model, tmp_path / "torn")
     weights = torn / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
     with pytest.raises(ConfigError, match="cannot be loaded"):
-        LocalPolicy(str(torn))
+        LocalPolicy(str(torn), rank=16, learning_rate=1e-4)
     incomplete = shutil.copytree(tiny_model, tmp_path / "incomplete")
     tensors = safetensors.torch.load_file(incomplete / "model.safetensors")
     tensors.pop("model.layers.1.mlp.up_proj.weight")
     safetensors.torch.save_file(tensors, incomplete / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigError, match="incomplete"):
-        LocalPolicy(str(incomplete))
+        LocalPolicy(str(incomplete), rank=16, learning_rate=1e-4)
     plain = shutil.copytree(tiny_model, tmp_path / "plain")
     (plain / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="no chat template"):
-        LocalPolicy(str(plain))
+        LocalPolicy(str(plain), rank=16, learning_rate=1e-4)
 
 
 def test_another_model_can_teach_if_it_speaks_the_same_tokens(tiny_model: Path, tmp_path: Path) -> None:
     teacher = make_tiny_model(tmp_path / "teacher", seed=5)
-    policy = LocalPolicy(str(tiny_model), rank=2, teacher=str(teacher), device="cpu")
+    policy = LocalPolicy(str(tiny_model), rank=2, teacher=str(teacher), device="cpu", learning_rate=1e-4)
     logits, _ = policy.response_logits([PROMPTS[0]], [RESPONSES[0]], Weights.TEACHER)
     reference = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32).eval()
     torch.testing.assert_close(
@@ -438,8 +440,8 @@ def test_another_model_can_teach_if_it_speaks_the_same_tokens(tiny_model: Path, 
     )
     stranger = make_tiny_model(tmp_path / "stranger", vocabulary=400)
     with pytest.raises(ConfigError, match="another vocabulary"):
-        LocalPolicy(str(tiny_model), rank=2, teacher=str(stranger), device="cpu")
-    alone = LocalPolicy(str(tiny_model), rank=2, device="cpu")
+        LocalPolicy(str(tiny_model), rank=2, teacher=str(stranger), device="cpu", learning_rate=1e-4)
+    alone = LocalPolicy(str(tiny_model), rank=2, device="cpu", learning_rate=1e-4)
     with pytest.raises(ConfigError, match="no teacher"):
         alone.response_logits([PROMPTS[0]], [RESPONSES[0]], Weights.TEACHER)
 
@@ -501,7 +503,7 @@ def test_leaving_the_device_and_coming_back_changes_nothing(policy: LocalPolicy)
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_parked_policy_leaves_the_device_to_others(tiny_model: Path) -> None:
-    policy = LocalPolicy(str(tiny_model), rank=4)
+    policy = LocalPolicy(str(tiny_model), rank=4, learning_rate=1e-4)
     before, _ = policy.response_logprobs([[1, 2, 3]], [[4, 5]])
     held = torch.cuda.memory_allocated()
     policy.park()
@@ -514,7 +516,7 @@ def test_a_parked_policy_leaves_the_device_to_others(tiny_model: Path) -> None:
 
 def test_four_bits_need_a_gpu_and_say_so(tiny_model: Path) -> None:
     with pytest.raises(ConfigError, match="--quantize 4bit needs an NVIDIA GPU"):
-        LocalPolicy(str(tiny_model), quantize=True, device="cpu")
+        LocalPolicy(str(tiny_model), quantize=True, device="cpu", rank=16, learning_rate=1e-4)
 
 
 def test_an_output_layer_held_in_float32_gives_the_logits_and_gradient_of_one_that_is_widened_each_time(

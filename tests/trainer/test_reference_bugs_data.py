@@ -30,7 +30,7 @@ def recorded(policy: LocalPolicy, reply: Reply, prompt: list[int], **changes: An
         "session_id": "s1",
         "turn_index": 0,
         "policy": "mine",
-        "scope": "key",
+        "key_name": "key",
         "adapter_version": 0,
         "messages": MESSAGES,
         "request": {},

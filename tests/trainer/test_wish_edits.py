@@ -12,7 +12,7 @@ from trainer.wish_training import WishTraining
 
 def test_edits_replace_leave_out_and_withdraw_and_a_withdrawn_wish_keeps_its_edited_words() -> None:
     model = read_settings({}).model_path
-    policy = LocalPolicy(model, rank=4, device="cpu")
+    policy = LocalPolicy(model, rank=4, device="cpu", learning_rate=1e-4)
     training = WishTraining(policy, model, seed=0)
     hints = {"old": "Too long.", "new": "Shorter, please."}
     turns = [

@@ -465,7 +465,7 @@ async def test_old_versions_lose_their_files_and_keep_their_rows(record: Record,
 
 
 async def test_the_loop_trains_by_itself_and_stops_on_request(record: Record, settings: Settings) -> None:
-    speaker = LocalPolicy(settings.model_path, rank=4, device="cpu")
+    speaker = LocalPolicy(settings.model_path, rank=4, device="cpu", learning_rate=1e-4)
     for name in ("a", "b"):
         turn = sampled_turn(speaker, name, "Hello?", verdict={"hint": None})
         await record.write_turns(as_recorded(turn))

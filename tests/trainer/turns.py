@@ -22,7 +22,7 @@ def sampled_turn(policy: Policy, turn_id: str, question: str, **changes: Any) ->
         "session_id": f"session-{turn_id}",
         "turn_index": 0,
         "policy": "patina-tiny",
-        "scope": "alice",
+        "key_name": "alice",
         "adapter_version": 0,
         "messages": messages,
         "request": {"model": "patina-tiny"},

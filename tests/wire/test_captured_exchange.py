@@ -154,7 +154,14 @@ def test_a_conversation_read_through_a_cache_equals_one_read_without() -> None:
 def test_a_payload_that_is_none_raises() -> None:
     payload = dump_exchange(make_captured("a", [user("x")], "x"), None)
     head, _, raw = payload.partition(b"\n")
-    without = orjson.dumps({k: v for k, v in orjson.loads(head).items() if k != "scope"})
+    without = orjson.dumps({k: v for k, v in orjson.loads(head).items() if k != "key_name"})
     for damaged in (b"", b"{}\n{}", head, without + b"\n" + raw, b"[]\n" + raw):
         with pytest.raises((ValueError, KeyError, TypeError, WireError)):
             load_exchange(damaged)
+
+
+def test_a_journal_of_0_2_0_is_read() -> None:
+    captured = make_captured("a", [user("x")], "x")
+    head, _, raw = dump_exchange(captured, None).partition(b"\n")
+    older = {("scope" if name == "key_name" else name): value for name, value in orjson.loads(head).items()}
+    assert load_exchange(orjson.dumps(older) + b"\n" + raw).key_name == captured.key_name

@@ -55,7 +55,7 @@ def relayed(
     relay = ChatRelay(engine, none, none, Counters(), none)
     chat = parse_chat(RAW)
     exchange = _Exchange(
-        turn_id="turn_1", created_at=1.0, principal=Principal(scope="s", client="c"), raw=RAW, chat=chat, options=none, size=0,
+        turn_id="turn_1", created_at=1.0, principal=Principal(key_name="s", client="c"), raw=RAW, chat=chat, options=none, size=0,
         assembler=Assembler(chat.n), injection=injection,
     )  # fmt: skip
     sent: list[bytes] = []
@@ -236,7 +236,7 @@ def test_habits_that_change_meanwhile_are_kept_to() -> None:
     injection = Injection(logprobs=True, token_ids=True)
     chat = parse_chat(RAW)
     exchange = _Exchange(
-        turn_id="turn_1", created_at=1.0, principal=Principal(scope="s", client="c"), raw=RAW, chat=chat, options=none, size=0,
+        turn_id="turn_1", created_at=1.0, principal=Principal(key_name="s", client="c"), raw=RAW, chat=chat, options=none, size=0,
         assembler=Assembler(1), injection=injection,
     )  # fmt: skip
     other = {"object": "chat.completion", "choices": [{"index": 0, "message": {}, "finish_reason": "stop"}]}

@@ -33,7 +33,7 @@ KEY = "s3cret"
 def test_the_key_is_taken_from_where_clients_put_it(headers: Any) -> None:
     principal = authenticate(headers, KEY)
     assert principal is not None
-    assert principal.scope == "default"
+    assert principal.key_name == "default"
 
 
 @pytest.mark.parametrize("headers", [[], [(b"authorization", b"Bearer nope")], [(b"authorization", b"Basic s3cret")], [(b"x-api-key", b"\xff")]])  # fmt: skip
@@ -44,7 +44,7 @@ def test_a_missing_or_wrong_key_is_nobody(headers: Any) -> None:
 def test_without_a_key_everybody_is_anonymous() -> None:
     principal = authenticate([(b"authorization", b"Bearer whatever"), (b"user-agent", b"X/1")], "")
     assert principal is not None
-    assert (principal.scope, principal.client) == ("anonymous", "X/1")
+    assert (principal.key_name, principal.client) == ("anonymous", "X/1")
 
 
 def test_explicit_words_in_headers_and_metadata() -> None:

@@ -125,6 +125,9 @@ def text_of(history: list[Json], behind: str = "") -> bytes:
         ',"messages":5',
         ',"model":"n","model":"o"',
         ',"model":null',
+        ',"m\\u006fdel":"n"',
+        ',"n\\u0061me":"n","user":"name"',
+        ' , "x":"messages", "name":["name"]',
         ',"stream":true,"stream":false,"x":{"messages":1}',
     ],
 )

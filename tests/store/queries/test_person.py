@@ -25,7 +25,7 @@ async def test_status_counts_over_indexes_and_reads_no_turn(record: Record, reco
     plain = sqlite3.connect(record_url.removeprefix("sqlite+aiosqlite:///"))
     steps = [step for text in statements for *_, step in plain.execute(f"EXPLAIN QUERY PLAN {text}")]
     plain.close()
-    large = [step for step in steps if "turns" in step or "lives" in step]
+    large = [step for step in steps if "turns" in step or "turn_states" in step]
     assert len(large) >= 3
     assert [step for step in large if "COVERING INDEX" not in step] == []
 
@@ -63,6 +63,6 @@ async def test_the_clients_are_counted_over_the_newest_turns_by_indexes(
     assert "SCAN turns USING INDEX ix_turns_created_at" in steps
     scans = {step for step in steps if step.startswith("SCAN")}
     assert {step for step in scans if " USING INDEX " not in step and "anon_1" not in step} == set()
-    assert [step for step in steps if "SEARCH lives USING INDEX sqlite_autoindex_lives_1" in step]
+    assert [step for step in steps if "SEARCH turn_states USING INDEX sqlite_autoindex_turn_states_1" in step]
     assert [step for step in steps if "SEARCH next_states USING" in step and "(turn_id=?)" in step]
     assert [step for step in steps if "TEMP B-TREE" in step] == []

@@ -118,8 +118,8 @@ async def test_every_statement_of_the_proxy_finds_its_rows_by_an_index(record_ur
     # the arguments themselves, and the messages of one chain
     # (the only virtual table is `json_each`)
     assert {s for s in scans if "VIRTUAL TABLE" not in s and "walk" not in s and "CONSTANT" not in s} == set()
-    # An index on the scope or the kind alone would be a scan: most machines have one scope, and most turns are main turns.
-    assert {step for step in plans if step.endswith(("(scope=?)", "(kind=?)"))} == set()
+    # An index on the key or the kind alone would be a scan: most machines have one key, and most turns are main turns.
+    assert {step for step in plans if step.endswith(("(key_name=?)", "(kind=?)"))} == set()
 
 
 async def test_a_session_of_200_turns_stores_its_new_content_and_little_more(
@@ -196,7 +196,7 @@ async def test_a_parent_that_was_deleted_meanwhile_is_not_built_upon(record: Rec
     turns = conversation(3)
     await record.write_turns(turns[:2])
     with sqlite3.connect(record_url.removeprefix("sqlite+aiosqlite:///")) as other:
-        for table in ("next_states", "lives", "turns", "nodes", "messages"):
+        for table in ("next_states", "turn_states", "turns", "nodes", "messages"):
             other.execute(f"DELETE FROM {table}")
     other.close()
     await record.write_turns(turns[2:])

@@ -260,7 +260,9 @@ def test_the_gate_measures_through_sampling_clients_what_it_measures_here(
     server: TinkerServer, opened: Open, tiny_model: Path
 ) -> None:
     trainer = opened(server, top_k=400)
-    here = LocalPolicy(str(tiny_model), rank=4, seed=3, beta1=0.9, update_clip=0.0, device="cpu")
+    here = LocalPolicy(
+        str(tiny_model), rank=4, seed=3, beta1=0.9, update_clip=0.0, device="cpu", learning_rate=1e-4
+    )
     mine = Gate(here, str(tiny_model), max_tokens=6).base()
     theirs = Gate(trainer.policy, str(tiny_model), max_tokens=6).base()
     assert theirs.counts == mine.counts

@@ -46,7 +46,9 @@ def own_server(tiny_model: Path, tmp_path: Path) -> Iterator[TinkerServer]:
 @pytest.fixture
 def speaker(tiny_model: Path) -> LocalPolicy:
     """Completes with the served policy's greedy reply."""
-    return LocalPolicy(str(tiny_model), rank=4, seed=3, beta1=0.9, update_clip=0.0, device="cpu")
+    return LocalPolicy(
+        str(tiny_model), rank=4, seed=3, beta1=0.9, update_clip=0.0, device="cpu", learning_rate=1e-4
+    )
 
 
 class Bench:
@@ -199,7 +201,7 @@ async def test_a_trainer_that_is_killed_in_the_middle_of_a_step_trains_no_turn_t
         own_server.start()
         until(lambda: one(home, "SELECT state FROM heartbeats") == "waiting", "the trainer being ready")
         await add(record, speaker, "a", "b")
-        claimed = "SELECT count(*) FROM lives WHERE stage = 'claimed'"
+        claimed = "SELECT count(*) FROM turn_states WHERE stage = 'claimed'"
         until(lambda: one(home, claimed) == 2, "the claim")
         process.send_signal(signal.SIGKILL)
         process.wait(30)
@@ -208,7 +210,7 @@ async def test_a_trainer_that_is_killed_in_the_middle_of_a_step_trains_no_turn_t
         process = start()
         # random weights may fail the gate: then the turns have another chance
         until(lambda: one(home, "SELECT count(*) FROM adapters") == 1, "the step's end", seconds=800)
-        trained = one(home, "SELECT count(*) FROM lives WHERE stage = 'trained'")
+        trained = one(home, "SELECT count(*) FROM turn_states WHERE stage = 'trained'")
         published = one(home, "SELECT count(*) FROM adapters WHERE state = 'published'")
         assert (published, trained) in ((0, 0), (1, 2))
         assert not [path for path in (home / "adapters").iterdir() if path.name.startswith(".writing-")]

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recorder.evidence import FORMS, MACHINES, TOPICS
-from recorder.regex_prefilter import required_literals
+from recorder.evidence import FORMS, MACHINES, TOPICS, find_words
+from wire.framework_text import EVIDENCE
+from wire.regex_prefilter import PatternSet, required_literals
 
 PATTERNS = (*TOPICS, *MACHINES, *FORMS)
 
@@ -32,7 +33,7 @@ def test_what_every_match_holds(pattern: str, expected: set[str] | None) -> None
 
 def test_every_branch_but_a_few_can_be_left_out_by_its_literals() -> None:
     branches = [branch for p in PATTERNS for branch in p.branches]
-    assert sum(literals is None for _, literals in branches) < len(branches) / 4
+    assert sum(required_literals(branch) is None for branch in branches) < len(branches) / 4
 
 
 _WORDS = [
@@ -48,5 +49,14 @@ _WORDS = [
 def test_the_literals_leave_out_no_pattern_that_matches(asked: list[str]) -> None:
     text = " ".join(asked)
     for pattern in PATTERNS:
-        matches = any(branch.search(text, 0, pattern.reads) for branch, _ in pattern.branches)
-        assert pattern.found_in(text, text.lower()) == matches, pattern.code
+        matches = any(branch.search(text, 0, pattern.reads) for branch in pattern.branches)
+        assert (pattern.code in find_words(text)) == matches, pattern.code
+
+
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from([e.example for e in EVIDENCE]), max_size=3), st.booleans())
+def test_the_literals_leave_out_no_form_of_a_framework(examples: list[str], is_upper: bool) -> None:
+    text = "\n".join(examples)
+    text = text.upper() if is_upper else text
+    found = PatternSet((e.pattern, e) for e in EVIDENCE).candidates(text)
+    assert [e for e in found if e.pattern.search(text)] == [e for e in EVIDENCE if e.pattern.search(text)]

@@ -11,10 +11,35 @@ import re
 from collections.abc import Iterable
 from re import _constants as ops  # type: ignore[attr-defined]  # private, but how `re` itself reads a pattern
 from re import _parser as parser  # type: ignore[attr-defined]
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 #: Shorter literals occur in nearly every text.
 _MIN_WEIGHT = 3
+
+T = TypeVar("T")
+
+
+class PatternSet(Generic[T]):
+    """Patterns with a value each, of which a text selects those that may match."""
+
+    def __init__(self, patterns: Iterable[tuple[re.Pattern[str], T]]) -> None:
+        self._values: list[T] = []
+        self._unfiltered: list[int] = []
+        by_literal: dict[str, list[int]] = {}
+        for number, (pattern, value) in enumerate(patterns):
+            self._values.append(value)
+            literals = required_literals(pattern)
+            if literals is None:
+                self._unfiltered.append(number)
+            for literal in literals or ():
+                by_literal.setdefault(literal, []).append(number)
+        self._numbers = list(by_literal.items())
+
+    def candidates(self, text: str) -> list[T]:
+        """Return the values of all patterns that match somewhere in ``text``, and of few others, in their order."""
+        lowered = text.lower()
+        found = {number for literal, numbers in self._numbers if literal in lowered for number in numbers}
+        return [self._values[number] for number in sorted(found.union(self._unfiltered))]
 
 
 def required_literals(pattern: re.Pattern[str]) -> frozenset[str] | None:

@@ -1,0 +1,216 @@
+"""Does anything get lost when any process of a whole Patina is killed? `python -m bench.kill_all [--kills 50] [--pause 2.5]`.
+
+A Patina with two gateways, recorder, scorer, trainer and supervisor, on the built-in engine with a scripted backend in front (`bench.soak`),
+learns under load while processes drawn at random are killed with -9: any of these, the engine, or the scripted backend. A killed supervisor, engine or
+backend is started again here; the supervisor starts the others. In the end every turn whose end a client saw must be in the record once,
+every version must have been trained on as many turns as carry its number, all accepted feedback must be recorded, and `verify` must find nothing.
+Exit code 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sqlite3
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from rich.console import Console
+
+from bench.kill import until
+from bench.proxy import Server
+from bench.soak import Clients, Wrong, scripted, scripted_engine, teaching, unwritten, verified, with_tools
+from evals.stack import Stack
+from recorder.worker import REJECTED
+from store.errors import ConfigError, RecordUnavailable
+from store.journal import segments
+from store.settings import read_settings
+
+_TALKERS, _TEACHERS = 8, 2
+_SUPERVISED = ("proxy", "proxy-2", "recorder", "scorer", "trainer")
+_ANSWERS_WITHIN_S = 90.0
+
+
+def children(pid: int) -> dict[str, int]:
+    """Return the process ids of a supervisor's children by name."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for child in task.read_text().split():
+                words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
+                module = words[words.index("-m") + 1] if "-m" in words else words[0]
+                worker = words[words.index("--worker") + 1] if "--worker" in words else "1"
+                name = {"scorers": "scorer"}.get(module, module)
+                found[name if worker == "1" else f"{name}-{worker}"] = int(child)
+    return found
+
+
+async def talk(clients: Clients, kind: Any, rng: random.Random, stop: asyncio.Event) -> None:
+    """Hold one conversation after the other; one that breaks off is given up."""
+    while not stop.is_set():
+        try:
+            async with asyncio.timeout(60.0):
+                await kind(clients, rng)
+        except (Wrong, OSError, ValueError, KeyError) as exc:
+            clients.seen.errors[type(exc).__name__] += 1
+            await asyncio.sleep(0.05)
+
+
+async def kill_at_random(
+    stack: Stack, servers: dict[str, Server], kills: int, pause_s: float
+) -> Counter[str]:
+    """Kill processes; returns how often each was killed."""
+    killed: Counter[str] = Counter()
+    names = (*_SUPERVISED, *_SUPERVISED, *servers, "supervisor")  # an engine needs seconds to start
+    while killed.total() < kills:
+        await asyncio.sleep(random.uniform(0.1, 2 * pause_s))
+        name = random.choice(names)
+        if name in servers:
+            server = servers[name]
+            server.process.kill()
+            await asyncio.to_thread(server.process.wait)
+            server.start()
+        elif name == "supervisor":
+            await asyncio.to_thread(restart_killed, stack)
+        else:
+            pid = children(stack.pid).get(name)
+            if pid is None:
+                continue  # it is being restarted
+            stack.kill(pid)
+        killed[name] += 1
+        print(f"{killed.total()}: {name}", file=sys.stderr, flush=True)
+    return killed
+
+
+def restart_killed(stack: Stack) -> None:
+    """Kill the supervisor and start it again, as a service manager does: until it runs."""
+    stack.kill(stack.pid)
+    until(lambda: not stack.is_running, 10.0)
+    stack.launch()
+    deadline = time.monotonic() + _ANSWERS_WITHIN_S
+    while time.monotonic() < deadline:
+        time.sleep(1.0)
+        if stack.is_running and "proxy" in children(stack.pid):
+            return
+        if not stack.is_running:  # the processes of before still hold the port or the journal
+            stack.launch()
+    raise RuntimeError("the supervisor did not start again")
+
+
+async def drive(stack: Stack, servers: dict[str, Server], kills: int, pause_s: float) -> dict[str, Any]:
+    """Let clients talk while processes are killed; returns what they saw."""
+    clients = Clients(stack.port, stack.key, stack.settings.policy)
+    stop = asyncio.Event()
+    rng = random.Random()
+    kinds = [scripted, with_tools] * (_TALKERS // 2) + [teaching] * _TEACHERS
+    talkers = [asyncio.create_task(talk(clients, kind, rng, stop)) for kind in kinds]
+    killed = await kill_at_random(stack, servers, kills, pause_s)
+    ended, began = len(clients.seen.ended), time.monotonic()
+    while len(clients.seen.ended) == ended and time.monotonic() - began < _ANSWERS_WITHIN_S:  # noqa: ASYNC110 - counted by many tasks
+        await asyncio.sleep(0.1)
+    answers_after_s = time.monotonic() - began
+    await asyncio.sleep(5.0)
+    stop.set()
+    await asyncio.gather(*talkers)
+    await clients.close()
+    return {
+        "killed": dict(killed),
+        "ended": clients.seen.ended,
+        "broken": clients.seen.errors.total(),
+        "feedback": clients.seen.feedback,
+        "answers_after_s": round(answers_after_s, 1),
+    }
+
+
+def trained(database: Path) -> tuple[int, list[int]]:
+    """Return (turns that were trained on, versions that say another number of turns than carry their number)."""
+    with closing(sqlite3.connect(database)) as connection:
+        marked = dict(
+            connection.execute(
+                "SELECT trained_in_version, count(*) FROM trajectories WHERE trained_in_version IS NOT NULL GROUP BY 1"
+            )
+        )
+        versions = {
+            version: json.loads(metrics).get("turns", 0)
+            for version, metrics in connection.execute("SELECT version, metrics FROM adapters")
+        }
+    return sum(marked.values()), [v for v, count in marked.items() if versions.get(v) != count]
+
+
+def run(kills: int, pause_s: float, home: Path) -> dict[str, Any]:
+    """Return what was seen and what is missing; `wrong` lists what must not be."""
+    with ExitStack() as exits:
+        servers = exits.enter_context(scripted_engine(home))
+        upstream = f"http://127.0.0.1:{servers['scripted backend'].port}"
+        settings = read_settings(
+            {
+                "backend": "vllm", "upstream": upstream, "threads": 1, "judge": "none", "workers": 2,
+                "batch_size": 4, "max_wait_s": 2.0,
+            }
+        )  # fmt: skip
+        stack = exits.enter_context(Stack(settings, home=home / "stack"))
+        found = uvloop.run(drive(stack, servers, kills, pause_s))
+        database, journal = stack.home / "patina.db", stack.home / "journal"
+        ended = found.pop("ended")
+        missing = unwritten(database, ended)
+        until(lambda: not segments(journal), 30.0)
+        with suppress(RecordUnavailable):
+            found["store"] = stack.status()["store"]
+    with closing(sqlite3.connect(database)) as connection:
+        (turns,) = connection.execute("SELECT count(*) FROM turns").fetchone()
+        (feedback,) = connection.execute("SELECT count(*) FROM feedback").fetchone()
+    trained_turns, unequal = trained(database)
+    found |= {
+        "ended": len(ended),
+        "ended_twice": len(ended) - len(set(ended)),
+        "missing": missing,
+        "turns": turns,
+        "trained": trained_turns,
+        "versions_with_other_turns": unequal,
+        "feedback_missing": max(0, found["feedback"] - feedback),
+        "segments_left": len(segments(journal)),
+        "rejected": len(list((journal / REJECTED).glob("*"))),
+        "verify": asyncio.run(verified(read_settings({"home": stack.home}))),
+    }
+    wrong = (
+        "ended_twice",
+        "missing",
+        "versions_with_other_turns",
+        "feedback_missing",
+        "segments_left",
+        "rejected",
+        "verify",
+    )
+    return {**found, "wrong": [name for name in wrong if found[name]]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.kill_all", description=__doc__)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument(
+        "--pause", type=float, default=2.5, help="mean seconds between two kills (default: %(default)s)"
+    )
+    parser.add_argument("--home", type=Path, help="folder to leave everything in; default: none is left")
+    arguments = parser.parse_args()
+    with ExitStack() as exits:
+        home = arguments.home or Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="patina-kill-")))
+        home.mkdir(parents=True, exist_ok=True)
+        try:
+            found = run(arguments.kills, arguments.pause, home)
+        except ConfigError as exc:
+            print(f"bench.kill_all: {exc}", file=sys.stderr)
+            return 1
+    Console().print_json(json.dumps(found))
+    return 1 if found["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,286 @@
+"""Several policies on one gateway: each key has its own, the engine's slots are shared, and no key reaches another's."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from proxy.endpoints import ENDPOINTS
+from store.keys import KeyFile, Keyring
+from store.values import AdapterState, AdapterVersion, StepReport
+from tests.proxy.conftest import KEY, Gateway, run_gateway_at
+from tests.proxy.test_adapters import until
+from tests.proxy.test_security import ask, bearer
+from tests.proxy.upstream import Upstream, running
+
+
+@dataclass
+class People:
+    gateway: Gateway
+    keys: dict[str, str]
+
+    def client(self, name: str) -> openai.OpenAI:
+        return self.gateway.client.with_options(api_key=self.keys[name])
+
+    def served(self, name: str, model: str = "tiny", **more: Any) -> str:
+        """Ask as this person; return what the backend was asked for."""
+        text = f"from {name}"
+        reply = self.client(name).chat.completions.create(
+            model=model, messages=[{"role": "user", "content": text}], **more
+        )
+        assert reply.model == model
+        return str(reply.choices[0].message.content).split()[3]
+
+    def state(self) -> Any:
+        return self.json("boss", "/v1/patina/status")["proxy"]["backend"]
+
+    def json(self, name: str, target: str) -> Any:
+        seen = ask(self.gateway.url, bearer(self.keys[name]), method="GET", target=target, body=b"")
+        assert seen.status == 200
+        return json.loads(seen.body)
+
+    def publish(self, policy: str, version: int, folder: Path) -> None:
+        now = time.time()
+        adapter = AdapterVersion(
+            policy=policy, version=version, path=str(folder), content_hash="x", parent_version=version - 1,
+            state=AdapterState.PUBLISHED, reason="", method="combine", metrics={}, created_at=now,
+        )  # fmt: skip
+        step = StepReport(
+            step_id=f"{policy}{version}", policy=policy, method="combine", started_at=now, finished_at=now,
+            version=version, error=None, metrics={},
+        )  # fmt: skip
+        self.gateway.in_record(lambda record: record.publish(adapter, [], step, worker="w"))
+        until(lambda: self.live(policy) == version, f"{policy}@{version} is live")
+
+    def live(self, policy: str) -> int:
+        state = self.state()
+        one = state if policy == "tiny" else state["policies"].get(policy, {"live": 0})
+        return int(one["live"])
+
+
+@contextmanager
+def people_at(record_file: Path, upstream: Upstream, **more: Any) -> Iterator[People]:
+    file = KeyFile(record_file.with_name("keys.json"))
+    keys = {name: file.add(name) for name in ("ann", "bob", "dan")}
+    keys |= {"boss": file.add("boss", is_owner=True), "eve": file.add("eve", adapter="")}
+    keys |= {name: file.add(name, adapter="team") for name in ("cai", "cat")}
+    keys["default"] = KEY
+    with (
+        running(upstream) as url,
+        run_gateway_at(url, upstream, record_file, keys=Keyring(KEY, named=file), **more) as gateway,
+    ):
+        yield People(gateway, keys)
+
+
+@pytest.fixture
+def people(record_file: Path) -> Iterator[People]:
+    with people_at(record_file, Upstream()) as made:
+        yield made
+
+
+def test_each_key_is_served_its_own_policy_under_the_name_it_asked_for(
+    people: People, tmp_path: Path
+) -> None:
+    for policy, version in (("tiny", 1), ("tiny.ann", 1), ("tiny.ann", 2), ("tiny.team", 1)):
+        people.publish(policy, version, tmp_path)
+    assert people.served("ann") == "tiny.ann@2"
+    assert people.served("bob") == "tiny"  # no version of his yet: the base model, not the shared version
+    assert people.served("cai") == people.served("cat") == "tiny.team@1"
+    assert people.served("eve") == people.served("default") == "tiny@1"
+    for model in ("tiny.ann", "tiny:ann", "tiny.ann@2", "tiny:ann@2", "tiny@2", "patina"):
+        assert people.served("ann", model) == "tiny.ann@2"
+    assert people.served("ann", "tiny@0") == "tiny"
+    rows = people.gateway.rows(13)
+    assert [(row["policy"], row["adapter_version"]) for row in rows[:6]] == [
+        ("tiny.ann", 2), ("tiny.bob", 0), ("tiny.team", 1), ("tiny.team", 1), ("tiny", 1), ("tiny", 1),
+    ]  # fmt: skip
+
+
+def test_a_key_reaches_no_other_policy_and_does_not_learn_that_there_is_one(
+    people: People, tmp_path: Path
+) -> None:
+    for policy in ("tiny", "tiny.ann"):
+        people.publish(policy, 1, tmp_path)
+    refused = []
+    for name, model in (
+        ("bob", "tiny.ann"), ("bob", "tiny:ann"), ("bob", "tiny.ann@1"), ("bob", "tiny.nobody"), ("eve", "tiny.ann"),
+        ("ann", "tiny.bob"), ("boss", "tiny.nobody"), ("bob", "tiny@1"),
+    ):  # fmt: skip
+        with pytest.raises(openai.NotFoundError) as caught:
+            people.served(name, model)
+        refused.append(str(caught.value).replace(model, "?"))
+    assert len(set(refused[:-1])) == 1
+    assert "not loaded" in refused[-1]  # of bob's own policy there is no version 1
+
+
+def test_an_owner_may_use_another_policy_and_teaches_it_nothing(people: People, tmp_path: Path) -> None:
+    people.publish("tiny.ann", 1, tmp_path)
+    assert people.served("boss", "tiny.ann") == "tiny.ann@1"
+    assert people.served("boss") == "tiny"
+    rows = people.gateway.rows(2)
+    assert [(row["policy"], row["drop_reason"]) for row in rows] == [
+        ("tiny.ann", "opted_out"),
+        ("tiny.boss", None),
+    ]
+
+
+def test_cold_policies_share_the_slots_and_come_back_with_their_next_request(
+    record_file: Path, tmp_path: Path
+) -> None:
+    with people_at(record_file, Upstream(slots=2)) as people:
+        for policy in ("tiny", "tiny.ann", "tiny.bob", "tiny.dan"):
+            people.publish(policy, 1, tmp_path)
+        for _ in range(2):
+            for name in ("ann", "bob", "dan", "default"):
+                expected = "tiny@1" if name == "default" else f"tiny.{name}@1"
+                assert people.served(name) == expected
+                assert len(people.gateway.upstream.adapters) <= 2
+        assert people.state()["cold_loads"] >= 5  # each time but where the slot was still theirs
+        assert people.state()["cold_misses"] == 0
+        # the shared policy keeps its slot
+        assert people.gateway.upstream.admin.count(("load", "tiny@1")) == 1
+
+
+def test_when_every_slot_is_in_use_the_base_model_answers_instead_of_an_error(
+    record_file: Path, tmp_path: Path
+) -> None:
+    with people_at(record_file, Upstream(slots=2)) as people:
+        for policy in ("tiny", "tiny.ann", "tiny.bob"):
+            people.publish(policy, 1, tmp_path)
+        alias: Any = people.gateway.proxy._alias  # to wait less than a person would
+        alias._cold_wait_s = 0.3
+        people.gateway.upstream.events["go"] = threading.Event()
+        script = {"scripted": {"text": "held for long", "hold": "go"}}
+        stream = people.client("ann").chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "slow"}], stream=True, extra_body=script
+        )
+        assert people.gateway.upstream.held.wait(10)
+        assert people.served("bob") == "tiny"
+        assert people.state()["cold_misses"] == 1
+        people.gateway.upstream.events["go"].set()
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "held for long"
+        assert people.served("bob") == "tiny.bob@1"
+        rows = {row["messages"][0]["content"]: row for row in people.gateway.rows(2)}
+        assert (rows["from bob"]["policy"], rows["slow"]["policy"]) == ("tiny.bob", "tiny.ann")
+
+
+def test_a_version_that_cannot_be_loaded_costs_no_reply_and_no_other_policy(
+    record_file: Path, tmp_path: Path
+) -> None:
+    upstream = Upstream(slots=2)
+    with people_at(record_file, upstream) as people:
+        for policy in ("tiny", "tiny.ann", "tiny.bob"):
+            people.publish(policy, 1, tmp_path)
+        upstream.broken_adapters = {"tiny.ann@1"}
+        assert people.served("bob") == "tiny.bob@1"  # takes the slot
+        assert people.served("ann") == "tiny"
+        assert "torn" in people.state()["last_error"]
+        upstream.broken_adapters = set()
+        until(lambda: people.served("ann") == "tiny.ann@1", "it is tried again")
+
+
+def test_a_restarted_backend_gets_a_cold_version_back_with_its_next_request(
+    people: People, tmp_path: Path
+) -> None:
+    people.publish("tiny.ann", 1, tmp_path)
+    assert people.served("ann") == "tiny.ann@1"
+    people.gateway.upstream.adapters.clear()
+    assert people.served("ann") == "tiny.ann@1"
+
+
+def test_an_earlier_version_of_ones_own_is_loaded_on_demand(people: People, tmp_path: Path) -> None:
+    people.publish("tiny.ann", 1, tmp_path)
+    people.publish("tiny.ann", 2, tmp_path)
+    until(lambda: people.state()["policies"]["tiny.ann"]["loaded"] == [2], "version 1 is unloaded")
+    assert people.served("ann", "tiny@1") == "tiny.ann@1"
+    assert people.served("ann") == "tiny.ann@2"
+
+
+# ------------------------------------------------------------------ all routes x keys
+
+
+def test_every_route_shows_a_key_only_what_is_its_own(people: People, tmp_path: Path) -> None:
+    for policy in ("tiny", "tiny.ann", "tiny.bob"):
+        people.publish(policy, 1, tmp_path)
+    for name in ("ann", "ann", "bob", "default"):
+        people.served(name)
+    people.gateway.settle()
+    checked = {"/v1/chat/completions": None}  # by the tests above
+    # status: an owner sees the processes and all policies
+    assert set(people.json("boss", "/v1/patina/status")["live"]) == {"tiny", "tiny.ann", "tiny.bob"}
+    assert people.json("default", "/v1/patina/status")["turns"] == 4
+    for name, turns in (("ann", 2), ("bob", 1), ("dan", 0), ("eve", 0)):
+        shown = people.json(name, "/v1/patina/status")
+        policy = "tiny" if name == "eve" else f"tiny.{name}"
+        assert (shown["turns"], shown["policy"]) == (turns, policy)
+        assert set(shown["live"]) <= {policy}
+        assert not {"processes", "heartbeats", "proxy", "store"} & set(shown)
+        assert not [other for other in ("ann", "bob", "dan", "boss") if other != name and other in str(shown)]
+    checked["/v1/patina/status"] = None
+    # models
+    for name, names in (
+        ("ann", {"tiny": "tiny.ann@1"}),
+        ("eve", {"tiny": "tiny@1"}),
+        ("dan", {"tiny": "tiny.dan@0"}),
+    ):
+        cards = people.json(name, "/v1/models")["data"]
+        assert {card["id"]: card["metadata"]["name"] for card in cards} == names
+    assert len(people.json("boss", "/v1/models")["data"]) == 4
+    checked["/v1/models"] = None
+    for name, target, status in (
+        ("ann", "tiny", 200), ("bob", "tiny.ann", 404), ("eve", "tiny.ann", 404), ("boss", "tiny.ann", 200),
+    ):  # fmt: skip
+        seen = ask(
+            people.gateway.url,
+            bearer(people.keys[name]),
+            method="GET",
+            target=f"/v1/models/{target}",
+            body=b"",
+        )
+        assert seen.status == status
+    checked["/v1/models/*"] = None
+    # feedback: on one's own turns only, an owner's key too
+    turn = next(row["turn_id"] for row in people.gateway.rows(4) if row["policy"] == "tiny.ann")
+    for name, status in (("bob", 404), ("eve", 404), ("default", 404), ("boss", 404), ("ann", 200)):
+        body = b'{"turn_id": "%s", "score": -1, "text": "shorter"}' % turn.encode()
+        assert (
+            ask(people.gateway.url, bearer(people.keys[name]), target="/v1/feedback", body=body).status
+            == status
+        )
+    checked["/v1/feedback"] = None
+    # health needs no key: it names nobody
+    health = ask(people.gateway.url, method="GET", target="/healthz", body=b"").body.decode()
+    assert "ann" not in health
+    checked["/healthz"] = None
+    assert set(checked) == {endpoint.path for endpoint in ENDPOINTS}
+
+
+@pytest.mark.parametrize("target", ["/v1/embeddings", "/v1/responses", "/v1/messages"])
+def test_a_forwarded_path_does_not_reach_another_keys_adapter(people: People, target: str) -> None:
+    url = people.gateway.url
+    foreign = (
+        b'{"model": "tiny.ann@1"}', b'{"model": "tiny.\\u0061nn@1"}', b'{"model": "x", "model": "tiny.ann@1"}',
+        b'{"model": "tiny@1"}',
+    )  # fmt: skip
+    for body in foreign:
+        assert ask(url, bearer(people.keys["bob"]), target=target, body=body).status == 404
+    assert ask(url, bearer(people.keys["bob"]), target=target, body=b'{"model": "tiny.ann@1"').status == 400
+    assert people.gateway.upstream.seen == []
+    for name, body in (
+        ("bob", b'{"model": "tiny.bob@1"}'),
+        ("bob", b'{"model": "tiny"}'),
+        ("boss", foreign[0]),
+    ):
+        assert ask(url, bearer(people.keys[name]), target=target, body=body).status == 207
+    # a chat request that cannot be captured is forwarded as bytes, and is held to the same
+    deep = b'{"model": "tiny.ann@1", "messages": [], "x": ' + b"[" * 300 + b"]" * 300 + b"}"
+    assert ask(url, bearer(people.keys["bob"]), body=deep).status == 404
