@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,11 @@ from store.errors import ConfigError, RecordUnavailable
 from store.journal import segments
 from store.settings import read_settings
 
-_TALKERS, _TEACHERS = 8, 2
+_TALKERS, _TEACHERS = 8, 4
 _SUPERVISED = ("proxy", "proxy-2", "recorder", "scorer", "trainer")
-_ANSWERS_WITHIN_S = 90.0
+_PAUSE_S = 0.2
+_NAMES = (*_SUPERVISED, "engine", "scripted backend", "supervisor")
+_ANSWERS_WITHIN_S, _RECORDED_WITHIN_S = 90.0, 600.0
 
 
 def children(pid: int) -> dict[str, int]:
@@ -61,15 +64,14 @@ async def talk(clients: Clients, kind: Any, rng: random.Random, stop: asyncio.Ev
                 await kind(clients, rng)
         except (Wrong, OSError, ValueError, KeyError) as exc:
             clients.seen.errors[type(exc).__name__] += 1
-            await asyncio.sleep(0.05)
+        await asyncio.sleep(_PAUSE_S)
 
 
 async def kill_at_random(
-    stack: Stack, servers: dict[str, Server], kills: int, pause_s: float
+    stack: Stack, servers: dict[str, Server], names: Sequence[str], kills: int, pause_s: float
 ) -> Counter[str]:
-    """Kill processes; returns how often each was killed."""
+    """Kill processes of these names; returns how often each was killed."""
     killed: Counter[str] = Counter()
-    names = (*_SUPERVISED, *_SUPERVISED, *servers, "supervisor")  # an engine needs seconds to start
     while killed.total() < kills:
         await asyncio.sleep(random.uniform(0.1, 2 * pause_s))
         name = random.choice(names)
@@ -105,14 +107,16 @@ def restart_killed(stack: Stack) -> None:
     raise RuntimeError("the supervisor did not start again")
 
 
-async def drive(stack: Stack, servers: dict[str, Server], kills: int, pause_s: float) -> dict[str, Any]:
+async def drive(
+    stack: Stack, servers: dict[str, Server], names: Sequence[str], kills: int, pause_s: float
+) -> dict[str, Any]:
     """Let clients talk while processes are killed; returns what they saw."""
     clients = Clients(stack.port, stack.key, stack.settings.policy)
     stop = asyncio.Event()
     rng = random.Random()
     kinds = [scripted, with_tools] * (_TALKERS // 2) + [teaching] * _TEACHERS
     talkers = [asyncio.create_task(talk(clients, kind, rng, stop)) for kind in kinds]
-    killed = await kill_at_random(stack, servers, kills, pause_s)
+    killed = await kill_at_random(stack, servers, names, kills, pause_s)
     ended, began = len(clients.seen.ended), time.monotonic()
     while len(clients.seen.ended) == ended and time.monotonic() - began < _ANSWERS_WITHIN_S:  # noqa: ASYNC110 - counted by many tasks
         await asyncio.sleep(0.1)
@@ -145,7 +149,7 @@ def trained(database: Path) -> tuple[int, list[int]]:
     return sum(marked.values()), [v for v, count in marked.items() if versions.get(v) != count]
 
 
-def run(kills: int, pause_s: float, home: Path) -> dict[str, Any]:
+def run(names: Sequence[str], kills: int, pause_s: float, home: Path) -> dict[str, Any]:
     """Return what was seen and what is missing; `wrong` lists what must not be."""
     with ExitStack() as exits:
         servers = exits.enter_context(scripted_engine(home))
@@ -157,11 +161,11 @@ def run(kills: int, pause_s: float, home: Path) -> dict[str, Any]:
             }
         )  # fmt: skip
         stack = exits.enter_context(Stack(settings, home=home / "stack"))
-        found = uvloop.run(drive(stack, servers, kills, pause_s))
+        found = uvloop.run(drive(stack, servers, names, kills, pause_s))
         database, journal = stack.home / "patina.db", stack.home / "journal"
         ended = found.pop("ended")
-        missing = unwritten(database, ended)
-        until(lambda: not segments(journal), 30.0)
+        until(lambda: not segments(journal), _RECORDED_WITHIN_S)
+        missing = unwritten(database, ended, 1.0)
         with suppress(RecordUnavailable):
             found["store"] = stack.status()["store"]
     with closing(sqlite3.connect(database)) as connection:
@@ -171,7 +175,7 @@ def run(kills: int, pause_s: float, home: Path) -> dict[str, Any]:
     found |= {
         "ended": len(ended),
         "ended_twice": len(ended) - len(set(ended)),
-        "missing": missing,
+        "missing": len(missing),
         "turns": turns,
         "trained": trained_turns,
         "versions_with_other_turns": unequal,
@@ -198,13 +202,14 @@ def main() -> int:
     parser.add_argument(
         "--pause", type=float, default=2.5, help="mean seconds between two kills (default: %(default)s)"
     )
+    parser.add_argument("--only", nargs="+", choices=_NAMES, default=_NAMES, help="what is killed")
     parser.add_argument("--home", type=Path, help="folder to leave everything in; default: none is left")
     arguments = parser.parse_args()
     with ExitStack() as exits:
         home = arguments.home or Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="patina-kill-")))
         home.mkdir(parents=True, exist_ok=True)
         try:
-            found = run(arguments.kills, arguments.pause, home)
+            found = run(arguments.only, arguments.kills, arguments.pause, home)
         except ConfigError as exc:
             print(f"bench.kill_all: {exc}", file=sys.stderr)
             return 1

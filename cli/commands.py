@@ -21,21 +21,25 @@ from rich.table import Table
 
 from cli import clients
 from cli.drop_reasons import sentence_of
-from cli.live import ask_proxy, is_in_trouble, store_line
+from cli.live import ask_proxy, is_in_trouble, store_line, traffic_lines
 from cli.opened_record import open_record
 from cli.recover import recover
 from cli.text import LONG, clip
 from cli.unused import DAYS, lines_of
 from cli.unused import to_json as unused_json
 from evals.console import table_console
-from store.errors import ConfigError, RecordError
+from serving.model_digests import digest_served_model
+from store.errors import AdapterError, ConfigError, RecordError
+from store.integrity import check_adapter
 from store.lifecycle import DropReason, Stage
+from store.policies import policies_of
 from store.processes import is_alive
 from store.record import Record
 from store.settings import Settings
 from store.texts import last_user_text
 from store.values import (
     BASE_VERSION,
+    AdapterState,
     AdapterVersion,
     ClientTraffic,
     Heartbeat,
@@ -95,6 +99,8 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
         if live is not None and store is not None:
             style = "red" if is_in_trouble(store) else "default"
             console.print(f"[{style}]{escape(store_line(store, live['proxy'].get('not_captured')))}[/]")
+            for line in traffic_lines(live["proxy"]):
+                console.print(escape(line))
     return 1 if problem or (store is not None and is_in_trouble(store)) else 0
 
 
@@ -471,11 +477,33 @@ async def _resume(record: Record, settings: Settings, arguments: argparse.Namesp
 
 async def _verify(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
     wrong = await record.verify()
+    adapters, without = await check_versions(record, settings)
+    wrong += adapters
     for line in wrong:
         print(line)
+    if without:
+        print(
+            f"without a manifest, made by an earlier Patina, checked by their content hash: {', '.join(without)}"
+        )
     status = await record.status()
     print(f"{status.turns} turns checked: " + (f"{len(wrong)} things wrong" if wrong else "all is well"))
     return 1 if wrong else 0
+
+
+async def check_versions(record: Record, settings: Settings) -> tuple[list[str], list[str]]:
+    """Check the files of all versions; returns what is wrong, and the names of the versions that have no manifest."""
+    wrong, without = [], []
+    model = await asyncio.to_thread(digest_served_model, settings.model_path)
+    policies = policies_of(settings.policy, {settings.policy, *await record.aliases()})
+    for adapter in [one for policy in policies for one in await record.adapters(policy)]:
+        if adapter.state is AdapterState.PRUNED:
+            continue
+        try:
+            if not await asyncio.to_thread(check_adapter, adapter, model):
+                without.append(adapter.name)
+        except AdapterError as exc:
+            wrong.append(f"{adapter.name}: {exc}")
+    return wrong, without
 
 
 COMMANDS: dict[str, Command] = {

@@ -77,3 +77,25 @@ def store_line(store: Json, not_captured: Json | None = None) -> str:
     parts += [f"the last: {last}" for last in (store["last_loss"], store["last_rejected"]) if last]
     parts += [f"{count} passed on unread: {why}" for why, count in (not_captured or {}).items()]
     return " · ".join(parts)
+
+
+_API_NAMES = {"chat": "chat", "responses": "Responses", "messages": "Messages", "completions": "completions"}
+
+
+def traffic_lines(proxy: Json) -> list[str]:
+    """Return what `status` says about requests by API: those translated to chat, and those that are not recorded."""
+    lines = []
+    apis: Json = proxy.get("recorded_by_api") or {}
+    if set(apis) - {"chat"}:
+        counts = " · ".join(f"{count} {_API_NAMES.get(name, name)}" for name, count in apis.items())
+        lines.append(f"requests: {counts} (Responses and Messages are translated to chat)")
+    paths: Json = proxy.get("unrecorded_by_path") or {}
+    if paths:
+        counts = " · ".join(f"{count} to {path}" for path, count in sorted(paths.items()))
+        native = ", --native-apis is on" if proxy.get("native_apis") else ""
+        lines.append(f"forwarded and not recorded: {counts}{native}")
+    tools: Json = proxy.get("tools_left_out") or {}
+    if tools:
+        counts = ", ".join(f"{name} in {count} requests" for name, count in sorted(tools.items()))
+        lines.append(f"hosted tools that were left out: {counts}")
+    return lines

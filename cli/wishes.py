@@ -166,7 +166,12 @@ def list_wishes(
     """
     replaced = {edit.turn_id: edit.text for edit in edits if edit.text is not None}
     removed = {edit.turn_id for edit in edits if edit.text is None}
-    number_of = {turn_id: number for number, row in enumerate(rows, start=1) for turn_id in row["turns"]}
+    number_of = {
+        turn_id: number
+        for number, row in enumerate(rows, start=1)
+        if not row.get("as_stated")
+        for turn_id in row["turns"]
+    }
     found = []
     for number, row in enumerate(rows, start=1):
         labels = dict(zip(row["turns"], row.get("labels", ()), strict=False))  # none in versions of before
@@ -179,7 +184,11 @@ def list_wishes(
             ListedWish(
                 number=number,
                 turn_ids=turn_ids,
-                wordings=tuple(replaced.get(turn_id, words[turn_id]) for turn_id in turn_ids),
+                # A wish that an edit made into another is unlearnt in the words in which it was stated.
+                wordings=tuple(
+                    words[turn_id] if row.get("as_stated") else replaced.get(turn_id, words[turn_id])
+                    for turn_id in turn_ids
+                ),
                 state=row["state"],
                 is_removed=not is_settled and bool(removed & {*turn_ids}),
                 overruled_by=number_of.get(row["overruled_by"]),
@@ -257,7 +266,10 @@ async def _edit(record: Record, policy: str, wish: ListedWish, text: str) -> str
     edits = [WishEdit(turn_id=turn_id, text="") for turn_id in older]
     await record.add_wish_edits(policy, [*edits, WishEdit(turn_id=newest, text=text)])
     others = ", and its other wordings are not used any more" if wish.others else ""
-    return f"wish {wish.number} is now “{text}” (before: “{clip(wish.text, LONG)}”){others}: the teacher reads it from the next version on"
+    return (
+        f"wish {wish.number} is now “{text}” (before: “{clip(wish.text, LONG)}”){others}: the teacher reads it from the next version "
+        "on, which also begins to unlearn the earlier wish if the two are different"
+    )
 
 
 async def _remove(record: Record, policy: str, live: int, wish: ListedWish) -> str:

@@ -25,7 +25,15 @@ from typing import Protocol
 
 from proxy.version_locks import VersionLocks
 from serving.protocol import BackendClient, Capabilities
-from store.errors import AdapterError, RecordError, TheirError, UpstreamError, UpstreamUnreachable
+from store.errors import (
+    AdapterError,
+    AdapterMismatch,
+    RecordError,
+    TheirError,
+    UpstreamError,
+    UpstreamUnreachable,
+)
+from store.integrity import check_adapter, refuse_version
 from store.policies import SHARED, group_of, parse_model, parse_version, policies_of, policy_name
 from store.record import Record
 from store.values import BASE_VERSION, AdapterState, Json, adapter_name
@@ -133,6 +141,10 @@ class Alias(Protocol):
         """Return the policies that a caller may use, its own first."""
         ...
 
+    def resolve(self, model: str | None, *, group: str, is_owner: bool) -> tuple[str, int | None]:
+        """Return the policy that a caller means by a model name, and the version; None: the live one. Raises: UnknownModel."""
+        ...
+
     def is_foreign(self, model: str, *, group: str) -> bool:
         """Whether ``model`` is the backend's name of a version of another policy than the caller's."""
         ...
@@ -173,6 +185,9 @@ class UpstreamAlias:
 
     def served(self, *, group: str, is_owner: bool) -> list[ServedPolicy]:
         return [ServedPolicy(name=self.policy, policy=self.policy, version=BASE_VERSION)]
+
+    def resolve(self, model: str | None, *, group: str, is_owner: bool) -> tuple[str, int | None]:
+        return model or self.policy, None
 
     def is_foreign(self, model: str, *, group: str) -> bool:
         return False
@@ -218,6 +233,7 @@ class AdapterAlias:
         record: returns the open record, or None while it is unavailable.
         locks: shared with the other gateways of this home.
         cold_wait_s: longest time a request waits for a version that is not loaded.
+        accepts_any: whether the caller's policy now answers for model names that nothing here has.
     """
 
     can_wait = True
@@ -232,6 +248,7 @@ class AdapterAlias:
         poll_s: float = _POLL_INTERVAL_S,
         locks: VersionLocks | None = None,
         cold_wait_s: float = COLD_WAIT_S,
+        accepts_any: Callable[[], bool] = lambda: False,
     ) -> None:
         self._backend = backend
         self.policy = policy
@@ -239,6 +256,7 @@ class AdapterAlias:
         self._locks = locks or VersionLocks(None)
         self._poll_s = poll_s
         self._cold_wait_s = cold_wait_s
+        self._accepts_any = accepts_any
         self.capabilities = Capabilities(token_ids=True, logprobs=True, adapters=True)
         self._base: str | None = None
         self._shared = _Pointer()
@@ -292,10 +310,14 @@ class AdapterAlias:
                 raise UpstreamUnreachable(
                     f"the backend at {self._backend.address} is not up: {self._last_error or 'no answer yet'}"
                 ) from None
-        policy, wanted = self._resolve(model, group, is_owner=is_owner)
+        policy, wanted = self.resolve(model, group=group, is_owner=is_owner)
         if wanted is None:
             version = self._live_of(policy)
-            if not await self._claim(policy, version, min(wait_s, self._cold_wait_s)):
+            is_loaded = await self._claim(policy, version, min(wait_s, self._cold_wait_s))
+            if not is_loaded and version != self._live_of(policy):  # it was refused, and its ancestor is live
+                version = self._live_of(policy)
+                is_loaded = await self._claim(policy, version, min(wait_s, self._cold_wait_s))
+            if not is_loaded:
                 # The base model answers: a reply must not fail because other policies use every slot.
                 self._cold_misses += 1
                 version = BASE_VERSION
@@ -313,12 +335,13 @@ class AdapterAlias:
             is_own=group_of(self.policy, policy) == group,
         )
 
-    def _resolve(self, model: str | None, group: str, *, is_owner: bool) -> tuple[str, int | None]:
-        """Return the policy that a caller means, and the version; None: the live one."""
+    def resolve(self, model: str | None, *, group: str, is_owner: bool) -> tuple[str, int | None]:
         own = policy_name(self.policy, group)
         if model is None or model in ALIASES:
             return own, None
         found = parse_model(self.policy, model)
+        if found is None and model and self._accepts_any():
+            return own, None  # the request, and so the record, keeps the name that was asked for
         if found is not None and found.group in (None, group):
             return own, found.version
         if found is not None and is_owner:
@@ -443,8 +466,9 @@ class AdapterAlias:
             if outcome is _Load.DONE:
                 self._cold_loads += 1
             elif pointer is not None and pointer.live == version:
-                log.error("%s cannot be loaded; serving the base model", name)
-                pointer.live = BASE_VERSION
+                # A refused version's ancestor is the target; after any other failure the base model serves.
+                pointer.live = BASE_VERSION if pointer.target == version else pointer.target
+                log.error("%s cannot be loaded; serving version %d", name, pointer.live)
             del self._demanded[name]
             loaded.set()
 
@@ -520,7 +544,8 @@ class AdapterAlias:
 
     async def _check_backend(self) -> None:
         """Read which adapters the backend has; a restart loses them."""
-        names = {m.name: m.parent for m in await self._backend.models()}
+        models = await self._backend.models()
+        names = {m.name: m.parent for m in models}
         adapters = {name for name in names if parse_version(self.policy, name) is not None}
         bases = [name for name, parent in names.items() if parent is None and name not in adapters]
         if self.policy in names:
@@ -538,11 +563,14 @@ class AdapterAlias:
 
     async def _activate(self, policy: str, pointer: _Pointer) -> None:
         """Make the wanted version live. If it cannot be loaded, the alias stays and the load is retried later."""
-        if await self._ensure_loaded(policy, pointer.target) is not _Load.DONE:
-            return
-        if pointer.live != pointer.target:
-            log.info("%s is live", adapter_name(policy, pointer.target))
-        pointer.live = pointer.target
+        wanted = None
+        while pointer.target != wanted:  # where it is refused, its ancestor is wanted
+            wanted = pointer.target
+            if await self._ensure_loaded(policy, wanted) is _Load.DONE:
+                if pointer.live != wanted:
+                    log.info("%s is live", adapter_name(policy, wanted))
+                pointer.live = wanted
+                return
 
     async def _ensure_loaded(self, policy: str, version: int) -> _Load:
         name = adapter_name(policy, version)
@@ -560,6 +588,9 @@ class AdapterAlias:
             return _Load.LATER
         try:
             await self._load(policy, version)
+        except AdapterMismatch as exc:
+            await self._refuse(policy, version, str(exc))
+            return _Load.FAILED
         except (AdapterError, RecordError) as exc:
             self._load_errors += 1
             self._last_error = str(exc)
@@ -579,9 +610,24 @@ class AdapterAlias:
             raise AdapterError(f"the record has no {adapter_name(policy, version)}")
         if not await asyncio.to_thread(Path(adapter.path).is_dir):
             raise AdapterError(f"the folder {adapter.path} of {adapter.name} does not exist")
+        await asyncio.to_thread(check_adapter, adapter)
         await self._backend.load_adapter(adapter.name, adapter.path)
         self._loaded.add(adapter.name)
         self._used_at[adapter.name] = time.monotonic()
+
+    async def _refuse(self, policy: str, version: int, reason: str) -> None:
+        """Refuse a version that is not what the trainer made; its newest intact ancestor becomes the target."""
+        self._load_errors += 1
+        self._last_error = reason
+        log.error("%s is refused: %s", adapter_name(policy, version), reason)
+        try:
+            record = self._record()
+            adapter = None if record is None else await record.adapter(policy, version)
+            if record is not None and adapter is not None:
+                self._pointers[policy].target = await refuse_version(record, adapter, reason)
+        except RecordError as exc:
+            self._record_errors += 1
+            self._last_error = f"{reason}; the record cannot note it: {exc}"
 
     def state(self) -> Json:
         loaded: dict[str, list[int]] = {}

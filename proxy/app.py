@@ -1,6 +1,6 @@
 """The proxy as an ASGI application: authentication and routing.
 
-* ``/v1/chat/completions`` is relayed and recorded;
+* ``/v1/chat/completions`` is relayed and recorded; ``/v1/responses`` and ``/v1/messages`` are, as chat;
 * ``/healthz``, ``/v1/models`` (of a local backend), ``/v1/patina/status`` and ``/v1/feedback`` are answered here;
 * everything else under ``/v1/`` is forwarded as bytes, except paths that administer the backend.
 
@@ -16,13 +16,15 @@ import posixpath
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
 import orjson
 from starlette.types import Message, Receive, Scope, Send
 
-from proxy.adapters import AdapterAlias, Alias, UpstreamAlias
+from proxy.adapters import AdapterAlias, Alias, UnknownModel, UpstreamAlias
+from proxy.api_relay import ApiRelay
 from proxy.asgi import (
     BodyTooLarge,
     ClientDisconnected,
@@ -31,19 +33,28 @@ from proxy.asgi import (
     send_error,
     send_head,
     send_json,
+    with_error_body,
+    with_request_id,
 )
 from proxy.auth import KeyStore, Principal, authenticate
 from proxy.backend_quirks import BackendQuirks
 from proxy.cors import CorsPolicy, is_preflight
 from proxy.endpoints import (
     CHAT,
+    COMPLETIONS,
+    CONVERSATIONS,
+    COUNT,
     FEEDBACK,
     FORWARDED_PREFIX,
     HEALTH,
+    MESSAGES,
     MODEL,
     MODELS,
+    RESPONSE,
+    RESPONSES,
     STATUS,
     find_endpoint,
+    is_messages_path,
 )
 from proxy.feedback import FeedbackBody, parse_feedback
 from proxy.heap import trim_heap
@@ -58,8 +69,11 @@ from store.hashing import digest
 from store.journal import EntryKind, JournalWriter, Lag
 from store.record import Record
 from store.record_handle import RecordHandle
-from store.values import Feedback, Heartbeat, Json, adapter_name
+from store.values import BASE_VERSION, AdapterState, Feedback, Heartbeat, Json, adapter_name
+from wire.error_codes import rewrite_error
 from wire.headers import Headers, content_length, get_header
+from wire.messages_api.reply import translate_error
+from wire.responses_api.items import turn_of
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +102,9 @@ class Proxy:
         quirks: known quirks of the backend; default: none yet.
         journal: takes every exchange before its client sees the end; the recorder reads it.
         passes_credentials: forward clients' own credentials to the backend; Patina's key then comes as `x-patina-key`.
+        native_apis: the backend serves the Responses and Messages APIs itself: their requests are forwarded and not recorded.
         origins: web pages that may call the proxy; default: none.
+        accepts_any_model: the policy answers for unknown model names; None: where it is the only one.
         name: of this process, one of several gateways on one port.
         locks: on adapter versions, shared with the other gateways.
         on_crash: called when a background task ends with an unexpected error; the process should exit.
@@ -106,7 +122,9 @@ class Proxy:
         backend_wait_s: float = BACKEND_WAIT_S,
         quirks: BackendQuirks | None = None,
         passes_credentials: bool = False,
+        native_apis: bool = False,
         origins: CorsPolicy | None = None,
+        accepts_any_model: bool | None = False,
         name: str = "proxy",
         locks: VersionLocks | None = None,
         on_crash: Callable[[], None] = lambda: None,
@@ -126,7 +144,15 @@ class Proxy:
         self._record = RecordHandle(open_record)
         self._journal = journal
         self._alias: Alias = (
-            AdapterAlias(backend, policy, lambda: self._record.record, locks=locks)
+            AdapterAlias(
+                backend,
+                policy,
+                lambda: self._record.record,
+                locks=locks,
+                accepts_any=lambda: (
+                    self._has_one_policy() if accepts_any_model is None else accepts_any_model
+                ),
+            )
             if is_local
             else UpstreamAlias(backend, policy)
         )
@@ -141,8 +167,13 @@ class Proxy:
             quirks=quirks,
             backend_wait_s=backend_wait_s,
         )
+        self._native_apis = native_apis
+        self._apis = ApiRelay(self._chat, backend, self._alias, self._record, journal, is_local=is_local)
         self._feedback_keys: dict[str, None] = {}  # of the newest feedback that may not be recorded yet
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _has_one_policy(self) -> bool:
+        return isinstance(self._keys, str) or self._keys.is_shared
 
     # ---- lifecycle
 
@@ -232,6 +263,10 @@ class Proxy:
             "unrecorded": counters.unrecorded,
             "busy": counters.busy,
             "not_captured": dict(counters.not_captured),
+            "recorded_by_api": dict(counters.apis),
+            "unrecorded_by_path": dict(counters.passed_paths),
+            "tools_left_out": dict(counters.left_out),
+            "native_apis": self._native_apis,
             "requests_refused": counters.requests_refused,
             "upstream_errors": counters.upstream_errors,
             "heartbeat_errors": self._heartbeat_errors,
@@ -254,20 +289,17 @@ class Proxy:
         if path == HEALTH.path:
             await self._health(send)
             return
-        origin = get_header(scope["headers"], b"origin")
-        if origin is not None:
-            if self._origins.allows(origin):
-                if is_preflight(scope["method"], scope["headers"]):
-                    await send_head(send, 204, self._origins.preflight_headers(origin, scope["headers"]))
-                    await send_body(send, b"")
-                    return
-                send = _with_response_headers(send, self._origins.response_fields(origin))
-            elif self._allows_anonymous:
-                # Without a key, any web page could reach the model, so the page's origin must be allowed.
-                await send_error(
-                    send, 403, "This origin may not call this server: see --cors-origins.", code="origin"
-                )
-                return
+        session, target = _session_of((scope.get("raw_path") or path.encode()).decode("latin-1"))
+        if session is not None:
+            path = unquote(target)
+        if is_messages_path(_canonical_path(path)):
+            send = with_error_body(with_request_id(send, b"x-request-id", b"request-id"), translate_error)
+        else:
+            send = with_request_id(send, b"x-request-id")
+        allowed = await self._check_origin(scope, send)
+        if allowed is None:
+            return
+        send = allowed
         principal = authenticate(scope["headers"], self._keys, passes_credentials=self._passes_credentials)
         if principal is None:
             how = "in the header x-patina-key" if self._passes_credentials else "as a Bearer token"
@@ -279,12 +311,31 @@ class Proxy:
                 headers=[(b"www-authenticate", b"Bearer")],
             )
             return
-        session, target = _session_of((scope.get("raw_path") or path.encode()).decode("latin-1"))
-        if session is not None:
-            path = unquote(target)
         query: bytes = scope.get("query_string") or b""
         target = f"{target}?{query.decode('latin-1')}" if query else target
         await self._dispatch(scope, receive, send, principal, path, target, session)
+
+    async def _check_origin(self, scope: Scope, send: Send) -> Send | None:
+        """Return the ``send`` for a request's origin; None when the request was answered: a preflight, or a page that may not call."""
+        origin = get_header(scope["headers"], b"origin")
+        if origin is None:
+            return send
+        asks_first = is_preflight(scope["method"], scope["headers"])
+        if self._origins.allows(origin):
+            if asks_first:
+                await send_head(send, 204, self._origins.preflight_headers(origin, scope["headers"]))
+                await send_body(send, b"")
+                return None
+            return _with_response_headers(send, self._origins.response_fields(origin))
+        if not asks_first and not self._allows_anonymous:
+            return send  # not a browser, or a page that has the key and cannot read the reply
+        # Without a key, any web page could reach the model, so the page's origin must be allowed.
+        advice = f"Web pages of {origin} may not call this server. Start Patina with --cors-origins {origin} to allow it."
+        log.warning("%s", advice)
+        # The browser shows the page only a failure; this field lets its developer tools show the sentence.
+        shown = [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
+        await send_error(send, 403, advice, code="origin_not_allowed", headers=shown)
+        return None
 
     async def _dispatch(
         self,
@@ -298,19 +349,38 @@ class Proxy:
     ) -> None:
         """Route a request; ``target`` is the path and query for the backend, percent-encoded as the client sent it."""
         method: str = scope["method"]
-        endpoint = find_endpoint(method, path, is_local=self._is_local)
+        plain = _canonical_path(path)
+        endpoint = find_endpoint(method, plain, is_local=self._is_local, native_apis=self._native_apis)
+        if endpoint is not None and plain != path:
+            path, target = plain, plain + target[target.find("?") :] if "?" in target else plain
+        if self._is_local:
+            send = with_error_body(send, lambda status, body: rewrite_error(status, body, plain))
         if endpoint is CHAT:
             await self._chat(scope, receive, send, principal=principal, path=target, session=session)
+        elif endpoint is COMPLETIONS:
+            await self._chat(
+                scope, receive, send, principal=principal, path=target, session=session, is_completion=True
+            )
+        elif endpoint is RESPONSES:
+            await self._apis.create_response(scope, receive, send, principal=principal, session=session)
+        elif endpoint is RESPONSE:
+            await self._apis.existing_response(scope, send, principal=principal, path=path)
+        elif endpoint is CONVERSATIONS:
+            await self._apis.conversations(scope, receive, send, key_name=principal.key_name, path=path)
+        elif endpoint is MESSAGES:
+            await self._apis.create_message(scope, receive, send, principal=principal, session=session)
+        elif endpoint is COUNT:
+            await self._apis.count_message_tokens(scope, receive, send, principal=principal)
         elif endpoint is STATUS:
             await send_json(send, 200, await self._status(principal))
         elif endpoint is FEEDBACK:
             await self._feedback(scope["headers"], receive, send, principal)
         elif endpoint is MODELS:
-            await send_json(send, 200, {"object": "list", "data": self._model_cards(principal)})
+            await send_json(send, 200, {"object": "list", "data": await self._model_cards(principal)})
         elif endpoint is MODEL:
             await self._retrieve_model(send, path.removeprefix(MODEL.path[:-1]), principal)
         elif _is_forbidden(path) or not path.startswith(FORWARDED_PREFIX):
-            await send_error(send, 404, f"There is no {path} here.", code="not_found")
+            await send_error(send, 404, _describe_missing(path), code="not_found")
         else:
             await self._pass_through(scope, receive, send, path=target, principal=principal)
 
@@ -386,26 +456,46 @@ class Proxy:
     def _describe_store(self, lag: Lag | None = None) -> Json:
         return describe_store(self._journal, read_recorder_state(self._journal.folder), lag)
 
-    def _model_cards(self, principal: Principal) -> list[Json]:
-        return [
-            {
-                "id": one.name,
-                "object": "model",
-                "created": int(self._started),
-                "owned_by": "patina",
-                "metadata": {"version": one.version, "name": adapter_name(one.policy, one.version)},
-            }
-            for one in self._alias.served(group=principal.adapter, is_owner=principal.is_owner)
-        ]
+    async def _model_cards(self, principal: Principal) -> list[Json]:
+        """Return a card for each policy that a caller may use, each followed by its retained versions, the newest first."""
+        cards = []
+        for one in self._alias.served(group=principal.adapter, is_owner=principal.is_owner):
+            cards.append(self._model_card(one.name, one.policy, one.version))
+            for version in await self._retained(one.policy):
+                cards.append(self._model_card(f"{one.name}@{version}", one.policy, version))
+        return cards
+
+    async def _retained(self, policy: str) -> list[int]:
+        """Return the versions of a policy that can be served; none while the record is unavailable."""
+        try:
+            found = await (await self._record.get()).adapters(policy)
+        except RecordError:
+            return []
+        return [one.version for one in reversed(found) if one.state is AdapterState.PUBLISHED]
+
+    def _model_card(self, name: str, policy: str, version: int) -> Json:
+        limit = self._alias.capabilities.max_model_len
+        return {
+            "id": name,
+            "object": "model",
+            "created": int(self._started),
+            "owned_by": "patina",
+            **({} if limit is None else {"max_model_len": limit}),
+            "metadata": {"version": version, "name": adapter_name(policy, version)},
+        }
 
     async def _retrieve_model(self, send: Send, name: str, principal: Principal) -> None:
-        card = next((one for one in self._model_cards(principal) if one["id"] == name), None)
-        if card is not None:
-            await send_json(send, 200, card)
-        else:
-            await send_error(
-                send, 404, f"The model `{name}` does not exist.", code="model_not_found", param="model"
-            )
+        """Answer for one name as chat does: also for an alias, and for any name where any is accepted."""
+        try:
+            policy, version = self._alias.resolve(name, group=principal.adapter, is_owner=principal.is_owner)
+            if version is not None and version not in (BASE_VERSION, *await self._retained(policy)):
+                raise UnknownModel(f"The model `{name}` is not loaded. `{self._policy}` is the live version.")
+        except UnknownModel as exc:
+            await send_error(send, 404, str(exc), code="model_not_found", param="model")
+            return
+        served = self._alias.served(group=principal.adapter, is_owner=principal.is_owner)
+        live = next((one.version for one in served if one.policy == policy), BASE_VERSION)
+        await send_json(send, 200, self._model_card(name, policy, live if version is None else version))
 
     async def _feedback(self, headers: Headers, receive: Receive, send: Send, principal: Principal) -> None:
         try:
@@ -449,6 +539,8 @@ class Proxy:
         Raises:
             RecordError: the record does not know it, and not all of the journal is recorded yet.
         """
+        if body.reference is not None and (named := turn_of(body.reference)) is not None:
+            body = replace(body, reference=named)  # the id of a response or of a message names its turn
         if body.reference is not None:
             issued = self._chat.issued.find(key_name, body.reference)
             if issued is not None:
@@ -500,6 +592,27 @@ def _session_of(raw: str) -> tuple[str | None, str]:
         if slash and session and rest.startswith("v1/"):
             return unquote(session), "/" + rest
     return None, raw
+
+
+def _canonical_path(path: str) -> str:
+    """Return a path without doubled or closing slashes, which clients make of a base URL."""
+    if "//" not in path and not (path.endswith("/") and path != "/"):
+        return path
+    return "/" + "/".join(part for part in path.split("/") if part)
+
+
+def _describe_missing(path: str) -> str:
+    """Return the sentence about a path that is not served."""
+    if "/deployments/" in path:
+        return (
+            f"There is no {path} here: Azure's paths are not served. Use the client for OpenAI, with the base URL ending in /v1 "
+            "and the policy's name as the model."
+        )
+    if not path.startswith(FORWARDED_PREFIX) and path.removesuffix("/").endswith(
+        ("/chat/completions", "/responses", "/messages", "/completions", "/models", "/embeddings")
+    ):
+        return f"There is no {path} here: the base URL of OpenAI clients ends in /v1."
+    return f"There is no {path} here."
 
 
 def _with_response_headers(send: Send, response_fields: list[tuple[bytes, bytes]]) -> Send:

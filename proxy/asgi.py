@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import orjson
@@ -11,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from proxy.api_error import build_error_body
 from proxy.http_protocol import CONNECTION_EXTENSION, ClientConnection
+from wire.headers import get_header
 
 #: Largest body that is read into memory. Larger bodies pass only where they are streamed.
 MAX_BODY = 64 << 20
@@ -85,6 +87,52 @@ def client_connection(scope: Scope) -> ClientConnection | None:
     """Return the connection of a request, where the server is `proxy.http_protocol`."""
     connection: ClientConnection | None = scope.get("extensions", {}).get(CONNECTION_EXTENSION)
     return connection
+
+
+def with_request_id(send: Send, *names: bytes) -> Send:
+    """Return a ``send`` that sets these header fields to the request's id, where the backend did not: SDKs show it with errors."""
+
+    async def naming(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = message["headers"]
+            missing = [name for name in names if get_header(headers, name) is None]
+            if missing:
+                turn_id = get_header(headers, b"x-patina-turn") or f"req_{uuid.uuid4().hex}"
+                message = {**message, "headers": [*headers, *((name, turn_id.encode()) for name in missing)]}
+        await send(message)
+
+    return naming
+
+
+def with_error_body(send: Send, rewrite: Callable[[int, bytes], bytes]) -> Send:
+    """Return a ``send`` that rewrites the bodies of JSON errors, and passes everything else as it is."""
+    head: Message = {}
+    body: list[bytes] = []
+
+    async def rewriting(message: Message) -> None:
+        if message["type"] == "http.response.start" and _is_json_error(message):
+            head.update(message)
+        elif message["type"] == "http.response.body" and head:
+            body.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                fields = [
+                    f for f in head["headers"] if f[0].lower() not in (b"content-length", b"content-type")
+                ]
+                await send_json(send, head["status"], rewrite(head["status"], b"".join(body)), fields)
+        else:
+            await send(message)
+
+    return rewriting
+
+
+def _is_json_error(head: Message) -> bool:
+    headers = head["headers"]
+    kind = get_header(headers, b"content-type") or ""
+    return (
+        head["status"] >= 400
+        and kind.startswith("application/json")
+        and get_header(headers, b"content-encoding") is None
+    )
 
 
 class DisconnectWatcher:

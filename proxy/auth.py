@@ -69,6 +69,11 @@ class KeyStore(Protocol):
         """Whether no key is required."""
         ...
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether every key uses the shared policy."""
+        ...
+
     def holder(self, token: bytes) -> KeyHolder | None: ...
 
 

@@ -17,6 +17,7 @@ class Endpoint:
         path: a trailing ``*`` matches every continuation.
         needs_key: the client must send a key, where keys are in use.
         is_local_only: only for a backend that Patina starts; another endpoint answers for itself.
+        is_translated: of another API, translated to chat; with `--native-apis` the backend answers for itself.
     """
 
     method: str
@@ -24,6 +25,7 @@ class Endpoint:
     summary: str
     needs_key: bool = True
     is_local_only: bool = False
+    is_translated: bool = False
 
     def matches(self, method: str, path: str) -> bool:
         if self.method not in (method, "any"):
@@ -41,6 +43,42 @@ CHAT = Endpoint(
     method="POST",
     path="/v1/chat/completions",
     summary="a chat request: forwarded and recorded; the reply has the header `x-patina-turn`",
+)
+RESPONSES = Endpoint(
+    method="POST",
+    path="/v1/responses",
+    summary="a request of the Responses API: translated to chat, recorded, and answered as a response",
+    is_translated=True,
+)
+RESPONSE = Endpoint(
+    method="any",
+    path="/v1/responses/*",
+    summary="`GET` or `DELETE` of a response, its `input_items`",
+    is_translated=True,
+)
+CONVERSATIONS = Endpoint(
+    method="any",
+    path="/v1/conversations*",
+    summary="conversations of the Responses API: create, retrieve, update, delete, list `items`",
+    is_translated=True,
+)
+MESSAGES = Endpoint(
+    method="POST",
+    path="/v1/messages",
+    summary="a request of Anthropic's Messages API: translated to chat, recorded, and answered as a message",
+    is_translated=True,
+)
+COUNT = Endpoint(
+    method="POST",
+    path="/v1/messages/count_tokens",
+    summary="the number of tokens of a message's prompt; not recorded",
+    is_translated=True,
+)
+COMPLETIONS = Endpoint(
+    method="POST",
+    path="/v1/completions",
+    summary="a completion request: served by the policy and recorded, where its prompt is one text",
+    is_local_only=True,
 )
 STATUS = Endpoint(
     method="GET",
@@ -60,7 +98,20 @@ MODEL = Endpoint(
     is_local_only=True,
 )
 #: In the order in which they are tried.
-ENDPOINTS = (CHAT, HEALTH, STATUS, FEEDBACK, MODELS, MODEL)
+ENDPOINTS = (
+    CHAT,
+    RESPONSES,
+    RESPONSE,
+    CONVERSATIONS,
+    MESSAGES,
+    COUNT,
+    COMPLETIONS,
+    HEALTH,
+    STATUS,
+    FEEDBACK,
+    MODELS,
+    MODEL,
+)
 
 #: Everything else under this prefix is forwarded as bytes and not recorded.
 FORWARDED_PREFIX = "/v1/"
@@ -75,7 +126,10 @@ REQUEST_HEADERS: Mapping[str, str] = {
 }
 
 #: Response headers that Patina adds.
-RESPONSE_HEADERS: Mapping[str, str] = {"x-patina-turn": "the turn's id, for `/v1/feedback` and `explain`"}
+RESPONSE_HEADERS: Mapping[str, str] = {
+    "x-patina-turn": "the turn's id, for `/v1/feedback` and `explain`",
+    "x-request-id": "the same id, where the backend sends none of its own",
+}
 
 #: Fields of a feedback body.
 FEEDBACK_FIELDS: Mapping[str, str] = {
@@ -91,9 +145,20 @@ FEEDBACK_FIELDS: Mapping[str, str] = {
 }
 
 
-def find_endpoint(method: str, path: str, *, is_local: bool) -> Endpoint | None:
-    """Return the endpoint that a request means; None: it is forwarded or refused."""
+def find_endpoint(method: str, path: str, *, is_local: bool, native_apis: bool = False) -> Endpoint | None:
+    """Return the endpoint that a request means; None: it is forwarded or refused.
+
+    Args:
+        native_apis: the backend serves the Responses and Messages APIs itself.
+    """
     for endpoint in ENDPOINTS:
+        if endpoint.is_translated and native_apis:
+            continue
         if endpoint.matches(method, path) and (is_local or not endpoint.is_local_only):
             return endpoint
     return None
+
+
+def is_messages_path(path: str) -> bool:
+    """Whether a path belongs to the Messages API, whose clients expect its own shape of errors."""
+    return path == MESSAGES.path or path.startswith(f"{MESSAGES.path}/")

@@ -17,7 +17,7 @@ import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,6 +44,7 @@ from proxy.client_names import add_client_hint
 from proxy.heap import LARGE_BODY_BYTES
 from proxy.http_protocol import ClientConnection
 from proxy.issued import IssuedTurns
+from proxy.recent_turns import RecentTurns
 from serving.protocol import BackendClient, BackendReply
 from store.errors import (
     UpstreamConnectTimeout,
@@ -55,9 +56,11 @@ from store.errors import (
 from store.journal import EntryKind, JournalWriter
 from store.lifecycle import DropReason
 from store.values import Json
+from wire.api_translation import ApiRequest
 from wire.captured_exchange import CapturedExchange, dump_exchange
 from wire.chat_request import ChatRequest, Injection, build_request, parse_chat
 from wire.chunk_template import ChunkTemplate, derive_template
+from wire.completion_request import API_NAME, CompletionAssembler, parse_completion
 from wire.content_encoding import (
     Compressor,
     Decompressor,
@@ -120,6 +123,9 @@ _BLANK = b" \t\r\n"
 #: Longest time that a reply waits for a slow disk.
 JOURNAL_WAIT_S = 5.0
 
+#: Parts of a path that are counted by: "", "v1", "embeddings"; and most paths.
+_COUNTED_PARTS, _MAX_COUNTED_PATHS = 4, 50
+
 _UPSTREAM_ERROR_TYPE = "upstream_error"
 #: Statuses with which a healthy backend refuses an invalid request. Not 401 and 404: a refused key or model may be Patina's own setting.
 _INVALID_REQUEST_STATUSES = frozenset({400, 413, 415, 422})
@@ -145,7 +151,23 @@ class Counters:
     unrecorded: int = 0
     busy: int = 0  #: large requests refused because too many were in flight
     large: int = 0  #: large bodies, after which the heap is trimmed
+    apis: Counter[str] = field(
+        default_factory=Counter
+    )  #: recorded requests by the API that the client speaks
+    passed_paths: Counter[str] = field(
+        default_factory=Counter
+    )  #: requests forwarded and not recorded, by path
+    left_out: Counter[str] = field(
+        default_factory=Counter
+    )  #: requests that offered hosted tools, by the tools' type
     not_captured: Counter[str] = field(default_factory=Counter)  #: chat requests forwarded unread, by reason
+
+    def count_passed(self, path: str) -> None:
+        """Count a request that is forwarded and not recorded, under the first parts of its path: the others are ids."""
+        self.passed_through += 1
+        name = "/".join(path.partition("?")[0].split("/")[:_COUNTED_PARTS])
+        known = name in self.passed_paths or len(self.passed_paths) < _MAX_COUNTED_PATHS
+        self.passed_paths[name if known else "other paths"] += 1
 
 
 @dataclass(slots=True)
@@ -177,6 +199,7 @@ class _Exchange:
     options: RequestOptions
     size: int
     assembler: Assembler
+    api: Json | None = None  # the API that the client speaks, where it is not chat
     reply_size: int = 0  # bytes that came of the reply
     connection: ClientConnection | None = None
     injection: Injection = field(default_factory=Injection)
@@ -194,8 +217,9 @@ class _Exchange:
     final_response: _FinalResponse | None = None
 
     @property
-    def turn_header(self) -> tuple[bytes, bytes]:
-        return b"x-patina-turn", self.turn_id.encode()
+    def turn_header(self) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the header that names the turn, where there will be one."""
+        return () if self.chat.unreadable else ((b"x-patina-turn", self.turn_id.encode()),)
 
     def release(self) -> None:
         if self.reply is not None:
@@ -226,7 +250,7 @@ class PassThrough:
         body: bytes | None = None,
     ) -> None:
         """Relay one request; ``body`` is the request's body if it was read already."""
-        self._counters.passed_through += 1
+        self._counters.count_passed(path)
         headers = scope["headers"]
         passes_credentials = principal.passes_credentials
         consumed = asyncio.Event()
@@ -317,6 +341,7 @@ class ChatRelay:
         self._alias = alias
         self._journal = journal
         self.issued = IssuedTurns()
+        self.recent = RecentTurns()
         self._counters = counters
         self._pass_through = pass_through
         self._patience_s = backend_wait_s
@@ -338,8 +363,18 @@ class ChatRelay:
         principal: Principal,
         path: str,
         session: str | None,
+        translate: Callable[[bytes], Awaitable[ApiRequest]] | None = None,
+        is_completion: bool = False,
     ) -> None:
-        """Relay and record one chat request of ``principal``; ``session`` comes from the path."""
+        """Relay and record one chat request of ``principal``; ``session`` comes from the path.
+
+        Args:
+            translate: makes a chat request of the body of another API; ``send`` then translates the reply.
+            is_completion: it is a completion request (`wire.completion_request`).
+
+        Raises:
+            Untranslatable: by ``translate``; nothing was sent.
+        """
         announced = content_length(scope["headers"])
         # Counted from here on: many large bodies may be on their way at once.
         held = announced if announced is not None and announced <= MAX_BODY else 0
@@ -353,7 +388,18 @@ class ChatRelay:
                     return
                 held = len(raw)
                 self._held_bytes += held
-            await self._serve(scope, receive, send, raw, principal=principal, path=path, session=session)
+            api = await translate(raw) if translate is not None else None
+            await self._serve(
+                scope,
+                receive,
+                send,
+                api.chat if api is not None else raw,
+                principal=principal,
+                path=path,
+                session=session,
+                api=api,
+                is_completion=is_completion,
+            )
         except ClientDisconnected:
             return
         except BodyTooLarge:
@@ -371,11 +417,18 @@ class ChatRelay:
         principal: Principal,
         path: str,
         session: str | None,
+        api: ApiRequest | None,
+        is_completion: bool,
     ) -> None:
+        detail: Json | None = {"name": API_NAME} if is_completion else api.detail if api is not None else None
         self._counters.requests += 1
+        self._counters.apis["chat" if detail is None else str(detail["name"])] += 1
+        self._counters.left_out.update(api.left_out if api is not None else ())
         self._counters.in_flight += 1
         try:
-            if len(raw) > _THREAD_PARSE_BYTES:
+            if is_completion:
+                chat = parse_completion(raw)
+            elif len(raw) > _THREAD_PARSE_BYTES:
                 chat = await asyncio.to_thread(parse_chat, raw)
             else:
                 chat = parse_chat(raw, self._prefix_cache)
@@ -385,9 +438,10 @@ class ChatRelay:
                 principal=principal,
                 raw=raw,
                 chat=chat,
-                options=_request_options(scope["headers"], chat, session, principal),
+                options=_request_options(scope["headers"], chat, session, principal, api),
                 size=len(raw),
-                assembler=Assembler(chat.n),
+                assembler=CompletionAssembler(chat.n) if is_completion else Assembler(chat.n),
+                api=detail,
                 connection=client_connection(scope),
             )
             await self._exchange(exchange, scope, receive, send, path)
@@ -474,16 +528,21 @@ class ChatRelay:
             (
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
-                exchange.turn_header,
+                *exchange.turn_header,
             ),
             body,
         )
 
     def _submit(self, exchange: _Exchange) -> asyncio.Future[None] | None:
         """Append the exchange to the journal; returns a future where that takes a while."""
+        if exchange.chat.unreadable:
+            self._counters.not_captured[exchange.chat.unreadable] += 1
+            return None
         try:
             captured = self._capture(exchange)
             self.issued.add(captured)
+            if captured.api is not None and captured.api.get("store"):
+                self.recent.add(captured)
             return self._journal.append(EntryKind.EXCHANGE, dump_exchange(captured, exchange.raw))
         except Exception as exc:  # noqa: BLE001 - a request no reader was made for must not cost its reply
             self._counters.unrecorded += 1
@@ -515,6 +574,7 @@ class ChatRelay:
             temperature=capabilities.default_temperature if chat.temperature is None else chat.temperature,
             logprob_mode=capabilities.logprob_mode,
             size=exchange.size,
+            api=exchange.api,
         )
 
     # ---- to the backend
@@ -572,7 +632,8 @@ class ChatRelay:
             if not lease.is_own:  # a policy learns from its own keys only
                 exchange.options = replace(exchange.options, is_opted_out=True)
             # A turn that opted out needs no tokens; its unchanged reply also shows the backend's null style.
-            wanted = frozenset[str]() if exchange.options.is_opted_out else self._alias.fields
+            is_plain = exchange.options.is_opted_out or exchange.chat.unreadable
+            wanted = frozenset[str]() if is_plain else self._alias.fields
             fields = self._quirks.accepted_fields(wanted, exchange.chat.model) - omitted
             body, exchange.injection = build_request(
                 exchange.raw, exchange.chat, fields=fields, served_model=lease.name
@@ -642,7 +703,7 @@ class ChatRelay:
         """Send the backend's head with the turn's id. The length of a body that will be edited is not known yet."""
         headers = forward_response_headers(reply.headers, drop=_CONTENT_LENGTH if is_edited else frozenset())
         exchange.has_started = True
-        await send_head(send, reply.status, [*headers, exchange.turn_header])
+        await send_head(send, reply.status, [*headers, *exchange.turn_header])
 
     async def _body_pieces(self, exchange: _Exchange, reply: BackendReply) -> AsyncIterator[bytes]:
         """Yield the body as it arrives, and count its bytes."""
@@ -740,7 +801,9 @@ class ChatRelay:
             return
         headers = forward_response_headers(reply.headers, drop=_CONTENT_LENGTH)
         length = (b"content-length", str(len(body)).encode())
-        exchange.final_response = _FinalResponse(reply.status, (*headers, length, exchange.turn_header), body)
+        exchange.final_response = _FinalResponse(
+            reply.status, (*headers, length, *exchange.turn_header), body
+        )
 
     def _strip_body(self, exchange: _Exchange, body: bytes, encoding: str | None) -> bytes:
         """Return a whole reply without the additions; it is parsed and recorded on the way."""
@@ -772,6 +835,8 @@ class ChatRelay:
             self._observe_null_style(exchange, payload)
 
     def _observe_null_style(self, exchange: _Exchange, payload: Json) -> None:
+        if exchange.chat.is_completion:
+            return  # its choices have other fields than those of chat
         self._quirks.record_null_style(
             observe_null_style(self._quirks.null_style, payload, exchange.injection, exchange.chat.body)
         )
@@ -981,9 +1046,17 @@ async def _read_error_body(reply: BackendReply) -> _ErrorBody:
 
 
 def _request_options(
-    headers: Iterable[tuple[bytes, bytes]], chat: ChatRequest, session: str | None, principal: Principal
+    headers: Iterable[tuple[bytes, bytes]],
+    chat: ChatRequest,
+    session: str | None,
+    principal: Principal,
+    api: ApiRequest | None,
 ) -> RequestOptions:
-    options = parse_request_options(headers, chat.body, session)
+    if api is None:
+        options = parse_request_options(headers, chat.body, session)
+    else:
+        options = parse_request_options(headers, api.option_fields, api.session or session)
+        options = replace(options, continues=api.continues)
     return options if principal.trains else replace(options, is_opted_out=True)
 
 

@@ -59,21 +59,25 @@ _COUNTERS = (
 )  # fmt: skip
 
 
+_COUNTERS_BY_NAME = ("not_captured", "recorded_by_api", "unrecorded_by_path", "tools_left_out")
+
+
 def add_up(gateways: Sequence[Json]) -> Json:
     """Return the state of the first gateway with the counters of all."""
     total = dict(gateways[0])
     for name in _COUNTERS:
         total[name] = sum(one.get(name, 0) for one in gateways)
-    not_captured: Counter[str] = Counter()
-    for one in gateways:
-        not_captured.update(one.get("not_captured", {}))
-    total["not_captured"] = dict(not_captured)
+    for name in _COUNTERS_BY_NAME:
+        added: Counter[str] = Counter()
+        for one in gateways:
+            added.update(one.get(name, {}))
+        total[name] = dict(added)
     journals = [one["journal"] for one in gateways if "journal" in one]
     total["journal"] = {
         **total["journal"],
         **{
             name: sum(one[name] for one in journals)
-            for name in ("appended", "waiting", "waiting_bytes", "lost")
+            for name in ("appended", "waiting", "waiting_bytes", "lost", "rewritten")
         },
     }
     return total

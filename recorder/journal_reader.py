@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
-from store.journal import SUFFIX, Entry, folder_token, is_closed, read_entries, segments
+from store.journal import SUFFIX, Entry, folder_token, is_closed, mark_recorded, read_entries, segments
 
 #: Entries and bytes of one batch: it becomes one transaction.
 MAX_ENTRIES, _MAX_BYTES = 256, 16 << 20
@@ -158,6 +158,7 @@ class JournalReader:
         """
         for name, path in self._readable():
             if self._is_recorded(name, path):
+                mark_recorded(self._files[name])
                 (self._folder / name).unlink(missing_ok=True)
                 self._forget_file(name)
         there = self._files.keys() | {path.name for path in segments(self._folder)}

@@ -373,7 +373,9 @@ class TurnRecorder:
         turn_index, history = self._turn_index, captured.history
         return turn_index.candidates(
             captured,
-            replies=_merged(turn_index.replies(history), found.replies, turn_index),
+            replies=_of_named_turn(
+                _merged(turn_index.replies(history), found.replies, turn_index), captured.options.continues
+            ),
             requests=_merged(turn_index.requests(history), found.requests, turn_index),
         )
 
@@ -466,6 +468,13 @@ def _is_decided(captured: ClassifiedExchange, candidates: LinkCandidates, turn_i
             tips = candidates.replies.get(run.key, ())
             return any(t.kind is TurnKind.MAIN for t in tips) or turn_index.ends_main(run.key)
     return False
+
+
+def _of_named_turn(replies: Mapping[str, list[Tip]], turn_id: str | None) -> Mapping[str, list[Tip]]:
+    """Leave only the turn that the client names as the previous one, where equal histories have several."""
+    if turn_id is None:
+        return replies
+    return {key: [t for t in tips if t.turn_id == turn_id] or tips for key, tips in replies.items()}
 
 
 def _merged(

@@ -108,6 +108,7 @@ def _build_turn(
         main_drop_reason=_main_drop_reason(captured, completion),
         drop_detail=drop[1] if drop else "",
         next_state=next_state,
+        api=captured.api if position == 0 else None,
     )
 
 

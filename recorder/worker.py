@@ -20,7 +20,7 @@ from recorder.journal_reader import MAX_ENTRIES, Batch, JournalReader
 from recorder.turn_recorder import TurnRecorder
 from recorder.turns import ClassifiedExchange, classify_exchange
 from store.errors import RecordError
-from store.journal import STATE_FILE, Entry, EntryKind, measure_lag
+from store.journal import STATE_FILE, Entry, EntryKind, is_rewritten, measure_lag
 from store.record import Record
 from store.values import Feedback, Heartbeat, Json
 from wire.captured_exchange import load_exchange
@@ -56,6 +56,7 @@ class RecorderWorker:
         )
         self._started = time.time()
         self._beat_error: str | None = None
+        self._journal_error: str | None = None
         self.damaged_bytes = 0
         self.rejected = 0
         self.unmatched_feedback = 0
@@ -92,12 +93,20 @@ class RecorderWorker:
     async def _record_forever(self) -> None:
         cleaned_at = 0.0
         while True:
-            taken = await self.step()
-            now = time.monotonic()
-            if now - cleaned_at > _HEARTBEAT_S:
-                # Also while it is behind: the journal may have reached its limit.
-                cleaned_at = now
-                await self._remove_recorded()
+            try:
+                taken = await self.step()
+                now = time.monotonic()
+                if now - cleaned_at > _HEARTBEAT_S:
+                    # Also while it is behind: the journal may have reached its limit.
+                    cleaned_at = now
+                    await self._remove_recorded()
+                    self._journal_error = None
+            except OSError as exc:
+                # The folder is not readable or not writable: what can be recorded is recorded all the same.
+                taken = 0
+                if self._journal_error is None:
+                    log.error("the journal cannot be read or cleaned: %s", exc)
+                self._journal_error = f"the journal cannot be read or cleaned: {exc}"[:300]
             await asyncio.sleep(0 if taken >= MAX_ENTRIES else _POLL_S)
 
     async def step(self) -> int:
@@ -130,16 +139,19 @@ class RecorderWorker:
     async def _take_in(self, batch: Batch) -> None:
         exchanges: list[ClassifiedExchange] = []
         feedback: list[Feedback] = []
+        self._entries.clear()  # a batch that was cancelled is taken again
         for _, entry in batch.entries:
             try:
                 if entry.kind == EntryKind.EXCHANGE:
-                    exchange = classify_exchange(load_exchange(entry.payload, self._prefix_cache))
-                    exchanges.append(exchange)
-                    self._entries[exchange.turn_id] = entry
+                    captured = load_exchange(entry.payload, self._prefix_cache)
+                    if captured.turn_id not in self._entries:
+                        exchanges.append(classify_exchange(captured))
+                    self._entries[captured.turn_id] = entry
                 elif entry.kind == EntryKind.FEEDBACK:
                     given = Feedback(**orjson.loads(entry.payload))
+                    if given.feedback_id not in self._entries:
+                        feedback.append(given)
                     self._entries[given.feedback_id] = entry
-                    feedback.append(given)
                 else:
                     raise ValueError(f"unknown kind of entry: {entry.kind}")
             except Exception as exc:  # noqa: BLE001 - kept aside and reported: one entry must not stop the others
@@ -147,10 +159,10 @@ class RecorderWorker:
         if batch.damaged_bytes:
             self.damaged_bytes += batch.damaged_bytes
             log.error("%d bytes of the journal are damaged and were skipped", batch.damaged_bytes)
+        may_be_known = self._is_catching_up or any(is_rewritten(name) for name, _ in batch.entries)
         unmatched = await self._turns.write(
-            exchanges, feedback=feedback, offsets=batch.offsets, may_be_known=self._is_catching_up
+            exchanges, feedback=feedback, offsets=batch.offsets, may_be_known=may_be_known
         )
-        self._entries.clear()
         if unmatched:
             self.unmatched_feedback += len(unmatched)
             log.warning("feedback about %d unknown turns was dropped", len(unmatched))
@@ -213,7 +225,7 @@ class RecorderWorker:
         """Return counters for `status`; ``lag_turns`` counts entries of the journal that are not recorded yet."""
         offsets = self._reader.offsets if self._reader is not None else {}
         lag = measure_lag(self._folder, offsets)
-        error = self._turns.last_error or self._beat_error
+        error = self._turns.last_error or self._beat_error or self._journal_error
         return {
             "pid": os.getpid(),
             "at": time.time(),

@@ -33,11 +33,11 @@ from scorers.wish_labels import (
 FOLDER = Path(__file__).parent / "data"
 SEED = 17
 #: Texts a line of the file gives at most, by whether it states a wish.
-PER_LINE = {True: 260, False: 900}
+PER_LINE = {True: 260, False: 1300}
 #: English has most forms, so each of its lines gives so many times as many.
 ENGLISH_SHARE = 6
 MIN_COUNT = 3
-MAX_FEATURES = 24_000
+MAX_FEATURES = 32_000
 EPOCHS = 8
 BATCH = 256
 RATE = 0.25

@@ -258,6 +258,7 @@ class HttpBackend:
             constrained=declared_capabilities.get("constrained"),
             token_stream=declared_capabilities.get("token_stream") is not False,
             adapter_slots=declared_capabilities.get("adapter_slots"),
+            max_model_len=_context(cards[0]),
             notes=tuple(declared_capabilities.get("notes") or ()),
         )
 
@@ -265,7 +266,7 @@ class HttpBackend:
         """Return the models that the backend serves now."""
         cards = (await self._get_json("/v1/models")).get("data")
         return tuple(
-            ServedModel(name=str(card["id"]), parent=card.get("parent"))
+            ServedModel(name=str(card["id"]), parent=card.get("parent"), max_model_len=_context(card))
             for card in (cards if isinstance(cards, list) else ())
             if isinstance(card, dict) and "id" in card
         )
@@ -329,6 +330,11 @@ def _enable_tcp_keepalive(made: socket.socket) -> None:
     ):
         if hasattr(socket, name):  # other systems have other names and defaults
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _context(card: Mapping[str, Any]) -> int | None:
+    limit = card.get("max_model_len")
+    return limit if isinstance(limit, int) else None
 
 
 def _describe(status: int, body: bytes) -> str:

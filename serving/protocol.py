@@ -31,6 +31,7 @@ class Capabilities:
         constrained: a grammar enforces `response_format` and forced calls; None: unknown.
         token_stream: a stream arrives token by token, not from the finished reply.
         adapter_slots: versions that are served at once; None: limited by memory only.
+        max_model_len: tokens of prompt and completion; None: unknown.
         notes: limitations, as sentences for the user.
     """
 
@@ -44,6 +45,7 @@ class Capabilities:
     constrained: bool | None = None
     token_stream: bool = True
     adapter_slots: int | None = None
+    max_model_len: int | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -53,6 +55,7 @@ class ServedModel:
 
     name: str
     parent: str | None = None
+    max_model_len: int | None = None
 
 
 class BackendReply(Protocol):

@@ -9,6 +9,7 @@
       . RecordCorrupt        its file is damaged
     - IllegalTransition      a turn was asked to skip or repeat a stage of its life
     - AdapterError           an adapter folder is missing, torn, or not what its hash says
+      . AdapterMismatch      its content is not what the trainer wrote: the version never serves again
     - ClaimLost              a worker asked to end the life of turns that it does not hold any more: nothing is written
     - AliasMoved             the live version is not the one a new version was trained from: it is not published
     - GateRejected           a trained version failed the gate; the old one stays live
@@ -60,6 +61,10 @@ class IllegalTransition(OurError):
 
 class AdapterError(OurError):
     """An adapter folder is missing, torn, or not what its hash says."""
+
+
+class AdapterMismatch(AdapterError):
+    """A version is not what the trainer made: other bytes, another model, or other log-probabilities."""
 
 
 class ClaimLost(OurError):

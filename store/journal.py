@@ -2,7 +2,8 @@
 
 A gateway appends one entry for each exchange before its client sees the end of the reply. The recorder reads the entries, writes rows, and
 removes a segment when all of it is recorded and its writer has closed it. What a client saw the end of therefore survives a crash of any
-process; with ``sync="group"`` also a power cut.
+process; with ``sync="group"`` also a power cut. A writer keeps its segments' files until they are gone: what another program removed before it
+was recorded is written again.
 
 * Segment: ``<start, ns>-<writer>-<folder><random>.journal`` in the journal folder. Its writer holds an exclusive ``flock`` on it while it appends.
 * Entry: a header (magic with the format version, kind, length and CRC-32 of the payload, time) and the payload.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import fcntl
+import logging
 import os
 import secrets
 import struct
@@ -26,6 +28,8 @@ from pathlib import Path
 from store.disk import sync_path
 from store.hashing import digest
 from store.values import Json
+
+log = logging.getLogger(__name__)
 
 SUFFIX = ".journal"
 #: In the journal folder: the recorder's newest state, as JSON.
@@ -43,6 +47,12 @@ _MAX_COUNTED = 5000
 _WRITE_BYTES = 16 << 20
 #: A segment that nothing was added to for so long is closed, and one that is so old: the recorder then removes it.
 _IDLE_S, _OLDEST_S = 2.0, 300.0
+#: Closed segments whose files are kept, and seconds between two looks at them.
+_MAX_KEPT, _LOOK_S = 64, 1.0
+#: Before the suffix in the name of a segment that was written again.
+_AGAIN = "-again"
+#: Mode of a segment that is recorded: set before it is removed.
+_RECORDED_MODE = 0o400
 
 
 class EntryKind(enum.IntEnum):
@@ -83,6 +93,25 @@ class Lag:
     oldest_at: float | None
 
 
+@dataclass(slots=True, eq=False)
+class _Segment:
+    """A segment of a writer: the open one, or a closed one whose file is kept."""
+
+    path: Path
+    file: int
+    size: int = 0
+    entries: int = 0
+
+    @property
+    def is_removed(self) -> bool:
+        return os.fstat(self.file).st_nlink == 0
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the recorder removed it, and no other program."""
+        return os.fstat(self.file).st_mode & 0o777 == _RECORDED_MODE
+
+
 class JournalWriter:
     """Appends entries to segments of its own. Not thread-safe: used by one event loop.
 
@@ -110,8 +139,9 @@ class JournalWriter:
         self._capacity_bytes = capacity_bytes
         self._memory_bytes = memory_bytes
         self._segment_bytes = segment_bytes
-        self._file: int | None = None
-        self._size = 0  # of the open segment
+        self._open: _Segment | None = None
+        self._closed: deque[_Segment] = deque()
+        self._looked_at = 0.0  # when `_closed` was looked through
         self._opened_at = self._appended_at = 0.0
         self._other_bytes = 0  # of the other segments of the folder
         self._pending: deque[tuple[bytes, asyncio.Future[None]]] = deque()
@@ -121,6 +151,7 @@ class JournalWriter:
         self._slow_until = 0.0
         self.appended = 0
         self.lost = 0
+        self.rewritten = 0  # entries of segments that another program removed
         self.last_error: str | None = None  # why entries wait in memory at present
         self.last_loss: str | None = None
 
@@ -165,7 +196,7 @@ class JournalWriter:
         while self._pending and not self._is_closing:
             batch = self._next_batch()
             try:
-                await asyncio.to_thread(self._write, b"".join(entry for entry, _ in batch))
+                await asyncio.to_thread(self._write, b"".join(entry for entry, _ in batch), len(batch))
             except OSError as exc:
                 self.last_error = str(exc)
                 await asyncio.sleep(_RETRY_S)
@@ -190,36 +221,41 @@ class JournalWriter:
             if not written.done():
                 written.set_result(None)
 
-    def _write(self, data: bytes) -> None:
-        """Append bytes to the segment, all of them or none. Raises: OSError."""
-        if self._file is not None and os.fstat(self._file).st_nlink == 0:
-            self._close_segment()  # the file was removed
-        if self._other_bytes + self._size + len(data) > self._capacity_bytes:
+    def _write(self, data: bytes, count: int = 1) -> None:
+        """Append the bytes of ``count`` entries to the segment, all of them or none. Raises: OSError."""
+        if time.monotonic() - self._looked_at > _LOOK_S or (self._open is not None and self._open.is_removed):
+            self._rewrite_removed()
+        segment = self._open
+        if (
+            self._other_bytes + (segment.size if segment is not None else 0) + len(data)
+            > self._capacity_bytes
+        ):
             raise JournalFull(f"the journal has reached its limit of {self._capacity_bytes} bytes")
-        file = self._file if self._file is not None else self._open_segment()
+        if segment is None:
+            segment = self._open = self._create_segment(f"{time.time_ns():020d}")
+            self._opened_at = time.monotonic()
         rest = memoryview(data)
         try:
             while rest:
-                rest = rest[os.write(file, rest) :]
+                rest = rest[os.write(segment.file, rest) :]
             if self._syncs:
-                os.fdatasync(file)
+                os.fdatasync(segment.file)
         except OSError:
             try:
-                os.ftruncate(file, self._size)
+                os.ftruncate(segment.file, segment.size)
             except OSError:
                 self._close_segment()  # the reader skips what was written in part
             raise
-        self._size += len(data)
+        segment.size += len(data)
+        segment.entries += count
         self._appended_at = time.monotonic()
-        if self._size >= self._segment_bytes:
+        if segment.size >= self._segment_bytes:
             self._close_segment()
 
-    def _open_segment(self) -> int:
+    def _create_segment(self, start: str, again: str = "") -> _Segment:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = (
-            self._folder
-            / f"{time.time_ns():020d}-{self._name}-{folder_token(self._folder)}{secrets.token_hex(4)}{SUFFIX}"
-        )
+        name = f"{start}-{self._name}-{folder_token(self._folder)}{secrets.token_hex(4)}{again}{SUFFIX}"
+        path = self._folder / name
         # Locked before it has its name: a segment that is not locked is closed.
         hidden = path.with_suffix(".new")
         file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -232,44 +268,98 @@ class JournalWriter:
             os.close(file)
             hidden.unlink(missing_ok=True)
             raise
-        self._file, self._size = file, 0
-        self._opened_at = self._appended_at = time.monotonic()
-        return file
+        return _Segment(path, file)
 
     def _close_segment(self) -> None:
-        if self._file is not None:
-            os.close(self._file)  # gives the lock back
-            self._other_bytes += self._size
-            self._file, self._size = None, 0
+        segment, self._open = self._open, None
+        if segment is not None:
+            self._keep_closed(segment)
+
+    def _keep_closed(self, segment: _Segment) -> None:
+        """Give the lock of a segment back; its file is kept until it is removed."""
+        fcntl.flock(segment.file, fcntl.LOCK_UN)
+        self._other_bytes += segment.size
+        self._closed.append(segment)
+        while len(self._closed) > _MAX_KEPT:
+            os.close(self._closed.popleft().file)
+
+    def _rewrite_removed(self) -> None:
+        """Write segments again that another program removed; the recorder skips those of their entries that it has. Raises: OSError."""
+        self._looked_at = 0.0  # until it succeeds
+        if self._open is not None and self._open.is_removed:
+            self._close_segment()
+        for segment in list(self._closed):
+            if not segment.is_removed:
+                continue
+            copy = self._rewrite(segment) if segment.size and not segment.is_recorded else None
+            self._closed.remove(segment)
+            os.close(segment.file)
+            if copy is not None:
+                self._keep_closed(copy)
+        self._looked_at = time.monotonic()
+
+    def _rewrite(self, segment: _Segment) -> _Segment:
+        copy = self._create_segment(segment.path.name.partition("-")[0], _AGAIN)
+        try:
+            with open(f"/proc/self/fd/{segment.file}", "rb") as lost:
+                while data := lost.read(_WRITE_BYTES):
+                    while data:
+                        data = data[os.write(copy.file, data) :]
+            if self._syncs:
+                os.fdatasync(copy.file)
+        except OSError:
+            copy.path.unlink(missing_ok=True)
+            os.close(copy.file)
+            raise
+        copy.size, copy.entries = segment.size, segment.entries
+        self.rewritten += segment.entries
+        log.warning(
+            "%s was removed before it was recorded: its %d entries are written again",
+            segment.path.name,
+            segment.entries,
+        )
+        return copy
 
     def maintain(self) -> None:
         """Close an idle or old segment, and measure the folder. To be called about every second."""
         now = time.monotonic()
         is_busy = self._is_closing or (self._flushing is not None and not self._flushing.done())
         is_due = now - self._appended_at > _IDLE_S or now - self._opened_at > _OLDEST_S
-        if self._file is not None and not is_busy and self._size and is_due:
+        if self._open is not None and not is_busy and self._open.size and is_due:
             self._close_segment()
         try:
-            self._other_bytes = max(0, journal_bytes(self._folder) - self._size)
+            if not is_busy:
+                self._rewrite_removed()
+            self._other_bytes = max(
+                0, journal_bytes(self._folder) - (self._open.size if self._open is not None else 0)
+            )
         except OSError as exc:
             self.last_error = str(exc)  # the next append finds out more
 
     async def close(self) -> int:
-        """Write what waits, once more, and close the segment; returns the number of entries that could not be written."""
+        """Write what waits, once more, and close all segments; returns the number of entries that could not be written."""
         self._is_closing = True
         if self._flushing is not None:  # not cancelled: its thread would go on writing
             await asyncio.gather(self._flushing, return_exceptions=True)
         while self._pending:
             batch = self._next_batch()
             try:
-                await asyncio.to_thread(self._write, b"".join(entry for entry, _ in batch))
+                await asyncio.to_thread(self._write, b"".join(entry for entry, _ in batch), len(batch))
             except OSError as exc:
                 self.last_error = str(exc)
                 break
             self._mark_written(len(batch))
         self._close_segment()
+        unwritten = len(self._pending)
+        try:
+            self._rewrite_removed()
+        except OSError as exc:
+            self.last_error = str(exc)
+            unwritten += sum(one.entries for one in self._closed if one.is_removed and not one.is_recorded)
+        while self._closed:
+            os.close(self._closed.popleft().file)
         self._is_closing = False
-        return len(self._pending)
+        return unwritten
 
     def state(self) -> Json:
         """Return counters for `status`."""
@@ -278,6 +368,7 @@ class JournalWriter:
             "waiting": len(self._pending),
             "waiting_bytes": self._pending_bytes,
             "lost": self.lost,
+            "rewritten": self.rewritten,
             "last_error": self.last_error,
             "last_loss": self.last_loss,
         }
@@ -294,6 +385,16 @@ def segments(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX)
     except FileNotFoundError:
         return []
+
+
+def is_rewritten(name: str) -> bool:
+    """Whether a segment repeats one that was removed: some of its entries may be recorded."""
+    return name.endswith(_AGAIN + SUFFIX)
+
+
+def mark_recorded(file: int) -> None:
+    """Mark an open segment as recorded, before it is removed: its writer then does not write it again."""
+    os.fchmod(file, _RECORDED_MODE)
 
 
 def journal_bytes(folder: Path) -> int:

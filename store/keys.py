@@ -194,6 +194,11 @@ class Keyring:
                 found = key
         return found
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether every key uses the shared policy, so that only one policy is served."""
+        return not any(key.adapter for key in self._keys)
+
     def _look(self) -> None:
         marks = (_mark(self._key_file), _mark(self._named.path if self._named is not None else None))
         if marks == self._marks:

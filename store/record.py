@@ -15,19 +15,24 @@ from sqlalchemy.exc import DBAPIError
 from store.database import BUSY_TIMEOUT_S, Database
 from store.errors import RecordError, RecordTooNew
 from store.lifecycle import DropReason, Stage
-from store.queries import common, journal, person, proxy, scorer, story, trainer
+from store.queries import common, journal, lineage, person, proxy, replies, scorer, story, trainer
 from store.queries.turns import TurnWriter
 from store.values import (
+    BASE_VERSION,
     AdapterVersion,
     AliasMove,
     AnsweredTurn,
     ClientTraffic,
+    Conversation,
     Feedback,
     GpuLease,
     GpuRole,
     Heartbeat,
     Json,
+    LineageStep,
     NewTurn,
+    RecentVerdict,
+    RecordedTurn,
     RecordStatus,
     Remembered,
     ScoredTurn,
@@ -44,7 +49,7 @@ from store.values import (
 from store.verify import verify
 
 #: Newest migration this code knows. A test holds it against `migrations/`.
-SCHEMA_REVISION = "0017"
+SCHEMA_REVISION = "0029"
 
 
 class Record:
@@ -145,6 +150,31 @@ class Record:
     async def find_turn(self, key_name: str, reference: str) -> str | None:
         """Return the id of the turn named by a turn id or by a completion id that its client saw."""
         return await self._database.read(proxy.find_turn, key_name, reference)
+
+    async def recorded_turn(self, key_name: str, turn_id: str) -> RecordedTurn | None:
+        """Return a turn that a client names; without its API when its response was deleted."""
+        return await self._database.read(replies.recorded_turn, key_name, turn_id)
+
+    async def newest_turn(self, key_name: str, session_id: str) -> RecordedTurn | None:
+        """Return the newest finished turn of a conversation."""
+        return await self._database.read(replies.newest_turn, key_name, session_id)
+
+    async def hide_turn(self, key_name: str, turn_id: str) -> None:
+        """Stop showing a response to its client."""
+        await self._database.write(replies.hide_turn, key_name, turn_id)
+
+    async def add_conversation(self, key_name: str, conversation: Conversation) -> None:
+        await self._database.write(replies.add_conversation, key_name, conversation)
+
+    async def conversation(self, key_name: str, conversation_id: str) -> Conversation | None:
+        """Return a conversation that a client created and did not delete."""
+        return await self._database.read(replies.conversation, key_name, conversation_id)
+
+    async def update_conversation(self, conversation_id: str, metadata: Json) -> None:
+        await self._database.write(replies.update_conversation, conversation_id, metadata)
+
+    async def delete_conversation(self, conversation_id: str) -> None:
+        await self._database.write(replies.delete_conversation, conversation_id)
 
     async def find_exchange(self, key_name: str, prompt: str, response: str) -> str | None:
         """Return the newest turn that answered ``response`` to a last user text ``prompt`` (CLaaS's feedback body)."""
@@ -280,6 +310,10 @@ class Record:
         """Return the newest steps, newest first."""
         return await self._database.read(trainer.steps, policy, limit)
 
+    async def lineage(self, policy: str, version: int, start: int = BASE_VERSION) -> list[LineageStep]:
+        """Return the versions from ``start`` (not among them) to ``version``, oldest first, with what they were computed from."""
+        return await self._database.read(lineage.lineage, policy, version, start)
+
     async def mark_pruned(self, policy: str, versions: Sequence[int]) -> None:
         """The files of these versions are gone by the retention policy; their rows stay."""
         await self._database.write(trainer.mark_pruned, policy, versions)
@@ -294,9 +328,9 @@ class Record:
         """Return these turns with their newest verdicts, those that are still in the record, in the given order."""
         return await self._database.read(trainer.scored_turns, turn_ids)
 
-    async def recent_verdict_values(self, policy: str, limit: int) -> list[int]:
+    async def recent_verdicts(self, policy: str, limit: int) -> list[RecentVerdict]:
         """Return the newest verdicts of a policy's settled (trained or dropped) turns, oldest first: the baseline's window."""
-        return await self._database.read(trainer.recent_verdict_values, policy, limit)
+        return await self._database.read(trainer.recent_verdicts, policy, limit)
 
     # ----------------------------------------------------------------- person
 
@@ -339,6 +373,21 @@ class Record:
         """
         await self._database.write(person.rollback, policy, version, actor=actor, now=_now(now))
 
+    async def refuse(
+        self,
+        policy: str,
+        version: int,
+        *,
+        reason: str,
+        ancestor: int,
+        actor: str,
+        now: float | None = None,
+    ) -> int:
+        """Mark a version that must not serve; where it is live, point the alias to ``ancestor``. Returns the live version."""
+        return await self._database.write(
+            person.refuse, policy, version, reason=reason, ancestor=ancestor, actor=actor, now=_now(now)
+        )
+
     async def set_paused(self, paused: bool, now: float | None = None, *, policy: str | None = None) -> None:
         """Pause or resume the training of one policy; None: of all. What is recorded and scored meanwhile waits."""
         await self._database.write(person.set_paused, paused, _now(now), policy)
@@ -359,9 +408,13 @@ class Record:
         """
         await self._database.write(person.add_wish_edits, policy, edits, _now(now))
 
-    async def wish_edits(self, policy: str) -> list[WishEdit]:
+    async def wish_edits(self, policy: str, until: int | None = None) -> list[WishEdit]:
         """Return the edits that count; see `store.queries.person.wish_edits`."""
-        return await self._database.read(person.wish_edits, policy)
+        return await self._database.read(person.wish_edits, policy, until)
+
+    async def newest_wish_edit(self, policy: str) -> int:
+        """Return the number of the newest edit, 0 when there is none."""
+        return await self._database.read(person.newest_wish_edit, policy)
 
     async def stated_hints(self, policy: str, turn_ids: Sequence[str]) -> list[StatedHint]:
         """Return these turns and all others of the policy with a hint in the same words, oldest first."""

@@ -4,9 +4,9 @@ Rules: `turns`, `messages`, `nodes`, `next_states`, `feedback`, `verdicts`, `ali
 written (what a person asks to forget is deleted, not edited). `turn_states` is the one table that several processes
 update, and only by compare-and-set along `store.lifecycle`. Every other table has one writing process:
 
-    proxy   messages, nodes, turns, next_states, feedback        trainer  adapters, steps
+    proxy   messages, nodes, turns, next_states, feedback        trainer  adapters, steps, step_turns
     scorer  verdicts                                             alias_moves: trainer (publish) and a person (rollback)
-    person  controls, wish_edits (`run.py`)
+    person  controls, wish_edits, forgotten_turns (`run.py`)
 
 A conversation is stored as a chain of nodes, each naming its parent and one message; messages are content-addressed, so a
 200-turn session costs what is new in it. Leading system messages form a chain of their own (`preamble_node`): clients change
@@ -118,6 +118,28 @@ turns = Table(
     Index(None, "kind"),  # for `status`, which would read every turn
 )
 
+api_requests = Table(
+    "api_requests",
+    metadata,
+    Column("turn_id", _ID, ForeignKey("turns.turn_id", ondelete="CASCADE"), primary_key=True),
+    Column("api", String(16), nullable=False),  # responses, messages
+    Column(
+        "detail", Text, nullable=False
+    ),  # JSON: what the chat request does not hold of the client's request
+    Column("is_hidden", Boolean, nullable=False),  # its client deleted the response
+)
+
+conversations = Table(
+    "conversations",
+    metadata,
+    Column("conversation_id", _ID, primary_key=True),
+    Column("key_name", String(128), nullable=False),
+    Column("metadata", Text, nullable=False),
+    Column("items", Text, nullable=False),  # JSON: the items that it began with
+    Column("created_at", Float, nullable=False),
+    Column("deleted_at", Float),
+)
+
 next_states = Table(
     "next_states",
     metadata,
@@ -187,6 +209,7 @@ adapters = Table(
     Column("version", Integer, primary_key=True),
     Column("path", Text, nullable=False),
     Column("content_hash", String(64), nullable=False),
+    Column("manifest_hash", String(64), nullable=False, server_default=""),
     Column("parent_version", Integer, nullable=False),
     Column("state", String(16), nullable=False),
     Column("reason", Text, nullable=False),
@@ -217,7 +240,26 @@ steps = Table(
     Column("version", Integer),
     Column("error", Text),
     Column("metrics", Text, nullable=False),
+    Column("inputs", Text, nullable=False, server_default="{}"),  # JSON; the turns are in `step_turns`
     Index(None, "policy", "started_at"),
+)
+
+step_turns = Table(
+    "step_turns",
+    metadata,
+    Column("step_id", _ID, ForeignKey("steps.step_id", ondelete="CASCADE"), primary_key=True),
+    Column("role", String(16), primary_key=True),  # `store.values.StepRole`
+    Column("position", Integer, primary_key=True),  # from 0 in each role
+    Column("turn_id", _ID, nullable=False),  # no reference: the list stays whole when a turn is forgotten
+    Column("verdict_id", Integer, nullable=False),  # the verdict as it was then
+    Index(None, "turn_id"),
+)
+
+forgotten_turns = Table(
+    "forgotten_turns",
+    metadata,
+    Column("turn_id", _ID, primary_key=True),  # never recorded or trained again
+    Column("at", Float, nullable=False),
 )
 
 heartbeats = Table(

@@ -170,6 +170,13 @@ class Settings(BaseSettings):
         "proxy then comes in the header x-patina-key)",
         "serving",
     )
+    native_apis: bool = _field(
+        False,
+        "PATINA_NATIVE_APIS",
+        "forward /v1/responses and /v1/messages to a backend that has them, unread and not recorded; default: translate them to "
+        "chat, which is recorded",
+        "serving",
+    )
     cors_origins: str = _field(
         "",
         "PATINA_CORS_ORIGINS",
@@ -227,6 +234,12 @@ class Settings(BaseSettings):
         1,
         "PATINA_WORKERS",
         "gateway processes that share the port; one serves some hundred requests a second",
+        "serving",
+    )
+    accept_any_model: Literal["auto", "on", "off"] = _field(
+        "auto",
+        "PATINA_ACCEPT_ANY_MODEL",
+        "serve unknown model names such as gpt-4o-mini by the policy: on, off, or auto (on while every key uses one policy)",
         "serving",
     )
     sync: Literal["none", "group"] = _field(
@@ -625,6 +638,21 @@ def default_environment(**values: str) -> None:
     """Set environment variables that are not set: for libraries without another interface."""
     for name, value in values.items():
         os.environ.setdefault(name, value)
+
+
+#: Beside the group "learning": settings that say which weights are trained.
+_TRAINED = frozenset({"model_name", "threads"})
+
+
+def training_settings(settings: Settings) -> dict[str, Any]:
+    """Return the settings that decide what a step computes, as JSON; none of them is a secret."""
+    data = to_json(settings)
+    return {
+        name: data[name]
+        for name, field in Settings.model_fields.items()
+        if name in _TRAINED
+        or (isinstance(field.json_schema_extra, dict) and field.json_schema_extra["group"] == "learning")
+    }
 
 
 def to_json(settings: Settings) -> dict[str, Any]:

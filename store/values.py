@@ -171,6 +171,40 @@ class NewTurn:
     earlier_next_states: tuple[NextState, ...] = ()
     corrections: tuple[KindCorrection, ...] = ()
     link_corrections: tuple[LinkCorrection, ...] = ()
+    api: Json | None = None  #: of a client that does not speak chat: `RecordedTurn.api`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTurn:
+    """What a turn was asked and what it replied, read back for a client.
+
+    Attributes:
+        request: the chat request without its messages.
+        api: the API that its client spoke, where that was not chat (`wire.api_translation.ApiRequest.detail`).
+    """
+
+    turn_id: str
+    created_at: float
+    finished_at: float
+    status_code: int
+    messages: tuple[Json, ...]
+    request: Json
+    text: str
+    reasoning: str
+    tool_calls: tuple[Json, ...]
+    finish_reason: str | None
+    usage: Json | None
+    api: Json | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A conversation that a client created by name; ``items`` are those that it began with."""
+
+    conversation_id: str
+    metadata: Json
+    items: list[Json]
+    created_at: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -334,7 +368,7 @@ class ScoredTurn:
 
     Attributes:
         prompt_token_ids: [P] ids the policy was given.
-        verdict: the newest one.
+        verdict: the newest one; ``verdict_id`` is its number in the record, 0 where it has none.
     """
 
     turn_id: str
@@ -352,6 +386,7 @@ class ScoredTurn:
     verdict: Verdict
     next_text: str
     created_at: float
+    verdict_id: int = 0
 
 
 class AdapterState(StrEnum):
@@ -359,6 +394,7 @@ class AdapterState(StrEnum):
     PUBLISHED = "published"  #: passed the gate; may be (or may have been) live
     REJECTED = "rejected"  #: failed the gate; kept for `versions` to show why
     PRUNED = "pruned"  #: its files were removed by the retention policy
+    REFUSED = "refused"  #: not what the trainer made, by its files or by its log-probabilities: never serves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,6 +404,7 @@ class AdapterVersion:
     Attributes:
         path: folder that peft and vLLM load as it is (or a `tinker://` path).
         content_hash: of the weight file's bytes.
+        manifest_hash: of its `manifest.json` (`store.manifest`); "": made before there were manifests.
         parent_version: the version the step started from.
         metrics: what the step and the gate measured.
     """
@@ -382,6 +419,7 @@ class AdapterVersion:
     method: str
     metrics: Json
     created_at: float
+    manifest_hash: str = ""
 
     @property
     def name(self) -> str:
@@ -408,9 +446,48 @@ class AliasMove:
     actor: str  #: "trainer", "rollback", ...
 
 
+class StepRole(StrEnum):
+    """What a step used a turn for."""
+
+    BATCH = "batch"  #: claimed for it, whether it taught something or not
+    REPLAY = "replay"  #: drawn from the reservoir
+    REMEMBERED = "remembered"  #: its words are in the playbook
+    RECENT = "recent"  #: its verdict's value is in the window of the baseline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentVerdict:
+    """A verdict in the baseline's window."""
+
+    turn_id: str
+    verdict_id: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """Everything that a step was computed from, so that it can be computed again.
+
+    Attributes:
+        turns: by role, in order: (turn id, id of the verdict that counted).
+        edit_id: number of the newest edit of the playbook that counted.
+        state: what `trainer.protocol.VersionTrainer.resume` takes.
+        settings: the settings of training, by name.
+    """
+
+    turns: Mapping[StepRole, tuple[tuple[str, int], ...]]
+    edit_id: int
+    state: Json
+    settings: Json
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One optimizer step (or the attempt), for `status` and `why`."""
+    """One optimizer step (or the attempt), for `status` and `why`.
+
+    Attributes:
+        inputs: None where they are not known or were not asked for.
+    """
 
     step_id: str
     policy: str
@@ -420,6 +497,21 @@ class StepReport:
     version: int | None
     error: str | None
     metrics: Json
+    inputs: StepInputs | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineageStep:
+    """A published version with what it was computed from, to compute it again.
+
+    Attributes:
+        inputs: empty of turns and state for a version of before they were recorded.
+    """
+
+    policy: str
+    version: int
+    parent_version: int
+    inputs: StepInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,7 @@ def test_every_endpoint_and_header_of_the_reference_is_used_by_the_proxy() -> No
     assert [name for name in names if not re.search(rf"\b{name}\b", sources["app.py"])] == []
     assert [name for name in [*REQUEST_HEADERS, *RESPONSE_HEADERS] if f'b"{name}"' not in used] == []
     assert [name for name in FEEDBACK_FIELDS if f'"{name}"' not in used] == []
-    known = set(re.findall(r'b"(x-(?:patina|turn|session)-[a-z]+)"', used))
+    known = set(re.findall(r'b"(x-(?:patina|turn|session|request)-[a-z]+)"', used))
     assert known == {*REQUEST_HEADERS, *RESPONSE_HEADERS}
 
 

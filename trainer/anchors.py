@@ -10,7 +10,8 @@ instruction behind (where the canaries list instructions).
 Candidates are three prompts of each style and the user's own questions. Three of four anchors are the candidates whose base reply the policy has
 moved away from most, the rest are drawn at random. What a preference breaks is thus held without being named. Measured (JSON, two
 seeds): with one candidate of each style and half of the anchors chosen by drift, .42 and .81 of the explicit requests for the
-opposite are obeyed after teaching; with three and three of four, .94 and .97.
+opposite are obeyed after teaching; with three and three of four, .94 and .97. Two prompts besides ask for the opposite of each wish that
+is taught: a narrow wish spreads to them before the drift of the others shows it (research/2026-11-24-opposite-and-reader.md).
 
 Its replies are resampled at every step, so that the correction sits where it goes wrong, and weighs more the shorter the wrong reply.
 Measured against the base model's own answer, learnt again and again (built-in model after 620 steps of pre-training, "concise", one
@@ -21,11 +22,12 @@ seed; compliance and share of detailed answers on request after 32, 64, 96 inter
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from store.errors import AlignmentError
 from store.values import ScoredTurn
+from store.wishes import OPPOSITES
 from trainer.advantages import directive_streams
 from trainer.batch import Sample, SampleKind
 from trainer.canaries import load_canaries
@@ -42,6 +44,16 @@ MAX_PROMPT_TOKENS = 512
 _TOOLS_EVERY = 4
 #: Candidates of each style, and the share of anchors that are chosen by drift.
 _CANDIDATES, _FOCUS = 3, 0.75
+#: Anchors that ask for the opposite of a wish, for each wish that is taught; all of them at most this share of the anchors.
+_AGAINST, _MOST_AGAINST = 2, 0.25
+#: Style of an anchor -> label of the wish that it states, where their names differ.
+_LABELS = {
+    "concise": "shorter",
+    "short": "shorter",
+    "verbose": "longer",
+    "long": "longer",
+    "plain": "plain_text",
+}
 #: At most so many of the person's own questions are asked again in a step.
 _MOST_OWN = 4
 #: Nats a reply below which the policy has not moved away from it.
@@ -83,17 +95,20 @@ class Anchors:
         self._instructions = canaries.instructions
         self._base: dict[_Prompt, Reply] = {}
 
-    def draw(self, count: int, step: int, *, turns: Sequence[ScoredTurn] = ()) -> list[Sample]:
+    def draw(
+        self, count: int, step: int, *, turns: Sequence[ScoredTurn] = (), labels: Collection[str] = ()
+    ) -> list[Sample]:
         """``count`` samples for a step, of as many different wishes as there are.
 
         Args:
             step: number of the step.
             turns: the person's turns, to ask their questions again with another wish.
+            labels: of the wishes that are taught; some prompts ask for the opposite of each.
         """
         if count < 1:
             return []
         rng = random.Random(f"{self._seed}/{step}")
-        prompts = self._choose(count, step, self._candidates(turns, rng), rng)
+        prompts = self._choose(count, step, self._candidates(turns, rng), self._opposed(labels), rng)
         return [
             Sample(
                 turn_id=f"anchor-{step}-{i}",
@@ -122,15 +137,29 @@ class Anchors:
             return rng.sample(several, self._most_candidates)
         return several
 
+    def _opposed(self, labels: Collection[str]) -> list[list[_Prompt]]:
+        """The prompts that ask for the opposite of each of these wishes, by style."""
+        opposites = {opposite for label in labels for opposite in OPPOSITES.get(label, ())}
+        return [prompts for style, prompts in self._styles.items() if _LABELS.get(style, style) in opposites]
+
     def _choose(
-        self, count: int, step: int, candidates: Sequence[_Prompt], rng: random.Random
+        self,
+        count: int,
+        step: int,
+        candidates: Sequence[_Prompt],
+        opposed: Sequence[Sequence[_Prompt]],
+        rng: random.Random,
     ) -> list[_Prompt]:
-        """``count`` prompts: the tool requests that are due, most of the others those that drifted most, the rest at random."""
+        """``count`` prompts: the tool requests that are due, those that ask for the opposite of a wish, of the others mostly those that
+        drifted most, the rest at random."""
         numbers = range(step * count, (step + 1) * count)
         tools = [
             rng.choice(self._tools) for n in numbers if self._tools and n % _TOOLS_EVERY == _TOOLS_EVERY - 1
         ]
-        wanted = count - len(tools)
+        against = [prompt for some in opposed for prompt in rng.sample(some, min(_AGAINST, len(some)))]
+        against = rng.sample(against, min(len(against), int(count * _MOST_AGAINST)))
+        candidates = [prompt for prompt in candidates if prompt not in against]
+        wanted = count - len(tools) - len(against)
         drift = self._drift(candidates)
         ranked = sorted(drift, key=lambda prompt: drift[prompt], reverse=True)
         focused = [prompt for prompt in ranked if drift[prompt] > _LEAST_DRIFT][: int(wanted * _FOCUS)]
@@ -140,7 +169,7 @@ class Anchors:
         # more anchors than wishes: some wishes come twice
         everything = list(drift)
         chosen += [rng.choice(everything) for _ in range(wanted - len(chosen))]
-        return [*chosen, *tools]
+        return [*against, *chosen, *tools]
 
     def _asked_again(self, turn: ScoredTurn, instruction: str) -> _Prompt | None:
         """The question of a turn with an instruction behind it, with what went before it where that fits; None: the person wrote

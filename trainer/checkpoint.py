@@ -9,6 +9,7 @@ are. Everything else is the same.
         patina/trainer_state.safetensors   Adam's moments, EMA of the adapter, torch's random state
         patina/state.json              what the worker needs to go on: counters, reservoir, learning rate, ...
         patina/metrics.json            what the step and the gate measured
+        manifest.json                  SHA-256 of every file, digests of the model (`store.manifest`)
 
 Rules of the room:
 - A folder is written beside its place, flushed to the disk, then renamed: it exists whole or not at all.
@@ -21,7 +22,6 @@ Rules of the room:
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import secrets
@@ -33,20 +33,26 @@ from typing import Any
 
 import safetensors
 
-from serving.tinker.version import FILE as TINKER_FILE
 from serving.tinker.version import read_version
 from store.errors import AdapterError
+from store.manifest import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    MANIFEST,
+    TINKER_FILE,
+    ModelDigests,
+    build_manifest,
+    check_version,
+    content_hash,
+    hash_manifest,
+    read_served,
+)
 from store.values import adapter_name
 
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 TRAINER_STATE = "patina/trainer_state.safetensors"
 STATE = "patina/state.json"
 METRICS = "patina/metrics.json"
 
-#: What an engine loads; the content hash is of these and nothing else.
-_SERVED = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
-_SERVED_BY_TINKER = (TINKER_FILE,)
 #: Prefix of folders that are still being written. A worker that dies leaves one; `sweep` removes it.
 _UNFINISHED = ".writing-"
 _HASH_IN_NAME = 12
@@ -54,20 +60,11 @@ _HASH_IN_NAME = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenVersion:
-    """A version on disk. ``content_hash`` is the hex SHA-256 of what an engine loads."""
+    """A version on disk. ``content_hash`` is the hex SHA-256 of what an engine loads, ``manifest_hash`` of `manifest.json`."""
 
     path: Path
     content_hash: str
-
-
-def content_hash(served: Mapping[str, bytes]) -> str:
-    """Hex SHA-256 of the served files, each with its name and length."""
-    digest = hashlib.sha256()
-    for name in _SERVED_BY_TINKER if TINKER_FILE in served else _SERVED:
-        body = served[name]
-        digest.update(f"{name}\0{len(body)}\0".encode())
-        digest.update(body)
-    return digest.hexdigest()
+    manifest_hash: str
 
 
 def write_version(
@@ -78,6 +75,7 @@ def write_version(
     *,
     state: Mapping[str, Any],
     metrics: Mapping[str, Any],
+    model: ModelDigests | None = None,
 ) -> WrittenVersion:
     """Write one version; when this returns it is on the disk and will survive a power cut.
 
@@ -86,6 +84,7 @@ def write_version(
         files: from `Policy.version_files`.
         state: JSON the worker goes on from, see `read_state`.
         metrics: JSON; not a number is written as null.
+        model: the model that it is for, for the manifest; None: unknown.
 
     Raises:
         AdapterError: the disk is full, the folder cannot be written, or holds something else under this very name.
@@ -97,8 +96,11 @@ def write_version(
         adapters.mkdir(parents=True, exist_ok=True, mode=0o700)
         if target.exists():
             verify_version(target, digest)
-            return WrittenVersion(path=target, content_hash=digest)
-        for name, body in {**files, STATE: _json(state), METRICS: _json(metrics)}.items():
+            manifest = (target / MANIFEST).read_bytes()
+            return WrittenVersion(path=target, content_hash=digest, manifest_hash=hash_manifest(manifest))
+        whole = {**files, STATE: _json(state), METRICS: _json(metrics)}
+        manifest = build_manifest(whole, name=adapter_name(policy, version), model=model or ModelDigests())
+        for name, body in {**whole, MANIFEST: manifest}.items():
             _write(unfinished / name, body)
         for folder in (unfinished / "patina", unfinished):
             _flush_folder(folder)
@@ -109,36 +111,30 @@ def write_version(
         raise AdapterError(
             f"version {version} of {policy} cannot be written to {adapters}: {error.strerror or error}"
         ) from error
-    return WrittenVersion(path=target, content_hash=digest)
+    return WrittenVersion(path=target, content_hash=digest, manifest_hash=hash_manifest(manifest))
 
 
-def verify_version(folder: Path, expected_hash: str | None = None) -> str:
+def verify_version(
+    folder: Path,
+    expected_hash: str | None = None,
+    *,
+    manifest_hash: str = "",
+    model: ModelDigests | None = None,
+) -> str:
     """Content hash of a version folder, after a look at whether it can be loaded.
 
+    Args:
+        manifest_hash: of its manifest, where the record has one.
+        model: the model that trains on it.
+
     Raises:
-        AdapterError: missing, torn, or not what ``expected_hash`` says.
+        AdapterError: missing, torn, or not what ``expected_hash`` or its manifest says.
     """
-    if not folder.is_dir():
-        raise AdapterError(f"there is no adapter folder {folder}")
-    is_remote = (folder / TINKER_FILE).exists()
-    try:
-        names = _SERVED_BY_TINKER if is_remote else _SERVED
-        served = {name: (folder / name).read_bytes() for name in names}
-    except FileNotFoundError as error:
-        raise AdapterError(
-            f"{folder} is not an adapter folder: no {Path(str(error.filename)).name}"
-        ) from None
-    except OSError as error:
-        raise AdapterError(f"the adapter in {folder} cannot be read: {error.strerror or error}") from error
-    found = content_hash(served)
-    if expected_hash is not None and found != expected_hash:
-        raise AdapterError(
-            f"the adapter in {folder} is not what was published: its hash is {found[:_HASH_IN_NAME]}…, "
-            f"not {expected_hash[:_HASH_IN_NAME]}…"
-        )
-    if is_remote:
+    check_version(folder, content=expected_hash, manifest=manifest_hash, model=model)
+    served = read_served(folder)
+    if TINKER_FILE in served:
         read_version(folder)
-        return found
+        return content_hash(served)
     try:
         config = json.loads(served[ADAPTER_CONFIG])
         # safetensors does not type it; its numpy and torch readers would not do: no bfloat16 there, no torch here
@@ -147,7 +143,7 @@ def verify_version(folder: Path, expected_hash: str | None = None) -> str:
         raise AdapterError(f"the adapter in {folder} is torn: {error}") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA" or not tensors:
         raise AdapterError(f"{folder} holds no LoRA adapter")
-    return found
+    return content_hash(served)
 
 
 def read_state(folder: Path) -> dict[str, Any]:

@@ -11,7 +11,8 @@ overruled        a later wish leaves nothing for an earlier one to do, and no la
                  the earlier one is kept, and neither used nor watched while the later one stands
 refused          words without a label that undo a labelled wish and do not speak of it (`Playbook.breaks_a_named_wish`)
 withdrawn        the new words undo a wish ("in English again"), by their label (`store.wishes`), or because they speak of
-                 it and undo what it does to the model: the wish leaves, and training goes on until the policy shows it no more
+                 it and undo what it does to the model, or the owner edits it into another wish: the wish leaves, and training
+                 goes on until the policy shows it no more
 ===============  ================================================================================================
 
 A version's state keeps turn ids, no words: the record has the words, and what is forgotten there is gone here too.
@@ -22,6 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from store.errors import AdapterError
@@ -73,12 +75,14 @@ class Wish:
         version: the newest version whose teacher used it.
         best: largest share of replies of a published version that followed it; see `HintMeter.compliance`.
         overruled_by: turn id of a wording of the wish that leaves nothing for this one to do; "" when there is none.
+        is_as_stated: its wordings are the person's own, whatever the owner made of those turns since.
     """
 
     wordings: tuple[Wording, ...]
     version: int
     best: float = 0.0
     overruled_by: str = ""
+    is_as_stated: bool = False
 
     @property
     def text(self) -> str:
@@ -241,6 +245,24 @@ class Playbook:
         rest = tuple(wish if wish.overruled_by in left else replace(wish, overruled_by="") for wish in rest)
         return replace(self, wishes=rest, withdrawn=(*self.withdrawn, *gone))
 
+    def edited(self, before: Playbook, turn_ids: Collection[str], meter: Meter) -> Playbook:
+        """With the wishes withdrawn that the owner made into others, in the words in which they were stated.
+
+        Args:
+            before: the playbook without these edits.
+            turn_ids: whose words were edited.
+        """
+        wishes, gone = list(self.wishes), []
+        for old in before.wishes:
+            if not {*turn_ids} & {*old.turn_ids} or meter.effect(old.text).size < LEAST_EFFECT:
+                continue
+            place = next((i for i, one in enumerate(wishes) if {*one.turn_ids} & {*old.turn_ids}), None)
+            if place is None or wishes[place].is_like(meter.effect(old.text), meter):
+                continue
+            wishes[place] = replace(wishes[place], best=0.0)
+            gone.append(replace(old, is_as_stated=True, overruled_by=""))
+        return replace(self, wishes=tuple(wishes), withdrawn=(*self.withdrawn, *gone))
+
     def _ranked(self, meter: Meter) -> Playbook:
         """With `overruled_by` of each wish as the later ones have it."""
         ranked = []
@@ -297,26 +319,37 @@ class Playbook:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any], wordings: Mapping[str, Wording]) -> Playbook:
+    def from_json(
+        cls,
+        value: Mapping[str, Any],
+        wordings: Mapping[str, Wording],
+        stated: Mapping[str, Wording] = MappingProxyType({}),
+    ) -> Playbook:
         """What `to_json` gave, with the words of its turns; what has none any more, because the record forgot it, is left out.
+
+        Args:
+            stated: the person's own wordings where the owner edited them, for wishes that keep those.
 
         Raises:
             AdapterError: the version's state holds something else.
         """
+        own = {**wordings, **stated}
         try:
             found = {
                 name: tuple(
                     Wish(
                         wordings=tuple(
-                            _restored(wordings[turn_id], tuple(map(str, labels)))
+                            _restored(words[turn_id], tuple(map(str, labels)))
                             for turn_id, labels in zip(row["turns"], row["labels"], strict=True)
-                            if turn_id in wordings
+                            if turn_id in words
                         ),
                         version=int(row["version"]),
                         best=float(row["best"]),
                         overruled_by=str(row["overruled_by"]),
+                        is_as_stated=words is own,
                     )
                     for row in (value.get(name, ()) if name == "candidates" else value[name])
+                    for words in [own if row.get("as_stated") else wordings]
                 )
                 for name in ("wishes", "withdrawn", "candidates")
             }
@@ -350,4 +383,5 @@ def _row(wish: Wish) -> dict[str, Any]:
         "version": wish.version,
         "best": round(wish.best, 4),
         "overruled_by": wish.overruled_by,
+        "as_stated": wish.is_as_stated,
     }

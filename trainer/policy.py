@@ -37,8 +37,9 @@ from transformers.utils import logging as transformers_logging
 
 from store.errors import AdapterError, AlignmentError, ConfigError, GateRejected
 from store.learning import DEFAULTS
+from store.manifest import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from trainer.batch import GREEDY_BELOW, cheapest_parts
-from trainer.checkpoint import ADAPTER_CONFIG, ADAPTER_WEIGHTS, TRAINER_STATE
+from trainer.checkpoint import TRAINER_STATE
 from trainer.cost import DECODE_ROWS, Speed
 from trainer.decoding import Decoder, MergedDecoder, NetworkDecoder, largest_difference, supports
 from trainer.losses import Residual, likeliest, topk_overlap, with_residual

@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from serving.model_digests import digest_served_model
 from store.lifecycle import DropReason
+from store.manifest import ModelDigests
 from store.settings import Settings, to_json
 from store.values import (
     BASE_VERSION,
@@ -132,6 +134,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
             most_candidates=None if effort is LEVELS[0] else 2 * effort.anchors,
         )
         self.version = BASE_VERSION
+        self._age_version: int | None = None  # in a replay: by which the age of turns is counted
         self._steps = 0
         self._rate = settings.resolved_learning_rate
         self._reservoir = Reservoir(seed=settings.seed)
@@ -149,7 +152,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
         self._left_out: list[str] = []
         if settings.resume_from_ckpt:
             folder = Path(settings.resume_from_ckpt).expanduser()
-            verify_version(folder)
+            verify_version(folder, model=self._model_digests())
             self._load(folder)
 
     @property
@@ -191,7 +194,12 @@ class BaseVersionTrainer(ABC, Generic[P]):
             AdapterError: its folder is missing, torn, or not what was published.
         """
         folder = Path(adapter.path)
-        verify_version(folder, adapter.content_hash)
+        verify_version(
+            folder,
+            adapter.content_hash,
+            manifest_hash=adapter.manifest_hash,
+            model=self._model_digests(),
+        )
         self._load(folder)
         self.version = adapter.version
 
@@ -200,6 +208,9 @@ class BaseVersionTrainer(ABC, Generic[P]):
         self._policy.reset(self._settings.seed)
         self._take_state({})
         self.version = BASE_VERSION
+
+    def _model_digests(self) -> ModelDigests:
+        return digest_served_model(self._settings.model_path)
 
     def _load(self, folder: Path) -> None:
         self._policy.load_version(folder)
@@ -228,6 +239,32 @@ class BaseVersionTrainer(ABC, Generic[P]):
         asked = self._settings.resolved_learning_rate
         self._rate = min(asked, max(asked * _RATE_FLOOR, rate))
         self._policy.learning_rate = self._rate
+
+    def state(self) -> Json:
+        """What the next attempt depends on beside the version it starts from, its turns and the settings."""
+        return {
+            "version": self.version,
+            "learning_rate": self._rate,
+            "rejected_in_a_row": self._rejected_in_a_row,
+        }
+
+    def resume(self, state: Json) -> None:
+        """Let the next attempt be as it was when `state` returned this. Turns count as old as they were then."""
+        self._set_rate(float(state["learning_rate"]))
+        self._rejected_in_a_row = int(state["rejected_in_a_row"])
+        self._age_version = int(state["version"])
+
+    @property
+    def _counted_version(self) -> int:
+        return self.version if self._age_version is None else self._age_version
+
+    @property
+    def _seed_number(self) -> int:
+        """Number of the attempt among those that led to these weights: the seed of what it samples.
+
+        The version number is none: in a replay it is another, and what is trained must be the same.
+        """
+        return self._steps + self._rejected_in_a_row + 1
 
     def draw_replay(self, turns: Sequence[ScoredTurn]) -> tuple[str, ...]:
         """Ids of past turns to repeat beside these: as many as these lack to the number of teaching ones a step is to have.
@@ -281,11 +318,11 @@ class BaseVersionTrainer(ABC, Generic[P]):
             turns,
             self._plan,
             recent_verdicts=recent,
-            version=self.version,
+            version=self._counted_version,
             selection=selection,
         )
         playbook = selection.playbook if selection is not None else Playbook()
-        unlearning = self._wishes.unlearning(playbook, [*remembered, *turns], version=number)
+        unlearning = self._wishes.unlearning(playbook, [*remembered, *turns], number=self._seed_number)
         if not prepared.samples and not unlearning:
             return Outcome(refused=prepared.refused, parent_version=self.version)
         wishes_before = self._wishes.measure(playbook)
@@ -305,8 +342,15 @@ class BaseVersionTrainer(ABC, Generic[P]):
             prepared=prepared,
             repeated=repeated.samples,
             unlearning=unlearning,
-            anchors=self._anchors.draw(self._most_anchors, self._steps, turns=turns),
-            small_talk=self._wishes.small_talk(playbook, version=number) if self._plan.selects_hints else [],
+            anchors=self._anchors.draw(
+                self._most_anchors,
+                self._steps,
+                turns=turns,
+                labels=frozenset[str]().union(*(wish.labels for wish in playbook.active)),
+            ),
+            small_talk=self._wishes.small_talk(playbook, number=self._seed_number)
+            if self._plan.selects_hints
+            else [],
             playbook=playbook,
             wishes_before=wishes_before,
             started=started,
@@ -332,7 +376,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
                 self._policy,
                 replay,
                 seed=self._settings.seed + self._steps,
-                version=self.version,
+                version=self._counted_version,
                 most=self._plan.resample_tokens,
             )
         return prepare(
@@ -340,7 +384,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
             replay,
             self._plan,
             recent_verdicts=recent,
-            version=self.version,
+            version=self._counted_version,
             kind=SampleKind.REPLAY,
             selection=selection,
         )
@@ -415,6 +459,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
                 "playbook": judged.playbook_state,
             },
             metrics=metrics,
+            model=self._model_digests(),
         )
         return written, metrics
 
@@ -505,13 +550,14 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
 
     Args:
         budget_s: seconds that a version may take by the estimate.
+        pinned: `state` of the attempt to replay: its effort, whatever this machine's speed is now.
 
     Raises:
         ConfigError: the model cannot be loaded.
         AdapterError: ``--resume-from-ckpt`` names no adapter of this model.
     """
 
-    def __init__(self, settings: Settings, *, budget_s: float = BUDGET_S) -> None:
+    def __init__(self, settings: Settings, *, budget_s: float = BUDGET_S, pinned: Json | None = None) -> None:
         policy = LocalPolicy(
             settings.model_path,
             rank=settings.lora_rank,
@@ -528,19 +574,32 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
         )
         #: Longest turn that is trained on, by time; `LocalPolicy.memory` says it by memory.
         policy.max_context = min(policy.max_context, longest_text(speed, budget_s=budget_s))
+        micro_tokens = policy.memory.micro_tokens
+        if pinned is not None:
+            effort, policy.max_context = LEVELS[int(pinned["level"])], int(pinned["max_context"])
+            micro_tokens = int(pinned["micro_tokens"])
         plan = StepPlan.of(settings)
         plan = replace(
             plan,
             steps_per_batch=min(plan.steps_per_batch, effort.steps),
             resample_tokens=effort.resample_tokens,
-            micro_tokens=min(plan.micro_tokens, policy.memory.micro_tokens),
+            micro_tokens=min(plan.micro_tokens, micro_tokens),
         )
+        self._effort = effort
         self._notes = _cost_notes(effort, self.estimate, policy, plan)
         super().__init__(settings, plan, policy, effort)
 
     @property
     def notes(self) -> tuple[str, ...]:
         return self._notes
+
+    def state(self) -> Json:
+        return {
+            **super().state(),
+            "level": LEVELS.index(self._effort),
+            "max_context": self._policy.max_context,
+            "micro_tokens": self._plan.micro_tokens,
+        }
 
     def _backend_metrics(self) -> Json:
         return self.estimate.to_json()

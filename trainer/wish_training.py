@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import random
+import zlib
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -83,6 +84,7 @@ class WishTraining:
         )
         self._state: Json = Playbook().to_json()
         self._unlearning_versions = 0
+        self._edits: dict[str, int] = {}  # of the attempt under way: turn id -> checksum of the owner's words
 
     # ------------------------------------------------------------------ state
 
@@ -104,7 +106,7 @@ class WishTraining:
             taught: the version was made of a person's turns, not of withdrawn wishes alone.
         """
         count = 0 if taught or not playbook.withdrawn else self._unlearning_versions + 1
-        return {**playbook.to_json(), "unlearning_versions": count}
+        return {**playbook.to_json(), "unlearning_versions": count, "edits": self._edits}
 
     @property
     def turn_ids(self) -> tuple[str, ...]:
@@ -125,20 +127,27 @@ class WishTraining:
         self, remembered: Sequence[ScoredTurn], *, version: int, edits: Sequence[Edit] = ()
     ) -> HintSelection:
         """The hints of an attempt at ``version``, from the playbook as the record has its words now."""
-        # A withdrawn wish keeps its edited words: it is unlearnt by them. "" leaves a wording out.
+        # A wish that is removed keeps its edited words: it is unlearnt by them. "" leaves a wording out.
         changed = {edit.turn_id: edit.text for edit in edits if edit.text is not None}
-        wordings = {
-            turn.turn_id: effective_wording(
-                self._meter,
-                turn.turn_id,
-                changed.get(turn.turn_id) or turn.verdict.hint,
-                # The owner's own words may state another wish than the person's did.
-                () if changed.get(turn.turn_id) else turn.verdict.wishes,
-            )
+        self._edits = {turn_id: zlib.crc32(text.encode()) for turn_id, text in changed.items() if text}
+        stated = {
+            turn.turn_id: effective_wording(self._meter, turn.turn_id, turn.verdict.hint, turn.verdict.wishes)
             for turn in remembered
-            if turn.verdict.hint and changed.get(turn.turn_id) != ""
+            if turn.verdict.hint
         }
-        playbook = Playbook.from_json(self._state, wordings)
+        wordings = {
+            # The owner's own words may state another wish than the person's did.
+            turn_id: effective_wording(self._meter, turn_id, changed[turn_id], ())
+            if changed.get(turn_id)
+            else wording
+            for turn_id, wording in stated.items()
+            if changed.get(turn_id) != ""
+        }
+        playbook = Playbook.from_json(self._state, wordings, stated)
+        taken_over = self._state.get("edits", {})
+        new = {turn_id for turn_id, checksum in self._edits.items() if taken_over.get(turn_id) != checksum}
+        if new:
+            playbook = playbook.edited(Playbook.from_json(self._state, stated), new, self._meter)
         removed = {edit.turn_id for edit in edits if edit.text is None}
         playbook = playbook.without([wish for wish in playbook.wishes if removed & {*wish.turn_ids}])
         return HintSelection(self._meter, playbook, version=version, decode=self._policy.decode)
@@ -186,11 +195,12 @@ class WishTraining:
                 chosen.append(replace(turn, turn_id=name, verdict=replace(turn.verdict, value=0, hint=hint)))
         return chosen
 
-    def unlearning(self, playbook: Playbook, turns: Sequence[ScoredTurn], *, version: int) -> list[Sample]:
+    def unlearning(self, playbook: Playbook, turns: Sequence[ScoredTurn], *, number: int) -> list[Sample]:
         """Samples on which withdrawn wishes are unlearnt; none where there are none.
 
         Args:
             turns: the turns of the withdrawn wishes, those that are still in the record.
+            number: of the attempt; others are sampled for each.
         """
         if not playbook.withdrawn:
             return []
@@ -199,24 +209,24 @@ class WishTraining:
         own = own[: UNLEARNING_SAMPLES // 2]
         hints = [wish.text for wish in playbook.active]
         pairs = [pair for turn in own if (pair := self._pair(turn.messages, hints, turn.prompt_token_ids))]
-        for question in self._meter.questions(UNLEARNING_SAMPLES - len(pairs), skip=version):
+        for question in self._meter.questions(UNLEARNING_SAMPLES - len(pairs), skip=number):
             if pair := self._pair(question, hints, None):
                 pairs.append(pair)
-        return self._samples(pairs, f"unlearning-{version}", seed=self._seed + version)
+        return self._samples(pairs, f"unlearning-{number}", seed=self._seed + number)
 
-    def small_talk(self, playbook: Playbook, *, version: int) -> list[Sample]:
+    def small_talk(self, playbook: Playbook, *, number: int) -> list[Sample]:
         """Thanks and greetings, answered as the base model that reads the playbook answers them.
 
         Such replies get no complaints and are like no other prompt of a step: without these they fall to pieces.
         """
-        rng = random.Random(f"small talk/{self._seed}/{version}")
+        rng = random.Random(f"small talk/{self._seed}/{number}")
         hints = [wish.text for wish in playbook.active]
         pairs = []
         for text in rng.sample(SMALL_TALK, SMALL_TALK_SAMPLES):
             before = self._meter.answered(skip=rng.randrange(self._meter.probes))
             if pair := self._pair([*before, {"role": "user", "content": text}], hints, None):
                 pairs.append(pair)
-        return self._samples(pairs, f"small-talk-{version}", seed=self._seed + version)
+        return self._samples(pairs, f"small-talk-{number}", seed=self._seed + number)
 
     def _samples(
         self, pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], name: str, *, seed: int
@@ -311,6 +321,7 @@ def wish_rows(playbook: Playbook, before: Shares, now: Shares) -> list[Json]:
         return {
             "turns": list(wish.turn_ids),
             "labels": [list(one.labels) for one in wish.wordings],
+            "as_stated": wish.is_as_stated,
             "state": state,
             "overruled_by": wish.overruled_by,
             "version": wish.version,

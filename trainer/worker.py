@@ -28,30 +28,35 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
 from store.errors import (
     AdapterError,
+    AdapterMismatch,
     AliasMoved,
     ClaimLost,
     PatinaError,
     RecordError,
     UpstreamError,
 )
+from store.integrity import refuse_version
 from store.lifecycle import DropReason
 from store.record import Record
-from store.settings import Settings
+from store.settings import Settings, training_settings
 from store.values import (
     BASE_VERSION,
     AdapterState,
     AdapterVersion,
     Heartbeat,
     Json,
+    RecentVerdict,
     ScoredTurn,
+    StepInputs,
     StepReport,
+    StepRole,
 )
 from trainer.checkpoint import sweep, versions_to_keep
 from trainer.deaths import Deaths
@@ -167,6 +172,7 @@ class Worker:
         self._pause_until = 0.0
         self._pause_s = _FIRST_PAUSE_S
         self._unlearning = _Unlearning()
+        self._edit_id = 0
         self._log = log
         self._device = make_device(settings, record)
         self._deaths = Deaths(settings.home / "trainer-deaths.json")
@@ -273,7 +279,9 @@ class Worker:
         """What the owner changed in the playbook; nothing where none is kept."""
         if not self._plan.selects_hints:
             return ()
-        found = await self._record.wish_edits(self._settings.policy)
+        policy = self._settings.policy
+        self._edit_id = await self._record.newest_wish_edit(policy)
+        found = await self._record.wish_edits(policy, self._edit_id)
         return tuple(Edit(turn_id=edit.turn_id, text=edit.text) for edit in found)
 
     async def _may_unlearn(self, edits: tuple[Edit, ...]) -> bool:
@@ -305,7 +313,11 @@ class Worker:
         adapter = await self._record.adapter(self._settings.policy, live)
         if adapter is None:
             raise AdapterError(f"the live version {live} has no row in the record")
-        await self._on_thread(lambda: trainer.load(adapter))
+        try:
+            await self._on_thread(lambda: trainer.load(adapter))
+        except AdapterMismatch as exc:
+            await refuse_version(self._record, adapter, str(exc))
+            raise  # the next attempt begins from the ancestor that is live now
 
     async def _step(self, edits: Sequence[Edit], *, takes_turns: bool = True) -> None:
         """One attempt at a version.
@@ -336,14 +348,16 @@ class Worker:
             else:
                 self._unlearning.begin()
             trainer = self._ready()
-            recent = await self._record.recent_verdict_values(policy, _RECENT)
+            recent = await self._record.recent_verdicts(policy, _RECENT)
             replay, remembered = await self._past(trainer, claimed)
             number = await self._record.next_version(policy)
+            report = replace(report, inputs=self._inputs(trainer, claimed, replay, remembered, recent))
+            values = [verdict.value for verdict in recent]
             held = [turn.turn_id for turn in claimed]
             self._deaths.begin(held)
             try:
                 outcome = await self._on_thread(
-                    lambda: trainer.attempt(claimed, replay, recent, number, remembered, edits)
+                    lambda: trainer.attempt(claimed, replay, values, number, remembered, edits)
                 )
             finally:
                 self._deaths.end(held)
@@ -357,6 +371,31 @@ class Worker:
         finally:
             renewal.cancel()
             await asyncio.gather(renewal, return_exceptions=True)
+
+    def _inputs(
+        self,
+        trainer: VersionTrainer,
+        batch: Sequence[ScoredTurn],
+        replay: Sequence[ScoredTurn],
+        remembered: Sequence[ScoredTurn],
+        recent: Sequence[RecentVerdict],
+    ) -> StepInputs:
+        """What the attempt is computed from, as the record keeps it."""
+
+        def ids(turns: Sequence[ScoredTurn]) -> tuple[tuple[str, int], ...]:
+            return tuple((turn.turn_id, turn.verdict_id) for turn in turns)
+
+        return StepInputs(
+            turns={
+                StepRole.BATCH: ids(batch),
+                StepRole.REPLAY: ids(replay),
+                StepRole.REMEMBERED: ids(remembered),
+                StepRole.RECENT: tuple((one.turn_id, one.verdict_id) for one in recent),
+            },
+            edit_id=self._edit_id,
+            state=trainer.state(),
+            settings=training_settings(self._settings),
+        )
 
     async def _leave_deadly(self, claimed: list[ScoredTurn]) -> None:
         """Of turns that a trainer died with, attempt fewer at a time; drop one that it died with alone."""
@@ -430,6 +469,7 @@ class Worker:
             version=number,
             path=str(outcome.written.path),
             content_hash=outcome.written.content_hash,
+            manifest_hash=outcome.written.manifest_hash,
             parent_version=outcome.parent_version,
             state=AdapterState.REJECTED if outcome.rejected else AdapterState.PUBLISHED,
             reason="; ".join(outcome.rejected) or outcome.reason,
@@ -446,6 +486,7 @@ class Worker:
             version=number,
             error=f"version {number} was rejected: {adapter.reason}" if outcome.rejected else None,
             metrics=outcome.metrics,
+            inputs=report.inputs,
         )
         if outcome.rejected:
             self._counters.rejected += 1
@@ -483,7 +524,7 @@ class Worker:
         with_files = {
             a.version: a.parent_version
             for a in adapters
-            if a.state in (AdapterState.PUBLISHED, AdapterState.REJECTED)
+            if a.state in (AdapterState.PUBLISHED, AdapterState.REJECTED, AdapterState.REFUSED)
         }
         keep = versions_to_keep(with_files, live, every=self._settings.save_interval)
         doomed = [a for a in adapters if a.version in with_files and a.version not in keep]

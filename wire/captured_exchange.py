@@ -11,6 +11,7 @@ from store.hashing import wire_json
 from store.lifecycle import DropReason
 from store.values import Completion, Json, LogprobMode, TurnKind
 from wire.chat_request import ChatRequest, parse_chat
+from wire.completion_request import API_NAME, parse_completion, write_completion
 from wire.headers import RequestOptions
 from wire.prefix_cache import PrefixCache
 from wire.reply_assembly import AssembledReply
@@ -23,6 +24,7 @@ class CapturedExchange:
     Attributes:
         fault: why the whole exchange cannot train (the client disconnected, an error), or None.
         size: bytes of request and reply.
+        api: the API that the client speaks, where it is not chat: its name and what the chat request does not hold of its request.
     """
 
     turn_id: str
@@ -41,6 +43,7 @@ class CapturedExchange:
     temperature: float
     logprob_mode: LogprobMode
     size: int
+    api: Json | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -68,10 +71,13 @@ def dump_exchange(captured: CapturedExchange, raw: bytes | None) -> bytes:
             "reply": captured.reply,
             "fault": captured.fault,
             "logprob_mode": captured.logprob_mode,
+            "api": captured.api,
         },
         option=orjson.OPT_APPEND_NEWLINE,
     )
-    return head + (wire_json(chat.body).encode() if raw is None or chat.is_redacted else raw)
+    if raw is not None and not chat.is_redacted:
+        return head + raw
+    return head + wire_json(write_completion(chat) if chat.is_completion else chat.body).encode()
 
 
 def load_exchange(payload: bytes, prefix_cache: PrefixCache | None = None) -> CapturedExchange:
@@ -85,6 +91,7 @@ def load_exchange(payload: bytes, prefix_cache: PrefixCache | None = None) -> Ca
     if "scope" in value:  # written by 0.2.0
         value["key_name"] = value.pop("scope")
     options, reply, fault = value["options"], value["reply"], value["fault"]
+    is_completion = (value.get("api") or {}).get("name") == API_NAME
     completions = tuple(_restore_completion(values) for values in reply.pop("completions"))
     return CapturedExchange(
         **{name: value[name] for name in _SCALAR_FIELDS},
@@ -95,10 +102,11 @@ def load_exchange(payload: bytes, prefix_cache: PrefixCache | None = None) -> Ca
                 "identifiers": tuple((name, value) for name, value in options.get("identifiers", ())),
             }
         ),
-        chat=parse_chat(raw, prefix_cache),
+        chat=parse_completion(raw) if is_completion else parse_chat(raw, prefix_cache),
         reply=_restore_dataclass(AssembledReply, {**reply, "completions": completions}),
         fault=None if fault is None else (DropReason(fault[0]), fault[1]),
         logprob_mode=LogprobMode(value["logprob_mode"]),
+        api=value.get("api"),
     )
 
 

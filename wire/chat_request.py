@@ -30,6 +30,8 @@ class ChatRequest:
         previous: the cached request whose message objects this request begins with.
         cached: this request's own cache entry.
         is_redacted: the request contains a secret that ``body`` does not.
+        is_completion: it is a completion request, read as chat (`wire.completion_request`).
+        unreadable: why it is served and cannot be recorded; "": it can.
     """
 
     body: Json
@@ -41,6 +43,8 @@ class ChatRequest:
     previous: ParsedPrefix | None = None
     cached: ParsedPrefix | None = None
     is_redacted: bool = False
+    is_completion: bool = False
+    unreadable: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,7 +103,7 @@ def parse_chat(raw: bytes, prefix_cache: PrefixCache | None = None) -> ChatReque
     if found is not None:
         body, previous = found
         fresh = body["messages"][len(previous.messages) :]
-        is_deep = _exceeds_depth(raw[len(previous.prefix or b"") :], {**body, "messages": fresh}, MAX_DEPTH)
+        is_deep = exceeds_depth(raw[len(previous.prefix or b"") :], {**body, "messages": fresh}, MAX_DEPTH)
     else:
         try:
             body = orjson.loads(raw)
@@ -108,7 +112,7 @@ def parse_chat(raw: bytes, prefix_cache: PrefixCache | None = None) -> ChatReque
         if not isinstance(body, dict):
             raise WireError("the request is not a JSON object")
         fresh = body.get("messages")
-        is_deep = _exceeds_depth(raw, body, MAX_DEPTH)
+        is_deep = exceeds_depth(raw, body, MAX_DEPTH)
     if is_deep:
         raise WireError("the request is nested too deeply to be recorded")
     unredacted, body = body, redact_body(body)
@@ -135,7 +139,7 @@ def parse_chat(raw: bytes, prefix_cache: PrefixCache | None = None) -> ChatReque
     )
 
 
-def _exceeds_depth(raw: bytes, value: Any, most: int) -> bool:
+def exceeds_depth(raw: bytes, value: Any, most: int) -> bool:
     """Whether a JSON value, written as ``raw``, has more than ``most`` levels of lists and objects."""
     return raw.count(b"[") + raw.count(b"{") > most and is_nested_deeper(
         value, most
@@ -176,9 +180,11 @@ def build_request(
     body = chat.body
     added: dict[str, bytes] = {}
     # `top_logprobs` without `logprobs` is the client's error: the backend reports it.
-    logprobs = "logprobs" in fields and body.get("logprobs") is not True and not body.get("top_logprobs")
+    # A completion's `logprobs` is a number of alternatives.
+    has_logprobs = body.get("logprobs") is not None if chat.is_completion else body.get("logprobs") is True
+    logprobs = "logprobs" in fields and not has_logprobs and not body.get("top_logprobs")
     if logprobs:
-        added["logprobs"] = b"true"
+        added["logprobs"] = b"0" if chat.is_completion else b"true"
     token_ids = "return_token_ids" in fields and body.get("return_token_ids") is not True
     if token_ids:
         added["return_token_ids"] = b"true"

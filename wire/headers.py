@@ -74,6 +74,7 @@ class RequestOptions:
     Attributes:
         user: the OpenAI field `user`: several users behind one key.
         identifiers: fields that may name the conversation, each with the digest of its value (`find_identifiers`).
+        continues: the turn that this request continues, where its API names it (`previous_response_id`).
     """
 
     kind: TurnKind | None
@@ -82,6 +83,7 @@ class RequestOptions:
     is_opted_out: bool
     user: str | None
     identifiers: tuple[tuple[str, str], ...] = ()
+    continues: str | None = None
 
 
 def get_header(headers: Headers, name: bytes) -> str | None:

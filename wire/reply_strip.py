@@ -29,7 +29,8 @@ _NO_CHOICES = re.compile(rb'"choices"[ \t]*:[ \t]*\[[ \t]*\]')
 _LENIENT = json.JSONDecoder(strict=False)
 
 
-_IN_CHOICE = frozenset({"logprobs", "token_ids"})
+#: A completion's choice holds the ids of its prompt; a chat reply has them at the top.
+_IN_CHOICE = frozenset({"logprobs", "token_ids", "prompt_token_ids"})
 
 
 _AT_TOP = frozenset({"prompt_token_ids", "usage", "model"})
@@ -105,7 +106,11 @@ def _strip_simple_reply(
         is_null = _stays_as_null("logprobs", reply, null_style)
         raw = raw[: start + 12] + b"null" + raw[end:] if is_null else raw[:start] + raw[end:]
     if injection.token_ids:
-        for name, holder in (("prompt_token_ids", reply), ("token_ids", choice)):
+        for name, holder in (
+            ("prompt_token_ids", reply),
+            ("prompt_token_ids", choice),
+            ("token_ids", choice),
+        ):
             ids = holder.get(name, holder)
             if ids is holder:
                 continue
@@ -253,7 +258,9 @@ def _count_additions(reply: Json, injection: Injection) -> dict[str, int]:
         if injection.logprobs and any(c.get("logprobs") is not None for c in choices)
         else 0,
         "token_ids": sum("token_ids" in c for c in choices) if injection.token_ids else 0,
-        "prompt_token_ids": int("prompt_token_ids" in reply) if injection.token_ids else 0,
+        "prompt_token_ids": ("prompt_token_ids" in reply) + sum("prompt_token_ids" in c for c in choices)
+        if injection.token_ids
+        else 0,
         # `include_usage` adds null to all chunks but its own; counts in them are the backend's own.
         "usage": int("usage" in reply and reply["usage"] is None) if injection.usage else 0,
         "model": int(

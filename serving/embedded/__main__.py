@@ -115,6 +115,7 @@ def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
             max_lora_rank=arguments.max_lora_rank,
             logprobs_mode=arguments.logprobs_mode,
             cache_bytes=int(arguments.kv_cache_gb * (1 << 30)),
+            model_name=arguments.model,
         ),
     )
     server = OpenAIServer(

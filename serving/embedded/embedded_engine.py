@@ -11,9 +11,11 @@ from typing import Any
 from serving.embedded.adapters import Adapter, read_adapter
 from serving.embedded.batch_engine import BatchEngine, EmbeddedJob
 from serving.embedded.model import Model
+from serving.model_digests import digest_served_model
 from serving.openai_server.engine import EngineLimits
 from serving.openai_server.values import LogprobsMode, SamplingDefaults
 from serving.openai_server.vocabulary import Vocabulary
+from store.manifest import check_version
 from store.version import VERSION
 
 
@@ -26,6 +28,7 @@ class EmbeddedOptions:
     max_lora_rank: int = 64
     logprobs_mode: LogprobsMode = "raw_logprobs"
     cache_bytes: int = 4 << 30
+    model_name: str = ""  #: folder or cached name of the model, which the manifest of a version is compared with; "": not compared
 
 
 class EmbeddedEngine:
@@ -93,6 +96,8 @@ class EmbeddedEngine:
         self.engine.cancel(job)
 
     def load(self, name: str, path: str) -> Adapter:
+        source = self._options.model_name
+        check_version(Path(path), model=digest_served_model(source) if source else None)
         return read_adapter(name, Path(path), self.model.loras.modules, max_rank=self._options.max_lora_rank)
 
     def unload(self, adapter: Adapter) -> None:

@@ -13,6 +13,9 @@ from jinja2 import TemplateError
 from serving.openai_server.schemas import RequestError
 from serving.openai_server.vocabulary import Vocabulary
 
+#: Roles of the OpenAI API. A template would leave out messages of others without a word.
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return messages in the form that chat templates expect.
@@ -23,8 +26,8 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
     result = []
     for i, message in enumerate(messages):
         role = message.get("role")
-        if not isinstance(role, str) or not role:
-            raise RequestError(f"messages[{i}].role must be a string", param="messages")
+        if role not in _ROLES:
+            raise RequestError(f"messages[{i}].role must be one of {', '.join(_ROLES)}", param="messages")
         clean = {key: copy.deepcopy(value) for key, value in message.items() if value is not None}
         clean["role"] = "system" if role == "developer" else role
         clean["content"] = _text_of(message.get("content"), i)

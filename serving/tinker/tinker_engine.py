@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from serving.model_digests import digest_served_model
 from serving.openai_server.engine import EngineLimits, Job
 from serving.openai_server.schemas import merge_chunks
 from serving.openai_server.token_text import TokenText
@@ -23,6 +24,7 @@ from serving.tinker.server_features import ServerFeatures, detect_logprobs_mode
 from serving.tinker.session import RequestRefused, TinkerSessionManager
 from serving.tinker.version import read_version
 from store.errors import AdapterError, ConfigError, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from store.manifest import check_version
 from store.settings import Settings
 
 if TYPE_CHECKING:
@@ -170,6 +172,7 @@ class TinkerEngine:
     # ---- versions
 
     def load(self, name: str, path: str) -> TinkerAdapter:
+        check_version(Path(path), model=digest_served_model(self._settings.model_path))
         version = read_version(Path(path))
         base = self.connection.base_model
         if version.base_model != base:

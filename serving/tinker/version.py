@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from store.errors import AdapterError
+from store.manifest import TINKER_FILE
 
-FILE = "tinker.json"
+FILE = TINKER_FILE
 _SCHEME = "tinker://"
 
 

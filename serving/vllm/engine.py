@@ -11,6 +11,7 @@ import aiohttp
 import orjson
 
 from serving.http import HttpBackend
+from serving.model_digests import digest_served_model
 from serving.protocol import Capabilities, ServedModel
 from serving.vllm.adapters import check_adapter
 from serving.vllm.capability_probe import (
@@ -25,6 +26,7 @@ from serving.vllm.capability_probe import (
 from serving.vllm.gpu_arbiter import SLEEP_PATH, WAKE_PATH
 from serving.vllm.model_facts import ModelFacts
 from store.errors import AdapterError, UpstreamError
+from store.manifest import check_version
 from store.values import Json, LogprobMode
 
 #: The first requests of an engine may wait for a compiler.
@@ -114,6 +116,7 @@ class VllmBackend(HttpBackend):
             tools=tools,
             constrained=constrained,
             adapter_slots=self._slots,
+            max_model_len=next((m.max_model_len for m in models if m.parent is None), None),
             notes=tuple(notes),
         )
 
@@ -121,9 +124,9 @@ class VllmBackend(HttpBackend):
         """Load a LoRA folder under an immutable name, after checking that it is complete and of this model."""
         if self._facts is not None:
             try:
-                await asyncio.to_thread(check_adapter, Path(path), self._facts)
+                await asyncio.to_thread(_check_files, Path(path), self._facts)
             except AdapterError as exc:
-                raise AdapterError(f"{self.address} cannot load {name}: {exc}") from exc
+                raise type(exc)(f"{self.address} cannot load {name}: {exc}") from exc
         await super().load_adapter(name, path)
 
     async def sleep(self) -> None:
@@ -195,3 +198,9 @@ class VllmBackend(HttpBackend):
             if exc.status is None:
                 raise
             return ""
+
+
+def _check_files(folder: Path, facts: ModelFacts) -> None:
+    """Check an adapter's manifest, its shapes and its model. Raises: AdapterError."""
+    check_version(folder, model=digest_served_model(facts.name))
+    check_adapter(folder, facts)

@@ -16,7 +16,7 @@ def read_model_facts(model: str) -> ModelFacts:
     Raises:
         ConfigError: there is no such model here, or its configuration cannot be read.
     """
-    folder = _folder(model)
+    folder = find_model_folder(model)
     config = _json(folder / "config.json")
     generation = folder / "generation_config.json"
     defaults = _json(generation) if generation.is_file() else {}
@@ -30,7 +30,12 @@ def read_model_facts(model: str) -> ModelFacts:
     )
 
 
-def _folder(model: str) -> Path:
+def find_model_folder(model: str) -> Path:
+    """Return the folder of a model, or of a name in the local Hugging Face cache.
+
+    Raises:
+        ConfigError: there is no such model here.
+    """
     folder = Path(model).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():

@@ -221,6 +221,7 @@ def adapter_of(row: Row[Any]) -> AdapterVersion:
         version=row.version,
         path=row.path,
         content_hash=row.content_hash,
+        manifest_hash=row.manifest_hash,
         parent_version=row.parent_version,
         state=AdapterState(row.state),
         reason=row.reason,

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from store import schema
 from store.database import present, upsert
 from store.queries.proxy import add_feedback
+from store.queries.replies import write_api_requests
 from store.queries.turns import TurnWriter, Written
 from store.values import Feedback, NewTurn
 
@@ -30,6 +31,7 @@ def record_batch(
         (what the writer shall keep, feedback about turns that the record does not have: it was not stored).
     """
     written = writer.write(connection, turns, done) if turns else []
+    write_api_requests(connection, turns)
     known = present(connection, schema.turns.c.turn_id, [one.turn_id for one in feedback])
     unmatched = [one for one in feedback if one.turn_id not in known]
     for one in feedback:

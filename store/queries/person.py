@@ -151,6 +151,34 @@ def rollback(
     )
 
 
+def refuse(
+    connection: sa.Connection,
+    policy: str,
+    version: int,
+    *,
+    reason: str,
+    ancestor: int,
+    actor: str,
+    now: float,
+) -> int:
+    """Mark a version that must not serve; where it is live, point the alias to ``ancestor``. Returns the live version."""
+    lock_aliases(connection)
+    c = schema.adapters.c
+    connection.execute(
+        sa.update(schema.adapters)
+        .where(c.policy == policy, c.version == version)
+        .values(state=AdapterState.REFUSED.value, reason=reason)
+    )
+    move = aliases(connection).get(policy)
+    live = move.version if move is not None else BASE_VERSION
+    if live != version:
+        return live
+    connection.execute(
+        sa.insert(schema.alias_moves).values(policy=policy, version=ancestor, moved_at=now, actor=actor)
+    )
+    return ancestor
+
+
 def set_paused(connection: sa.Connection, paused: bool, now: float, policy: str | None = None) -> None:
     """Pause or resume the training of one policy; None: of all. What is recorded and scored meanwhile waits."""
     if policy is None:
@@ -208,15 +236,26 @@ def add_wish_edits(connection: sa.Connection, policy: str, edits: Sequence[WishE
         )
 
 
-def wish_edits(connection: sa.Connection, policy: str) -> list[WishEdit]:
+def newest_wish_edit(connection: sa.Connection, policy: str) -> int:
+    """Return the number of the newest edit, 0 when there is none."""
+    e = schema.wish_edits.c
+    found = connection.execute(sa.select(sa.func.max(e.edit_id)).where(e.policy == policy)).scalar_one()
+    return int(found or 0)
+
+
+def wish_edits(connection: sa.Connection, policy: str, until: int | None = None) -> list[WishEdit]:
     """Return the edits that count: of each turn its newest words, and a withdrawal where that is the newest row.
 
     A withdrawn wish keeps its edited words, because it is unlearnt by them. Withdrawals come last.
+
+    Args:
+        until: number of the newest edit that counts; None: all do.
     """
     e = schema.wish_edits.c
     words: dict[str, str] = {}
     withdrawn: dict[str, None] = {}
-    rows = connection.execute(sa.select(e.turn_id, e.text).where(e.policy == policy).order_by(e.edit_id))
+    query = sa.select(e.turn_id, e.text).where(e.policy == policy).order_by(e.edit_id)
+    rows = connection.execute(query if until is None else query.where(e.edit_id <= until))
     for turn_id, text in rows:
         withdrawn.pop(turn_id, None)
         if text is None:

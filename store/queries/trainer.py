@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from store import schema
-from store.database import upsert
+from store.database import insert_ignore, upsert
 from store.errors import AliasMoved, ClaimLost
 from store.hashing import exact_json
 from store.lifecycle import DropReason, Event, Stage
@@ -30,6 +30,7 @@ from store.values import (
     AdapterState,
     AdapterVersion,
     LogprobMode,
+    RecentVerdict,
     ScoredTurn,
     StepReport,
     Verdict,
@@ -257,7 +258,7 @@ def scored_turns(connection: sa.Connection, turn_ids: Sequence[str]) -> list[Sco
     return [_scored(connection, i) for i in turn_ids if i in known]
 
 
-def recent_verdict_values(connection: sa.Connection, policy: str, limit: int) -> list[int]:
+def recent_verdicts(connection: sa.Connection, policy: str, limit: int) -> list[RecentVerdict]:
     """Return the newest verdicts of a policy's settled turns, oldest first: the baseline's window.
 
     A turn is settled once it is trained or dropped. A turn that waits for training, is claimed, or waits for a new verdict
@@ -267,7 +268,7 @@ def recent_verdict_values(connection: sa.Connection, policy: str, limit: int) ->
     v, lv = schema.verdicts.c, schema.turn_states.c
     later = schema.verdicts.alias("later")
     rows = connection.execute(
-        sa.select(v.value)
+        sa.select(v.turn_id, v.verdict_id, v.value)
         .join(schema.turn_states, lv.turn_id == v.turn_id)
         .where(
             lv.policy == policy,
@@ -279,7 +280,7 @@ def recent_verdict_values(connection: sa.Connection, policy: str, limit: int) ->
         .order_by(v.verdict_id.desc())
         .limit(limit)
     )
-    return [int(value) for value in rows.scalars()][::-1]
+    return [RecentVerdict(**row._mapping) for row in rows][::-1]
 
 
 def _end_claim(
@@ -341,6 +342,7 @@ def _scored(connection: sa.Connection, turn_id: str) -> ScoredTurn:
         ),
         next_text=next_text or "",
         created_at=row.created_at,
+        verdict_id=verdict.verdict_id,
     )
 
 
@@ -351,6 +353,7 @@ def _insert_adapter(connection: sa.Connection, adapter: AdapterVersion) -> None:
             version=adapter.version,
             path=adapter.path,
             content_hash=adapter.content_hash,
+            manifest_hash=adapter.manifest_hash,
             parent_version=adapter.parent_version,
             state=adapter.state.value,
             reason=adapter.reason,
@@ -372,4 +375,17 @@ def _upsert_step(connection: sa.Connection, step: StepReport) -> None:
         "error": step.error,
         "metrics": exact_json(step.metrics),
     }
+    if step.inputs is not None:
+        inputs = step.inputs
+        values["inputs"] = exact_json(
+            {"edit_id": inputs.edit_id, "state": inputs.state, "settings": inputs.settings}
+        )
     upsert(connection, schema.steps, values, ["step_id"])
+    if step.inputs is not None:
+        rows = [
+            {"step_id": step.step_id, "role": role.value, "position": at, "turn_id": turn_id, "verdict_id": verdict_id}
+            for role, used in step.inputs.turns.items()
+            for at, (turn_id, verdict_id) in enumerate(used)
+        ]  # fmt: skip
+        if rows:
+            connection.execute(insert_ignore(connection.dialect.name, schema.step_turns), rows)

@@ -13,8 +13,17 @@ import pytest
 
 from cli.main import main
 from migrations import upgrade
+from serving.model_digests import digest_served_model
+from store.manifest import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    MANIFEST,
+    build_manifest,
+    content_hash,
+    hash_manifest,
+)
 from store.record import Record
-from store.settings import read_settings
+from store.settings import BUILTIN_FOLDER, read_settings
 from store.values import AdapterState, AdapterVersion, Heartbeat, Relation, StepReport
 from tests.making import make_answer, make_turn, make_verdict
 
@@ -266,7 +275,51 @@ def test_pause_and_resume_are_kept_in_the_record(home: Path, capsys: pytest.Capt
     assert '"training": "running"' in capsys.readouterr().out
 
 
+def give_it_files(home: Path) -> Path:
+    """Write the files of version 1, with a manifest for the built-in model; returns their folder."""
+    folder = home / "adapters" / "one"
+    folder.mkdir(parents=True)
+    files = {ADAPTER_CONFIG: b"{}", ADAPTER_WEIGHTS: bytes(64)}
+    manifest = build_manifest(files, name=f"{POLICY}@1", model=digest_served_model(str(BUILTIN_FOLDER)))
+    for name, body in {**files, MANIFEST: manifest}.items():
+        (folder / name).write_bytes(body)
+    connection = sqlite3.connect(home / "patina.db")
+    connection.execute(
+        "UPDATE adapters SET path = ?, content_hash = ?, manifest_hash = ?",
+        (str(folder), content_hash(files), hash_manifest(manifest)),
+    )
+    connection.commit()
+    connection.close()
+    return folder
+
+
+def test_verify_names_a_version_that_is_not_what_was_published(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", "--home", str(home)]) == 1
+    assert "patina-tiny@1: there is no adapter folder /adapters/1" in capsys.readouterr().out
+    folder = give_it_files(home)
+    assert main(["verify", "--home", str(home)]) == 0
+    assert "without a manifest" not in capsys.readouterr().out
+    (folder / ADAPTER_WEIGHTS).write_bytes(bytes(63) + b"1")
+    assert main(["verify", "--home", str(home)]) == 1
+    assert "patina-tiny@1: the adapter in" in (shown := capsys.readouterr().out)
+    assert "adapter_model.safetensors changed" in shown
+
+
+def test_verify_names_a_version_from_before_manifests(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (give_it_files(home) / MANIFEST).unlink()
+    connection = sqlite3.connect(home / "patina.db")
+    connection.execute("UPDATE adapters SET manifest_hash = ''")
+    connection.commit()
+    connection.close()
+    assert main(["verify", "--home", str(home)]) == 0
+    assert "without a manifest, made by an earlier Patina" in (shown := capsys.readouterr().out)
+    assert "patina-tiny@1" in shown
+
+
 def test_verify_says_all_is_well_or_what_is_wrong(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    give_it_files(home)
     assert main(["verify", "--home", str(home)]) == 0
     assert "2 turns checked: all is well" in capsys.readouterr().out
     connection = sqlite3.connect(home / "patina.db")

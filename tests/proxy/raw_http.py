@@ -203,9 +203,14 @@ class Seen:
         return next((value for key, value in self.headers if key == name), None)
 
     def comparable(self) -> tuple[Any, ...]:
-        """Everything but hop-by-hop fields and the one addition."""
-        headers = sorted((k, v) for k, v in self.headers if k not in HOP and k != "x-patina-turn")
+        """Everything but hop-by-hop fields and the additions."""
+        headers = sorted((k, v) for k, v in self.headers if k not in HOP and not is_addition(k, v))
         return self.status, headers, self.body, self.is_whole
+
+
+def is_addition(name: str, value: str) -> bool:
+    """Whether a response header is Patina's own: the turn's id, and a request id where the backend sent none."""
+    return name == "x-patina-turn" or (name == "x-request-id" and value.startswith(("turn_", "req_")))
 
 
 async def exchange(

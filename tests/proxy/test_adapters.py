@@ -5,25 +5,49 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from store.errors import RecordError
+from store.manifest import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    MANIFEST,
+    ModelDigests,
+    build_manifest,
+    content_hash,
+    hash_manifest,
+)
 from store.values import AdapterState, AdapterVersion, StepReport
 from tests.proxy.conftest import Gateway, run_gateway, run_gateway_at
 from tests.proxy.test_relay import get
 from tests.proxy.upstream import Upstream, free_socket, running
 
 
-def publish(gateway: Gateway, version: int, folder: Path) -> None:
-    """Publish a version as the trainer does."""
-    now = time.time()
-    adapter = AdapterVersion(
-        policy="tiny", version=version, path=str(folder), content_hash="x", parent_version=version - 1,
-        state=AdapterState.PUBLISHED, reason="", method="combine", metrics={}, created_at=now,
+def make_adapter(policy: str, version: int, parent: Path, *, created_at: float) -> AdapterVersion:
+    """Return a version whose files, with a manifest, are in a folder of ``parent``, where that exists."""
+    files = {ADAPTER_CONFIG: b"{}", ADAPTER_WEIGHTS: f"weights of {policy}@{version}".encode()}
+    manifest = build_manifest(files, name=f"{policy}@{version}", model=ModelDigests())
+    folder = parent / f"{policy}@{version}"
+    if parent.exists():
+        folder.mkdir(exist_ok=True)
+        for name, body in {**files, MANIFEST: manifest}.items():
+            (folder / name).write_bytes(body)
+    return AdapterVersion(
+        policy=policy, version=version, path=str(folder), content_hash=content_hash(files),
+        parent_version=version - 1, state=AdapterState.PUBLISHED, reason="", method="combine", metrics={},
+        created_at=created_at, manifest_hash=hash_manifest(manifest),
     )  # fmt: skip
+
+
+def publish(gateway: Gateway, version: int, folder: Path) -> None:
+    """Publish a version as the trainer does; a folder that does not exist stays missing."""
+    now = time.time()
+    adapter = make_adapter("tiny", version, folder, created_at=now)
     step = StepReport(
         step_id=f"step{version}", policy="tiny", method="combine", started_at=now, finished_at=now, version=version,
         error=None, metrics={},
@@ -246,3 +270,48 @@ def test_a_backend_that_does_not_come_back_is_a_502(upstream: Upstream, record_f
             gateway.ask("hello")
         assert caught.value.status_code == 502
         assert gateway.rows(1)[0]["drop_reason"] == "upstream_error"
+
+
+@pytest.mark.parametrize("changed", [ADAPTER_WEIGHTS, MANIFEST, "added.bin"])
+def test_a_version_whose_files_changed_is_refused_and_its_newest_intact_ancestor_goes_live(
+    gateway: Gateway, tmp_path: Path, changed: str
+) -> None:
+    for version in (1, 2, 3):
+        publish(gateway, version, tmp_path)
+        is_live(gateway, version)
+    rollback(gateway, 0)
+    is_live(gateway, 0)
+    until(lambda: not gateway.upstream.adapters, "nothing stays loaded")
+    (tmp_path / "tiny@3" / changed).write_bytes(b"other")
+    (tmp_path / "tiny@2" / ADAPTER_WEIGHTS).write_bytes(b"other")
+    rollback(gateway, 3)
+    is_live(gateway, 1)
+    assert ("load", "tiny@2") in gateway.upstream.admin  # only from before
+    assert gateway.upstream.admin.count(("load", "tiny@3")) == 1
+    moves = gateway.in_record(lambda record: record.alias_moves("tiny"))
+    assert [(move.version, move.actor) for move in moves[-2:]] == [(3, "rollback"), (1, "integrity")]
+    refused = gateway.in_record(lambda record: record.adapter("tiny", 3))
+    assert refused.state is AdapterState.REFUSED
+    assert changed in refused.reason
+    with pytest.raises(RecordError, match="it is refused"):
+        rollback(gateway, 3)
+
+
+def test_a_version_from_before_manifests_is_checked_by_its_content_hash(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    publish(gateway, 1, tmp_path)
+    is_live(gateway, 1)
+    rollback(gateway, 0)
+    is_live(gateway, 0)
+    (tmp_path / "tiny@1" / MANIFEST).unlink()
+    old = replace(gateway.in_record(lambda record: record.adapter("tiny", 1)), version=2, manifest_hash="")
+    step = StepReport(
+        step_id="old", policy="tiny", method="combine", started_at=1.0, finished_at=2.0, version=2, error=None, metrics={}
+    )  # fmt: skip
+    old = replace(old, parent_version=0)
+    gateway.in_record(lambda record: record.publish(old, [], step, worker="w"))
+    is_live(gateway, 2)
+    rollback(gateway, 1)  # the record knows that it had a manifest
+    until(lambda: "lost its manifest.json" in (backend(gateway)["last_error"] or ""), "it is refused")
+    is_live(gateway, 0)

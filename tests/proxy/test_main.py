@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,11 @@ def write_settings(tmp_path: Path, port: int, **more: Any) -> Path:
 
 
 @contextmanager
-def process(settings: Path, port: int, *more: str) -> Iterator[subprocess.Popen[bytes]]:
-    started = subprocess.Popen(command(settings, *more), cwd=REPOSITORY, stderr=subprocess.PIPE)
+def process(
+    settings: Path, port: int, *more: str, prefix: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a gateway; ``prefix``: a program that starts it."""
+    started = subprocess.Popen([*prefix, *command(settings, *more)], cwd=REPOSITORY, stderr=subprocess.PIPE)
     try:
         for _ in range(600):
             assert started.poll() is None, started.stderr.read() if started.stderr else b""

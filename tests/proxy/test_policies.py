@@ -16,9 +16,9 @@ import pytest
 
 from proxy.endpoints import ENDPOINTS
 from store.keys import KeyFile, Keyring
-from store.values import AdapterState, AdapterVersion, StepReport
+from store.values import StepReport
 from tests.proxy.conftest import KEY, Gateway, run_gateway_at
-from tests.proxy.test_adapters import until
+from tests.proxy.test_adapters import make_adapter, until
 from tests.proxy.test_security import ask, bearer
 from tests.proxy.upstream import Upstream, running
 
@@ -50,10 +50,7 @@ class People:
 
     def publish(self, policy: str, version: int, folder: Path) -> None:
         now = time.time()
-        adapter = AdapterVersion(
-            policy=policy, version=version, path=str(folder), content_hash="x", parent_version=version - 1,
-            state=AdapterState.PUBLISHED, reason="", method="combine", metrics={}, created_at=now,
-        )  # fmt: skip
+        adapter = make_adapter(policy, version, folder, created_at=now)
         step = StepReport(
             step_id=f"{policy}{version}", policy=policy, method="combine", started_at=now, finished_at=now,
             version=version, error=None, metrics={},
@@ -228,13 +225,13 @@ def test_every_route_shows_a_key_only_what_is_its_own(people: People, tmp_path: 
     checked["/v1/patina/status"] = None
     # models
     for name, names in (
-        ("ann", {"tiny": "tiny.ann@1"}),
-        ("eve", {"tiny": "tiny@1"}),
+        ("ann", {"tiny": "tiny.ann@1", "tiny@1": "tiny.ann@1"}),
+        ("eve", {"tiny": "tiny@1", "tiny@1": "tiny@1"}),
         ("dan", {"tiny": "tiny.dan@0"}),
     ):
         cards = people.json(name, "/v1/models")["data"]
         assert {card["id"]: card["metadata"]["name"] for card in cards} == names
-    assert len(people.json("boss", "/v1/models")["data"]) == 4
+    assert len(people.json("boss", "/v1/models")["data"]) == 4 + 3  # policies, and their retained versions
     checked["/v1/models"] = None
     for name, target, status in (
         ("ann", "tiny", 200), ("bob", "tiny.ann", 404), ("eve", "tiny.ann", 404), ("boss", "tiny.ann", 200),
@@ -257,6 +254,22 @@ def test_every_route_shows_a_key_only_what_is_its_own(people: People, tmp_path: 
             == status
         )
     checked["/v1/feedback"] = None
+    # responses and conversations: of one's own key only, an owner's key too; another key's policy does not exist
+    response = people.client("ann").responses.create(model="tiny", input="a")
+    conversation = people.client("ann").conversations.create()
+    for name, status in (("bob", 404), ("boss", 404), ("ann", 200)):
+        for target in (f"/v1/responses/{response.id}", f"/v1/conversations/{conversation.id}"):
+            seen = ask(people.gateway.url, bearer(people.keys[name]), method="GET", target=target, body=b"")
+            assert seen.status == status
+    foreign = b'{"model": "tiny.ann@1", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}], "input": "a"}'
+    for target in ("/v1/responses", "/v1/messages", "/v1/messages/count_tokens"):
+        assert ask(people.gateway.url, bearer(people.keys["bob"]), target=target, body=foreign).status == 404
+        checked[target] = None
+    prompt = foreign.replace(b'"input"', b'"prompt"')
+    seen = ask(people.gateway.url, bearer(people.keys["bob"]), target="/v1/completions", body=prompt)
+    assert seen.status == 404
+    checked["/v1/completions"] = None
+    checked["/v1/responses/*"] = checked["/v1/conversations*"] = None
     # health needs no key: it names nobody
     health = ask(people.gateway.url, method="GET", target="/healthz", body=b"").body.decode()
     assert "ann" not in health
@@ -265,7 +278,14 @@ def test_every_route_shows_a_key_only_what_is_its_own(people: People, tmp_path: 
 
 
 @pytest.mark.parametrize("target", ["/v1/embeddings", "/v1/responses", "/v1/messages"])
-def test_a_forwarded_path_does_not_reach_another_keys_adapter(people: People, target: str) -> None:
+def test_a_forwarded_path_does_not_reach_another_keys_adapter(
+    record_file: Path, upstream: Upstream, target: str
+) -> None:
+    with people_at(record_file, upstream, native_apis=True) as people:
+        _check_forwarded_path(people, target)
+
+
+def _check_forwarded_path(people: People, target: str) -> None:
     url = people.gateway.url
     foreign = (
         b'{"model": "tiny.ann@1"}', b'{"model": "tiny.\\u0061nn@1"}', b'{"model": "x", "model": "tiny.ann@1"}',

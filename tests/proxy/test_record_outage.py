@@ -7,6 +7,7 @@ import resource
 import shutil
 import sqlite3
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ import httpx
 import pytest
 
 from serving.ports import free_port
+from store.journal import segments
 from tests.proxy.test_main import client, process, recording, rows, write_settings
 from tests.proxy.upstream import Upstream, running
 
@@ -209,6 +211,59 @@ def test_a_journal_that_cannot_be_written_costs_no_reply_and_is_written_later(
         assert written(record_file) == ids
     code, errors = gateway.stop()
     assert (code, "lost" in errors) == (0, False)
+
+
+#: Without these rights, file permissions bind root as well.
+_UNPRIVILEGED = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search") if os.getuid() == 0 else ()
+
+
+@pytest.mark.skipif(bool(_UNPRIVILEGED) and shutil.which("setpriv") is None, reason="no setpriv here")
+def test_a_read_only_journal_folder_costs_no_reply_and_is_written_once_it_is_writable(
+    record_file: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    settings = write_settings(tmp_path, port)
+    folder = tmp_path / "journal"
+    folder.mkdir(mode=0o500)
+    with (
+        running(Upstream()) as url,
+        process(settings, port, "--backend-url", url, prefix=_UNPRIVILEGED),
+        client(port) as http,
+    ):
+        ids = {ask(http, f"while it is read-only, {i}") for i in range(3)}
+        found = store(http)
+        assert "Permission denied" in found["journal_error"]
+        assert (found["in_memory"], found["lost"]) == (3, 0)
+        folder.chmod(0o700)
+        ids.add(ask(http, "after"))
+        with recording(settings):
+            assert until(http, is_settled)["journal_error"] is None
+    assert written(record_file) == ids
+
+
+def test_journal_files_removed_in_bursts_under_load_lose_nothing(record_file: Path, gateway: Running) -> None:
+    folder = gateway.settings.parent / "journal"
+    is_over = threading.Event()
+
+    def remove() -> None:
+        while not is_over.wait(0.03):
+            for path in segments(folder):
+                path.unlink(missing_ok=True)
+
+    with recording(gateway.settings):
+        remover = threading.Thread(target=remove)
+        remover.start()
+        try:
+            with ThreadPoolExecutor(4) as pool:
+                ids = set(pool.map(lambda i: ask(gateway.http, f"question {i}"), range(120)))
+        finally:
+            is_over.set()
+            remover.join()
+        until(gateway.http, is_settled)
+        assert written(record_file) == ids
+    with closing(sqlite3.connect(record_file)) as connection:
+        (prompts,) = connection.execute("SELECT count(DISTINCT request_key) FROM turns").fetchone()
+    assert prompts == len(ids) == 120
 
 
 def test_what_is_lost_at_the_end_is_reported_with_exit_code_1(record_file: Path, gateway: Running) -> None:

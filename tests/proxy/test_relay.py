@@ -89,6 +89,9 @@ def test_the_client_sees_the_very_bytes_of_the_backend(gateway: Gateway, body: b
     gateway.upstream.count = 0 if not direct[2].count(b'"chatcmpl-1"') else gateway.upstream.count - 1
     proxied = post(f"{gateway.url}/v1/chat/completions", body)
     turn = proxied[1].pop("x-patina-turn", None)
+    if "x-request-id" not in direct[1]:
+        name = proxied[1].pop("x-request-id")
+        assert name == turn or (turn is None and name.startswith("req_"))
     assert proxied == direct
     is_chat = body.startswith(b'{"model": "tiny", "messages": [{"role": "user", "content": "Where')
     assert (turn is not None) == (is_chat or (b"[[" in body and len(body) < 600))

@@ -18,7 +18,7 @@ import orjson
 import pytest
 
 from tests.proxy.conftest import KEY
-from tests.proxy.raw_http import Cut, Request, Step, answer
+from tests.proxy.raw_http import Cut, Request, Step, answer, is_addition
 from tests.proxy.test_transparency import JSON_TYPE, SSE, Json, Pair, Style, pair_at
 
 NODE_SDK = "openai@6.10.0"
@@ -86,7 +86,7 @@ def chat(asked: Json) -> list[Step]:
 def pair(empty_record: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     file = tmp_path_factory.mktemp("sdks") / "patina.db"
     shutil.copy(empty_record, file)
-    with pair_at(file) as made:
+    with pair_at(file, native_apis=True) as made:
         made.upstream.script = backend
         yield made
 
@@ -100,7 +100,7 @@ PYTHON: dict[str, Callable[[openai.OpenAI], Any]] = {
     "stream": lambda c: list(c.chat.completions.create(model="m", messages=MESSAGES, stream=True)),
     "stream with usage": lambda c: list(c.chat.completions.create(model="m", messages=MESSAGES, stream=True, stream_options={"include_usage": True})),
     "stream of choices": lambda c: list(c.chat.completions.create(model="m", messages=MESSAGES, stream=True, n=2)),
-    "raw": lambda c: sorted((k, v) for k, v in c.chat.completions.with_raw_response.create(model="m", messages=MESSAGES).headers.items() if k != "x-patina-turn"),
+    "raw": lambda c: sorted((k, v) for k, v in c.chat.completions.with_raw_response.create(model="m", messages=MESSAGES).headers.items() if not is_addition(k, v)),
     "cut stream": lambda c: list(c.chat.completions.create(model="m", messages=MESSAGES, stream=True, user="cut")),
     "cut reply": lambda c: c.chat.completions.create(model="m", messages=MESSAGES, user="cut"),
     "too many": lambda c: c.chat.completions.create(model="m", messages=MESSAGES, user="429"),
@@ -125,7 +125,7 @@ def outcome(url: str, call: Callable[[openai.OpenAI], Any]) -> Any:
         try:
             return "value", call(client)
         except openai.APIStatusError as error:
-            headers = sorted((k, v) for k, v in error.response.headers.items() if k != "x-patina-turn")
+            headers = sorted((k, v) for k, v in error.response.headers.items() if not is_addition(k, v))
             return type(error), error.status_code, str(error), error.body, headers
         except (openai.OpenAIError, httpx.HTTPError) as error:
             return type(error), str(error), type(error.__cause__), str(error.__cause__)

@@ -240,7 +240,9 @@ def test_web_pages_are_not_let_in_unless_asked_for(record_file: Path) -> None:
 
     with pair_at(record_file) as pair:
         pair.upstream.script = script
-        assert ask(pair.gateway.url, preflight, method="OPTIONS").status == 401
+        refused = ask(pair.gateway.url, preflight, method="OPTIONS")
+        assert refused.status == 403
+        assert b"--cors-origins https://page.example" in refused.body  # the developer tools show it
         seen = ask(pair.gateway.url, [*page, *bearer(KEY)])
         assert seen.status == 200
         assert not [name for name, _ in seen.headers if name.startswith("access-control")]

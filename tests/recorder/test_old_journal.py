@@ -119,12 +119,12 @@ async def test_a_journal_that_cannot_be_written_leaves_the_file_for_the_next_sta
     write = JournalWriter._write
     written = 0
 
-    def fail_second(self: JournalWriter, data: bytes) -> None:
+    def fail_second(self: JournalWriter, data: bytes, count: int = 1) -> None:
         nonlocal written
         written += 1
         if written > 1:
             raise OSError("No space left on device")
-        write(self, data)
+        write(self, data, count)
 
     with monkeypatch.context() as patched:
         patched.setattr(JournalWriter, "_write", fail_second)

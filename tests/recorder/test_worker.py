@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import sqlite3
 import time
@@ -516,9 +517,68 @@ async def test_a_segment_that_is_removed_before_it_is_read_to_its_end_is_recorde
     append(writer, "third", [user("three")], "reply")  # into a new segment
     await record_all(worker)
     assert set(await parents_of(setup.record)) == {"turn_first", "turn_second", "turn_third"}
+    assert worker.state()["written"] == 3  # of what was written again, nothing is written twice
     await writer.close()
     await worker._remove_recorded()
     assert (segments(setup.folder), await setup.record.journal_offsets()) == ([], {})
+
+
+async def test_segments_that_are_removed_in_bursts_before_they_were_opened_are_recorded_once(
+    setup: Setup,
+) -> None:
+    worker = setup.start_worker()
+    requests = make_conversation(12)
+    for i, messages in enumerate(requests):
+        append(setup.writer, str(i), messages, f"answer {i}")
+        append_feedback(setup.writer, f"f{i}", f"turn_{i}")
+        if i % 4 == 1:
+            await worker.step()
+        if i % 4 >= 2:
+            for path in segments(setup.folder):
+                path.unlink()
+    await setup.writer.close()
+    await record_all(worker)
+    assert await parents_of(setup.record) == {f"turn_{i}": f"turn_{i - 1}" if i else None for i in range(12)}
+    state = worker.state()
+    assert (state["written"], state["rejected"], state["unmatched_feedback"]) == (12, 0, 0)
+    with contextlib.closing(
+        sqlite3.connect(setup.record_url.removeprefix("sqlite+aiosqlite:///"))
+    ) as database:
+        assert database.execute("SELECT count(*) FROM feedback").fetchone() == (12,)
+    await worker._remove_recorded()
+    assert segments(setup.folder) == []
+
+
+async def test_a_journal_that_is_read_only_is_recorded_and_reported(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append_conversation(setup.writer, 2)
+    await setup.writer.close()
+    worker = setup.start_worker()
+    worker._write_state()
+    with monkeypatch.context() as patch:
+
+        def refusing(change: Callable[..., Any]) -> Callable[..., Any]:
+            def refuse(path: Path | int, *more: object, **options: object) -> Any:
+                if isinstance(path, int) or path.is_relative_to(setup.folder):
+                    raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+                return change(path, *more, **options)
+
+            return refuse
+
+        for name in ("unlink", "write_bytes", "replace", "open"):
+            patch.setattr(Path, name, refusing(getattr(Path, name)))
+        patch.setattr(os, "fchmod", refusing(os.fchmod))
+        running = asyncio.create_task(worker.run())
+        await until(lambda: "Read-only" in str(worker.state()["last_error"]))
+        assert not running.done()
+        assert worker.state()["written"] == 2
+        assert len(segments(setup.folder)) == 1
+    await until(lambda: worker.state()["last_error"] is None)
+    assert segments(setup.folder) == []
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert await parents_of(setup.record) == {"turn_0": None, "turn_1": "turn_0"}
 
 
 async def test_an_incomplete_last_entry_of_a_dead_writer_keeps_no_segment(setup: Setup) -> None:

@@ -27,6 +27,12 @@ UNSEEN = [
     json.loads(line)
     for line in (Path(__file__).parent / "wishes.jsonl").read_text(encoding="utf-8").splitlines()
 ]
+#: Wishes that are taken back, and texts that only look like it. The templates were chosen on the half "first"; "last" was read once,
+#: afterwards: precision 1.00, recall .97 (before: .93 and .71).
+WITHDRAWALS = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "withdrawals.jsonl").read_text(encoding="utf-8").splitlines()
+]
 UTTERANCES = [
     json.loads(line)
     for line in (Path(__file__).parent / "utterances.jsonl").read_text(encoding="utf-8").splitlines()
@@ -48,6 +54,14 @@ def test_unseen_wordings_are_labelled_with_high_precision() -> None:
     precision, recall = precision_and_recall([(case["text"], set(case["wishes"])) for case in UNSEEN])
     assert precision >= 0.97
     assert recall >= 0.85
+
+
+@pytest.mark.parametrize("half", ["first", "last"])
+def test_withdrawals_in_many_languages_are_labelled_with_what_holds_instead(half: str) -> None:
+    cases = [(case["text"], set(case["wishes"])) for case in WITHDRAWALS if case["half"] == half]
+    precision, recall = precision_and_recall(cases)
+    assert precision >= 0.97
+    assert recall >= 0.9
 
 
 def test_what_states_no_wish_is_hardly_ever_labelled() -> None:

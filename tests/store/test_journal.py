@@ -22,8 +22,10 @@ from store.journal import (
     Lag,
     is_closed,
     is_recorded,
+    is_rewritten,
     journal_bytes,
     journal_ends,
+    mark_recorded,
     measure_lag,
     read_entries,
     segments,
@@ -49,6 +51,7 @@ async def until(condition: Callable[[], bool]) -> None:
 @pytest.fixture(autouse=True)
 def retry_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "_RETRY_S", 0.01)
+    monkeypatch.setattr(journal_module, "_SLOW_WRITE_S", 60.0)  # on a busy machine no write counts as slow
 
 
 def fail_writes(patch: pytest.MonkeyPatch) -> None:
@@ -84,7 +87,9 @@ async def test_an_entry_is_in_the_file_when_append_returns_none(tmp_path: Path) 
 WRITER = """
 import sys, time
 from pathlib import Path
+from store import journal
 from store.journal import EntryKind, JournalWriter
+journal._SLOW_WRITE_S = 60.0
 writer = JournalWriter(Path(sys.argv[1]), "a")
 for i in range(50):
     assert writer.append(EntryKind.EXCHANGE, b"%d" % i) is None
@@ -120,13 +125,86 @@ async def test_two_writers_append_to_segments_of_their_own(tmp_path: Path) -> No
     await writers[1].close()
 
 
-async def test_a_segment_that_was_removed_is_followed_by_a_new_one(tmp_path: Path) -> None:
+async def test_a_segment_that_another_program_removed_is_written_again(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path, "a")
     writer.append(EXCHANGE, b"first")
-    segments(tmp_path)[0].unlink()
+    (removed,) = segments(tmp_path)
+    removed.unlink()
     assert writer.append(EXCHANGE, b"second") is None
-    assert payloads_of(tmp_path) == [b"second"]
+    again, new = segments(tmp_path)
+    assert [is_rewritten(path.name) for path in (again, new)] == [True, False]
+    assert again.name[:20] == removed.name[:20]  # its place in the order stays
+    assert (is_closed(again), is_closed(new)) == (True, False)
+    assert payloads_of(tmp_path) == [b"first", b"second"]
+    again.unlink()
+    for path in segments(tmp_path):
+        path.unlink()
+    writer.maintain()  # an idle writer looks as well
+    assert sorted(payloads_of(tmp_path)) == [b"first", b"second"]
+    assert (writer.rewritten, writer.state()["rewritten"], writer.lost) == (3, 3, 0)
+    assert await writer.close() == 0
+
+
+async def test_closed_segments_that_were_removed_in_a_burst_are_written_again_and_recorded_ones_are_not(
+    tmp_path: Path,
+) -> None:
+    writer = JournalWriter(tmp_path, "a", segment_bytes=1)
+    for i in range(6):
+        writer.append(EXCHANGE, b"%d" % i)
+    recorded, *removed = segments(tmp_path)
+    with recorded.open("rb") as file:
+        mark_recorded(file.fileno())  # as the recorder does
+        recorded.unlink()
+    for path in removed:
+        path.unlink()
+    writer.maintain()
+    assert payloads_of(tmp_path) == [b"1", b"2", b"3", b"4", b"5"]
+    for path in segments(tmp_path)[:2]:
+        path.unlink()
+    assert await writer.close() == 0  # at the end as well
+    assert payloads_of(tmp_path) == [b"1", b"2", b"3", b"4", b"5"]
+    assert writer.rewritten == 7
+
+
+async def test_removed_entries_that_cannot_be_written_again_wait_and_are_reported_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = JournalWriter(tmp_path, "a")
+    for i in range(3):
+        writer.append(EXCHANGE, b"%d" % i)
+    with monkeypatch.context() as patch:
+        fail_writes(patch)
+        segments(tmp_path)[0].unlink()
+        writer.maintain()
+        assert writer.last_error is not None
+        assert "No space left" in writer.last_error
+        assert os.listdir(tmp_path) == []
+        waiting = writer.append(EXCHANGE, b"3")
+        assert waiting is not None
+    await asyncio.wait_for(waiting, 20.0)
+    assert payloads_of(tmp_path) == [b"0", b"1", b"2", b"3"]
+    with monkeypatch.context() as patch:
+        fail_writes(patch)
+        for path in segments(tmp_path):
+            path.unlink()
+        assert await writer.close() == 4
+
+
+async def test_only_the_newest_closed_segments_are_kept_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "_MAX_KEPT", 3)
+    files = len(os.listdir("/proc/self/fd"))
+    writer = JournalWriter(tmp_path, "a", segment_bytes=1)
+    for i in range(8):
+        writer.append(EXCHANGE, b"%d" % i)
+    assert len(os.listdir("/proc/self/fd")) == files + 3
+    for path in segments(tmp_path):
+        path.unlink()
+    writer.maintain()
+    assert payloads_of(tmp_path) == [b"5", b"6", b"7"]
     await writer.close()
+    assert len(os.listdir("/proc/self/fd")) == files
 
 
 async def test_a_segment_that_cannot_be_opened_leaves_no_file(
@@ -148,6 +226,34 @@ async def test_a_segment_that_cannot_be_opened_leaves_no_file(
 
 
 # ------------------------------------------------------------------------------------------------ rotation
+
+
+async def test_a_disk_that_is_full_when_a_new_segment_begins_delays_entries_and_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = JournalWriter(tmp_path, "a", segment_bytes=100)
+    for i in range(2):
+        assert writer.append(EXCHANGE, b"%d" % i * 40) is None
+    create = os.open
+
+    def refuse(path: Path, flags: int, *more: int, **options: int) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return create(path, flags, *more, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        waiting = [writer.append(EXCHANGE, b"%d" % i * 40) for i in range(2, 5)]
+        assert all(future is not None for future in waiting)
+        await asyncio.sleep(0.05)
+        assert (writer.state()["waiting"], writer.lost) == (3, 0)
+        assert "No space left" in str(writer.last_error)
+    for future in waiting:
+        assert future is not None
+        await asyncio.wait_for(future, 20.0)
+    assert payloads_of(tmp_path) == [b"%d" % i * 40 for i in range(5)]
+    assert writer.last_error is None
+    await writer.close()
 
 
 async def test_a_segment_of_full_size_is_closed(tmp_path: Path) -> None:
@@ -279,6 +385,28 @@ async def test_on_a_full_disk_entries_wait_and_are_written_in_order_and_whole(
     assert (state["appended"], state["waiting"], state["waiting_bytes"]) == (6, 0, 0)
     assert state["last_error"] is None
     assert writer.append(EXCHANGE, b"last") is None
+    await writer.close()
+
+
+async def test_after_a_write_that_cannot_be_taken_back_a_new_segment_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = JournalWriter(tmp_path, "a")
+    writer.append(EXCHANGE, b"first")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", refuse)
+        fail_writes(patch)
+        waiting = writer.append(EXCHANGE, b"second")
+        assert waiting is not None
+        (path,) = segments(tmp_path)
+        assert is_closed(path)
+    await asyncio.wait_for(waiting, 20.0)
+    assert payloads_of(tmp_path) == [b"first", b"second"]
+    assert len(segments(tmp_path)) > 1
     await writer.close()
 
 
@@ -465,6 +593,8 @@ async def test_lag_counts_what_lies_behind_the_offsets(tmp_path: Path) -> None:
     assert measure_lag(tmp_path, {}, {path.name: second.end}) == Lag(2, second.end, first.at)
     path.write_bytes(path.read_bytes()[:-1])
     assert measure_lag(tmp_path, {}) == Lag(2, second.end, first.at)
+    ends = {path.name: third.end}  # measured before the file was cut off
+    assert measure_lag(tmp_path, {}, ends) == Lag(2, second.end, first.at)
 
 
 async def test_the_number_of_a_long_lag_is_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,10 @@ async def test_closed_while_a_thread_writes_an_entry_is_written_once(
     began, may_go_on = threading.Event(), threading.Event()
     write = JournalWriter._write
 
-    def slow(self: JournalWriter, data: bytes) -> None:
+    def slow(self: JournalWriter, data: bytes, count: int = 1) -> None:
         began.set()
         assert may_go_on.wait(20)
-        write(self, data)
+        write(self, data, count)
 
     monkeypatch.setattr(JournalWriter, "_write", slow)
     writer = JournalWriter(tmp_path, "gateway", sync="group")

@@ -10,21 +10,27 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from evals.traffic import draft_of, parse_line
 from migrations import upgrade
-from recorder.worker import RecorderWorker
+from recorder.worker import REJECTED, RecorderWorker
+from serving.ports import free_port
 from store.errors import RecordUnavailable
 from store.journal import EntryKind, JournalWriter, segments
 from store.lifecycle import Stage
 from store.record import Record
 from store.values import Feedback, Heartbeat, WishEdit
 from tests.making import make_answer, make_turn, make_verdict
+from tests.proxy.test_main import process, recording, send_requests, write_settings
+from tests.proxy.upstream import Upstream, running
 from tests.store.test_record import POLICY, SHORTER, adapter, step
 from wire.captured_exchange import dump_exchange
 
@@ -122,7 +128,7 @@ async def test_the_walk_from_recorded_to_trained_is_the_same_on_postgresql(serve
     assert [turn.verdict.wishes for claim in claims for turn in claim] == [("shorter",)]
     (worker,) = (f"w{i}" for i, claim in enumerate(claims) if claim)
     await record.publish(adapter(1), ["t"], step(1), worker=worker)
-    assert await record.recent_verdict_values(POLICY, 8) == [-1]
+    assert [v.value for v in await record.recent_verdicts(POLICY, 8)] == [-1]
     await record.heartbeat(Heartbeat(process="proxy", pid=1, state="running", detail={}, at=1.0))
     await record.heartbeat(Heartbeat(process="proxy", pid=2, state="running", detail={}, at=2.0))
     await record.set_paused(True)
@@ -192,3 +198,62 @@ async def test_two_homes_share_one_record_and_a_conversation_goes_on_across_them
     assert names[0] in await record.journal_offsets()
     await workers[0].stop(5.0)
     await record.close()
+
+
+@pytest.mark.slow
+def test_of_two_live_gateways_on_one_record_one_is_killed_and_each_turn_is_recorded_once(
+    server: str, tmp_path: Path
+) -> None:
+    """Two hosts: each its own home, port, journal and recorder. Gateway and recorder of the first die with -9 under load."""
+    homes = [tmp_path / "one", tmp_path / "two"]
+    ports = [free_port(), free_port()]
+    ended: tuple[list[str], list[str]] = ([], [])
+    with ExitStack() as stack:
+        url = stack.enter_context(running(Upstream(base="patina-tiny", chunk_delay_s=0.002)))
+        settings = [
+            write_settings(home, port, database=server) for home, port in zip(homes, ports, strict=True)
+        ]
+        first, second = (
+            stack.enter_context(process(path, port, "--backend-url", url))
+            for path, port in zip(settings, ports, strict=True)
+        )
+        recorder = stack.enter_context(recording(settings[0]))
+        stack.enter_context(recording(settings[1]))
+        threads = [
+            threading.Thread(target=send_requests, args=(port, f"{port} {number}", seen))
+            for port, seen in zip(ports, ended, strict=True)
+            for number in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: all(len(seen) >= 10 for seen in ended))
+        recorder.kill()
+        wait_until(lambda: len(ended[0]) >= 20)
+        first.kill()
+        before = len(ended[1])
+        wait_until(lambda: len(ended[1]) >= before + 10)  # the other host goes on
+        second.kill()
+        for thread in threads:
+            thread.join()
+        with recording(settings[0]):  # started again, as the supervisor does
+            wait_until(lambda: not any(segments(home / "journal") for home in homes))
+    rows = asyncio.run(turns_of(server))
+    assert Counter(row for row in rows if row in {*ended[0], *ended[1]}) == Counter([*ended[0], *ended[1]])
+    assert [list((home / "journal" / REJECTED).glob("*")) for home in homes] == [[], []]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+async def turns_of(url: str) -> list[str]:
+    """Return the ids of all recorded turns, after a check of the whole record."""
+    record = await Record.open(url)
+    try:
+        assert await record.verify() == []
+        return [str(row["turn_id"]) for row in await record.trajectories(limit=100_000)]
+    finally:
+        await record.close()

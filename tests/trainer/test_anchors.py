@@ -88,6 +88,31 @@ def test_more_anchors_than_wishes_are_drawn_all_the_same(policy: LocalPolicy, ti
     assert len(Anchors(policy, str(tiny_model), max_tokens=8).draw(40, 0)) == 40
 
 
+@pytest.mark.parametrize(
+    ("labels", "styles", "least"),
+    [
+        ({"json"}, {"prose"}, 2),
+        ({"shorter"}, {"long"}, 2),
+        ({"json", "no_emoji", "formal"}, {"prose", "emoji", "casual"}, 4),
+    ],
+)
+def test_two_anchors_ask_for_the_opposite_of_each_wish_up_to_a_quarter(
+    policy: LocalPolicy, tiny_model: Path, labels: set[str], styles: set[str], least: int
+) -> None:
+    against = [a.prompt for a in load_canaries(str(tiny_model)).split()[0] if a.style in styles]
+    anchors = Anchors(policy, str(tiny_model), max_tokens=8, seed=1)
+
+    def asked(labels: set[str]) -> list[int]:
+        """How many of the anchors of each of three steps ask for the opposite."""
+        batches = [anchors.draw(16, step, labels=labels) for step in range(3)]
+        assert {len(batch) for batch in batches} == {16}
+        texts = [[policy.tokenizer.decode(sample.prompt_ids) for sample in batch] for batch in batches]
+        return [sum(any(prompt in text for prompt in against) for text in batch) for batch in texts]
+
+    assert min(asked(labels)) >= least
+    assert sum(asked(labels)) > sum(asked(set()))
+
+
 def test_the_persons_own_question_comes_back_with_another_wish(policy: LocalPolicy, tiny_model: Path) -> None:
     canaries = load_canaries(str(tiny_model))
     samples = Anchors(policy, str(tiny_model), max_tokens=8).draw(50, step=0, turns=[turn()])

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.errors import AdapterError
+from store.manifest import content_hash
 from trainer.checkpoint import (
     WrittenVersion,
-    content_hash,
     read_state,
     remove_version,
     sweep,
@@ -44,6 +44,7 @@ def test_a_version_is_a_folder_with_its_hash_in_its_name(tmp_path: Path, files: 
     assert sorted(p.relative_to(written.path).as_posix() for p in written.path.rglob("*") if p.is_file()) == [
         "adapter_config.json",
         "adapter_model.safetensors",
+        "manifest.json",
         "patina/metrics.json",
         "patina/state.json",
         "patina/trainer_state.safetensors",
@@ -96,6 +97,7 @@ def test_a_version_appears_whole_in_one_rename_after_all_of_it_is_on_the_disk(
             *files,
             "patina/state.json",
             "patina/metrics.json",
+            "manifest.json",
         }
         events.extend((("from", path.name), ("to", target.name)))
         return rename(path, target)
@@ -105,7 +107,13 @@ def test_a_version_appears_whole_in_one_rename_after_all_of_it_is_on_the_disk(
     written = write(tmp_path / "adapters", files)
     before, [moved, to, *behind] = events[:-3], events[-3:]
     unfinished = moved[1]
-    names = [Path(name).name for name in files] + ["state.json", "metrics.json", "patina", unfinished]
+    names = [Path(name).name for name in files] + [
+        "state.json",
+        "metrics.json",
+        "manifest.json",
+        "patina",
+        unfinished,
+    ]
     assert sorted(before) == sorted(("fsync", name) for name in names)
     assert before[-2:] == [("fsync", "patina"), ("fsync", unfinished)]  # folders after what is in them
     assert (moved, to, behind) == (("from", unfinished), ("to", written.path.name), [("fsync", "adapters")])
@@ -145,6 +153,9 @@ def test_torn_changed_and_missing_files_are_distinguished(
     written = write(tmp_path, files)
     path = written.path / name
     whole = path.read_bytes()
+    (
+        written.path / "manifest.json"
+    ).unlink()  # as made by an earlier Patina: `tests/store/test_manifest.py` has the others
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(AdapterError, match="not what was published"):
         verify_version(written.path, written.content_hash)

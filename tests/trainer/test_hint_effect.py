@@ -224,7 +224,7 @@ def test_small_talk_is_answered_behind_an_answer_and_taught_by_the_base_model_wi
     builtin: LocalPolicy,
 ) -> None:
     training = WishTraining(builtin, BUILTIN, seed=0, share=0.1, max_tokens=16)
-    samples = training.small_talk(stated("Shorter, please."), version=1)
+    samples = training.small_talk(stated("Shorter, please."), number=1)
     assert len(samples) == SMALL_TALK_SAMPLES
     for sample in samples:
         prompt, hinted = builtin.decode(sample.prompt_ids), builtin.decode(sample.teacher_prompt_ids or ())
@@ -232,7 +232,7 @@ def test_small_talk_is_answered_behind_an_answer_and_taught_by_the_base_model_wi
         assert "Shorter, please." in hinted
         assert "Shorter, please." not in prompt
         assert sample.kind is SampleKind.ANCHOR
-    again = training.small_talk(stated("Shorter, please."), version=1)
+    again = training.small_talk(stated("Shorter, please."), number=1)
     assert [sample.prompt_ids for sample in again] == [sample.prompt_ids for sample in samples]
 
 

@@ -45,6 +45,7 @@ def publish(trainer: LocalVersionTrainer) -> AdapterVersion:
         version=1,
         path=str(outcome.written.path),
         content_hash=outcome.written.content_hash,
+        manifest_hash=outcome.written.manifest_hash,
         parent_version=0,
         state=AdapterState.PUBLISHED,
         reason="",

@@ -32,4 +32,39 @@ def test_edits_replace_leave_out_and_withdraw_and_a_withdrawn_wish_keeps_its_edi
     assert training.is_unlearning(removed)
     after = training.begin(turns, version=2, edits=removed).playbook
     assert after.wishes == ()
-    assert [one.text for one in after.withdrawn] == ["Answer me in Spanish."]
+    assert [one.text for one in after.withdrawn] == ["Shorter, please.", "Answer me in Spanish."]
+
+
+def test_a_wish_that_is_edited_into_another_is_withdrawn_once_in_its_own_words() -> None:
+    model = read_settings({}).model_path
+    policy = LocalPolicy(model, rank=4, device="cpu", learning_rate=1e-4)
+    training = WishTraining(policy, model, seed=0)
+    turn = sampled_turn(
+        policy,
+        "one",
+        "What is 2 plus 3?",
+        verdict={"value": -1, "hint": "Shorter, please.", "wishes": ("shorter",)},
+    )
+    wish = Wish(
+        wordings=(Wording(turn_id="one", text="Shorter, please.", labels=("shorter",)),), version=1, best=0.9
+    )
+    playbook = training.begin([], version=1).playbook
+    state = {**type(playbook)(wishes=(wish,)).to_json(), "unlearning_versions": 0}
+    training.load(state)
+
+    again = [Edit(turn_id="one", text="Be more concise, please.")]
+    assert training.begin([turn], version=2, edits=again).playbook.withdrawn == ()
+
+    other = [Edit(turn_id="one", text="Answer me in Spanish.")]
+    edited = training.begin([turn], version=2, edits=other).playbook
+    assert [(one.text, one.best) for one in edited.wishes] == [("Answer me in Spanish.", 0.0)]
+    assert [(one.text, one.is_as_stated) for one in edited.withdrawn] == [("Shorter, please.", True)]
+    assert training.unlearning(edited, [turn], number=2)
+
+    saved = training.to_json(edited, taught=True)
+    training.load(saved)
+    assert training.is_unlearning(other)
+    kept = training.begin([turn], version=3, edits=other).playbook
+    assert kept.withdrawn == edited.withdrawn
+    training.load({**saved, "withdrawn": []})
+    assert training.begin([turn], version=4, edits=other).playbook.withdrawn == ()

@@ -12,11 +12,11 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM
 
-from store.errors import GateRejected, RecordError, RecordUnavailable
+from store.errors import AdapterMismatch, GateRejected, RecordError, RecordUnavailable
 from store.lifecycle import DropReason, Stage
 from store.record import Record
 from store.settings import Settings, read_settings
-from store.values import AdapterState, ScoredTurn
+from store.values import AdapterState, ScoredTurn, StepRole
 from tests.trainer.turns import as_recorded, sampled_turn
 from trainer.gate import GateVerdict
 from trainer.policy import LocalPolicy
@@ -359,6 +359,27 @@ async def test_after_a_rollback_training_goes_on_from_the_version_that_is_live(b
     assert fourth.parent_version == 0
 
 
+async def test_a_changed_live_version_is_refused_and_training_goes_on_from_its_ancestor(bench: Bench) -> None:
+    for names in ("ab", "cd"):
+        await bench.add(*names)
+        await bench.worker.work_once()
+    await bench.record.rollback(POLICY, 1)
+    await bench.worker._follow_alias()
+    await bench.record.rollback(POLICY, 2)
+    second = await bench.record.adapter(POLICY, 2)
+    assert second is not None
+    (Path(second.path) / "patina" / "state.json").write_text("{}")
+    with pytest.raises(AdapterMismatch, match=r"state\.json changed"):
+        await bench.worker._follow_alias()
+    await bench.worker._follow_alias()
+    moves = await bench.record.alias_moves(POLICY)
+    assert (moves[-1].version, moves[-1].actor) == (1, "integrity")
+    assert bench.trainer.version == 1
+    second = await bench.record.adapter(POLICY, 2)
+    assert second is not None
+    assert (second.state, "state.json changed" in second.reason) == (AdapterState.REFUSED, True)
+
+
 async def test_a_rollback_during_a_step_is_not_undone_by_what_the_step_made(bench: Bench) -> None:
     await bench.add("a", "b")
     await bench.worker.work_once()
@@ -528,3 +549,16 @@ async def test_a_turn_that_a_trainer_was_killed_with_alone_is_dropped_and_the_ot
     assert fates["b"].stage is Stage.TRAINED
     for one in (bench, again):
         one.worker._thread.shutdown()
+
+
+async def test_a_step_keeps_what_it_was_computed_from(bench: Bench) -> None:
+    await bench.add("a", "b")
+    await bench.worker.work_once()
+    await bench.add("c", "d")
+    await bench.worker.work_once()
+    first, second = await bench.record.lineage(POLICY, 2)
+    assert (first.version, second.version, second.parent_version) == (1, 2, 1)
+    assert [turn_id for turn_id, _ in first.inputs.turns[StepRole.BATCH]] == ["a", "b"]
+    assert [turn_id for turn_id, _ in second.inputs.turns[StepRole.RECENT]] == ["a", "b"]
+    assert second.inputs.state["version"] == 1
+    assert second.inputs.settings["method"] == "rl"

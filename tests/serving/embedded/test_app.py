@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ import httpx
 import openai
 import pytest
 
+from serving.model_digests import digest_served_model
+from store.manifest import ADAPTER_WEIGHTS, MANIFEST, ModelDigests, build_manifest
 from tests.tiny import make_tiny_parrot
 
 ROOT = Path(__file__).parents[3]
@@ -324,7 +328,7 @@ async def test_adapters_that_cannot_be_loaded_say_why_and_the_engine_goes_on(
 
     assert await load("x", "/nowhere") == (
         400,
-        "/nowhere is not an adapter folder: no adapter_config.json",
+        "there is no adapter folder /nowhere",
     )
     assert (await load(adapter, tiny_adapters[1]))[1] == f"the name {adapter} is in use"
     assert (await load("tiny", tiny_adapters[1]))[1] == "the name tiny is in use"
@@ -332,6 +336,30 @@ async def test_adapters_that_cannot_be_loaded_say_why_and_the_engine_goes_on(
     reply = await http.post("/v1/unload_lora_adapter", json={"lora_name": "x"})
     assert reply.status_code == 404
     assert (await client.chat.completions.create(model="tiny", messages=HI, max_tokens=2)).choices
+
+
+async def test_an_adapter_that_is_not_what_its_manifest_says_is_refused(
+    http: httpx.AsyncClient, tiny_model: Path, tiny_adapters: tuple[Path, Path], tmp_path: Path
+) -> None:
+    async def load(name: str, model: ModelDigests) -> tuple[int, str]:
+        folder = tmp_path / name
+        shutil.copytree(tiny_adapters[1], folder)
+        files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        (folder / MANIFEST).write_bytes(build_manifest(files, name=name, model=model))
+        if name == "changed":
+            body = bytearray(files[ADAPTER_WEIGHTS])
+            body[-400:] = bytes(400)
+            (folder / ADAPTER_WEIGHTS).write_bytes(body)
+        reply = await http.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(folder)})
+        await http.post("/v1/unload_lora_adapter", json={"lora_name": name})
+        return reply.status_code, reply.text
+
+    here = digest_served_model(str(tiny_model))
+    assert (await load("intact", here))[0] == 200
+    status, text = await load("changed", here)
+    assert (status, "adapter_model.safetensors changed" in text) == (400, True)
+    status, text = await load("other", replace(here, tokenizer="0" * 64))
+    assert (status, "trained for another tokenizer" in text) == (400, True)
 
 
 async def test_errors_have_openais_form(client: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:

@@ -55,7 +55,9 @@ def test_arguments_of_calls_become_objects_and_broken_ones_stay() -> None:
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        ({"content": "x"}, "role must be a string"),
+        ({"content": "x"}, "role must be one of system, developer, user, assistant, tool, function"),
+        ({"role": "wizard", "content": "x"}, "role must be one of"),
+        ({"role": ["user"], "content": "x"}, "role must be one of"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "reads text only"),
         ({"role": "user", "content": 5}, "must be a string, a list of parts, or null"),
         ({"role": "assistant", "tool_calls": "f"}, "must be a list"),

@@ -20,7 +20,8 @@ import orjson
 import pytest
 from transformers import AutoTokenizer
 
-from serving.tinker.version import TinkerVersion, write_version
+from serving.tinker.version import FILE, TinkerVersion, write_version
+from store.manifest import MANIFEST, ModelDigests, build_manifest
 from store.settings import REPOSITORY, child_environment, read_settings
 from tests.tinker.running import SkyrlServer, TinkerServer
 
@@ -275,6 +276,14 @@ async def test_a_version_that_the_server_has_not_is_refused_and_the_session_stay
     write_version(tmp_path, TinkerVersion(sampler_path=gone.sampler_path, base_model="org/Other"))
     reply = await http.post("/v1/load_lora_adapter", json={"lora_name": "tiny@1", "lora_path": str(tmp_path)})
     assert "of another model" in reply.json()["error"]["message"]
+    files = {FILE: (tmp_path / FILE).read_bytes()}
+    manifest = build_manifest(files, name="tiny@1", model=ModelDigests(tokenizer="0" * 64))
+    (tmp_path / MANIFEST).write_bytes(manifest)
+    reply = await http.post("/v1/load_lora_adapter", json={"lora_name": "tiny@1", "lora_path": str(tmp_path)})
+    assert "trained for another tokenizer" in reply.json()["error"]["message"]
+    write_version(tmp_path, gone)
+    reply = await http.post("/v1/load_lora_adapter", json={"lora_name": "tiny@1", "lora_path": str(tmp_path)})
+    assert "tinker.json changed" in reply.json()["error"]["message"]
     assert (await stats(http))["server"]["sessions"] == before
 
 

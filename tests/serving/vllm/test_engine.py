@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -10,7 +11,8 @@ import pytest
 
 from serving.vllm.engine import VllmBackend
 from serving.vllm.model_folder import read_model_facts
-from store.errors import UpstreamError
+from store.errors import AdapterMismatch, UpstreamError
+from store.manifest import ADAPTER_CONFIG, MANIFEST, ModelDigests, build_manifest
 from store.settings import BUILTIN_FOLDER
 from store.values import LogprobMode
 from tests.proxy.upstream import running
@@ -127,3 +129,17 @@ async def test_a_dead_engine_lists_its_models_and_is_ill_all_the_same() -> None:
         server.health = 200
         assert [m.name for m in await engine.models()] == ["tiny", "tiny@1"]
         await engine.close()
+
+
+async def test_an_adapter_that_is_not_what_its_manifest_says_is_not_handed_to_vllm(tmp_path: Path) -> None:
+    files = {ADAPTER_CONFIG: b"{}"}
+    manifest = build_manifest(files, name="tiny@2", model=ModelDigests(base_model="0" * 64))
+    for name, body in {**files, MANIFEST: manifest}.items():
+        (tmp_path / name).write_bytes(body)
+    engine = VllmBackend("http://127.0.0.1:9", facts=read_model_facts(str(BUILTIN_FOLDER)))  # nothing listens
+    with pytest.raises(AdapterMismatch, match="for another base model"):
+        await engine.load_adapter("tiny@2", str(tmp_path))
+    (tmp_path / ADAPTER_CONFIG).write_bytes(b"{ }")
+    with pytest.raises(AdapterMismatch, match=r"adapter_config\.json changed"):
+        await engine.load_adapter("tiny@2", str(tmp_path))
+    await engine.close()

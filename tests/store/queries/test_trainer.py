@@ -25,11 +25,11 @@ async def test_only_settled_turns_count_as_recent_verdicts(record: Record) -> No
         )
     )
     await record.claim(POLICY, 3, worker="w", lease_s=60)
-    assert await record.recent_verdict_values(POLICY, 8) == []
+    assert [v.value for v in await record.recent_verdicts(POLICY, 8)] == []
     await record.publish(adapter(1), [trained], step(1), worker="w")
     await record.drop([dropped], DropReason.NO_SIGNAL, worker="w")
-    assert await record.recent_verdict_values(POLICY, 8) == [1, -1]
-    assert await record.recent_verdict_values("another-policy", 8) == []
+    assert [v.value for v in await record.recent_verdicts(POLICY, 8)] == [1, -1]
+    assert [v.value for v in await record.recent_verdicts("another-policy", 8)] == []
 
 
 async def test_recent_verdicts_come_oldest_first_and_the_limit_keeps_the_newest(record: Record) -> None:
@@ -41,9 +41,9 @@ async def test_recent_verdicts_come_oldest_first_and_the_limit_keeps_the_newest(
     await record.claim(POLICY, 6, worker="w", lease_s=60)
     for turn_id in ids:
         await record.drop([turn_id], DropReason.NO_SIGNAL, worker="w")
-    assert await record.recent_verdict_values(POLICY, 8) == [-1, -1, 1, -1]
+    assert [v.value for v in await record.recent_verdicts(POLICY, 8)] == [-1, -1, 1, -1]
     # Neutral verdicts take no place of those with an opinion.
-    assert await record.recent_verdict_values(POLICY, 2) == [1, -1]
+    assert [v.value for v in await record.recent_verdicts(POLICY, 2)] == [1, -1]
 
 
 async def test_a_turn_counts_once_among_the_recent_verdicts_with_its_newest(record: Record) -> None:
@@ -55,7 +55,7 @@ async def test_a_turn_counts_once_among_the_recent_verdicts_with_its_newest(reco
     await record.add_verdict(make_verdict(turn_id, 1))
     await record.claim(POLICY, 1, worker="w", lease_s=60)
     await record.drop([turn_id], DropReason.NO_SIGNAL, worker="w")
-    assert await record.recent_verdict_values(POLICY, 8) == [1]
+    assert [v.value for v in await record.recent_verdicts(POLICY, 8)] == [1]
 
 
 async def claimed_again(record: Record) -> list[str]:

@@ -15,6 +15,7 @@ import torch
 
 from serving.tinker.version import FILE
 from store.errors import AlignmentError, GateRejected
+from store.manifest import ADAPTER_WEIGHTS
 from store.values import ScoredTurn
 from tests.tinker.running import TinkerServer
 from tests.trainer.plans import bare_plan
@@ -22,7 +23,6 @@ from tests.trainer.tinker.conftest import Make
 from tests.trainer.turns import sampled_turn
 from trainer.anchors import Anchors
 from trainer.batch import Sample
-from trainer.checkpoint import ADAPTER_WEIGHTS
 from trainer.losses import NO_RESIDUAL, Residual
 from trainer.objective import Objective
 from trainer.policy import LocalPolicy

@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0017"
-down_revision = "0012"
+revision = "0029"
+down_revision = "0021"
 branch_labels = None
 depends_on = None
 

@@ -1,0 +1,21 @@
+"""What `status` says about requests by API and path."""
+
+from cli.live import traffic_lines
+
+
+def test_only_chat_needs_no_line() -> None:
+    assert traffic_lines({"recorded_by_api": {"chat": 3}, "unrecorded_by_path": {}}) == []
+
+
+def test_translated_and_forwarded_requests_are_counted() -> None:
+    proxy = {
+        "recorded_by_api": {"chat": 3, "responses": 2, "messages": 1},
+        "unrecorded_by_path": {"/v1/embeddings": 4, "/v1/audio/speech": 1},
+        "tools_left_out": {"web_search": 2},
+        "native_apis": True,
+    }
+    assert traffic_lines(proxy) == [
+        "requests: 3 chat · 2 Responses · 1 Messages (Responses and Messages are translated to chat)",
+        "forwarded and not recorded: 1 to /v1/audio/speech · 4 to /v1/embeddings, --native-apis is on",
+        "hosted tools that were left out: web_search in 2 requests",
+    ]

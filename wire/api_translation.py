@@ -1,0 +1,147 @@
+"""What the translated APIs (Responses, Messages) have in common: one chat request upstream. Sans-IO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import orjson
+
+from store.errors import TheirError
+from store.values import Json
+from wire.sse import DONE, EventSplitter, event_data
+
+#: The path that translated requests take.
+CHAT_PATH = "/v1/chat/completions"
+
+
+class Untranslatable(TheirError):
+    """A request that cannot be served; the client gets the sentence in its own API's error."""
+
+    def __init__(
+        self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+
+@dataclass(slots=True, kw_only=True)
+class ApiRequest:
+    """A request of another API, translated to chat.
+
+    Attributes:
+        chat: the body for the backend.
+        option_fields: the fields from which Patina's options are read (`wire.headers`).
+        detail: what is recorded beside the chat request; begins with the API's name.
+        continues: the turn that the client names as the previous one.
+        session: the conversation that the client names.
+        left_out: what the request offers and the backend is not given: hosted tools.
+    """
+
+    chat: bytes
+    stream: bool
+    option_fields: Json
+    detail: Json
+    continues: str | None = None
+    session: str | None = None
+    left_out: tuple[str, ...] = field(default_factory=tuple)
+
+
+class ReplySynthesizer(Protocol):
+    """Builds the API's reply from the chat completion."""
+
+    def begin(self, turn_id: str) -> bytes:
+        """Return the first events of the stream."""
+        ...
+
+    def feed(self, chunk: Any) -> bytes:
+        """Return the events for one chunk of the chat stream."""
+        ...
+
+    def end(self) -> bytes:
+        """Return the closing events."""
+        ...
+
+    def whole(self, turn_id: str, reply: Any) -> bytes:
+        """Return the reply that is not streamed."""
+        ...
+
+    def error(self, status: int, body: bytes) -> tuple[int, bytes]:
+        """Return status and body of an error, in the API's shape."""
+        ...
+
+
+class StreamTranslator:
+    """Turns the bytes of a chat stream into those of the API's stream, in any chunking."""
+
+    def __init__(self, synthesizer: ReplySynthesizer) -> None:
+        self._synthesizer = synthesizer
+        self._splitter = EventSplitter()
+        self._is_over = False
+
+    def feed(self, data: bytes) -> bytes:
+        return b"".join(self._translate(event) for event in self._splitter.feed(data))
+
+    def close(self) -> bytes:
+        """Return the rest at the end of the chat stream."""
+        rest = self._splitter.flush()
+        out = self._translate(rest) if rest else b""
+        return out if self._is_over else out + self._end()
+
+    def _translate(self, event: bytes) -> bytes:
+        payload = event_data(event)
+        if payload is None or self._is_over:
+            return b""
+        if payload == DONE:
+            return self._end()
+        try:
+            chunk = orjson.loads(payload)
+        except orjson.JSONDecodeError:
+            return b""  # the relay records it as a problem of the turn
+        return self._synthesizer.feed(chunk)
+
+    def _end(self) -> bytes:
+        self._is_over = True
+        return self._synthesizer.end()
+
+
+def read_object(raw: bytes) -> Json:
+    """Parse a request body. Raises: Untranslatable."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as exc:
+        raise Untranslatable(f"The body is not valid JSON: {exc}.") from exc
+    if not isinstance(body, dict):
+        raise Untranslatable("The body must be a JSON object.")
+    return body
+
+
+def read_error(status: int, body: bytes) -> tuple[str, str | None, str | None]:
+    """Return message, code and parameter of a chat error, in any of the shapes that backends use."""
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        found = None
+    error = found.get("error", found) if isinstance(found, dict) else found
+    if isinstance(error, dict):
+        message = error.get("message") or error.get("detail")
+        code = error.get("code")
+        param = error.get("param")
+        if isinstance(message, str):
+            return message, code if isinstance(code, str) else None, param if isinstance(param, str) else None
+    if isinstance(error, str) and error:
+        return error, None, None
+    return f"The backend answered {status}.", None, None
+
+
+def drop_none(values: Mapping[str, Any]) -> Json:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def text_content(texts: Iterable[str]) -> str | list[Json]:
+    """Return texts as chat content: one text as a string, several as parts, so that each keeps its own bytes."""
+    found = list(texts)
+    return found[0] if len(found) == 1 else [{"type": "text", "text": text} for text in found]

@@ -1,0 +1,215 @@
+"""Messages and event streams of the Messages API, built from a chat completion. Sans-IO."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from store.values import Json
+from wire.api_translation import read_error
+from wire.chat_reply import CallArguments, CallOpened, ChatReplyReader, Part, Reasoning, Refusal, Text
+
+_STOP_REASONS = {
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "function_call": "tool_use",
+    "content_filter": "refusal",
+}
+_ERROR_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 422: "invalid_request_error", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
+    529: "overloaded_error",
+}  # fmt: skip
+_NUMBER = re.compile(r"\d{2,}")
+
+
+def message_id(turn_id: str) -> str:
+    """Return the id of the message; it names the turn."""
+    return f"msg_{turn_id.removeprefix('turn_')}"
+
+
+def error_body(message: str, status: int) -> bytes:
+    """Return an error in Anthropic's shape."""
+    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}})
+
+
+def translate_error(status: int, body: bytes) -> bytes:
+    """Return a chat error in Anthropic's shape."""
+    message, code, _ = read_error(status, body)
+    if code == "context_length_exceeded" or "maximum context length" in message or "context size" in message:
+        # Clients recognise these words and compact the conversation.
+        message = f"prompt is too long{_overflow(message)}: {message}"
+    return error_body(message, status)
+
+
+def _overflow(message: str) -> str:
+    """Return the prompt's size and the limit, where the backend says both."""
+    found = sorted({int(number) for number in _NUMBER.findall(message)})
+    return f": {found[-1]} tokens > {found[-2]} maximum" if len(found) > 1 else ""
+
+
+class MessageSynthesizer:
+    """Builds one message.
+
+    Args:
+        model: name that the client sent.
+        thinks: the client asked for the reasoning.
+        stop_sequences: of the request.
+    """
+
+    def __init__(self, model: str, *, thinks: bool = False, stop_sequences: Sequence[str] = ()) -> None:
+        self._model = model
+        self._thinks = thinks
+        self._stop_sequences = tuple(stop_sequences)
+        self._reader = ChatReplyReader(fallback_id="toolu")
+        self._turn_id = ""
+        self._blocks: list[Json] = []
+        self._pieces: list[str] = []  # of the open block
+        self._is_open = False
+        self._events: list[bytes] = []
+
+    # ---- ReplySynthesizer
+
+    def begin(self, turn_id: str) -> bytes:
+        self._start(turn_id)
+        usage = {**_usage(None), "output_tokens": 1}
+        message = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        self._emit("message_start", message=message)
+        self._emit("ping")
+        return self._flush()
+
+    def feed(self, chunk: Any) -> bytes:
+        self._take(self._reader.feed(chunk))
+        return self._flush()
+
+    def end(self) -> bytes:
+        self._take(self._reader.finish())
+        self._close_block()
+        if self._reader.error is not None:
+            status = self._reader.error.get("code")
+            body = translate_error(
+                status if isinstance(status, int) else 500, orjson.dumps({"error": self._reader.error})
+            )
+            self._events.append(b"event: error\ndata: " + body + b"\n\n")
+            return self._flush()
+        delta = {"stop_reason": self._stop_reason(), "stop_sequence": self._stop_sequence()}
+        self._emit("message_delta", delta=delta, usage=_usage(self._reader.usage))
+        self._emit("message_stop")
+        return self._flush()
+
+    def whole(self, turn_id: str, reply: Any) -> bytes:
+        self._start(turn_id)
+        self._take(self._reader.feed(reply, part="message") + self._reader.finish())
+        self._close_block()
+        message = {
+            **self._head(),
+            "content": self._blocks,
+            "stop_reason": self._stop_reason(),
+            "stop_sequence": self._stop_sequence(),
+            "usage": _usage(self._reader.usage),
+        }
+        return orjson.dumps(message)
+
+    def error(self, status: int, body: bytes) -> tuple[int, bytes]:
+        return status, body  # `translate_error` gives all errors of this API their shape
+
+    # ---- the message
+
+    def _start(self, turn_id: str) -> None:
+        self._turn_id = turn_id
+        self._reader.fallback_id = f"toolu_{turn_id.removeprefix('turn_')}"
+
+    def _head(self) -> Json:
+        return {"id": message_id(self._turn_id), "type": "message", "role": "assistant", "model": self._model}
+
+    def _stop_sequence(self) -> str | None:
+        found = self._reader.stop_sequence
+        return found if found in self._stop_sequences and self._reader.finish_reason == "stop" else None
+
+    def _stop_reason(self) -> str:
+        if self._stop_sequence() is not None:
+            return "stop_sequence"
+        reason = self._reader.finish_reason or ""
+        if any(block["type"] == "tool_use" for block in self._blocks) and reason == "stop":
+            return "tool_use"
+        return _STOP_REASONS.get(reason, "end_turn")
+
+    # ---- blocks
+
+    def _take(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            if isinstance(part, Text | Refusal):
+                self._write("text", "text", part.text)
+            elif isinstance(part, Reasoning):
+                if self._thinks:
+                    self._write("thinking", "thinking", part.text)
+            elif isinstance(part, CallOpened):
+                self._open_block({"type": "tool_use", "id": part.call_id, "name": part.name, "input": {}})
+            elif isinstance(part, CallArguments):
+                self._pieces.append(part.text)
+                self._delta({"type": "input_json_delta", "partial_json": part.text})
+
+    def _write(self, kind: str, name: str, text: str) -> None:
+        if not self._is_open or self._blocks[-1]["type"] != kind:
+            self._open_block({"type": kind, name: "", **({"signature": ""} if kind == "thinking" else {})})
+        self._pieces.append(text)
+        self._delta({"type": f"{kind}_delta", name: text})
+
+    def _open_block(self, block: Json) -> None:
+        self._close_block()
+        self._blocks.append(block)
+        self._is_open = True
+        self._emit("content_block_start", index=len(self._blocks) - 1, content_block=block)
+
+    def _delta(self, delta: Json) -> None:
+        self._emit("content_block_delta", index=len(self._blocks) - 1, delta=delta)
+
+    def _close_block(self) -> None:
+        if not self._is_open:
+            return
+        block, text = self._blocks[-1], "".join(self._pieces)
+        if block["type"] == "tool_use":
+            block["input"] = _input(text)
+        else:
+            block[block["type"]] = text
+        if block["type"] == "thinking":
+            # Clients send a thinking block back only with a signature.
+            block["signature"] = self._turn_id
+            self._delta({"type": "signature_delta", "signature": self._turn_id})
+        self._emit("content_block_stop", index=len(self._blocks) - 1)
+        self._pieces, self._is_open = [], False
+
+    def _emit(self, kind: str, **fields: Any) -> None:
+        event = orjson.dumps({"type": kind, **fields})
+        self._events.append(b"event: " + kind.encode() + b"\ndata: " + event + b"\n\n")
+
+    def _flush(self) -> bytes:
+        events, self._events = b"".join(self._events), []
+        return events
+
+
+def _input(arguments: str) -> Any:
+    """Return arguments as the JSON that they are, byte for byte; text that is no JSON object is named as such."""
+    try:
+        found = orjson.loads(arguments) if arguments.strip() else {}
+    except orjson.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        return {"invalid_json": arguments}
+    return orjson.Fragment(arguments) if found else {}
+
+
+def _usage(usage: Json | None) -> Json:
+    """Return the counts of a chat completion as the Messages API names them: cached tokens are not input tokens."""
+    found = usage or {}
+    cached = (found.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return {
+        "input_tokens": (found.get("prompt_tokens") or 0) - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": found.get("completion_tokens") or 0,
+    }

@@ -1,0 +1,1 @@
+"""The Responses API, translated to chat and back. Sans-IO."""

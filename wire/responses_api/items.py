@@ -1,0 +1,253 @@
+"""Items of the Responses API and the chat messages they stand for. Sans-IO.
+
+What a model said in one reply is several items (reasoning, message, calls) and one assistant message.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from store.values import Json, RecordedTurn
+from wire.api_translation import Untranslatable, text_content
+from wire.chat_reply import assistant_message
+
+_ITEM_ID = re.compile(r"(resp|msg|rs|fc|ctc)_([0-9a-f]{22})(?:_(\d+))?")
+#: Begins `encrypted_content`: reasoning that the client keeps, because it asked not to have it stored.
+_SEALED = "patina:"
+#: Calls of tools that OpenAI runs itself.
+_HOSTED_CALLS = frozenset(
+    {"file_search_call", "web_search_call", "computer_call", "code_interpreter_call", "image_generation_call"}
+    | {"mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response", "computer_call_output"}
+)
+_CUSTOM_INPUT = "input"
+
+
+def item_id(prefix: str, turn_id: str, number: int | None = None) -> str:
+    """Return the id of a response or of one of its items; it names the turn (`turn_of`)."""
+    hexadecimal = turn_id.removeprefix("turn_")
+    return f"{prefix}_{hexadecimal}" if number is None else f"{prefix}_{hexadecimal}_{number}"
+
+
+def turn_of(reference: Any) -> str | None:
+    """Return the turn that an id of a response or of an item names; None for ids of others."""
+    found = _ITEM_ID.fullmatch(reference) if isinstance(reference, str) else None
+    return f"turn_{found[2]}" if found is not None else None
+
+
+def seal_reasoning(text: str) -> str:
+    return _SEALED + base64.b64encode(text.encode()).decode()
+
+
+def _unseal_reasoning(sealed: Any) -> str:
+    if not isinstance(sealed, str) or not sealed.startswith(_SEALED):
+        return ""
+    try:
+        return base64.b64decode(sealed.removeprefix(_SEALED), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+
+
+class _MessageList:
+    """Chat messages that grow item by item."""
+
+    def __init__(self) -> None:
+        self.messages: list[Json] = []
+        self._turn: str | None = None  # whose reply the open assistant message is
+        self._is_open = False
+
+    def add(self, message: Json) -> None:
+        self._is_open = False
+        self.messages.append(message)
+
+    def assistant(self, turn: str | None, *, begins: str) -> Json:
+        """Return the assistant message that an item belongs to; ``begins`` is the field that the item sets."""
+        last = self.messages[-1] if self._is_open else None
+        if last is not None and turn is not None and turn == self._turn:
+            return last
+        is_later = last is not None and (
+            begins != "tool_calls" and ("tool_calls" in last or last["content"] is not None)
+        )
+        if last is None or is_later or (turn is not None and self._turn is not None):
+            last = {"role": "assistant", "content": None}
+            self.messages.append(last)
+            self._turn = turn
+        self._is_open = True
+        self._turn = self._turn or turn
+        return last
+
+
+def messages_of(items: Sequence[Any], turns: Mapping[str, RecordedTurn]) -> list[Json]:
+    """Return the chat messages of input items.
+
+    Args:
+        turns: the recorded turns that `item_reference` items name.
+
+    Raises:
+        Untranslatable: an item that cannot be served.
+    """
+    built = _MessageList()
+    referenced: set[str] = set()
+    for position, item in enumerate(items):
+        if not isinstance(item, dict):
+            raise Untranslatable(f"input[{position}] must be an object.", param=f"input[{position}]")
+        kind = item.get("type") or ("message" if "role" in item else None)
+        if kind == "item_reference":
+            turn = turns.get(turn_of(item.get("id")) or "")
+            if turn is None:
+                raise Untranslatable(
+                    f"Item with id '{item.get('id')}' not found.", status=404, param=f"input[{position}].id"
+                )
+            if turn.turn_id not in referenced:  # a reply's items are one message
+                referenced.add(turn.turn_id)
+                built.add(assistant_message(turn.text, turn.reasoning, turn.tool_calls))
+            continue
+        _add_item(built, item, str(kind), f"input[{position}]")
+    for message in built.messages:
+        if message["content"] is None and "tool_calls" not in message:
+            message["content"] = ""  # reasoning alone
+    return built.messages
+
+
+def _add_item(built: _MessageList, item: Json, kind: str, where: str) -> None:
+    turn = turn_of(item.get("id"))
+    if kind == "message":
+        _add_message(built, item, turn, where)
+    elif kind == "reasoning":
+        text = _reasoning_text(item)
+        if text:
+            message = built.assistant(turn, begins="reasoning_content")
+            message["reasoning_content"] = message.get("reasoning_content", "") + text
+    elif kind in ("function_call", "custom_tool_call"):
+        name, arguments = item.get("name"), item.get("arguments")
+        if kind == "custom_tool_call":
+            arguments = orjson.dumps({_CUSTOM_INPUT: item.get("input", "")}).decode()
+        if (
+            not isinstance(name, str)
+            or not isinstance(arguments, str)
+            or not isinstance(item.get("call_id"), str)
+        ):
+            raise Untranslatable(f"{where} needs call_id, name and arguments.", param=where)
+        call = {"id": item["call_id"], "type": "function", "function": {"name": name, "arguments": arguments}}
+        built.assistant(turn, begins="tool_calls").setdefault("tool_calls", []).append(call)
+    elif kind in ("function_call_output", "custom_tool_call_output"):
+        if not isinstance(item.get("call_id"), str):
+            raise Untranslatable(f"{where} needs a call_id.", param=f"{where}.call_id")
+        content = _content(item.get("output", ""), f"{where}.output")
+        built.add({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+    elif kind in _HOSTED_CALLS:
+        raise Untranslatable(
+            f"{where} is a {kind}: Patina serves function tools only, and no tool that OpenAI runs itself.",
+            param=where,
+        )
+    else:
+        raise Untranslatable(f"{where} has an unknown type: {kind}.", param=f"{where}.type")
+
+
+def _add_message(built: _MessageList, item: Json, turn: str | None, where: str) -> None:
+    role = item.get("role")
+    if role not in ("user", "assistant", "system", "developer"):
+        raise Untranslatable(
+            f"{where}.role must be user, assistant, system or developer.", param=f"{where}.role"
+        )
+    content = _content(item.get("content", ""), f"{where}.content")
+    if role != "assistant":
+        built.add({"role": "system" if role == "developer" else role, "content": content})
+        return
+    message = built.assistant(turn, begins="content")
+    text = content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
+    message["content"] = (message["content"] or "") + text
+
+
+def _reasoning_text(item: Json) -> str:
+    parts = item.get("content") or []
+    texts = [p["text"] for p in parts if isinstance(p, dict) and isinstance(p.get("text"), str)]
+    return "".join(texts) or _unseal_reasoning(item.get("encrypted_content"))
+
+
+def _content(content: Any, where: str) -> str | list[Json]:
+    """Return the content of an item as chat content: a single text is a string."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise Untranslatable(f"{where} must be a string or a list of parts.", param=where)
+    parts = [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+    if parts and all(part["type"] == "text" for part in parts):
+        return text_content(part["text"] for part in parts)
+    return parts or ""
+
+
+def _part(part: Any, where: str) -> Json:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in ("input_text", "output_text", "text", "summary_text") and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    if kind == "refusal" and isinstance(part.get("refusal"), str):
+        return {"type": "text", "text": part["refusal"]}
+    if kind == "input_image" and isinstance(part.get("image_url"), str):
+        image = {"url": part["image_url"]}
+        if part.get("detail") is not None:
+            image["detail"] = part["detail"]
+        return {"type": "image_url", "image_url": image}
+    if kind == "input_audio" and isinstance(part.get("input_audio"), dict):
+        return {"type": "input_audio", "input_audio": part["input_audio"]}
+    if kind in ("input_image", "input_file"):
+        raise Untranslatable(
+            f"{where} refers to a file: Patina stores no files; send images as a URL or a data URL.",
+            param=where,
+        )
+    raise Untranslatable(f"{where} has an unknown type: {kind}.", param=f"{where}.type")
+
+
+# ---- messages to items, for what is read back
+
+
+def input_items(messages: Iterable[Json], turn_id: str) -> list[Json]:
+    """Return recorded messages as input items."""
+    found: list[Json] = []
+    for message in messages:
+        for item in _items_of(message):
+            found.append({"id": item_id("item", turn_id, len(found)), **item, "status": "completed"})
+    return found
+
+
+def _items_of(message: Json) -> Iterator[Json]:
+    role = message.get("role")
+    content = message.get("content")
+    if role == "tool":
+        output = content if isinstance(content, str) else _parts_of(content, "input_text")
+        yield {"type": "function_call_output", "call_id": message.get("tool_call_id", ""), "output": output}
+        return
+    if role != "assistant":
+        yield {"type": "message", "role": role, "content": _parts_of(content, "input_text")}
+        return
+    if message.get("reasoning_content"):
+        text = {"type": "reasoning_text", "text": message["reasoning_content"]}
+        yield {"type": "reasoning", "summary": [], "content": [text]}
+    if content:
+        parts = [{**part, "annotations": []} for part in _parts_of(content, "output_text")]
+        yield {"type": "message", "role": "assistant", "content": parts}
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", {})
+        yield {
+            "type": "function_call",
+            "call_id": call.get("id", ""),
+            "name": function.get("name", ""),
+            "arguments": function.get("arguments", ""),
+        }
+
+
+def _parts_of(content: Any, kind: str) -> list[Json]:
+    if not isinstance(content, list):
+        return [{"type": kind, "text": content or ""}]
+    parts: list[Json] = []
+    for part in content:
+        if part.get("type") == "image_url":
+            parts.append({"type": "input_image", "detail": "auto", "image_url": part["image_url"].get("url")})
+        else:
+            parts.append({"type": kind, "text": part.get("text", "")})
+    return parts
