@@ -176,6 +176,7 @@ async def test_the_record_holds_what_a_correction_shows(record_url: str) -> None
             await recorder.write([captured])
         turns = {row["turn_id"]: row for row in await record.trajectories()}
         story = await record.story(turn_of(1))
+    assert story is not None
     first = turns[turn_of(1)]
     assert (first["kind"], first["drop_reason"]) == ("main", "no_tokens")
     assert story["first_kind"] == "side"
