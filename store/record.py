@@ -15,7 +15,8 @@ from sqlalchemy.exc import DBAPIError
 from store.database import BUSY_TIMEOUT_S, Database
 from store.errors import RecordError, RecordTooNew
 from store.lifecycle import DropReason, Stage
-from store.queries import common, journal, lineage, person, proxy, replies, scorer, story, trainer
+from store.queries import closure as closures
+from store.queries import common, forget, journal, lineage, person, proxy, replies, scorer, story, trainer
 from store.queries.turns import TurnWriter
 from store.values import (
     BASE_VERSION,
@@ -23,8 +24,10 @@ from store.values import (
     AliasMove,
     AnsweredTurn,
     ClientTraffic,
+    Closure,
     Conversation,
     Feedback,
+    Forgotten,
     GpuLease,
     GpuRole,
     Heartbeat,
@@ -36,6 +39,7 @@ from store.values import (
     RecordStatus,
     Remembered,
     ScoredTurn,
+    Selection,
     StatedHint,
     StepReport,
     Tip,
@@ -310,6 +314,26 @@ class Record:
         """Return the newest steps, newest first."""
         return await self._database.read(trainer.steps, policy, limit)
 
+    async def claim_turns(
+        self, turn_ids: Sequence[str], *, worker: str, lease_s: float, now: float | None = None
+    ) -> list[str]:
+        """Take those of these turns that wait to be trained; returns them in the given order."""
+        return await self._database.write(
+            trainer.claim_turns, turn_ids, worker=worker, lease_s=lease_s, now=_now(now)
+        )
+
+    async def turns_as_scored(self, used: Sequence[tuple[str, int]]) -> list[ScoredTurn]:
+        """Return turns with the verdicts of these numbers; see `store.queries.trainer.turns_as_scored`."""
+        return await self._database.read(trainer.turns_as_scored, used)
+
+    async def verdict_values(self, verdict_ids: Sequence[int]) -> dict[int, int]:
+        """Return the values of these verdicts, those that are still in the record, by number."""
+        return await self._database.read(trainer.verdict_values, verdict_ids)
+
+    async def add_version(self, adapter: AdapterVersion, step: StepReport) -> None:
+        """Store a version of a branch that is not live. Raises: ClaimLost: it used what was forgotten meanwhile."""
+        await self._database.write(trainer.add_version, adapter, step)
+
     async def lineage(self, policy: str, version: int, start: int = BASE_VERSION) -> list[LineageStep]:
         """Return the versions from ``start`` (not among them) to ``version``, oldest first, with what they were computed from."""
         return await self._database.read(lineage.lineage, policy, version, start)
@@ -462,6 +486,30 @@ class Record:
             for row in rows:
                 yield row
             after = (rows[-1]["created_at"], rows[-1]["turn_id"])
+
+    async def find_closure(self, selection: Selection, *, with_replies: bool = True) -> Closure:
+        """Return what `forget` would remove. Raises: RecordError: the selection names no turn."""
+        return await self._database.read(closures.find_closure, selection, with_replies=with_replies)
+
+    async def forget(
+        self, selection: Selection, *, with_replies: bool = True, key: bytes, now: float | None = None
+    ) -> Forgotten:
+        """Delete the selected turns and what belongs to them; see `store.queries.forget`. `scrub` afterwards.
+
+        Raises:
+            RecordError: the selection names no turn.
+        """
+        return await self._database.write(
+            forget.forget, selection, with_replies=with_replies, key=key, now=_now(now)
+        )
+
+    async def scrub(self) -> None:
+        """Write the database's file anew, so that no free page holds what was deleted. Raises: RecordUnavailable."""
+        await self._database.scrub()
+
+    async def found_again(self, turn_ids: Sequence[str], messages: Sequence[str], key: bytes) -> list[str]:
+        """Return one sentence for each forgotten turn or message that the record holds again."""
+        return await self._database.read(forget.found_again, turn_ids, messages, key)
 
     async def verify(self) -> list[str]:
         """Re-hash and cross-check the record; one sentence for each thing wrong, none when all is well."""

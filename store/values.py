@@ -394,6 +394,7 @@ class AdapterState(StrEnum):
     PUBLISHED = "published"  #: passed the gate; may be (or may have been) live
     REJECTED = "rejected"  #: failed the gate; kept for `versions` to show why
     PRUNED = "pruned"  #: its files were removed by the retention policy
+    FORGOTTEN = "forgotten"  #: it was trained on what a person asked to forget; its files were removed
     REFUSED = "refused"  #: not what the trainer made, by its files or by its log-probabilities: never serves
 
 
@@ -512,6 +513,83 @@ class LineageStep:
     version: int
     parent_version: int
     inputs: StepInputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What a person asks to forget: a turn, a session, what a key sent, or all that holds a text.
+
+    Attributes:
+        turn: its id, the end of it, its completion id, or "last".
+        session: its id or the end of it.
+        match: a text, whatever its case; with ``key_name``: under that key alone.
+        since: only turns from then on.
+    """
+
+    turn: str | None = None
+    session: str | None = None
+    key_name: str | None = None
+    match: str | None = None
+    since: float | None = None
+
+    def describe(self) -> str:
+        """Return what is selected, without the words."""
+        parts = [
+            f"turn {self.turn}" if self.turn is not None else "",
+            f"session {self.session}" if self.session is not None else "",
+            f"key {self.key_name}" if self.key_name is not None else "",
+            "a text" if self.match is not None else "",
+        ]
+        return " and ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closure:
+    """Everything that goes with what a person asks to forget; see `store.queries.closure`.
+
+    Attributes:
+        with_replies: ``replies`` are removed as well.
+        tainted: versions by policy.
+        live, clean: of the policies whose live version is tainted: that version, and the one that goes live instead.
+        lines: the words, to search for.
+    """
+
+    selected: tuple[str, ...]
+    continuations: tuple[str, ...]
+    quotes: tuple[str, ...]
+    replies: tuple[str, ...]
+    with_replies: bool
+    reactions: tuple[str, ...]
+    tainted: Mapping[str, tuple[int, ...]]
+    live: Mapping[str, int]
+    clean: Mapping[str, int]
+    lines: tuple[str, ...]
+
+    @property
+    def turns(self) -> tuple[str, ...]:
+        """The turns that are removed."""
+        kept = () if self.with_replies else self.replies
+        every = (*self.selected, *self.continuations, *self.quotes, *self.replies)
+        return tuple(dict.fromkeys(one for one in every if one not in kept))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """What a forget removed from the record.
+
+    Attributes:
+        fingerprints: keyed digests of removed turns (by id) and of removed messages.
+        folders: of the tainted versions.
+        replay: versions to compute again, oldest first, by policy.
+    """
+
+    closure: Closure
+    turns: Mapping[str, str]
+    messages: tuple[str, ...]
+    nodes: int
+    folders: tuple[str, ...]
+    replay: Mapping[str, tuple[LineageStep, ...]]
+    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,6 +114,10 @@ class _Batch:
         asked = {t.turn_id for t in turns} | {t.parent_turn_id for t in turns if t.parent_turn_id}
         asked |= {state.turn_id for turn in turns for state in _next_states(turn)}
         self._there = present(connection, schema.turns.c.turn_id, list(asked))
+        # An entry of the journal may be read again after its turn was forgotten.
+        self._forgotten = present(
+            connection, schema.forgotten_turns.c.turn_id, [turn.turn_id for turn in turns]
+        )
         self.kept: list[tuple[NewTurn, _Stored]] = []
         self._messages: dict[str, str] = {}
         self._nodes: list[Json] = []
@@ -125,7 +129,7 @@ class _Batch:
         self._link_corrections: list[LinkCorrection] = []
 
     def add(self, turn: NewTurn) -> None:
-        if turn.turn_id in self._there:
+        if turn.turn_id in self._there or turn.turn_id in self._forgotten:
             return  # written before: a retry, or replayed from the journal
         self._there.add(turn.turn_id)
         parent = turn.parent_turn_id if turn.parent_turn_id in self._there else None
