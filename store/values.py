@@ -9,6 +9,7 @@ Log-probabilities are natural logs. Times are seconds since the epoch (UTC).
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -674,6 +675,57 @@ class UnusedComplaint:
     text: str
     hint: str | None
     drop_reason: DropReason
+    detail: str
+    dropped_at: float
+
+
+def new_feedback_id() -> str:
+    return f"feedback_{uuid.uuid4().hex}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedTurn:
+    """A turn with the value of its newest verdict."""
+
+    turn_id: str
+    value: int
+    created_at: float  #: of the verdict
+    adapter_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationRow:
+    """A session as a list shows it: the counts are of its turns within the page that was read.
+
+    Attributes:
+        last_message: the last message of its newest request; None: the record does not hold it.
+        first_at, last_at: when the first and the last of these turns were received.
+    """
+
+    session_id: str
+    client: str
+    key_name: str
+    turns: int
+    is_side: bool
+    complaints: int
+    praised: int
+    trained: int
+    last_message: Json | None
+    last_reply: str
+    first_at: float
+    last_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DroppedTurn:
+    """A turn that will not train, with its reason."""
+
+    turn_id: str
+    client: str
+    created_at: float
+    last_message: Json | None
+    completion: str
+    drop_reason: str
     detail: str
     dropped_at: float
 
