@@ -276,9 +276,9 @@ def test_every_route_shows_a_key_only_what_is_its_own(people: People, tmp_path: 
     checked["/v1/completions"] = None
     checked["/v1/responses/*"] = checked["/v1/conversations*"] = None
     # health needs no key: it names nobody
-    health = ask(people.gateway.url, method="GET", target="/healthz", body=b"").body.decode()
-    assert "ann" not in health
-    checked["/healthz"] = None
+    for target in ("/healthz", "/health", "/"):
+        assert "ann" not in ask(people.gateway.url, method="GET", target=target, body=b"").body.decode()
+        checked[target] = None
     assert set(checked) == {endpoint.path for endpoint in ENDPOINTS}
 
 
