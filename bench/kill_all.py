@@ -35,10 +35,11 @@ from store.errors import ConfigError, RecordUnavailable
 from store.journal import segments
 from store.settings import read_settings
 
-_TALKERS, _TEACHERS = 8, 2
+_TALKERS, _TEACHERS = 8, 4
 _SUPERVISED = ("proxy", "proxy-2", "recorder", "scorer", "trainer")
+_PAUSE_S = 0.2
 _NAMES = (*_SUPERVISED, "engine", "scripted backend", "supervisor")
-_ANSWERS_WITHIN_S = 90.0
+_ANSWERS_WITHIN_S, _RECORDED_WITHIN_S = 90.0, 600.0
 
 
 def children(pid: int) -> dict[str, int]:
@@ -63,7 +64,7 @@ async def talk(clients: Clients, kind: Any, rng: random.Random, stop: asyncio.Ev
                 await kind(clients, rng)
         except (Wrong, OSError, ValueError, KeyError) as exc:
             clients.seen.errors[type(exc).__name__] += 1
-            await asyncio.sleep(0.05)
+        await asyncio.sleep(_PAUSE_S)
 
 
 async def kill_at_random(
@@ -163,8 +164,8 @@ def run(names: Sequence[str], kills: int, pause_s: float, home: Path) -> dict[st
         found = uvloop.run(drive(stack, servers, names, kills, pause_s))
         database, journal = stack.home / "patina.db", stack.home / "journal"
         ended = found.pop("ended")
-        missing = unwritten(database, ended)
-        until(lambda: not segments(journal), 30.0)
+        until(lambda: not segments(journal), _RECORDED_WITHIN_S)
+        missing = unwritten(database, ended, 1.0)
         with suppress(RecordUnavailable):
             found["store"] = stack.status()["store"]
     with closing(sqlite3.connect(database)) as connection:
@@ -174,7 +175,7 @@ def run(names: Sequence[str], kills: int, pause_s: float, home: Path) -> dict[st
     found |= {
         "ended": len(ended),
         "ended_twice": len(ended) - len(set(ended)),
-        "missing": missing,
+        "missing": len(missing),
         "turns": turns,
         "trained": trained_turns,
         "versions_with_other_turns": unequal,

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cli.backend import BackendPlan, plan_backend, resolve
 from migrations import upgrade
-from serving.ports import bind
+from serving.ports import bind, free_port
 from store.errors import ConfigError, RecordError
 from store.record import Record
 from store.settings import Settings, child_environment, ensure_api_key
@@ -129,9 +129,24 @@ def plan(settings: Settings, path: Path, backend: BackendPlan) -> list[Child]:
     children = [child("backend", backend.command)] if backend.command else []
     # Before the gateways, because processes are stopped in reverse: it also records the replies that end last.
     children.append(ours("recorder", "recorder"))
+    page_port = free_port()
+    page_url = f"http://127.0.0.1:{page_port}"
     backend_urls = [word for url in backend.urls for word in ("--backend-url", url)]
     for worker in range(1, settings.workers + 1):
-        children.append(ours(gateway_name(worker), "proxy", "--worker", str(worker), *backend_urls))
+        children.append(
+            ours(
+                gateway_name(worker),
+                "proxy",
+                "--worker",
+                str(worker),
+                "--dashboard-url",
+                page_url,
+                *backend_urls,
+            )
+        )
+    children.append(
+        ours("dashboard", "dashboard", "--port", str(page_port), "--gateway-url", settings.gateway_url)
+    )
     children.append(ours("scorer", "scorers", *judge))
     if settings.trains_locally:
         children.append(ours("trainer", "trainer"))
@@ -305,4 +320,5 @@ Your key, shown this once (kept in {settings.key_file}):
         )
     else:
         print("No key is asked for.")
+    print(f"Web page: {settings.gateway_url}/dashboard (`run.py open` signs you in)")
     print("Logs:", settings.logs_folder, "· stop with Ctrl-C", flush=True)

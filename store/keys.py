@@ -194,6 +194,11 @@ class Keyring:
                 found = key
         return found
 
+    def named(self, name: str) -> NamedKey | None:
+        """Return the valid key of this name, or None."""
+        self.holder(b"")  # reads what changed on disk
+        return next((key for key in self._keys if key.name == name), None)
+
     @property
     def is_shared(self) -> bool:
         """Whether every key uses the shared policy, so that only one policy is served."""

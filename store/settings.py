@@ -502,6 +502,12 @@ class Settings(BaseSettings):
         return re.sub(r"//[^/@]*@", "//", self.upstream)
 
     @property
+    def gateway_url(self) -> str:
+        """Where this machine reaches the gateway, without ``/v1``."""
+        host = self.proxy_host if self.proxy_host not in ("0.0.0.0", "::") else "localhost"
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.proxy_port}"
+
+    @property
     def keys_file(self) -> Path:
         return self.home / "keys.json"
 
@@ -516,6 +522,10 @@ class Settings(BaseSettings):
     @property
     def journal_folder(self) -> Path:
         return self.home / "journal"
+
+    @property
+    def sign_in_folder(self) -> Path:
+        return self.home / "run" / "sign_in"
 
     @property
     def key_file(self) -> Path:

@@ -51,6 +51,7 @@ async def until(condition: Callable[[], bool]) -> None:
 @pytest.fixture(autouse=True)
 def retry_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "_RETRY_S", 0.01)
+    monkeypatch.setattr(journal_module, "_SLOW_WRITE_S", 60.0)  # on a busy machine no write counts as slow
 
 
 def fail_writes(patch: pytest.MonkeyPatch) -> None:
@@ -86,7 +87,9 @@ async def test_an_entry_is_in_the_file_when_append_returns_none(tmp_path: Path) 
 WRITER = """
 import sys, time
 from pathlib import Path
+from store import journal
 from store.journal import EntryKind, JournalWriter
+journal._SLOW_WRITE_S = 60.0
 writer = JournalWriter(Path(sys.argv[1]), "a")
 for i in range(50):
     assert writer.append(EntryKind.EXCHANGE, b"%d" % i) is None
@@ -385,6 +388,28 @@ async def test_on_a_full_disk_entries_wait_and_are_written_in_order_and_whole(
     await writer.close()
 
 
+async def test_after_a_write_that_cannot_be_taken_back_a_new_segment_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = JournalWriter(tmp_path, "a")
+    writer.append(EXCHANGE, b"first")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", refuse)
+        fail_writes(patch)
+        waiting = writer.append(EXCHANGE, b"second")
+        assert waiting is not None
+        (path,) = segments(tmp_path)
+        assert is_closed(path)
+    await asyncio.wait_for(waiting, 20.0)
+    assert payloads_of(tmp_path) == [b"first", b"second"]
+    assert len(segments(tmp_path)) > 1
+    await writer.close()
+
+
 async def test_a_write_that_fails_half_way_leaves_nothing_of_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -568,6 +593,8 @@ async def test_lag_counts_what_lies_behind_the_offsets(tmp_path: Path) -> None:
     assert measure_lag(tmp_path, {}, {path.name: second.end}) == Lag(2, second.end, first.at)
     path.write_bytes(path.read_bytes()[:-1])
     assert measure_lag(tmp_path, {}) == Lag(2, second.end, first.at)
+    ends = {path.name: third.end}  # measured before the file was cut off
+    assert measure_lag(tmp_path, {}, ends) == Lag(2, second.end, first.at)
 
 
 async def test_the_number_of_a_long_lag_is_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
