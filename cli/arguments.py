@@ -200,6 +200,10 @@ def _add_control_commands(command: _AddCommand) -> None:
     ):
         add_policy_arguments(command(name, help), "all")
     command("recover", "salvage a damaged record into a fresh file; Patina must be stopped")
+    page = command("open", "print a link that signs you in to the web page, and open it in a browser")
+    page.add_argument(
+        "--browser", action=argparse.BooleanOptionalAction, default=True, help="open the link in a browser"
+    )
     keys = command("keys", "keys by name, for several people or programs: add NAME, list, revoke NAME")
     keys.add_argument("action", choices=["add", "list", "revoke"])
     keys.add_argument("name", nargs="?", help="whose key; the first one is called default")

@@ -20,7 +20,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli import clients
-from cli.drop_reasons import sentence_of
 from cli.forget import forget, verify_receipt
 from cli.home_files import note_export
 from cli.live import ask_proxy, is_in_trouble, store_line, traffic_lines
@@ -32,6 +31,7 @@ from cli.unused import DAYS, lines_of
 from cli.unused import to_json as unused_json
 from evals.console import table_console
 from serving.model_digests import digest_served_model
+from store.drop_reasons import sentence_of
 from store.errors import AdapterError, ConfigError, RecordError
 from store.integrity import check_adapter
 from store.lifecycle import DropReason, Stage

@@ -16,7 +16,19 @@ from store.database import BUSY_TIMEOUT_S, Database
 from store.errors import RecordError, RecordTooNew
 from store.lifecycle import DropReason, Stage
 from store.queries import closure as closures
-from store.queries import common, forget, journal, lineage, person, proxy, replies, scorer, story, trainer
+from store.queries import (
+    common,
+    dashboard,
+    forget,
+    journal,
+    lineage,
+    person,
+    proxy,
+    replies,
+    scorer,
+    story,
+    trainer,
+)
 from store.queries.turns import TurnWriter
 from store.values import (
     BASE_VERSION,
@@ -26,12 +38,15 @@ from store.values import (
     ClientTraffic,
     Closure,
     Conversation,
+    ConversationRow,
+    DroppedTurn,
     Feedback,
     Forgotten,
     GpuLease,
     GpuRole,
     Heartbeat,
     Json,
+    JudgedTurn,
     LineageStep,
     NewTurn,
     RecentVerdict,
@@ -53,7 +68,7 @@ from store.values import (
 from store.verify import verify
 
 #: Newest migration this code knows. A test holds it against `migrations/`.
-SCHEMA_REVISION = "0021"
+SCHEMA_REVISION = "0029"
 
 
 class Record:
@@ -495,6 +510,42 @@ class Record:
             for row in rows:
                 yield row
             after = (rows[-1]["created_at"], rows[-1]["turn_id"])
+
+    # -------------------------------------------------------------- dashboard
+
+    async def judged_turns(self, policy: str, limit: int, key_name: str | None = None) -> list[JudgedTurn]:
+        """Return the newest judged turns of a policy, oldest first; see `store.queries.dashboard`."""
+        return await self._database.read(dashboard.judged_turns, policy, limit, key_name)
+
+    async def conversations(
+        self, limit: int, before: float | None = None, key_name: str | None = None
+    ) -> list[ConversationRow]:
+        """Return the sessions of the newest ``limit`` turns, newest first; see `store.queries.dashboard`."""
+        return await self._database.read(dashboard.conversations, limit, before, key_name)
+
+    async def session_turns(self, session_id: str, limit: int, key_name: str | None = None) -> list[Json]:
+        """Return the newest turns of one session, oldest first; see `store.queries.dashboard`."""
+        return await self._database.read(dashboard.session_turns, session_id, limit, key_name)
+
+    async def dropped_turns(
+        self, policy: str, limit: int, *, before: float | None = None, key_name: str | None = None
+    ) -> list[DroppedTurn]:
+        """Return the newest main turns of a policy that were dropped, newest first."""
+        return await self._database.read(
+            dashboard.dropped_turns, policy, limit, before=before, key_name=key_name
+        )
+
+    async def step_page(self, policy: str, limit: int, offset: int) -> tuple[int, list[StepReport]]:
+        """Return how many steps a policy has, and ``limit`` of them from ``offset`` on, newest first."""
+        return await self._database.read(dashboard.step_page, policy, limit, offset)
+
+    async def turn_tokens(self, turn_id: str) -> tuple[list[int], list[float]]:
+        """Return the token ids of a reply and their log-probabilities; empty where there are none."""
+        return await self._database.read(dashboard.turn_tokens, turn_id)
+
+    async def key_of_turn(self, turn_id: str) -> str | None:
+        """Return the name of the key that a turn came with; None: there is no such turn."""
+        return await self._database.read(dashboard.key_of_turn, turn_id)
 
     async def find_closure(self, selection: Selection, *, with_replies: bool = True) -> Closure:
         """Return what `forget` would remove. Raises: RecordError: the selection names no turn."""
