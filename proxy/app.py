@@ -68,6 +68,7 @@ from serving.vllm.gpu_sharing import GpuSharingBackend
 from store.catch_up import SILENT_S, read_recorder_state, wait_recorded
 from store.errors import RecordError, RecordUnavailable, WireError
 from store.hashing import digest
+from store.hosts import is_local_host
 from store.journal import EntryKind, JournalWriter, Lag
 from store.record import Record
 from store.record_handle import RecordHandle
@@ -109,6 +110,7 @@ class Proxy:
         passes_credentials: forward clients' own credentials to the backend; Patina's key then comes as `x-patina-key`.
         native_apis: the backend serves the Responses and Messages APIs itself: their requests are forwarded and not recorded.
         origins: web pages that may call the proxy; default: none.
+        is_on_loopback: only this machine reaches it: without a key, a request must name this machine.
         accepts_any_model: the policy answers for unknown model names; None: where it is the only one.
         name: of this process, one of several gateways on one port.
         locks: on adapter versions, shared with the other gateways.
@@ -129,6 +131,7 @@ class Proxy:
         passes_credentials: bool = False,
         native_apis: bool = False,
         origins: CorsPolicy | None = None,
+        is_on_loopback: bool = False,
         accepts_any_model: bool | None = False,
         name: str = "proxy",
         locks: VersionLocks | None = None,
@@ -141,6 +144,9 @@ class Proxy:
         self._name = name
         self._keys = keys
         self._allows_anonymous = not keys if isinstance(keys, str) else keys.is_open
+        self._checks_host = (
+            is_on_loopback and self._allows_anonymous
+        )  # with a key, a rebound name is of no use
         self._passes_credentials = passes_credentials
         self._origins = origins or CorsPolicy()
         self._on_crash = on_crash
@@ -289,11 +295,38 @@ class Proxy:
     # ---- routing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; one that the end of this process cuts before its response began gets a 503."""
+        has_started = False
+
+        async def noting(message: Message) -> None:
+            nonlocal has_started
+            has_started = has_started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._serve(scope, receive, noting)
+        except asyncio.CancelledError:
+            if has_started or scope["type"] != "http":
+                raise
+            await send_error(
+                send,
+                503,
+                "Patina is stopping. Retry the request.",
+                kind="server_error",
+                code="stopping",
+                headers=[(b"retry-after", b"5"), (b"connection", b"close")],
+            )
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
             return
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1003})
+            return
+        if self._checks_host and not is_local_host(get_header(scope["headers"], b"host")):
+            message = "Without a key this server answers to names of this machine only: call it as 127.0.0.1 or localhost."
+            await send_error(send, 403, message, code="host_not_allowed")
             return
         path: str = scope["path"]
         if path == HEALTH.path:
