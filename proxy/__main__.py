@@ -147,6 +147,7 @@ def serve(
         native_apis=settings.native_apis,
         origins=CorsPolicy(settings.cors_origins),
         journal=JournalWriter(settings.journal_folder, gateway_name(worker), sync=settings.sync),
+        is_on_loopback=settings.is_loopback,
         accepts_any_model={"on": True, "off": False, "auto": None}[settings.accept_any_model],
         name=gateway_name(worker),
         locks=VersionLocks(settings.version_locks_folder) if settings.workers > 1 else None,

@@ -54,6 +54,8 @@ from proxy.endpoints import (
     RESPONSES,
     ROOT,
     STATUS,
+    TOKENS,
+    Endpoint,
     find_endpoint,
     is_messages_path,
 )
@@ -68,6 +70,7 @@ from serving.vllm.gpu_sharing import GpuSharingBackend
 from store.catch_up import SILENT_S, read_recorder_state, wait_recorded
 from store.errors import RecordError, RecordUnavailable, WireError
 from store.hashing import digest
+from store.hosts import is_local_host
 from store.journal import EntryKind, JournalWriter, Lag
 from store.record import Record
 from store.record_handle import RecordHandle
@@ -109,6 +112,7 @@ class Proxy:
         passes_credentials: forward clients' own credentials to the backend; Patina's key then comes as `x-patina-key`.
         native_apis: the backend serves the Responses and Messages APIs itself: their requests are forwarded and not recorded.
         origins: web pages that may call the proxy; default: none.
+        is_on_loopback: only this machine reaches it: without a key, a request must name this machine.
         accepts_any_model: the policy answers for unknown model names; None: where it is the only one.
         name: of this process, one of several gateways on one port.
         locks: on adapter versions, shared with the other gateways.
@@ -129,6 +133,7 @@ class Proxy:
         passes_credentials: bool = False,
         native_apis: bool = False,
         origins: CorsPolicy | None = None,
+        is_on_loopback: bool = False,
         accepts_any_model: bool | None = False,
         name: str = "proxy",
         locks: VersionLocks | None = None,
@@ -141,6 +146,9 @@ class Proxy:
         self._name = name
         self._keys = keys
         self._allows_anonymous = not keys if isinstance(keys, str) else keys.is_open
+        self._checks_host = (
+            is_on_loopback and self._allows_anonymous
+        )  # with a key, a rebound name is of no use
         self._passes_credentials = passes_credentials
         self._origins = origins or CorsPolicy()
         self._on_crash = on_crash
@@ -289,11 +297,38 @@ class Proxy:
     # ---- routing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; one that the end of this process cuts before its response began gets a 503."""
+        has_started = False
+
+        async def noting(message: Message) -> None:
+            nonlocal has_started
+            has_started = has_started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._serve(scope, receive, noting)
+        except asyncio.CancelledError:
+            if has_started or scope["type"] != "http":
+                raise
+            await send_error(
+                send,
+                503,
+                "Patina is stopping. Retry the request.",
+                kind="server_error",
+                code="stopping",
+                headers=[(b"retry-after", b"5"), (b"connection", b"close")],
+            )
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
             return
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1003})
+            return
+        if self._checks_host and not is_local_host(get_header(scope["headers"], b"host")):
+            message = "Without a key this server answers to names of this machine only: call it as 127.0.0.1 or localhost."
+            await send_error(send, 403, message, code="host_not_allowed")
             return
         path: str = scope["path"]
         if path == HEALTH.path:
@@ -378,16 +413,8 @@ class Proxy:
             await self._chat(
                 scope, receive, send, principal=principal, path=target, session=session, is_completion=True
             )
-        elif endpoint is RESPONSES:
-            await self._apis.create_response(scope, receive, send, principal=principal, session=session)
-        elif endpoint is RESPONSE:
-            await self._apis.existing_response(scope, send, principal=principal, path=path)
-        elif endpoint is CONVERSATIONS:
-            await self._apis.conversations(scope, receive, send, key_name=principal.key_name, path=path)
-        elif endpoint is MESSAGES:
-            await self._apis.create_message(scope, receive, send, principal=principal, session=session)
-        elif endpoint is COUNT:
-            await self._apis.count_message_tokens(scope, receive, send, principal=principal)
+        elif endpoint is not None and endpoint.is_translated:
+            await self._dispatch_api(endpoint, scope, receive, send, principal, path, session)
         elif endpoint is STATUS:
             await send_json(send, 200, await self._status(principal))
         elif endpoint is FEEDBACK:
@@ -400,6 +427,30 @@ class Proxy:
             await send_error(send, 404, _describe_missing(path), code="not_found")
         else:
             await self._pass_through(scope, receive, send, path=target, principal=principal)
+
+    async def _dispatch_api(
+        self,
+        endpoint: Endpoint,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        principal: Principal,
+        path: str,
+        session: str | None,
+    ) -> None:
+        """Route a request of an API that is translated to chat."""
+        if endpoint is RESPONSES:
+            await self._apis.create_response(scope, receive, send, principal=principal, session=session)
+        elif endpoint is TOKENS:
+            await self._apis.count_response_tokens(scope, receive, send, principal=principal)
+        elif endpoint is RESPONSE:
+            await self._apis.existing_response(scope, send, principal=principal, path=path)
+        elif endpoint is CONVERSATIONS:
+            await self._apis.conversations(scope, receive, send, key_name=principal.key_name, path=path)
+        elif endpoint is MESSAGES:
+            await self._apis.create_message(scope, receive, send, principal=principal, session=session)
+        elif endpoint is COUNT:
+            await self._apis.count_message_tokens(scope, receive, send, principal=principal)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()

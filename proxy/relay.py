@@ -54,6 +54,7 @@ from store.errors import (
     WireError,
 )
 from store.journal import EntryKind, JournalWriter
+from store.keys import DEFAULT
 from store.lifecycle import DropReason
 from store.values import Json
 from wire.api_translation import ApiRequest
@@ -103,6 +104,7 @@ _MAX_ATTEMPTS = 3
 _CONTENT_LENGTH = frozenset({b"content-length"})
 #: Fields that are replaced: additions change the length, and the proxy must be able to decode the reply.
 _REPLACED = frozenset({b"content-length", b"accept-encoding"})
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 #: Statuses with which backends refuse an unknown field.
 _FIELD_REFUSALS = frozenset({400, 422})
 #: Statuses that count as a refusal of a field when the error names the field.
@@ -125,6 +127,9 @@ JOURNAL_WAIT_S = 5.0
 
 #: Parts of a path that are counted by: "", "v1", "embeddings"; and most paths.
 _COUNTED_PARTS, _MAX_COUNTED_PATHS = 4, 50
+
+#: Fields that are added to a request whose turn cannot train, to chat and to other APIs: their streams always show the usage.
+_PLAIN_FIELDS = (frozenset[str](), frozenset({"stream_options"}))
 
 _UPSTREAM_ERROR_TYPE = "upstream_error"
 #: Statuses with which a healthy backend refuses an invalid request. Not 401 and 404: a refused key or model may be Patina's own setting.
@@ -286,6 +291,13 @@ class PassThrough:
             data = body if body is not None or not has_body else stream_body(receive, consumed)
             reply = await self._backend.open(scope["method"], path, forwarded, data)
             try:
+                if self._alias.can_wait and reply.status in _REDIRECTS:
+                    # It names the address of a backend of ours, and an SDK would follow it there.
+                    started = True
+                    await send_error(
+                        send, 404, f"There is no {path.partition('?')[0]} here.", code="not_found"
+                    )
+                    return
                 await send_head(send, reply.status, forward_response_headers(reply.headers))
                 started = True
                 async for chunk in reply.chunks():
@@ -633,7 +645,11 @@ class ChatRelay:
                 exchange.options = replace(exchange.options, is_opted_out=True)
             # A turn that opted out needs no tokens; its unchanged reply also shows the backend's null style.
             is_plain = exchange.options.is_opted_out or exchange.chat.unreadable
-            wanted = frozenset[str]() if is_plain else self._alias.fields
+            wanted = (
+                self._alias.fields & _PLAIN_FIELDS[exchange.api is not None]
+                if is_plain
+                else self._alias.fields
+            )
             fields = self._quirks.accepted_fields(wanted, exchange.chat.model) - omitted
             body, exchange.injection = build_request(
                 exchange.raw, exchange.chat, fields=fields, served_model=lease.name
@@ -954,7 +970,8 @@ class ChatRelay:
             self._observe_null_style(exchange, chunk)
         injection = exchange.injection
         if injection.usage and is_usage_only(chunk):
-            return b""
+            return b"" if exchange.api is None else event  # other APIs show the usage
+
         adds = injection.logprobs or injection.token_ids or injection.usage
         if adds and is_tokens_only(chunk, exchange.chat.body):
             return b""
@@ -1054,10 +1071,21 @@ def _request_options(
 ) -> RequestOptions:
     if api is None:
         options = parse_request_options(headers, chat.body, session)
+        options = replace(options, session=_session_id(principal.key_name, options.session))
     else:
         options = parse_request_options(headers, api.option_fields, api.session or session)
         options = replace(options, continues=api.continues)
     return options if principal.trains else replace(options, is_opted_out=True)
+
+
+def _session_id(key_name: str, session: str | None) -> str | None:
+    """Return a session's id for the name that a client gave it: sessions of different keys never share one.
+
+    Names of keys hold no colon. Sessions of the first key keep their name where it holds none either.
+    """
+    if session is None or (key_name == DEFAULT and ":" not in session):
+        return session
+    return f"{key_name}:{session}"
 
 
 def _build_upstream_error(error: UpstreamError) -> tuple[int, bytes]:

@@ -103,6 +103,19 @@ class KindCorrection:
 
 
 @dataclass(slots=True, kw_only=True)
+class LinkCorrection:
+    """Where a turn belongs, where what followed it shows another place than its first one."""
+
+    turn_id: str
+    session_id: str
+    parent_turn_id: str | None
+    turn_index: int
+    relation: Relation
+    link_reason: str
+    at: float
+
+
+@dataclass(slots=True, kw_only=True)
 class NewTurn:
     """What the recorder hands to the record for each exchange. Written in one transaction, then immutable.
 
@@ -116,7 +129,7 @@ class NewTurn:
         reply_key: canonical hash of history + reply; the next request of this branch contains it as a prefix.
         evidence: the evidence for ``kind`` (`recorder.classify`).
         drop_reason: None for a turn that may train; else why not.
-        corrections: what this request shows about the kind of earlier turns.
+        corrections, link_corrections: what this request shows about the kind and the place of earlier turns.
         next_state: what this turn's request says about its parent, see `NextState`.
         earlier_next_states: what it says about turns before the parent: replies that were asked again, turns of a tool loop.
     """
@@ -158,6 +171,7 @@ class NewTurn:
     next_state: NextState | None = None
     earlier_next_states: tuple[NextState, ...] = ()
     corrections: tuple[KindCorrection, ...] = ()
+    link_corrections: tuple[LinkCorrection, ...] = ()
     api: Json | None = None  #: of a client that does not speak chat: `RecordedTurn.api`
 
 
@@ -260,6 +274,7 @@ class Remembered:
     request: Json
     completion: Completion
     evidence: KindEvidence = ()
+    main_drop_reason: DropReason | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,8 +306,8 @@ class FollowUp:
     is_question: bool = False
 
 
-#: `Verdict.source` where no scorer had an opinion. The word is stored: it stays as it is.
-NO_SOURCE = "nobody"
+#: `Verdict.source` where no scorer had an opinion.
+NO_SOURCE = "none"
 
 
 #: `Verdict.source` of a turn that shares in the verdict on the answer of its tool loop.

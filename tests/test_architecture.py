@@ -94,6 +94,7 @@ SANS_IO = {
     "store.policies",
     "store.values",
     "store.hashing",
+    "store.hosts",
     "store.texts",
     "store.wishes",
     "serving.openai_server.detokenize",

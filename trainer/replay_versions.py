@@ -32,6 +32,7 @@ from store.values import (
     StepInputs,
     StepReport,
     StepRole,
+    Verdict,
 )
 from trainer.checkpoint import remove_version
 from trainer.device import ExclusiveDevice, make_device
@@ -215,7 +216,7 @@ class VersionReplay:
         found = await self._record.turns_as_scored(used)
         changed = self._job.verdicts
         return [
-            replace(turn, verdict=replace(turn.verdict, **changed[turn.turn_id]))
+            replace(turn, verdict=_changed(turn.verdict, changed[turn.turn_id]))
             if turn.turn_id in changed
             else turn
             for turn in found
@@ -241,9 +242,7 @@ class VersionReplay:
         learning = {**recorded.pop("learning", {}), **self._job.changes.get("learning", {})}
         changes = {name: value for name, value in self._job.changes.items() if name != "learning"}
         own = self._settings.model_dump()
-        return read_settings(
-            {**own, **recorded, **changes, "served_model_name": self._job.policy, "learning": learning}
-        )
+        return read_settings({**own, **recorded, **changes, "learning": learning})
 
     async def _trainer_for(self, settings: Settings, state: Json) -> VersionTrainer:
         """The trainer at the tip of the branch; made anew where settings or effort differ from the last step's."""
@@ -255,7 +254,9 @@ class VersionReplay:
         trainer = await self._on_thread(lambda: self._make_trainer(settings, state))
         self._trainer, self._made_for = trainer, made_for
         tip = self._tip
-        await self._on_thread(trainer.reset if tip is None else lambda: trainer.load(tip))
+        await self._on_thread(
+            lambda: trainer.load(tip) if tip is not None else trainer.reset(self._job.policy)
+        )
         return trainer
 
     async def _settle(
@@ -332,6 +333,10 @@ class VersionReplay:
 
 def _ids(turns: Sequence[ScoredTurn]) -> tuple[tuple[str, int], ...]:
     return tuple((turn.turn_id, turn.verdict_id) for turn in turns)
+
+
+def _changed(verdict: Verdict, fields: Json) -> Verdict:
+    return replace(verdict, **{**fields, "wishes": tuple(fields.get("wishes", verdict.wishes))})
 
 
 def remove_folders(folders: Sequence[str], settings: Settings) -> list[str]:
