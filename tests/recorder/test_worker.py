@@ -431,6 +431,28 @@ async def test_of_a_backlog_only_the_segments_of_the_batch_are_read(
     assert len(read) <= 2
 
 
+async def test_of_many_segments_a_few_are_open_at_a_time_the_oldest_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_reader, "_MAX_FILES", 2)
+    writer = JournalWriter(tmp_path, "a", segment_bytes=1)
+    for i in range(7):
+        writer.append(EntryKind.EXCHANGE, b"%d" % i)
+    await writer.close()
+    files = len(os.listdir("/proc/self/fd"))
+    reader = JournalReader(tmp_path, {})
+    found: list[bytes] = []
+    while (batch := reader.poll()).entries:
+        assert len(os.listdir("/proc/self/fd")) <= files + 2
+        found += [entry.payload for _, entry in batch.entries]
+        reader.commit(batch)
+        reader.remove_recorded()
+    assert found == [b"%d" % i for i in range(7)]
+    assert segments(tmp_path) == []
+    reader.close()
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
 async def test_an_entry_that_is_appended_after_poll_began_is_left(tmp_path: Path, clock: list[float]) -> None:
     writer = JournalWriter(tmp_path, "a")
     writer.append(EntryKind.EXCHANGE, b"first")
