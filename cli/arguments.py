@@ -157,7 +157,10 @@ def _add_record_commands(command: _AddCommand) -> None:
     versions = command("versions", "every adapter version: what it was made of, and whether it lives")
     versions.add_argument("--json", action="store_true", help="as JSON")
 
-    command("verify", "re-hash and cross-check the record")
+    verify = command("verify", "re-hash and cross-check the record, or check a receipt of `forget`")
+    verify.add_argument(
+        "receipt", nargs="?", type=Path, help="its signature, and that nothing of it is found again"
+    )
 
     why = command("why", "which of your turns made a version, and their text")
     why.add_argument("version", type=int)
@@ -182,9 +185,14 @@ def _add_control_commands(command: _AddCommand) -> None:
     rollback = command("rollback", "serve an earlier version again; 0 is the bare model")
     rollback.add_argument("version", type=int)
 
+    _add_forget(command)
     command("pause", "stop training; serving, recording and scoring go on")
     command("resume", "go on training")
     command("recover", "salvage a damaged record into a fresh file; Patina must be stopped")
+    page = command("open", "print a link that signs you in to the web page, and open it in a browser")
+    page.add_argument(
+        "--browser", action=argparse.BooleanOptionalAction, default=True, help="open the link in a browser"
+    )
     keys = command("keys", "keys by name, for several people or programs: add NAME, list, revoke NAME")
     keys.add_argument("action", choices=["add", "list", "revoke"])
     keys.add_argument("name", nargs="?", help="whose key; the first one is called default")
@@ -203,6 +211,26 @@ def _add_control_commands(command: _AddCommand) -> None:
     keys.add_argument(
         "--owner", action="store_true", help="the new key may see and use what belongs to other keys"
     )
+
+
+def _add_forget(command: _AddCommand) -> None:
+    forget = command(
+        "forget", "delete turns and all that was made from them, train again without them, write a receipt"
+    )
+    forget.add_argument(
+        "turn", nargs="?", help="its id, the end of it as `trajectories` shows, its completion id, or `last`"
+    )
+    forget.add_argument("--session", help="all turns of a session")
+    forget.add_argument("--key", help="all turns under a key, by the name of the key")
+    forget.add_argument("--match", help="all turns that hold this text, whatever its case")
+    forget.add_argument("--since", help="of these, only turns from then on: 2026-11-24, or with a time")
+    forget.add_argument("--dry-run", action="store_true", help="only list what would go")
+    forget.add_argument(
+        "--keep-replies",
+        action="store_true",
+        help="keep what versions that were trained on it answered under the same keys, unless it repeats the words",
+    )
+    forget.add_argument("--json", action="store_true", help="as JSON")
 
 
 def _add_explain(command: _AddCommand) -> None:

@@ -112,6 +112,7 @@ def _embedded(settings: Settings) -> BackendPlan:
         sys.executable, "-m", "serving.embedded", "--model", settings.model_path, "--host", "127.0.0.1", "--port", str(port),
         "--served-model-name", settings.policy, "--max-lora-rank", str(max(64, settings.lora_rank)),
         "--max-loras", str(settings.adapter_slots), "--threads", str(settings.resolved_threads),
+        "--api-key-file", str(settings.backend_key_file),
     )  # fmt: skip
     return BackendPlan(kind="embedded", urls=(f"http://127.0.0.1:{port}",), command=command)
 
@@ -125,7 +126,7 @@ def _tinker(settings: Settings) -> BackendPlan:
     port = settings.backend_port or free_port()
     command = (
         sys.executable, "-m", "serving.tinker", "--settings", str(settings.home / "run" / "settings.json"),
-        "--host", "127.0.0.1", "--port", str(port),
+        "--host", "127.0.0.1", "--port", str(port), "--api-key-file", str(settings.backend_key_file),
     )  # fmt: skip
     kind = "a server of your own" if settings.tinker_base_url else "hosted"
     reasons = (
@@ -177,6 +178,7 @@ def _own_vllm(settings: Settings) -> BackendPlan:
     command = [
         sys.executable, "-m", "serving.vllm", "--python", str(place.python), "--url", url,
         "--state", str(settings.home / "run" / "vllm.json"), "--run-id", f"{os.getpid()}-{time.time_ns()}",
+        "--api-key-file", str(settings.backend_key_file),
     ]  # fmt: skip
     for name, value in launch.environment.items():
         command.append(f"--set={name}={value}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from evals.console import PlainConsole
 from evals.traffic import Prediction, Recorded, Score, read_traffic, replay, score
 from store.errors import ConfigError
 from store.settings import Settings
@@ -28,7 +29,7 @@ def classify(settings: Settings, arguments: argparse.Namespace) -> int:
     predictions = asyncio.run(replay(rows))
     if arguments.predictions is not None:
         write_predictions(arguments.predictions, predictions)
-    console = Console(highlight=False, soft_wrap=True)
+    console = PlainConsole(highlight=False, soft_wrap=True)
     _print_found(console, rows, predictions)
     found = score(rows, predictions)
     if found is None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cli.drop_reasons import sentence_of
+from store.drop_reasons import sentence_of
 from store.lifecycle import DropReason
 from store.values import ClientTraffic, Json
 

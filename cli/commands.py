@@ -20,7 +20,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli import clients
-from cli.drop_reasons import sentence_of
+from cli.forget import forget, verify_receipt
+from cli.home_files import note_export
 from cli.live import ask_proxy, is_in_trouble, store_line, traffic_lines
 from cli.opened_record import open_record
 from cli.recover import recover
@@ -29,6 +30,7 @@ from cli.unused import DAYS, lines_of
 from cli.unused import to_json as unused_json
 from evals.console import table_console
 from serving.model_digests import digest_served_model
+from store.drop_reasons import sentence_of
 from store.errors import AdapterError, ConfigError, RecordError
 from store.integrity import check_adapter
 from store.lifecycle import DropReason, Stage
@@ -227,8 +229,12 @@ async def _trajectories(record: Record, settings: Settings, arguments: argparse.
         and (stage is None or row["stage"] == stage.value)
     )
     if arguments.format == "jsonl":
-        return await _write_jsonl(wanted, arguments.output)
-    return await _write_dataset(wanted, arguments.output)
+        code = await _write_jsonl(wanted, arguments.output)
+    else:
+        code = await _write_dataset(wanted, arguments.output)
+    if arguments.output is not None:
+        note_export(settings.home, arguments.output)
+    return code
 
 
 def _trajectory_table(rows: list[Json]) -> Table:
@@ -476,6 +482,8 @@ async def _resume(record: Record, settings: Settings, arguments: argparse.Namesp
 
 
 async def _verify(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
+    if arguments.receipt is not None:
+        return await verify_receipt(record, settings, arguments.receipt)
     wrong = await record.verify()
     adapters, without = await check_versions(record, settings)
     wrong += adapters
@@ -516,5 +524,6 @@ COMMANDS: dict[str, Command] = {
     "pause": _command(_pause),
     "resume": _command(_resume),
     "verify": _command(_verify),
+    "forget": forget,
     "recover": recover,
 }

@@ -8,11 +8,11 @@ import json
 import time
 from collections.abc import Iterator
 
-from rich.console import Console
 from rich.markup import escape
 
 from cli.opened_record import open_record
 from cli.text import LONG, clip
+from evals.console import PlainConsole
 from recorder.classify import MEANINGS
 from recorder.linking import LINK_MEANINGS
 from store.errors import RecordError
@@ -31,7 +31,7 @@ def explain(settings: Settings, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(story, ensure_ascii=False, indent=2))
         return 0
-    console = Console(highlight=False, soft_wrap=True)
+    console = PlainConsole(highlight=False, soft_wrap=True)
     for name, text in lines_of(story):
         console.print(f"[bold]{name:>9}[/]  {escape(text)}")
     return 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import time
 
-from rich.console import Console
 from rich.table import Table
 
+from evals.console import PlainConsole
 from store.errors import ConfigError
 from store.keys import DEFAULT, KeyFile, new_key, write_secret
 from store.policies import SHARED, is_group, policy_name
@@ -73,7 +73,7 @@ def _list(settings: Settings, file: KeyFile) -> None:
         table.add_row(
             key.name, _day(key.created_at), state, trains, policy_name(settings.policy, key.adapter), owner
         )
-    Console(highlight=False, soft_wrap=True).print(table)
+    PlainConsole(highlight=False, soft_wrap=True).print(table)
 
 
 def _day(at: float) -> str:

@@ -25,9 +25,7 @@ def ask_proxy(settings: Settings) -> Json | None:
         running = Settings.load(settings.home / "run" / "settings.json")
     except ConfigError:
         return None  # nothing was ever started here
-    host = running.proxy_host if running.proxy_host not in ("0.0.0.0", "::") else "localhost"
-    address = f"[{host}]" if ":" in host else host
-    request = urllib.request.Request(f"http://{address}:{running.proxy_port}/v1/patina/status")
+    request = urllib.request.Request(f"{running.gateway_url}/v1/patina/status")
     if key := _key(running):
         request.add_header("x-patina-key", key)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by way of a web proxy

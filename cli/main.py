@@ -52,6 +52,10 @@ def main(argv: Sequence[str], *, prog: str = "run.py") -> int:
             from cli.explain import explain
 
             return explain(settings, arguments)
+        if arguments.command == "open":
+            from cli.open_page import open_page
+
+            return open_page(settings, arguments)
         if arguments.command == "wishes":
             from cli.wishes import wishes
 

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from evals.console import PlainConsole
 from recorder.turns import read_next_messages
 from scorers.combined import read_message
 from scorers.reader import turn_of
@@ -75,7 +76,7 @@ def score(settings: Settings, arguments: argparse.Namespace) -> int:
     predictions = asyncio.run(predict(build_scorer_chain(settings), rows))
     if arguments.predictions is not None:
         write_predictions(arguments.predictions, predictions)
-    console = Console(highlight=False, soft_wrap=True)
+    console = PlainConsole(highlight=False, soft_wrap=True)
     print_counts(console, predictions)
     print_comparison(console, rows, predictions)
     return 0

@@ -20,10 +20,18 @@ from pathlib import Path
 
 from cli.backend import BackendPlan, plan_backend, resolve
 from migrations import upgrade
-from serving.ports import bind
+from serving.ports import bind, free_port
 from store.errors import ConfigError, RecordError
 from store.record import Record
-from store.settings import Settings, child_environment, ensure_api_key
+from store.settings import (
+    Settings,
+    child_environment,
+    ensure_api_key,
+    make_private,
+    provider_variables,
+    renew_backend_key,
+    without_secrets,
+)
 from store.values import Heartbeat, gateway_name
 
 _PR_SET_PDEATHSIG = 1
@@ -91,7 +99,8 @@ def serve(settings: Settings) -> int:
         ConfigError: port in use, home in use, a process that cannot be set up.
         RecordError: the record cannot be opened or migrated.
     """
-    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.umask(0o077)  # for the children too: all they write is the owner's alone
+    make_private(settings.home)
     settings.logs_folder.mkdir(exist_ok=True, mode=0o700)
     with hold_home(settings.home):
         # Seen here already, before anything is migrated or announced; the proxy takes the port itself.
@@ -102,6 +111,8 @@ def serve(settings: Settings) -> int:
         settings, why = resolve(settings)
         backend = plan_backend(settings)
         settings = settings.model_copy(update={"colocate": backend.colocate})
+        if backend.command:
+            renew_backend_key(settings)
         settings.dump(path)
         _announce(settings, key, is_new)
         _explain(backend, why)
@@ -116,7 +127,10 @@ def plan(settings: Settings, path: Path, backend: BackendPlan) -> list[Child]:
         return Child(
             name=name,
             command=list(command),
-            environment=child_environment(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads),
+            environment=without_secrets(
+                child_environment(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads),
+                _needed_secrets(name, settings),
+            ),
             log=settings.logs_folder / f"{name}.log",
         )
 
@@ -129,13 +143,38 @@ def plan(settings: Settings, path: Path, backend: BackendPlan) -> list[Child]:
     children = [child("backend", backend.command)] if backend.command else []
     # Before the gateways, because processes are stopped in reverse: it also records the replies that end last.
     children.append(ours("recorder", "recorder"))
+    page_port = free_port()
+    page_url = f"http://127.0.0.1:{page_port}"
     backend_urls = [word for url in backend.urls for word in ("--backend-url", url)]
     for worker in range(1, settings.workers + 1):
-        children.append(ours(gateway_name(worker), "proxy", "--worker", str(worker), *backend_urls))
+        children.append(
+            ours(
+                gateway_name(worker),
+                "proxy",
+                "--worker",
+                str(worker),
+                "--dashboard-url",
+                page_url,
+                *backend_urls,
+            )
+        )
+    children.append(
+        ours("dashboard", "dashboard", "--port", str(page_port), "--gateway-url", settings.gateway_url)
+    )
     children.append(ours("scorer", "scorers", *judge))
     if settings.trains_locally:
         children.append(ours("trainer", "trainer"))
     return children
+
+
+def _needed_secrets(name: str, settings: Settings) -> frozenset[str]:
+    """Return the variables with secrets that a process needs, because a library of it reads them."""
+    if name == "scorer" and (settings.custom_rm_path or settings.resolved_judge not in ("none", "self")):
+        return frozenset(provider_variables())
+    if name == "trainer" and settings.wandb_project:
+        return frozenset({"WANDB_API_KEY"})
+    # The tokenizer's few files may have to be downloaded.
+    return frozenset({"HF_TOKEN"}) if settings.backend == "tinker" else frozenset()
 
 
 async def _supervise(settings: Settings, children: list[Child]) -> int:
@@ -305,4 +344,5 @@ Your key, shown this once (kept in {settings.key_file}):
         )
     else:
         print("No key is asked for.")
+    print(f"Web page: {settings.gateway_url}/dashboard (`run.py open` signs you in)")
     print("Logs:", settings.logs_folder, "· stop with Ctrl-C", flush=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cli.drop_reasons import SENTENCES, sentence_of
 from cli.text import clip
+from store.drop_reasons import SENTENCES, sentence_of
 from store.lifecycle import DropReason
 from store.values import Json, UnusedComplaint
 

@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from evals.client import PatinaClient, live_version, stored_key, with_v1
+from evals.console import PlainConsole
 from evals.curves import check_output, draw_run
 from evals.experiment import Case, run_case
 from evals.preferences import parse_preferences
@@ -93,7 +94,7 @@ def run_demo(settings: Settings, arguments: argparse.Namespace) -> int:
     check_output(arguments.output)
     if settings.upstream and not arguments.base_url:
         raise ConfigError("the demo shows learning, and an --upstream alone does not learn")
-    console = Console(highlight=False)
+    console = PlainConsole(highlight=False)
     with ExitStack() as stack:
         if arguments.base_url:
             base_url, key = with_v1(arguments.base_url), stored_key(settings)

@@ -13,10 +13,10 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from evals.client_models import HISTORIES, REQUESTS, lines_of
+from evals.console import PlainConsole
 from evals.traffic import Prediction, Recorded, Score, parse_line, read_traffic, replay, score
 from evals.weights import (
     hand_weights,
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--modelled", action="store_true", help="also score the modelled clients")
     arguments = parser.parse_args()
     traffic = read_folder(arguments.folder)
-    console = Console(soft_wrap=True, highlight=False)
+    console = PlainConsole(soft_wrap=True, highlight=False)
     console.print(table_of("as it is", asyncio.run(measure(traffic, lambda _: WEIGHTS))))
     hand, samples = hand_weights(), read_samples()
     variants: dict[str, Callable[[Mapping[str, float]], Mapping[str, float]]] = {

@@ -263,12 +263,14 @@ def predictions(rows: Iterable[Recorded], turns: Iterable[NewTurn]) -> list[Pred
     """Return one prediction a request; ``turns`` are those of `turn_of`'s names, siblings of n > 1 included."""
     turns = list(turns)
     by_id = {turn.turn_id: turn for turn in turns}
+    moved = {c.turn_id: c for turn in turns for c in turn.link_corrections}
     # A retry answers the reply that it repeats, once the newer one is continued.
     answered = {
         state.by_turn_id: state.turn_id
         for turn in by_id.values()
         for state in turn.earlier_next_states
-        if state.relation is Relation.RETRY
+        if state.relation is not Relation.TOOL_LOOP
+        and not (state.relation is Relation.RETRY and state.turn_id in moved)
     }
     answered |= {
         turn_id: turn.next_state.turn_id for turn_id, turn in by_id.items() if turn.next_state is not None
@@ -296,14 +298,15 @@ def predictions(rows: Iterable[Recorded], turns: Iterable[NewTurn]) -> list[Pred
             )
             continue
         last = final.get(turn.turn_id)
+        place = moved.get(turn.turn_id) or turn
         found.append(
             Prediction(
                 seq=row.seq,
-                session=turn.session_id,
+                session=place.session_id,
                 kind=(last or turn).kind.value,
-                parent_seq=seq_of(turn.parent_turn_id),
-                relation=turn.relation.value,
-                link_reason=turn.link_reason,
+                parent_seq=seq_of(place.parent_turn_id),
+                relation=place.relation.value,
+                link_reason=place.link_reason,
                 kind_reason=turn.kind_reason if last is None else last.reason,
                 codes=tuple(code for code, _ in (last or turn).evidence),
                 answered_seq=seq_of(answered.get(turn.turn_id)),

@@ -16,8 +16,8 @@ import recorder
 from evals.client_models import HISTORIES, REQUESTS
 from evals.identity import Traffic, modelled, read_folder
 from evals.traffic import replay
-from evals.weights import FOLDER, Sample, fit, hand_weights, read_samples
-from recorder.classify import MEANINGS
+from evals.weights import FOLDER, MAX_WEIGHT, Sample, fit, hand_weights, read_samples
+from recorder.classify import LINKED, MEANINGS, SIDE_FROM
 
 
 async def sample_traffic(traffic: Traffic, weights: Mapping[str, float]) -> list[Sample]:
@@ -26,7 +26,9 @@ async def sample_traffic(traffic: Traffic, weights: Mapping[str, float]) -> list
     for client, rows in traffic.items():
         for row, said in zip(rows, await replay(rows, weights), strict=True):
             label = row.label or {}
-            if label.get("kind") in ("main", "side") and not label.get("ambiguous") and row.chat is not None:
+            is_certain = label.get("kind") in ("main", "side") and not label.get("ambiguous")
+            # Where linking decides alone, the words of a request say nothing: "and?" from another agent looks like a person's.
+            if is_certain and row.chat is not None and said.kind_reason not in (*LINKED, "side_tool_results"):
                 found.append(Sample(client=client, codes=said.codes, is_side=label["kind"] == "side"))
     return found
 
@@ -54,11 +56,13 @@ def main() -> None:
     prior = hand_weights()
     if arguments.traffic is not None:
         clients = {**read_folder(arguments.traffic), **modelled((*REQUESTS, *HISTORIES))}
-        sampled = asyncio.run(sample_traffic(clients, {**dict.fromkeys(MEANINGS, 1e-9), **prior}))
+        sampled = asyncio.run(
+            sample_traffic(clients, {**dict.fromkeys(MEANINGS, 1e-9), **prior, "beside_main": MAX_WEIGHT})
+        )
         write_features(sampled, Path(str(FOLDER / "features.jsonl")))
     samples = read_samples()
     weights = fit(samples, prior)
-    wrong = [s for s in samples if (sum(weights.get(c, 0.0) for c in s.codes) > 0) != s.is_side]
+    wrong = [s for s in samples if (sum(weights.get(c, 0.0) for c in s.codes) > SIDE_FROM) != s.is_side]
     print(f"{len(samples)} samples, {len(weights)} weights, {len(wrong)} of the samples wrong")
     for sample in wrong:
         print(sample.client, "side" if sample.is_side else "main", *sample.codes)

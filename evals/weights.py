@@ -17,11 +17,15 @@ import numpy as np
 
 from recorder.classify import find_codes
 
+#: Weight of a single case, in requests of a client.
+CASE_WEIGHT = 1.5
 FOLDER = files("evals") / "classifier"
 #: Width of the prior around the hand-set weights.
 PRIOR_WIDTH = 0.5
 #: A weight beyond this would let one piece of evidence outweigh everything else.
 MAX_WEIGHT = 5.0
+
+_CASE = "case "
 
 Weights = Mapping[str, float]
 
@@ -63,7 +67,7 @@ def read_cases() -> list[Sample]:
             messages += [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello!"}]
         messages.append({"role": "user", "content": case["user"]})
         codes = [*find_codes(messages, case["request"]), *(["extends_main"] if case["later"] else [])]
-        name = f"case {number}"
+        name = f"{_CASE}{number}"
         found.append(Sample(client=name, codes=tuple(codes), is_side=case["kind"] == "side"))
     return found
 
@@ -71,7 +75,7 @@ def read_cases() -> list[Sample]:
 def fit(samples: Sequence[Sample], prior: Weights, *, steps: int = 60) -> dict[str, float]:
     """Return the weights with the highest posterior probability (Newton's method).
 
-    Each client has the weight of ten requests, half of it for its main and half for its side turns; a single case that of one request.
+    Each client has the weight of at most eight main and eight side turns, a single case that of `CASE_WEIGHT` turns.
     """
     codes = sorted({*prior, *(code for sample in samples for code in sample.codes)})
     place = {code: i for i, code in enumerate(codes)}
@@ -80,7 +84,12 @@ def fit(samples: Sequence[Sample], prior: Weights, *, steps: int = 60) -> dict[s
         x[i, [place[code] for code in sample.codes]] = 1.0
     y = np.array([sample.is_side for sample in samples], dtype=float)
     counts = Counter((s.client, s.is_side) for s in samples)
-    importance = np.array([min(1.0, 8.0 / counts[s.client, s.is_side]) for s in samples])
+    importance = np.array(
+        [
+            CASE_WEIGHT if s.client.startswith(_CASE) else min(1.0, 8.0 / counts[s.client, s.is_side])
+            for s in samples
+        ]
+    )
     mean = np.array([prior.get(code, 0.0) for code in codes])
     precision = 1.0 / PRIOR_WIDTH**2
     w = mean.copy()

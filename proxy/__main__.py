@@ -26,6 +26,7 @@ from proxy.http_protocol import LimitedHttpProtocol
 from proxy.relay import BACKEND_WAIT_S
 from proxy.version_locks import VersionLocks
 from serving.backends import VLLM_BACKEND_WAIT_S, make_backend_client
+from serving.http import HttpBackend
 from serving.ports import bind, listen
 from serving.protocol import BackendClient
 from store.errors import ConfigError, RecordError
@@ -59,6 +60,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="base URL of the backend that learns, repeated for its copies; default: the setting `upstream`",
     )
     parser.add_argument(
+        "--dashboard-url", default="", help="base URL of the process of the web page; default: none"
+    )
+    parser.add_argument(
         "--worker",
         type=int,
         default=1,
@@ -88,7 +92,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     allow_connections()
     map_large_blocks()
-    return serve(settings, listener, backend, key, is_local=is_local, worker=arguments.worker)
+    return serve(
+        settings,
+        listener,
+        backend,
+        key,
+        is_local=is_local,
+        worker=arguments.worker,
+        dashboard_url=arguments.dashboard_url,
+    )
 
 
 def allow_connections() -> None:
@@ -113,6 +125,7 @@ def serve(
     *,
     is_local: bool,
     worker: int = 1,
+    dashboard_url: str = "",
 ) -> int:
     """Serve on a bound socket and return the exit code."""
     crashed = False
@@ -134,9 +147,11 @@ def serve(
         native_apis=settings.native_apis,
         origins=CorsPolicy(settings.cors_origins),
         journal=JournalWriter(settings.journal_folder, gateway_name(worker), sync=settings.sync),
+        is_on_loopback=settings.is_loopback,
         accepts_any_model={"on": True, "off": False, "auto": None}[settings.accept_any_model],
         name=gateway_name(worker),
         locks=VersionLocks(settings.version_locks_folder) if settings.workers > 1 else None,
+        pages=HttpBackend(dashboard_url, speaks_vllm=False) if dashboard_url else None,
         on_crash=crash,
     )
     config = uvicorn.Config(

@@ -14,7 +14,6 @@ import logging
 import os
 import posixpath
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -47,17 +46,20 @@ from proxy.endpoints import (
     FEEDBACK,
     FORWARDED_PREFIX,
     HEALTH,
+    HEALTH_DETAIL,
     MESSAGES,
     MODEL,
     MODELS,
     RESPONSE,
     RESPONSES,
+    ROOT,
     STATUS,
     find_endpoint,
     is_messages_path,
 )
 from proxy.feedback import FeedbackBody, parse_feedback
 from proxy.heap import trim_heap
+from proxy.pages import DASHBOARD, is_page_path, wants_page
 from proxy.relay import BACKEND_WAIT_S, JOURNAL_WAIT_S, ChatRelay, Counters, PassThrough
 from proxy.store_state import add_up, describe_store
 from proxy.version_locks import VersionLocks
@@ -66,10 +68,12 @@ from serving.vllm.gpu_sharing import GpuSharingBackend
 from store.catch_up import SILENT_S, read_recorder_state, wait_recorded
 from store.errors import RecordError, RecordUnavailable, WireError
 from store.hashing import digest
+from store.hosts import is_local_host
 from store.journal import EntryKind, JournalWriter, Lag
 from store.record import Record
 from store.record_handle import RecordHandle
-from store.values import BASE_VERSION, AdapterState, Feedback, Heartbeat, Json, adapter_name
+from store.values import BASE_VERSION, AdapterState, Feedback, Heartbeat, Json, adapter_name, new_feedback_id
+from store.version import VERSION
 from wire.error_codes import rewrite_error
 from wire.headers import Headers, content_length, get_header
 from wire.messages_api.reply import translate_error
@@ -80,6 +84,8 @@ log = logging.getLogger(__name__)
 #: Paths that administer the backend: clients must not load code or weights.
 _FORBIDDEN = ("load_lora_adapter", "unload_lora_adapter")
 
+#: The web page checks who asks, so it gets the credentials.
+_PAGE_PRINCIPAL = Principal(key_name="", client="", passes_credentials=True, is_owner=True)
 _HEARTBEAT_S = 1.0
 _STATUS_TIMEOUT_S, _STATUS_WAIT_S = 3.0, 1.0
 #: Feedback can arrive before the turn of another gateway is recorded: longest wait for it.
@@ -104,6 +110,7 @@ class Proxy:
         passes_credentials: forward clients' own credentials to the backend; Patina's key then comes as `x-patina-key`.
         native_apis: the backend serves the Responses and Messages APIs itself: their requests are forwarded and not recorded.
         origins: web pages that may call the proxy; default: none.
+        is_on_loopback: only this machine reaches it: without a key, a request must name this machine.
         accepts_any_model: the policy answers for unknown model names; None: where it is the only one.
         name: of this process, one of several gateways on one port.
         locks: on adapter versions, shared with the other gateways.
@@ -124,16 +131,22 @@ class Proxy:
         passes_credentials: bool = False,
         native_apis: bool = False,
         origins: CorsPolicy | None = None,
+        is_on_loopback: bool = False,
         accepts_any_model: bool | None = False,
         name: str = "proxy",
         locks: VersionLocks | None = None,
+        pages: BackendClient | None = None,
         on_crash: Callable[[], None] = lambda: None,
     ) -> None:
+        self._page_client = pages
         self._backend = backend
         self._policy = policy
         self._name = name
         self._keys = keys
         self._allows_anonymous = not keys if isinstance(keys, str) else keys.is_open
+        self._checks_host = (
+            is_on_loopback and self._allows_anonymous
+        )  # with a key, a rebound name is of no use
         self._passes_credentials = passes_credentials
         self._origins = origins or CorsPolicy()
         self._on_crash = on_crash
@@ -157,6 +170,7 @@ class Proxy:
             else UpstreamAlias(backend, policy)
         )
         self._is_local = is_local
+        self._pages = None if pages is None else PassThrough(pages, Counters(), self._alias)
         self._pass_through = PassThrough(backend, self._counters, self._alias)
         self._chat = ChatRelay(
             backend,
@@ -210,6 +224,8 @@ class Proxy:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._backend.close()
+        if self._page_client is not None:
+            await self._page_client.close()
         await self._record.close()
 
     @property
@@ -279,15 +295,49 @@ class Proxy:
     # ---- routing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; one that the end of this process cuts before its response began gets a 503."""
+        has_started = False
+
+        async def noting(message: Message) -> None:
+            nonlocal has_started
+            has_started = has_started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._serve(scope, receive, noting)
+        except asyncio.CancelledError:
+            if has_started or scope["type"] != "http":
+                raise
+            await send_error(
+                send,
+                503,
+                "Patina is stopping. Retry the request.",
+                kind="server_error",
+                code="stopping",
+                headers=[(b"retry-after", b"5"), (b"connection", b"close")],
+            )
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
             return
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1003})
             return
+        if self._checks_host and not is_local_host(get_header(scope["headers"], b"host")):
+            message = "Without a key this server answers to names of this machine only: call it as 127.0.0.1 or localhost."
+            await send_error(send, 403, message, code="host_not_allowed")
+            return
         path: str = scope["path"]
         if path == HEALTH.path:
             await self._health(send)
+            return
+        if path == ROOT.path or path.removeprefix("/v1") == HEALTH_DETAIL.path:
+            await (self._root(scope, send) if path == ROOT.path else self._health_detail(send))
+            return
+        if self._pages is not None and is_page_path(path):
+            # The page has a sign-in of its own.
+            await self._pages(scope, receive, send, path=_target_of(scope), principal=_PAGE_PRINCIPAL)
             return
         session, target = _session_of((scope.get("raw_path") or path.encode()).decode("latin-1"))
         if session is not None:
@@ -393,6 +443,34 @@ class Proxy:
         await send({"type": "lifespan.shutdown.complete"})
 
     # ---- own endpoints
+
+    async def _root(self, scope: Scope, send: Send) -> None:
+        if self._pages is not None and wants_page(get_header(scope["headers"], b"accept")):
+            await send_head(send, 303, [(b"location", DASHBOARD.encode()), (b"content-length", b"0")])
+            await send_body(send, b"")
+        else:
+            await send_json(send, 200, {"name": "patina", "version": VERSION})
+
+    async def _health_detail(self, send: Send) -> None:
+        """Answer whether backend, record and trainer work. The status code is 200 in either case, as users of CLaaS expect."""
+        problems = [] if self._alias.state()["ready"] else ["the backend does not answer"]
+        state, error = "unknown", None
+        try:
+            async with asyncio.timeout(_STATUS_TIMEOUT_S):
+                record = await self._record.get()
+                beat, supervisor = await record.beat_of("trainer"), await record.beat_of("supervisor")
+        except (RecordError, TimeoutError) as exc:
+            problems.append(str(exc) or "the record does not answer")
+        else:
+            if beat is None or (supervisor is not None and "trainer" not in supervisor.detail):
+                state = "none"  # a backend that only serves
+            elif time.time() - beat.at > SILENT_S:
+                state, error = "stopped", "the trainer sends no heartbeat"
+                problems.append(error)
+            else:
+                state, error = beat.state, beat.detail.get("last_error")
+        worker = {"status": state, "error": error or "; ".join(problems) or None}
+        await send_json(send, 200, {"status": "degraded" if problems else "healthy", "worker": worker})
 
     async def _health(self, send: Send) -> None:
         backend = self._alias.state()
@@ -566,7 +644,7 @@ class Proxy:
             return "duplicate"
         self._feedback_keys[key] = None
         feedback = Feedback(
-            feedback_id=f"feedback_{uuid.uuid4().hex}",
+            feedback_id=new_feedback_id(),
             turn_id=turn_id,
             score=body.score,
             text=body.text,
@@ -583,6 +661,13 @@ class Proxy:
         while len(self._feedback_keys) > _MAX_FEEDBACK_KEYS:
             del self._feedback_keys[next(iter(self._feedback_keys))]
         return "recorded"
+
+
+def _target_of(scope: Scope) -> str:
+    """Return path and query, percent-encoded as the client sent them."""
+    raw = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+    query: bytes = scope.get("query_string") or b""
+    return f"{raw}?{query.decode('latin-1')}" if query else raw
 
 
 def _session_of(raw: str) -> tuple[str | None, str]:

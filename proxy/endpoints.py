@@ -39,6 +39,18 @@ HEALTH = Endpoint(
     summary="whether the proxy runs, the live version, and whether the record is available",
     needs_key=False,
 )
+HEALTH_DETAIL = Endpoint(
+    method="GET",
+    path="/health",
+    summary="whether backend, record and trainer work together: status healthy or degraded (also `/v1/health`)",
+    needs_key=False,
+)
+ROOT = Endpoint(
+    method="GET",
+    path="/",
+    summary="name and version; a browser is led to the web page at `/dashboard`",
+    needs_key=False,
+)
 CHAT = Endpoint(
     method="POST",
     path="/v1/chat/completions",
@@ -107,6 +119,8 @@ ENDPOINTS = (
     COUNT,
     COMPLETIONS,
     HEALTH,
+    HEALTH_DETAIL,
+    ROOT,
     STATUS,
     FEEDBACK,
     MODELS,

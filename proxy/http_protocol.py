@@ -25,6 +25,7 @@ BODY_WINDOW_S = 60.0
 BODY_MIN_BYTES = 1024
 
 _REASONS = {
+    400: b"Bad Request",
     405: b"Method Not Allowed",
     408: b"Request Timeout",
     431: b"Request Header Fields Too Large",
@@ -194,6 +195,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._refuse(408, "The request's body took too long.", "request_timeout")
 
     # ---- refusals
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what the parser cannot read; uvicorn's own response is plain text."""
+        self._refuse(400, f"{msg} This port speaks HTTP/1.1 without TLS.", "invalid_http")
 
     def _refuse_head(self) -> None:
         limit = f"{MAX_HEAD_BYTES >> 10} KB or {MAX_FIELDS} fields"

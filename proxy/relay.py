@@ -54,6 +54,7 @@ from store.errors import (
     WireError,
 )
 from store.journal import EntryKind, JournalWriter
+from store.keys import DEFAULT
 from store.lifecycle import DropReason
 from store.values import Json
 from wire.api_translation import ApiRequest
@@ -103,6 +104,7 @@ _MAX_ATTEMPTS = 3
 _CONTENT_LENGTH = frozenset({b"content-length"})
 #: Fields that are replaced: additions change the length, and the proxy must be able to decode the reply.
 _REPLACED = frozenset({b"content-length", b"accept-encoding"})
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 #: Statuses with which backends refuse an unknown field.
 _FIELD_REFUSALS = frozenset({400, 422})
 #: Statuses that count as a refusal of a field when the error names the field.
@@ -286,6 +288,13 @@ class PassThrough:
             data = body if body is not None or not has_body else stream_body(receive, consumed)
             reply = await self._backend.open(scope["method"], path, forwarded, data)
             try:
+                if self._alias.can_wait and reply.status in _REDIRECTS:
+                    # It names the address of a backend of ours, and an SDK would follow it there.
+                    started = True
+                    await send_error(
+                        send, 404, f"There is no {path.partition('?')[0]} here.", code="not_found"
+                    )
+                    return
                 await send_head(send, reply.status, forward_response_headers(reply.headers))
                 started = True
                 async for chunk in reply.chunks():
@@ -1054,10 +1063,21 @@ def _request_options(
 ) -> RequestOptions:
     if api is None:
         options = parse_request_options(headers, chat.body, session)
+        options = replace(options, session=_session_id(principal.key_name, options.session))
     else:
         options = parse_request_options(headers, api.option_fields, api.session or session)
         options = replace(options, continues=api.continues)
     return options if principal.trains else replace(options, is_opted_out=True)
+
+
+def _session_id(key_name: str, session: str | None) -> str | None:
+    """Return a session's id for the name that a client gave it: sessions of different keys never share one.
+
+    Names of keys hold no colon. Sessions of the first key keep their name where it holds none either.
+    """
+    if session is None or (key_name == DEFAULT and ":" not in session):
+        return session
+    return f"{key_name}:{session}"
 
 
 def _build_upstream_error(error: UpstreamError) -> tuple[int, bytes]:

@@ -27,6 +27,7 @@ from store.settings import Settings
 #: Longest wait for another process's write; after that the write counts as failed in `status` and is repeated.
 _BUSY_S = 1.0
 _STOP_S = 5.0
+_ONCE_S = 600.0
 #: On a busy machine replies come before rows.
 _NICE = 5
 
@@ -40,6 +41,9 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m recorder", description="Reads the journal, links and classifies, writes the record."
     )
     parser.add_argument("--settings", type=Path, required=True, help="settings file written by run.py")
+    parser.add_argument(
+        "--once", action="store_true", help="record what is in the journal, remove what is recorded, and exit"
+    )
     return parser
 
 
@@ -115,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 settings.journal_folder,
                 lambda: Record.open(settings.database_url, busy_timeout_s=_BUSY_S),
             )
-            asyncio.run(_serve(worker))
+            asyncio.run(worker.stop(_ONCE_S) if arguments.once else _serve(worker))
     except (ConfigError, RecordError) as exc:
         print(f"recorder: {exc}", file=sys.stderr)
         return 2

@@ -33,6 +33,10 @@ Message = Mapping[str, Any]
 
 #: Characters at a text's beginning and end in which words are evidence, and the length up to which a system prompt is a short one.
 _HEAD_CHARS, _TAIL_CHARS, _SHORT_SYSTEM_CHARS = 700, 300, 4000
+#: Sum from which a turn is a side turn. Above zero, because a person's turn that counts as one is lost, and a side turn that nothing follows is not.
+SIDE_FROM = 0.1
+#: A token limit up to this is low.
+MANY_TOKENS = 64
 #: Characters of a text's beginning and end that are searched for dialogues and forms.
 _FORM_CHARS = 3000
 #: Characters of a text's beginning and end from which client context is removed.
@@ -68,7 +72,7 @@ STRUCTURE: Mapping[str, tuple[str, str]] = {
     "bias": ("", "any request"),
     "opening": ("", "the history contains no reply"),
     "one_message": ("", "the request is one user message"),
-    "tools_offered": ("", "several tools are offered"),
+    "tools_offered": ("", "tools are offered"),
     "tools_used": ("", "the history contains tool calls"),
     "tool_results": ("", "the newest message is a tool's result"),
     "long_system": ("", "a long system prompt"),
@@ -108,18 +112,18 @@ STRUCTURE: Mapping[str, tuple[str, str]] = {
     "extends_side": ("", "the request continues a recorded side turn"),
     "new_system": ("text_function", "the history is a recorded one, the system prompt is another"),
     "fewer_tools": ("text_function", "the history is a recorded one, its tools are not offered any more"),
+    "known_system": ("", "people continue conversations under this system prompt, so that its words are no evidence"),
+    "beside_main": ("text_function", "the same text was sent at the same time without this schema or token limit"),
     "template": ("text_function", "its long literal beginning stood before other texts of this client, never continued"),
+    "tools_followed": ("", "a later request brought the results of tools that it called"),
     "continued": ("", "a later request continued it with a person's new words"),
 }  # fmt: skip
 
-#: Evidence that only linking finds; it decides alone (`recorder.linking`).
-_LINKED: Mapping[str, str] = {
-    "conversation": "no evidence of a side turn outweighs the rest",
+#: Evidence that only linking finds; it decides alone (`recorder.linking`), and no later message outweighs it.
+LINKED: Mapping[str, str] = {
     "guardrail": "checks a message instead of answering it",
     "agent_to_agent": "sent by another agent, not by the user",
     "silent_reply": "the reply is a token that only a program reads",
-    "works_on_recorded_exchange": "it quotes a recorded question with its answer and does not wait for the next line",
-    "side_tool_results": "only tool results follow a side turn",
     "subagent": "the work of an agent's sub-agent",
     "client_header": "the client named the kind (X-Turn-Type)",
 }
@@ -129,12 +133,17 @@ MEANINGS: Mapping[str, str] = {
     **{f"{place}_{p.code}": f"{name} {p.meaning}" for place, name in (("ask", "the newest text:"), ("role", "the system prompt:")) for p in (*TOPICS, *MACHINES, *FORMS)},
     **{p.topic: p.meaning for p in (*TOPICS, *MACHINES) if p.topic},
     **{topic: meaning for topic, meaning in STRUCTURE.values() if topic},
-    **_LINKED,
+    **LINKED,
+    "conversation": "no evidence of a side turn outweighs the rest",
+    "works_on_recorded_exchange": "it quotes a recorded question with its answer and does not wait for the next line",
+    "side_tool_results": "only tool results follow a side turn",
 }  # fmt: skip
 _TOPIC_OF: Mapping[str, str] = {
-    **{code: topic for code, (topic, _) in STRUCTURE.items()},
     **{f"{place}_{p.code}": p.topic for place in ("ask", "role") for p in (*TOPICS, *MACHINES)},
+    **{code: topic for code, (topic, _) in STRUCTURE.items() if topic},
 }
+#: Topics from the most specific one on.
+_TOPIC_ORDER = {topic: i for i, topic in enumerate(dict.fromkeys(_TOPIC_OF.values()))}
 _TOPIC_CODES = frozenset(p.code for p in TOPICS)
 
 _FORM_TOPICS = frozenset({"text_function", "quoted_conversation", "structured_one_off", "judge"})
@@ -193,17 +202,28 @@ def classify_request(
 
 def weigh(codes: Iterable[str], weights: Mapping[str, float] = WEIGHTS) -> Classification:
     """Return the classification that evidence codes amount to."""
+    found = dict.fromkeys(codes)
+    if "known_system" in found or "same_system" in found:
+        found = {code: None for code in found if not code.startswith("role_")}
     evidence = sorted(
-        (Evidence(code=code, weight=weights[code]) for code in dict.fromkeys(codes) if weights.get(code)),
+        (Evidence(code=code, weight=weights[code]) for code in found if weights.get(code)),
         key=lambda e: -abs(e.weight),
     )
-    if sum(e.weight for e in evidence) <= 0:
+    if sum(e.weight for e in evidence) <= SIDE_FROM:
         return Classification(kind=TurnKind.MAIN, reason="conversation", evidence=tuple(evidence))
     # A named topic says more than a form; among topics the strongest evidence counts.
-    found = [(_TOPIC_OF.get(e.code, ""), e) for e in evidence if e.weight > 0]
-    found.sort(key=lambda pair: (pair[0] in _FORM_TOPICS, -pair[1].weight))
-    reason = next((topic for topic, _ in found if topic), "text_function")
+    topics = [(_TOPIC_OF.get(e.code, ""), e) for e in evidence if e.weight > 0]
+    topics.sort(key=_rank_topic)
+    reason = next((topic for topic, _ in topics if topic), "text_function")
     return Classification(kind=TurnKind.SIDE, reason=reason, evidence=tuple(evidence))
+
+
+def _rank_topic(found: tuple[str, Evidence]) -> tuple[bool, float, int]:
+    """Return the place of a topic among those found: topics before forms, the stronger and then the more specific one first."""
+    topic, evidence = found
+    if topic in _FORM_TOPICS:
+        return True, -evidence.weight + (0.3 if topic == "text_function" else 0.0), 0
+    return False, -round(evidence.weight), _TOPIC_ORDER.get(topic, 0)
 
 
 def reconsider(found: Classification, *codes: str, weights: Mapping[str, float] = WEIGHTS) -> Classification:
@@ -246,18 +266,20 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
     codes += _form_codes(words, texts, role, system, is_opening=not answered)
     limit = request.get("max_completion_tokens") or request.get("max_tokens")
     tools = request.get("tools")
+    is_one_tool = not answered and isinstance(tools, list) and len(tools) == 1
+    is_forced = is_one_tool and bool(role or system) and bool(_CALL.search(system[:_HEAD_CHARS]))
     checks = {
         "opening": not answered,
         "one_message": len(messages) == 1,
-        "tools_offered": isinstance(tools, list) and len(tools) > 1,
+        "tools_offered": isinstance(tools, list) and bool(tools) and not is_forced,
         "tools_used": any(m.get("role") == "tool" or m.get("tool_calls") for m in messages[-12:]),
         "tool_results": bool(messages) and messages[-1].get("role") in ("tool", "function"),
         "long_system": len(system) > _SHORT_SYSTEM_CHARS,
         "structured": is_structured(request),
         "structured_opening": is_structured(request) and not answered,
-        "forced_tool": not answered and isinstance(tools, list) and len(tools) == 1 and bool(role or system) and bool(_CALL.search(system[:_HEAD_CHARS])),
+        "forced_tool": is_forced,
         "probe": not answered and isinstance(limit, int) and (limit == 1 or (limit <= 5 and bool(_GREETING.match(words)))),
-        "few_tokens": isinstance(limit, int) and limit <= 64 and ("form" in ask or bool(role)),
+        "few_tokens": isinstance(limit, int) and limit <= MANY_TOKENS and ("form" in ask or bool(role)),
         "temperature_0": not answered and request.get("temperature") == 0,
         "closing_instruction": bool(trailing) and not _is_output(messages, answered),
         "machine_event": bool(texts) and is_machine_event(texts[-1]),

@@ -35,6 +35,7 @@ from recorder.text_overlap import MATCH_SHARE, Quote, last_utterance, newest_use
 from store.hashing import digest
 from store.texts import content_text
 from store.values import Relation, Tip, TurnKind
+from wire.user_text import next_state_text
 
 #: A prompt with its reply, a reply alone, or an opening shorter than this (canonical characters) is too common to identify a conversation.
 MIN_EXCHANGE_CHARS = 40
@@ -68,6 +69,8 @@ class LinkReason(StrEnum):
     QUOTED_PROMPT = "quoted_prompt"
     QUOTED_BY_SIDE_TURN = "quoted_by_side_turn"
     LEARNED_IDENTIFIER = "learned_identifier"
+    DROPPED_REPLY = "dropped_reply"
+    CORRECTED = "corrected"
     EDITED_OPENING = "edited_opening"
     EDITED_AFTER_SUMMARY = "edited_after_summary"
     NO_RECORDED_PREFIX = "no_recorded_prefix"
@@ -93,6 +96,8 @@ CONFIDENCE: Mapping[LinkReason, float] = {
     LinkReason.QUOTED_PROMPT: 0.6,
     LinkReason.QUOTED_BY_SIDE_TURN: 0.8,
     LinkReason.LEARNED_IDENTIFIER: 0.8,
+    LinkReason.DROPPED_REPLY: 0.8,
+    LinkReason.CORRECTED: 1.0,
     LinkReason.EDITED_OPENING: 0.6,
     LinkReason.EDITED_AFTER_SUMMARY: 0.6,
     LinkReason.NO_RECORDED_PREFIX: 0.5,
@@ -118,6 +123,8 @@ LINK_MEANINGS: Mapping[str, str] = {
     LinkReason.QUOTED_PROMPT: "quotes a recorded prompt",
     LinkReason.LEARNED_IDENTIFIER: "a field of the request names the conversation, as its client was seen to use it",
     LinkReason.QUOTED_BY_SIDE_TURN: "an earlier side turn quotes this opening",
+    LinkReason.CORRECTED: "what followed showed where it belongs",
+    LinkReason.DROPPED_REPLY: "the request repeats a recorded prompt without its reply and goes on",
     LinkReason.EDITED_OPENING: "the first message of a recorded conversation was edited",
     LinkReason.EDITED_AFTER_SUMMARY: "the first message after a recorded summary was edited",
     LinkReason.NO_RECORDED_PREFIX: "no recorded turn is a prefix of the history",
@@ -151,6 +158,7 @@ class LinkCandidates:
         quotes: turns quoted in a fresh request, or in what precedes a history.
         echoes: turns whose exchange the history contains with other text around it, and the number of its run.
         orphans: side turns that quote this opening and have no conversation yet, oldest first.
+        unanswered: recorded main turns whose prompt this request extends without their reply, and where that prompt ends; longest first.
         identified: newest main turn of the conversation that a learned identifier names.
         echoed_answer: the turn whose reply is this request's user message.
         inspected: turns that this request reads under another system prompt, to fill in a form.
@@ -172,6 +180,7 @@ class LinkCandidates:
     quotes: Sequence[Quote] = ()
     echoes: Sequence[tuple[Quote, int]] = ()
     orphans: Sequence[Orphan] = ()
+    unanswered: Sequence[tuple[Tip, int]] = ()
     identified: Tip | None = None
     echoed_answer: Quote | None = None
     inspected: Collection[str] = ()
@@ -300,19 +309,12 @@ def _decide(
     if kind is TurnKind.MAIN and parent is not None and parent.kind is TurnKind.SIDE:
         parent, run = _skip_side_turns(history, candidates, parent, run, tips)
     altered = _find_altered_reply(history, candidates, run)
-    repeated = _find_repeated(history, candidates, parent)
-    if repeated is not None and kind is TurnKind.MAIN and history.is_opening and not candidates.is_sample:
-        # The same opening from another client, or much later, is another conversation.
-        repeated = repeated if repeated.turn_id in candidates.asked_again else None
-    if repeated is not None and kind is TurnKind.MAIN and not _is_asked_again(repeated, candidates):
-        return _edit_link(repeated, kind, LinkReason.SAME_PROMPT)
-    if repeated is not None:
-        # Identical conversations have identical side requests: a request that quotes one session is not a retry in another.
-        about = _quote_link(history, candidates, kind) if history.is_opening else None
-        if about is not None and about.session_id != repeated.session_id:
-            return about
-        if about is not None or kind is TurnKind.MAIN or not history.is_opening:
-            return _retry_link(repeated, kind if about is None else about.kind)
+    again = _repeated_link(history, candidates, kind, parent)
+    if again is not None:
+        return again
+    rejected = _rejected_reply(history, candidates, kind, parent)
+    if rejected is not None:
+        return rejected
     if parent is not None and altered is None:
         # The history behind the parent may have been rewritten (old tool results cleared): a later exchange of the same session wins.
         later = _find_exchange(history, candidates, parent.session_id) if run is not None else None
@@ -343,6 +345,46 @@ def _decide(
     )
 
 
+def _repeated_link(
+    history: History, candidates: LinkCandidates, kind: TurnKind, parent: Tip | None
+) -> Link | None:
+    """Return the link of a request that repeats a recorded prompt: a person asks again, a program samples, or another side request begins alike."""
+    repeated = _find_repeated(history, candidates, parent)
+    if repeated is not None and kind is TurnKind.MAIN and history.is_opening and not candidates.is_sample:
+        # The same opening from another client, or much later, is another conversation.
+        repeated = repeated if repeated.turn_id in candidates.asked_again else None
+    if repeated is not None and kind is TurnKind.MAIN and not _is_asked_again(repeated, candidates):
+        return _link_beside(repeated, kind, LinkReason.SAME_PROMPT)
+    if repeated is not None:
+        # Identical conversations have identical side requests: a request that quotes one session is not a retry in another.
+        about = _quote_link(history, candidates, kind) if history.is_opening else None
+        if about is not None and about.session_id != repeated.session_id:
+            return about
+        if about is not None or kind is TurnKind.MAIN or not history.is_opening:
+            return _link_beside(
+                repeated, kind if about is None else about.kind, LinkReason.SAME_PROMPT, Relation.RETRY
+            )
+    return None
+
+
+def _rejected_reply(
+    history: History, candidates: LinkCandidates, kind: TurnKind, parent: Tip | None
+) -> Link | None:
+    """Return a link to a recorded prompt that the request extends without its reply: a framework rejected it, or a person went on without it."""
+    if kind is TurnKind.SIDE:
+        return None
+    reason = LinkReason.DROPPED_REPLY
+    for tip, end in candidates.unanswered:
+        if parent is not None and tip.parent_turn_id != parent.turn_id:
+            continue
+        spoken = next_state_text(history.messages_after(end))
+        if spoken is not None and spoken[0] in ("validator", "framework"):
+            found = _continuation_link(history, tip, None, kind, reason)
+            return replace(found, messages_after=history.messages_after(end), answered_turn_id=tip.turn_id)
+        return _link_beside(tip, kind, reason) if parent is None else None
+    return None
+
+
 def _identified_link(history: History, candidates: LinkCandidates, kind: TurnKind) -> Link | None:
     """Return the continuation of the conversation that a learned identifier names, where the history shows none."""
     if kind is TurnKind.SIDE or candidates.identified is None:
@@ -367,17 +409,17 @@ def _reopened_link(history: History, candidates: LinkCandidates, kind: TurnKind)
         return None
     if candidates.requests.get(history.request_key):
         return None  # the same opening exists: this is another conversation
-    return _edit_link(candidates.openings[0], kind, LinkReason.EDITED_OPENING)
+    return _link_beside(candidates.openings[0], kind, LinkReason.EDITED_OPENING)
 
 
-def _edit_link(edited: Tip, kind: TurnKind, reason: LinkReason) -> Link:
-    """Return a link beside ``edited``, which the request edits or samples again; it answers nothing."""
+def _link_beside(tip: Tip, kind: TurnKind, reason: LinkReason, relation: Relation = Relation.BRANCH) -> Link:
+    """Return a link beside a turn, which the request edits, samples or asks again; it answers nothing."""
     return Link(
-        relation=Relation.BRANCH,
+        relation=relation,
         kind=kind,
-        session_id=edited.session_id,
-        parent_turn_id=edited.parent_turn_id,
-        turn_index=edited.turn_index,
+        session_id=tip.session_id,
+        parent_turn_id=tip.parent_turn_id,
+        turn_index=tip.turn_index,
         answered_turn_id=None,
         messages_after=(),
         confidence=CONFIDENCE[reason],
@@ -408,11 +450,7 @@ def _first_link(history: History, candidates: LinkCandidates, kind: TurnKind) ->
 
 def _is_echoed_answer(echo: Quote | None, parent: Tip | None) -> bool:
     """Whether another agent's reply is the user message: not the reply that this history itself continues."""
-    return (
-        echo is not None
-        and echo.size >= MIN_ECHO_CHARS
-        and (parent is None or echo.tip.turn_id != parent.turn_id)
-    )
+    return echo is not None and (parent is None or echo.tip.turn_id != parent.turn_id)
 
 
 def _quote_link(history: History, candidates: LinkCandidates, kind: TurnKind) -> Link | None:
@@ -424,9 +462,15 @@ def _quote_link(history: History, candidates: LinkCandidates, kind: TurnKind) ->
             last = max(exchanges, key=lambda q: (q.position, q.tip.is_newest, q.tip.created_at))
             return _dialogue_link(history, last.tip)
         summaries = [q for q in distinctive if _is_summary(q) and q.newest]
-        if summaries:
-            last = max(summaries, key=lambda q: q.tip.created_at)
-            return _summary_link(history, candidates, last)
+        summary = max(summaries, key=lambda q: q.tip.created_at) if summaries else None
+        # A summary with a recorded exchange behind it is being updated; a conversation goes on with new words.
+        is_update = (
+            summary is not None
+            and history.is_opening
+            and any(q.position > summary.position for q in exchanges)
+        )
+        if summary is not None and not is_update:
+            return _summary_link(history, candidates, summary)
         if exchanges and history.is_opening:
             return _side_link(
                 _most_quoted(exchanges), LinkReason.QUOTED_EXCHANGE, "works_on_recorded_exchange"
@@ -513,7 +557,7 @@ def _summary_link(history: History, candidates: LinkCandidates, quote: Quote) ->
     if quote.is_left_behind:
         # What followed the summary is gone: the user went back, to an unknown turn.
         reason = LinkReason.EDITED_AFTER_SUMMARY
-        return _edit_link(replace(parent, parent_turn_id=None), TurnKind.MAIN, reason)
+        return _link_beside(replace(parent, parent_turn_id=None), TurnKind.MAIN, reason)
     words = newest_user_text(history.messages)
     if candidates.awaits_next_line:
         words = last_utterance(words)
@@ -765,20 +809,6 @@ def _is_asked_again(repeated: Tip, candidates: LinkCandidates) -> bool:
     return repeated.is_newest and not candidates.is_sample and repeated.turn_id in candidates.asked_again
 
 
-def _retry_link(repeated: Tip, kind: TurnKind) -> Link:
-    return Link(
-        relation=Relation.RETRY,
-        kind=kind,
-        session_id=repeated.session_id,
-        parent_turn_id=repeated.parent_turn_id,
-        turn_index=repeated.turn_index,
-        answered_turn_id=None,
-        messages_after=(),
-        confidence=1.0,
-        reason=LinkReason.SAME_PROMPT,
-    )
-
-
 def _session_link(
     history: History,
     candidates: LinkCandidates,
@@ -792,8 +822,8 @@ def _session_link(
     repeated_tips = [t for t in candidates.requests.get(history.request_key, ()) if t.session_id == session]
     if repeated_tips and (parent is None or not parent.is_newest):
         if kind is TurnKind.MAIN and not _is_asked_again(repeated_tips[0], candidates):
-            return _edit_link(repeated_tips[0], kind, LinkReason.SAME_PROMPT)
-        return _retry_link(repeated_tips[0], kind)
+            return _link_beside(repeated_tips[0], kind, LinkReason.SAME_PROMPT)
+        return _link_beside(repeated_tips[0], kind, LinkReason.SAME_PROMPT, Relation.RETRY)
     if parent is not None:
         return _continuation_link(history, parent, run, kind, LinkReason.NAMED_SESSION, 1.0)
     if tip is not None:

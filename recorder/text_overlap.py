@@ -74,6 +74,11 @@ def edge_lines(text: str) -> tuple[str, ...]:
     return _edges(text.splitlines(), normalise_line)
 
 
+def utterance_lines(text: str) -> tuple[str, ...]:
+    """Return the lines of `edge_lines` without the names in front of them: clients keep what follows "Final Answer:"."""
+    return _edges(text.splitlines(), lambda line: normalise_line(_SPEAKER.sub("", line, count=1) or line))
+
+
 def _edges(lines: Sequence[str], normalise: Callable[[str], str]) -> tuple[str, ...]:
     """Return the normalised edges of lines; lines between the edges are not looked at."""
     first = list(islice(filter(None, map(normalise, lines)), 2 * _EDGE_LINES + 1))
@@ -196,19 +201,26 @@ def flatten_user_text(messages: Iterable[Message]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnLines:
-    """The lines by which one recorded turn is found again."""
+    """The lines by which one recorded turn is found again; ``bare_answer`` without the names in front ("Final Answer:")."""
 
     question: tuple[str, ...]
     answer: tuple[str, ...]
+    bare_answer: tuple[str, ...] = ()
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """Return the lines of the reply in both forms."""
+        return self.answer if self.bare_answer == self.answer else (*self.answer, *self.bare_answer)
 
 
 def read_turn_lines(messages: Sequence[Message], completion: Completion) -> TurnLines:
     """Return the lines of a turn's prompt (the newest user text) and of its reply."""
-    question = _edges(
-        newest_user_text(messages).splitlines(),
-        lambda line: normalise_line(_SPEAKER.sub("", line, count=1) or line),
+    reply = strip_reasoning(completion.text)
+    return TurnLines(
+        question=utterance_lines(newest_user_text(messages)),
+        answer=edge_lines(reply),
+        bare_answer=utterance_lines(reply),
     )
-    return TurnLines(question=question, answer=edge_lines(strip_reasoning(completion.text)))
 
 
 def newest_user_text(messages: Sequence[Message]) -> str:
@@ -277,6 +289,8 @@ def measure_overlap(prompt_lines: PromptLines, trace: TurnLines) -> Overlap:
     """Return which share of a turn's lines a prompt contains."""
     question_share, question_size, question_position = _share(prompt_lines, trace.question)
     answer_share, answer_size, answer_position = _share(prompt_lines, trace.answer)
+    if answer_share < MATCH_SHARE and trace.bare_answer != trace.answer:
+        answer_share, answer_size, answer_position = _share(prompt_lines, trace.bare_answer)
     return Overlap(
         question_share=question_share,
         answer_share=answer_share,

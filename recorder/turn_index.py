@@ -24,11 +24,19 @@ from recorder.canonical import (
     parse_history_from,
     reply_key,
     reply_run_key,
+    unanswered_prompts,
 )
-from recorder.classify import Classification, Evidence, is_silent_reply, is_structured
+from recorder.classify import MANY_TOKENS, Classification, Evidence, is_silent_reply, is_structured
 from recorder.identifiers import LearnedIdentifiers
 from recorder.lazy import LazyMapping, LazySequence
-from recorder.linking import LinkCandidates, LinkReason, Orphan, answer_keys, history_answer_keys
+from recorder.linking import (
+    MIN_ECHO_CHARS,
+    LinkCandidates,
+    LinkReason,
+    Orphan,
+    answer_keys,
+    history_answer_keys,
+)
 from recorder.text_overlap import (
     Overlap,
     PromptLines,
@@ -48,7 +56,17 @@ from recorder.turns import ClassifiedExchange
 from store.hashing import digest
 from store.lifecycle import DropReason
 from store.texts import content_text
-from store.values import Completion, Json, NewTurn, NextState, Relation, Remembered, Tip, TurnKind
+from store.values import (
+    Completion,
+    Json,
+    LinkCorrection,
+    NewTurn,
+    NextState,
+    Relation,
+    Remembered,
+    Tip,
+    TurnKind,
+)
 from wire.user_text import is_tool_output, strip_client_context, strip_reasoning
 
 #: Number of turns that are indexed, and of turns that are read back at the start.
@@ -83,6 +101,8 @@ _OPENING_KEY_CHARS = 24
 _MAX_USERS = 16
 #: Shorter tool arguments are not indexed; longer ones may be another agent's task.
 _MIN_DELEGATED_CHARS = 24
+#: Seconds within which one text is sent twice for two purposes.
+TWIN_S = 60.0
 #: Seconds between a reply's end and the same request again within which a person may have asked again: below it a program samples or polls,
 #: above it a schedule runs.
 ASKED_AGAIN_S = (1.0, 900.0)
@@ -93,6 +113,8 @@ _TEMPLATE_CHARS, _MIN_TEMPLATE_TEXTS = 80, 2
 #: Characters of a system prompt that tell it from another one.
 _SYSTEM_HEAD_CHARS = 120
 _DIGITS = re.compile(r"\d+")
+#: A word that a client puts in front of a session's name, or behind it, for its side turns.
+_AFFIX, _AFFIX_END = re.compile(r"\A[A-Za-z]+[-_:/.]"), re.compile(r"[-_:/.][A-Za-z]+\Z")
 #: A shorter first message is not recognised after an edit.
 _MIN_EDITED_OPENING_CHARS = 40
 
@@ -122,8 +144,10 @@ class _Entry:
     tool_count: int  #: tools offered
     identifiers: tuple[tuple[str, str], ...]  #: fields of its request that may name the conversation
     main_drop_reason: DropReason | None  #: why it would not train as a main turn
-    is_restored: bool  #: read back from the record, without its tokens
+    key_name: str
+    freedom: tuple[bool, bool]  #: of its reply (`_freedom`)
     templates: tuple[str, ...]  #: keys of its literal beginning and end (`_template_keys`)
+    retried: str  #: key of its prompt; of a framework's retry, of the first prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +203,22 @@ class _LazyTips(Mapping[str, "list[Tip]"]):
         ]
 
 
+class _TurnOrder(Mapping[str, int]):
+    """The number of each indexed main turn under its key."""
+
+    def __init__(self, entries: Mapping[str, _Entry]) -> None:
+        self._entries = entries
+
+    def __getitem__(self, turn_id: str) -> int:
+        return self._entries[turn_id].number
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
 class TurnIndex:
     """An index over the newest turns; the oldest are evicted first."""
 
@@ -195,6 +235,9 @@ class TurnIndex:
         self._orphans: OrderedDict[str, _OrphanEntry] = OrderedDict()  # by session, housekeeping first
         self._identifiers = LearnedIdentifiers()
         self._templates: OrderedDict[str, _Template] = OrderedDict()
+        self._known_systems: OrderedDict[tuple[str, str, str], None] = (
+            OrderedDict()
+        )  # root, client, system head
         self._users: defaultdict[str, OrderedDict[str, None]] = defaultdict(
             OrderedDict
         )  # by key: `user`s, newest last
@@ -256,13 +299,10 @@ class TurnIndex:
         if len(opening) >= _MIN_EDITED_OPENING_CHARS:
             keys.append(("opening", f"{history.root}:{normalise_line(opening)[:_OPENING_KEY_CHARS]}"))
         keys += [("order", f"{history.root}:{turn_order[-1]}") for turn_order in delegated_texts]
-        if turn.user is not None:
-            users = self._users[turn.key_name]
-            users[turn.user] = None
-            users.move_to_end(turn.user)
-            if len(users) > _MAX_USERS:
-                users.popitem(last=False)
-        keys += _reply_keys(history, turn)
+        self._note_user(turn.key_name, turn.user)
+        before = self._entries.get(turn.parent_turn_id or "")
+        retried = before.retried if before is not None and turn.relation is Relation.FRAMEWORK_RETRY else None
+        keys += _reply_keys(history, turn, retried)
         is_newest = not self._extended.get(turn.turn_id)
         asked_again, loop = self._earlier_turns(turn, history)
         tip = Tip(
@@ -298,15 +338,17 @@ class TurnIndex:
             system_head=_system_head(history),
             tool_count=_tool_count(turn.request),
             identifiers=identifiers,
-            main_drop_reason=turn.main_drop_reason if isinstance(turn, NewTurn) else None,
-            is_restored=not isinstance(turn, NewTurn),
+            main_drop_reason=turn.main_drop_reason,
+            key_name=turn.key_name,
+            freedom=_freedom(turn.request),
             templates=_template_keys(history, client),
+            retried=retried or turn.request_key,
         )
         self._learn(turn, history, client)
         self._main_counts[turn.key_name] += turn.kind is TurnKind.MAIN
         for kind, key in keys:
             _append(self._index[kind], key, turn.turn_id)
-        for by_root, lines in ((self._questions, trace.question), (self._answers, trace.answer)):
+        for by_root, lines in ((self._questions, trace.question), (self._answers, trace.answers)):
             by_line = by_root[history.root]
             for line in dict.fromkeys(lines):
                 _append(by_line, line, turn.turn_id)
@@ -314,6 +356,14 @@ class TurnIndex:
         if turn.parent_turn_id is not None and is_extension:
             self._extended.setdefault(turn.parent_turn_id, set()).add(turn.turn_id)
             self._set_is_newest(turn.parent_turn_id, is_newest=False)
+
+    def _note_user(self, key_name: str, user: str | None) -> None:
+        if user is not None:
+            users = self._users[key_name]
+            users[user] = None
+            users.move_to_end(user)
+            if len(users) > _MAX_USERS:
+                users.popitem(last=False)
 
     def _earlier_turns(
         self, turn: NewTurn | Remembered, history: History
@@ -369,6 +419,10 @@ class TurnIndex:
                 parent=None if parent is None or was_named else parent.identifiers,
                 was_named=was_named,
             )
+        if _is_continued_by_person(parent, entry, history):
+            self._known_systems[history.root, client, entry.system_head] = None
+            if len(self._known_systems) > self._capacity:
+                self._known_systems.popitem(last=False)
         if turn.kind is TurnKind.MAIN and parent is not None:
             for key in parent.templates:
                 if key in self._templates:
@@ -376,7 +430,8 @@ class TurnIndex:
         for key in entry.templates:
             template = self._templates.setdefault(key, _Template(set()))
             self._templates.move_to_end(key)
-            if len(template.texts) <= _MIN_TEMPLATE_TEXTS:
+            is_fresh = turn.parent_turn_id is None or turn.kind is TurnKind.SIDE
+            if is_fresh and len(template.texts) <= _MIN_TEMPLATE_TEXTS:
                 template.texts.add(history.request_key)
         while len(self._templates) > self._capacity:
             self._templates.popitem(last=False)
@@ -384,40 +439,142 @@ class TurnIndex:
     def record_evidence(self, captured: ClassifiedExchange) -> list[str]:
         """Return the evidence codes for the kind of a request that the recorded turns give (`recorder.classify.STRUCTURE`)."""
         history = captured.history
+        head = _system_head(history)
+        is_known = bool(head) and (history.root, captured.client, head) in self._known_systems
+        codes = ["known_system" if history.is_opening else "same_system"] if is_known else []
+        mine = _freedom(captured.chat.body)
+        if any(mine < twin.freedom for twin in self._twins(captured)):
+            codes.append("beside_main")
         if history.is_opening:
-            known = (self._templates.get(key) for key in _template_keys(history, captured.client))
-            is_template = any(
-                t is not None
-                and not t.is_continued
-                and len(t.texts - {history.request_key}) >= _MIN_TEMPLATE_TEXTS
-                for t in known
+            known = [t for key in _template_keys(history, captured.client) if (t := self._templates.get(key))]
+            is_template = not any(t.is_continued for t in known) and any(
+                len(t.texts - {history.request_key}) >= _MIN_TEMPLATE_TEXTS for t in known
             )
-            return ["template"] if is_template else []
+            return [*codes, "template"] if is_template else codes
         newest = next(run for run in reversed(history.runs) if run.role == "assistant")
         entries = [self._entries[t] for t in self._holders("reply", newest.key)]
         if not entries:
-            return []
+            return codes
         of_main = [e for e in entries if e.tip.kind is TurnKind.MAIN]
-        codes = ["extends_main" if of_main else "extends_side"]
+        codes.append("extends_main" if of_main else "extends_side")
         before = of_main or entries
-        head, tools = _system_head(history), _tool_count(captured.chat.body)
+        tools = _tool_count(captured.chat.body)
         if all(e.system_head != head for e in before):
             codes.append("new_system")
+        elif of_main:
+            codes.append("same_system")
         if all(e.tool_count > 1 and 2 * tools < e.tool_count for e in before):
             codes.append("fewer_tools")
         return codes
 
+    def _twins(self, captured: ClassifiedExchange) -> Iterator[_Entry]:
+        """Yield the turns of the same text that were sent at the same time by the same client under another system prompt."""
+        history = captured.history
+        for turn_id in self._holders("request", history.request_key):
+            entry = self._entries[turn_id]
+            is_beside = abs(captured.created_at - entry.tip.created_at) < TWIN_S
+            if is_beside and entry.client == captured.client and entry.system_key != history.system_key:
+                yield entry
+
+    def lesser_twins(self, captured: ClassifiedExchange) -> list[str]:
+        """Return the main turns that were sent beside this request with a schema or for a few tokens only, while this one is free."""
+        mine = _freedom(captured.chat.body)
+        return [
+            e.tip.turn_id
+            for e in self._twins(captured)
+            if e.tip.kind is TurnKind.MAIN and e.tip.is_newest and e.freedom < mine
+        ]
+
     def continued_side_turns(self, key: str) -> list[str]:
-        """Return the side turns whose prompt and reply have this key, if no main turn has it."""
+        """Return the side turns whose prompt and reply have this key, and those whose tool results it brings, newest first.
+
+        None if a main turn has the key.
+        """
         tips = [self._entries[t].tip for t in self._holders("reply", key)]
         if any(tip.kind is TurnKind.MAIN for tip in tips):
             return []
-        return [tip.turn_id for tip in tips[:1] if not self._entries[tip.turn_id].is_restored]
+        found: list[str] = []
+        entry = self._entries[tips[0].turn_id] if tips else None
+        while entry is not None and entry.tip.kind is TurnKind.SIDE:
+            found.append(entry.tip.turn_id)
+            before = entry.tip.parent_turn_id if entry.side_reason == "side_tool_results" else None
+            entry = self._entries.get(before or "")
+        return found
+
+    def tip_of(self, turn_id: str) -> Tip | None:
+        """Return the tip of an indexed turn."""
+        entry = self._entries.get(turn_id)
+        return None if entry is None else entry.tip
+
+    def request_key_of(self, turn_id: str) -> str:
+        """Return the key of an indexed turn's prompt."""
+        return dict(self._entries[turn_id].keys)["request"]
+
+    def main_turn(self, key: str) -> Tip | None:
+        """Return the newest main turn whose prompt and reply have this key."""
+        tips = (self._entries[t].tip for t in self._holders("reply", key))
+        return next((tip for tip in tips if tip.kind is TurnKind.MAIN), None)
 
     def kind_of(self, turn_id: str) -> tuple[Classification, DropReason | None]:
         """Return an indexed turn's classification, and why it would not train as a main turn."""
         entry = self._entries[turn_id]
         return entry.found, entry.main_drop_reason
+
+    def separate_opening(self, tip: Tip) -> bool:
+        """Whether an opening that waits for its next turn has the same text as another one that went on: a conversation of its own."""
+        entry = self._entries.get(tip.turn_id)
+        if entry is None or tip.parent_turn_id is not None or not self._entries[tip.turn_id].tip.is_newest:
+            return False
+        same = (self._entries[t].tip for t in self._holders("request", self.request_key_of(tip.turn_id)))
+        return any(
+            other.session_id == tip.session_id
+            and other.kind is TurnKind.MAIN
+            and not other.is_newest
+            and other.turn_id.split(".")[0] != tip.turn_id.split(".")[0]
+            for other in same
+        )
+
+    def side_turns_of(self, tip: Tip) -> list[Tip]:
+        """Return the side turns that hang below a turn."""
+        holders = self._holders("side", self._entries[tip.turn_id].session_key)
+        tips = (self._entries[t].tip for t in holders)
+        return [t for t in tips if t.parent_turn_id == tip.turn_id]
+
+    def samples_of(self, tip: Tip) -> list[Tip]:
+        """Return the turns of the same prompt and session that were sent so close to a turn that they are samples beside it."""
+        entry = self._entries[tip.turn_id]
+        same = (self._entries[t] for t in self._holders("request", self.request_key_of(tip.turn_id)))
+        return [
+            e.tip
+            for e in same
+            if e is not entry
+            and e.session_key == entry.session_key
+            and e.tip.is_newest
+            and e.tip.created_at - entry.finished_at < ASKED_AGAIN_S[0]
+            and entry.tip.created_at - e.finished_at < ASKED_AGAIN_S[0]
+        ]
+
+    def relink(self, found: LinkCorrection) -> None:
+        """Move an indexed turn."""
+        entry = self._entries[found.turn_id]
+        index = "session" if entry.tip.kind is TurnKind.MAIN else "side"
+        old, new = entry.session_key, f"{entry.key_name}:{found.session_id}"
+        entry.tip = replace(
+            entry.tip,
+            session_id=found.session_id,
+            parent_turn_id=found.parent_turn_id,
+            turn_index=found.turn_index,
+        )
+        if old != new:
+            _remove(self._index[index], old, found.turn_id)
+            entry.session_key = new
+            entry.keys = tuple(
+                (kind, new) if (kind, key) == (index, old) else (kind, key) for kind, key in entry.keys
+            )
+            self._insert_in_order(index, new, found.turn_id)
+        if entry.tip.kind is TurnKind.MAIN and found.parent_turn_id is not None:
+            self._extended.setdefault(found.parent_turn_id, set()).add(found.turn_id)
+            self._set_is_newest(found.parent_turn_id, is_newest=False)
 
     def correct(self, turn_id: str, found: Classification) -> None:
         """Change the kind of an indexed turn."""
@@ -429,11 +586,12 @@ class TurnIndex:
         session = entry.session_key
         old, new = ("session", "side") if found.kind is TurnKind.SIDE else ("side", "session")
         entry.keys = tuple((new, key) if kind == old else (kind, key) for kind, key in entry.keys)
-        self._index[old][session].remove(turn_id)
-        if not self._index[old][session]:
-            del self._index[old][session]
-        holders = self._index[new].setdefault(session, [])
-        created = entry.tip.created_at
+        _remove(self._index[old], session, turn_id)
+        self._insert_in_order(new, session, turn_id)
+
+    def _insert_in_order(self, index: str, key: str, turn_id: str) -> None:
+        holders = self._index[index].setdefault(key, [])
+        created = self._entries[turn_id].tip.created_at
         later = next(
             (i for i, t in enumerate(holders) if self._entries[t].tip.created_at > created), len(holders)
         )
@@ -487,7 +645,7 @@ class TurnIndex:
             _remove(self._index[kind], key, turn_id)
         for by_root, lines in (
             (self._questions, entry.trace.question),
-            (self._answers, entry.trace.answer),
+            (self._answers, entry.trace.answers),
         ):
             by_line = by_root[entry.root]
             for line in dict.fromkeys(lines):
@@ -567,6 +725,17 @@ class TurnIndex:
         """Return the newest main turn of a session."""
         return self._newest_main(f"{key_name}:{session}")
 
+    def base_session(self, key_name: str, session: str) -> str:
+        """Return the known session whose name a side turn's session extends ("title-<session>"), or ``session``."""
+        index = self._index["session"]
+        if f"{key_name}:{session}" not in index:
+            parts = (
+                _AFFIX.sub("", session, count=1),
+                session[: -len(found[0])] if (found := _AFFIX_END.search(session)) else "",
+            )
+            return next((part for part in parts if part and f"{key_name}:{part}" in index), session)
+        return session
+
     def _newest_main(self, session_key: str) -> Tip | None:
         holders = self._index["session"].get(session_key)
         return self._entries[holders[-1]].tip if holders else None
@@ -598,15 +767,14 @@ class TurnIndex:
             is_sample=self.is_sample(captured, repeated),
             asked_again=self.asked_again(captured, repeated) if repeated else (),
             same_system_prompt=self.same_system_prompt(history, rivals) if rivals else (),
-            turn_order={
-                t.turn_id: self._entries[t.turn_id].number for t in rivals if t.turn_id in self._entries
-            },
+            turn_order=_TurnOrder(self._entries),
             openings=LazySequence(lambda: self._edited_openings(history) if history.is_opening else ()),
             quotes=()
             if is_exact
             else LazySequence(lambda: self._find_quotes(captured, quotable, other_histories)),
             echoes=() if is_exact else LazySequence(lambda: self.echoes(history)),
             orphans=LazySequence(lambda: self.orphans(captured)),
+            unanswered=LazySequence(lambda: self._unanswered(history)),
             identified=self._identified(captured),
             echoed_answer=self.echoed_answer(captured),
             inspected=self._inspected(captured, replies),
@@ -616,6 +784,14 @@ class TurnIndex:
             concerns_past_only=captured.kind.reason in _PAST_SIDE_REASONS,
             is_delegated=not is_exact and history.is_opening and self._is_delegated(history),
         )
+
+    def _unanswered(self, history: History) -> Iterator[tuple[Tip, int]]:
+        """Yield the newest recorded main turns whose prompt the history extends without their reply, longest first."""
+        for key, end in unanswered_prompts(history):
+            for turn_id in self._holders("request", key):
+                tip = self._entries[turn_id].tip
+                if tip.kind is TurnKind.MAIN and tip.is_newest:
+                    yield tip, end
 
     def _identified(self, captured: ClassifiedExchange) -> Tip | None:
         """Return the newest main turn of the conversation that a learned identifier of the request names."""
@@ -728,7 +904,8 @@ class TurnIndex:
         self, captured: ClassifiedExchange, quotable: Sequence[Message], other_histories: Sequence[History]
     ) -> list[Quote]:
         history = captured.history
-        prompt_lines = read_prompt_lines(quotable, with_system=not history.is_opening)
+        is_side = captured.kind.kind is TurnKind.SIDE
+        prompt_lines = read_prompt_lines(quotable, with_system=is_side or not history.is_opening)
         # The question alone makes no main opening a quotation: many begin with the same file or template.
         is_answer_needed = history.is_opening and captured.kind.kind is TurnKind.MAIN
         found = self._measure_quotes(
@@ -845,15 +1022,20 @@ class TurnIndex:
         if newest is None or newest.get("role") != "user":
             return None
         words = edge_lines(content_text(newest.get("content")))
+        size = sum(map(len, words))
         answers = self._answers.get(captured.history.root, {})
         for turn_id in _newest(answers.get(words[-1], ())) if words else ():
             entry = self._entries[turn_id]
-            if entry.trace.answer == words and entry.trace.question != words:
+            if entry.trace.answer != words or entry.trace.question == words:
+                continue
+            # A person may write the same few words, but not at once and under another system prompt.
+            at_once = captured.created_at - entry.finished_at < ASKED_AGAIN_S[0]
+            if size >= MIN_ECHO_CHARS or (at_once and entry.system_key != captured.history.system_key):
                 return Quote(
                     tip=self.refresh(entry.tip),
                     question_share=0.0,
                     answer_share=1.0,
-                    size=sum(map(len, words)),
+                    size=size,
                     position=0,
                 )
         return None
@@ -887,21 +1069,26 @@ def _turn_lines(turn: NewTurn | Remembered, history: History) -> TurnLines:
         question = ()  # the template of a side request is not text of the conversation
     elif not question and history.runs and history.runs[-1].role == "tool":
         question = edge_lines(_last_user_text(history))
-    return TurnLines(question=question, answer=trace.answer)
+    return replace(trace, question=question)
 
 
-def _reply_keys(history: History, turn: NewTurn | Remembered) -> list[tuple[str, str]]:
-    """Return the keys under which a turn's prompt and reply are found, in the forms in which clients send them back."""
+def _reply_keys(history: History, turn: NewTurn | Remembered, retried: str | None) -> list[tuple[str, str]]:
+    """Return the keys under which a turn's prompt and reply are found, in the forms in which clients send them back.
+
+    Args:
+        retried: key of the prompt that a framework asked again with this turn.
+    """
     if turn.reply_key is None:
         return []
     own, size = reply_run_key(turn.completion)
     exchanges = answer_keys(history.root, history.runs[-1] if history.runs else None, own, size)
-    replies = {
-        turn.reply_key: None,
-        **{reply_key(history, Completion(text=t)): None for t in _unwrapped(turn.completion)},
-    }
+    forms = [turn.completion, *_unwrapped(turn.completion)]
+    replies = {turn.reply_key: None, **{reply_key(history, form): None for form in forms[1:]}}
     if (key := _reply_key_without_tools(history, turn)) is not None:
         replies[key] = None
+    if retried is not None:
+        # Some frameworks keep the corrected reply only.
+        replies.update((digest(retried, reply_run_key(form)[0]), None) for form in forms)
     return [*(("reply", key) for key in replies), *(("exchange", exchange.key) for exchange in exchanges)]
 
 
@@ -916,8 +1103,8 @@ def _reply_key_without_tools(history: History, turn: NewTurn | Remembered) -> st
     return reply_key(parse_history_from(history, rest), turn.completion)
 
 
-def _unwrapped(completion: Completion) -> list[str]:
-    """Return the texts inside a reply that is one JSON object, or one call: programs keep only the text in the history."""
+def _unwrapped(completion: Completion) -> list[Completion]:
+    """Return what programs keep of a reply that is one JSON object, or one call: a text inside it, or the call that it writes out."""
     single = completion.tool_calls[0].get("function") if len(completion.tool_calls) == 1 else None
     text = single.get("arguments") if isinstance(single, Mapping) else completion.text
     if not isinstance(text, str) or not text.lstrip().startswith("{") or len(text) > _MAX_WRAPPED_CHARS:
@@ -926,8 +1113,34 @@ def _unwrapped(completion: Completion) -> list[str]:
         given = json.loads(text)
     except (ValueError, RecursionError):
         return []
-    values = [v for v in given.values() if isinstance(v, str) and len(v) >= _MIN_DELEGATED_CHARS]
-    return sorted(values, key=len)[-_MAX_UNWRAPPED:]
+    inside = list(_inside(given))
+    texts = sorted((v for v in inside if isinstance(v, str) and len(v) >= _MIN_DELEGATED_CHARS), key=len)
+    calls = [call for v in inside if isinstance(v, dict) and (call := _written_call(v)) is not None]
+    return [Completion(text=t) for t in texts[-_MAX_UNWRAPPED:]] + [
+        Completion(tool_calls=(c,)) for c in calls[:1]
+    ]
+
+
+def _inside(value: Any, depth: int = 4) -> Iterator[Any]:
+    """Yield the texts and objects inside a JSON object, itself included."""
+    yield value
+    for item in value.values() if isinstance(value, dict) and depth else ():
+        yield from _inside(item, depth - 1)
+
+
+def _written_call(value: Json) -> Json | None:
+    """Return the tool call that an object with a name and arguments writes out."""
+    name = next(
+        (v for k in ("name", "tool", "tool_name", "function") if isinstance(v := value.get(k), str)), None
+    )
+    given = next(
+        (v for k in ("arguments", "parameters", "args", "input") if isinstance(v := value.get(k), dict)), None
+    )
+    return (
+        None
+        if name is None or given is None
+        else {"function": {"name": name, "arguments": json.dumps(given)}}
+    )
 
 
 def _last_user_text(history: History) -> str:
@@ -942,6 +1155,24 @@ def _system_head(history: History) -> str:
         if message.get("role") in ("system", "developer"):
             return _DIGITS.sub("", content_text(message.get("content"))[:_SYSTEM_HEAD_CHARS])
     return ""
+
+
+def _is_continued_by_person(parent: _Entry | None, entry: _Entry, history: History) -> bool:
+    """Whether a person's words continue a conversation under the system prompt that it had."""
+    return (
+        parent is not None
+        and parent.tip.kind is entry.tip.kind is TurnKind.MAIN
+        and bool(entry.system_head)
+        and parent.system_head == entry.system_head
+        and history.runs[-1].role == "user"
+        and not _ends_with_tool_output(history)
+    )
+
+
+def _freedom(request: Json) -> tuple[bool, bool]:
+    """Return (no schema, no low token limit)."""
+    limit = request.get("max_completion_tokens") or request.get("max_tokens")
+    return not is_structured(request), not isinstance(limit, int) or limit > MANY_TOKENS
 
 
 def _tool_count(request: Json) -> int:

@@ -13,13 +13,24 @@ from typing import TypeVar
 import tenacity
 
 from recorder.canonical import reply_key
-from recorder.classify import WEIGHTS, is_machines, reconsider
-from recorder.linking import Link, LinkCandidates, link
+from recorder.classify import LINKED, WEIGHTS, Classification, is_machines, reconsider
+from recorder.linking import Link, LinkCandidates, LinkReason, link
 from recorder.turn_index import RESTORED_TURNS, TurnIndex
-from recorder.turns import ClassifiedExchange, build_turns
+from recorder.turns import ClassifiedExchange, build_turns, read_next_messages
 from store.errors import RecordCorrupt, RecordError, RecordUnavailable
+from store.lifecycle import DropReason
 from store.record import Record
-from store.values import Feedback, KindCorrection, NewTurn, Tip, TurnKind
+from store.texts import content_text
+from store.values import (
+    Feedback,
+    KindCorrection,
+    LinkCorrection,
+    NewTurn,
+    NextState,
+    Relation,
+    Tip,
+    TurnKind,
+)
 
 log = logging.getLogger(__name__)
 
@@ -197,52 +208,165 @@ class TurnRecorder:
                 # Most often what it continues is linked and indexed by now, and nothing is looked up.
                 (found,) = await self._find_candidates(record, [captured])
             session = captured.options.session
+            if session is not None and captured.kind.kind is TurnKind.SIDE:
+                session = self._turn_index.base_session(captured.key_name, session)
             tip = None
             if session is not None:
                 tip = self._turn_index.newest(captured.key_name, session) or await record.session_tip(
                     captured.key_name, session
                 )
             codes = self._turn_index.record_evidence(captured)
-            corrections: tuple[KindCorrection, ...] = ()
-            if "extends_side" in codes and session is None and captured.history.runs[-1].role == "user":
-                as_main = ["extends_main" if code == "extends_side" else code for code in codes]
+            corrections: list[KindCorrection] = []
+            states: list[NextState] = []
+            moved: list[LinkCorrection] = []
+            why = _continued_by(captured) if "extends_side" in codes and session is None else None
+            if why is not None:
+                # What goes on under the same system prompt shows that it is no function of a program.
+                same = () if "new_system" in codes or why != "continued" else ("same_system",)
+                as_main = [*("extends_main" if code == "extends_side" else code for code in codes), *same]
                 if reconsider(captured.kind, *as_main, weights=self._weights).kind is TurnKind.MAIN:
-                    corrections = self._correct_kinds(captured)
+                    corrections, states, moved = self._correct_continued(captured, (why, *same))
                     codes = as_main if corrections else codes
             captured.kind = reconsider(captured.kind, *codes, weights=self._weights)
+            beside = self._correct_beside(captured) if session is None else []
             candidates = self._build_candidates(captured, found)
             decided: Link = link(captured.history, candidates, captured.kind.kind, session=session, tip=tip)
-            session_id = decided.session_id or f"session_{captured.turn_id.removeprefix('turn_')}"
+            session_id = decided.session_id or _new_session(captured.turn_id)
+            parent = self._turn_index.tip_of(decided.parent_turn_id or "")
+            if session is None and parent is not None and self._turn_index.separate_opening(parent):
+                session_id = _new_session(captured.turn_id)
+                moved += self._separate(parent, session_id, captured.created_at)
+            for correction in beside:
+                moved.append(self._move(correction.turn_id, session_id, None, captured.created_at))
             turns = build_turns(captured, decided, session_id)
-            turns[0].earlier_next_states = self._turn_index.earlier_next_states(turns[0])
-            turns[0].corrections = corrections
+            earlier = self._turn_index.earlier_next_states(turns[0])
+            turns[0].earlier_next_states = (*states, *earlier)
+            turns[0].corrections = (*corrections, *beside)
+            turns[0].link_corrections = tuple(moved)
             self._linked[captured.turn_id] = turns
             self._turn_index.add(captured, turns)
 
-    def _correct_kinds(self, captured: ClassifiedExchange) -> tuple[KindCorrection, ...]:
-        """Correct a side turn that this request continues with a person's new words, where that outweighs its evidence."""
+    def _correct_continued(
+        self, captured: ClassifiedExchange, codes: Sequence[str]
+    ) -> tuple[list[KindCorrection], list[NextState], list[LinkCorrection]]:
+        """Correct the side turns that this request continues, where ``codes`` outweigh their evidence.
+
+        A turn that becomes a main turn answers the main turn that its history continues.
+        """
         newest = next((run for run in reversed(captured.history.runs) if run.role == "assistant"), None)
-        if newest is None:
-            return ()
-        corrections = []
-        for turn_id in self._turn_index.continued_side_turns(newest.key):
+        corrections: list[KindCorrection] = []
+        states: list[NextState] = []
+        moved: list[LinkCorrection] = []
+        for turn_id in self._turn_index.continued_side_turns(newest.key) if newest is not None else ():
             before, drop_reason = self._turn_index.kind_of(turn_id)
-            found = reconsider(before, "continued", weights=self._weights)
-            if found.kind is before.kind or is_machines(before) or not before.evidence:
+            found = reconsider(before, *codes, weights=self._weights)
+            if (
+                found.kind is before.kind
+                or is_machines(before)
+                or before.reason in LINKED
+                or not before.evidence
+            ):
+                break
+            corrections.append(self._correction(captured, turn_id, found, drop_reason))
+        for correction in reversed(corrections):  # oldest first: each continues the one before
+            state, move = self._answer_of(captured, correction.turn_id)
+            states += [state] if state is not None else []
+            moved += [move] if move is not None else []
+        return corrections, states, moved
+
+    def _answer_of(
+        self, captured: ClassifiedExchange, turn_id: str
+    ) -> tuple[NextState | None, LinkCorrection | None]:
+        """Return what a turn that became a main turn says about the main turn before it, and its place behind that one.
+
+        Its messages are the beginning of ``captured``'s.
+        """
+        tip, runs = self._turn_index.tip_of(turn_id), captured.history.runs
+        asked = self._turn_index.request_key_of(turn_id)
+        end = next((i for i, run in enumerate(runs) if run.key == asked), None)
+        if tip is None or end is None:
+            return None, None
+        for run in reversed(runs[:end]):
+            parent = self._turn_index.main_turn(run.key) if run.role == "assistant" else None
+            if parent is None:
                 continue
-            self._turn_index.correct(turn_id, found)
-            evidence = tuple((e.code, round(e.weight, 3)) for e in found.evidence)
-            corrections.append(
-                KindCorrection(
-                    turn_id=turn_id,
-                    kind=found.kind,
-                    reason=found.reason,
-                    evidence=evidence,
-                    drop_reason=drop_reason,
-                    at=captured.created_at,
-                )
+            relation = Relation.NEXT if parent.is_newest else Relation.BRANCH
+            messages = captured.history.messages[run.end : runs[end].end]
+            reply = content_text(captured.history.messages[run.end - 1].get("content"))
+            said = read_next_messages(messages, reply, relation)
+            move = self._move(turn_id, parent.session_id, parent, captured.created_at, relation)
+            if said is None:
+                return None, move
+            role, text, relation = said
+            return (
+                NextState(
+                    turn_id=parent.turn_id,
+                    by_turn_id=turn_id,
+                    role=role,
+                    text=text,
+                    messages=tuple(dict(m) for m in messages),
+                    relation=relation,
+                    created_at=tip.created_at,
+                ),
+                move,
             )
-        return tuple(corrections)
+        if tip.parent_turn_id is None or any(run.role == "assistant" for run in runs[:end]):
+            return None, None
+        return None, self._move(
+            turn_id, _new_session(turn_id), None, captured.created_at
+        )  # an opening of its own, not about another
+
+    def _correct_beside(self, captured: ClassifiedExchange) -> list[KindCorrection]:
+        """Correct main turns of the same text that came beside this one with a schema or a token limit, where that outweighs their evidence."""
+        if captured.kind.kind is TurnKind.SIDE:
+            return []
+        corrections = []
+        for turn_id in self._turn_index.lesser_twins(captured):
+            before, _ = self._turn_index.kind_of(turn_id)
+            found = reconsider(before, "beside_main", weights=self._weights)
+            if found.kind is TurnKind.SIDE:
+                corrections.append(self._correction(captured, turn_id, found, None))
+        return corrections
+
+    def _correction(
+        self,
+        captured: ClassifiedExchange,
+        turn_id: str,
+        found: Classification,
+        drop_reason: DropReason | None,
+    ) -> KindCorrection:
+        self._turn_index.correct(turn_id, found)
+        return KindCorrection(
+            turn_id=turn_id,
+            kind=found.kind,
+            reason=found.reason,
+            evidence=tuple((e.code, round(e.weight, 3)) for e in found.evidence),
+            drop_reason=drop_reason,
+            at=captured.created_at,
+        )
+
+    def _separate(self, tip: Tip, session_id: str, at: float) -> list[LinkCorrection]:
+        """Move an opening and its side turns to a session of their own: another conversation began with the same words."""
+        sides = self._turn_index.side_turns_of(tip)
+        together = [tip, *self._turn_index.samples_of(tip)]
+        moved = [self._move(one.turn_id, session_id, None, at) for one in together]
+        above = self._turn_index.tip_of(tip.turn_id)
+        return moved + [self._move(side.turn_id, session_id, above, at) for side in sides]
+
+    def _move(
+        self, turn_id: str, session_id: str, parent: Tip | None, at: float, relation: Relation | None = None
+    ) -> LinkCorrection:
+        found = LinkCorrection(
+            turn_id=turn_id,
+            session_id=session_id,
+            parent_turn_id=None if parent is None else parent.turn_id,
+            turn_index=0 if parent is None else parent.turn_index + 1,
+            relation=relation or (Relation.FIRST if parent is None else Relation.NEXT),
+            link_reason=LinkReason.CORRECTED,
+            at=at,
+        )
+        self._turn_index.relink(found)
+        return found
 
     def _build_candidates(self, captured: ClassifiedExchange, found: LinkCandidates) -> LinkCandidates:
         """Return the candidates of the record together with those of the index."""
@@ -293,6 +417,21 @@ class TurnRecorder:
                 )
             )
         return found
+
+
+def _continued_by(captured: ClassifiedExchange) -> str | None:
+    """Return the evidence that what follows the newest reply is for a main turn: a person's words, or the results of its tools."""
+    runs = captured.history.runs
+    answer = next(run for run in reversed(runs) if run.role == "assistant")
+    reply = content_text(captured.history.messages[answer.end - 1].get("content"))
+    said = read_next_messages(captured.history.messages_after(answer.end), reply)
+    if said is None or runs[-1].role not in ("user", "tool"):
+        return None
+    return {"user": "continued", "tool": "tools_followed"}.get(said[0])
+
+
+def _new_session(turn_id: str) -> str:
+    return f"session_{turn_id.removeprefix('turn_')}"
 
 
 def _continue_another(captures: Sequence[ClassifiedExchange]) -> set[str]:

@@ -54,9 +54,7 @@ def _judge(settings: Settings, judge_url: str, judge_model: str) -> Judge | None
             )
         model = f"openai/{judge_model or settings.policy}"
         # the backend's own key goes to the backend only
-        key = (
-            settings.judge_api_key or ("" if settings.judge_api_base else settings.upstream_api_key) or NO_KEY
-        )
+        key = settings.judge_api_key or ("" if settings.judge_api_base else settings.backend_key) or NO_KEY
     else:
         model, base, key = name, settings.judge_api_base, settings.judge_api_key
     return Judge(

@@ -125,8 +125,8 @@ def read_tool_calls(turn: AnsweredTurn) -> Opinion | None:
 def read_retry(turn: AnsweredTurn) -> Opinion | None:
     """A person asked the same again and went on with the newer reply: this one was not wanted, but nothing says why."""
     count = sum(state.relation is Relation.RETRY for state in turn.next_states)
-    if not count:
-        return None
+    if not count or any(state.relation is Relation.NEXT for state in turn.next_states):
+        return None  # a reply that was itself continued belongs to another conversation with the same opening
     return Opinion(
         value=-1, rank=Rank.STRONG_RULE, source="rule:retry", confidence=0.7, detail={"retries": count}
     )

@@ -25,17 +25,17 @@ def make_backend_client(settings: Settings, urls: Sequence[str], *, is_local: bo
         is_local: Patina manages the backend and loads its adapters; otherwise it is a remote endpoint.
 
     Raises:
-        ConfigError: the model does not exist.
+        ConfigError: the model does not exist, or the backend's secret cannot be read.
     """
     if not is_local:
         return HttpBackend(urls[0], api_key=settings.upstream_api_key, speaks_vllm=False)
     if settings.backend != "vllm":
-        return HttpBackend(urls[0])
+        return HttpBackend(urls[0], api_key=settings.backend_key)
     facts = read_model_facts(settings.model_path)
     engines = [
         VllmBackend(
             url,
-            api_key=settings.upstream_api_key,
+            api_key=settings.backend_key,
             facts=facts,
             slots=None if settings.upstream else settings.adapter_slots,
         )

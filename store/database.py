@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -49,6 +50,8 @@ BUSY_TIMEOUT_S = 5.0
 _CHECKPOINT_PAGES = 4000
 
 _READERS = 3
+#: How long `scrub` waits for readers of other processes.
+_SCRUB_WAIT_S = 30.0
 
 #: Device and inode.
 FileId = tuple[int, int]
@@ -129,6 +132,23 @@ class Database:
         """Make every commit so far survive a power cut. PostgreSQL does so at each commit. Raises: RecordUnavailable."""
         if self._file is not None:
             await self._writer.run(self._file.sync)
+
+    async def scrub(self) -> None:
+        """Write the database anew, so that nothing is left of deleted rows in its free space and its log.
+
+        On PostgreSQL this is VACUUM FULL; copies in its archived log are its owner's.
+
+        Raises:
+            RecordUnavailable: readers of other processes held the log for too long; it may be called again.
+        """
+        if self._server is not None:
+            with _mapped():
+                async with self._server.execution_options(
+                    isolation_level="AUTOCOMMIT"
+                ).connect() as connection:
+                    await connection.execute(sa.text("VACUUM FULL"))
+            return
+        await self._writer.run(self._file_of().scrub)
 
     def _file_of(self) -> _SqliteFile:
         assert self._file is not None  # either a file or a server
@@ -277,6 +297,23 @@ class _SqliteFile:
     def _close_replaced(self) -> NoReturn:
         self.close()
         raise RecordUnavailable(f"the record's file {self._path} was replaced; it is opened again")
+
+    def scrub(self) -> None:
+        with _mapped():
+            if self._writing is None:
+                self.open()
+            assert self._writing is not None  # `open` made it or raised
+            raw = dbapi(self._writing)
+            raw.execute("PRAGMA secure_delete=ON")
+            raw.execute("VACUUM")
+            deadline = time.monotonic() + _SCRUB_WAIT_S
+            # A reader of another process keeps the log from being emptied; reads take milliseconds.
+            while raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                if time.monotonic() > deadline:
+                    raise RecordUnavailable(
+                        "the record's log cannot be emptied: it is being read all the time"
+                    )
+                time.sleep(0.01)
 
     def sync(self) -> None:
         """Sync the write-ahead log: what is no longer in it was synced by the checkpoint that moved it."""

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 SUFFIX = ".journal"
 #: In the journal folder: the recorder's newest state, as JSON.
 STATE_FILE = "recorder.json"
+#: In the journal folder: segments that were opened before it was written are closed (see `request_rotation`).
+ROTATE_FILE = "rotate"
 _MAGIC = b"PJ01"
 #: magic, kind, length of the payload, its CRC-32, microseconds since the epoch
 _HEADER = struct.Struct("<4sIIIQ")
@@ -143,6 +145,7 @@ class JournalWriter:
         self._closed: deque[_Segment] = deque()
         self._looked_at = 0.0  # when `_closed` was looked through
         self._opened_at = self._appended_at = 0.0
+        self._opened_ns = 0
         self._other_bytes = 0  # of the other segments of the folder
         self._pending: deque[tuple[bytes, asyncio.Future[None]]] = deque()
         self._pending_bytes = 0
@@ -233,7 +236,7 @@ class JournalWriter:
             raise JournalFull(f"the journal has reached its limit of {self._capacity_bytes} bytes")
         if segment is None:
             segment = self._open = self._create_segment(f"{time.time_ns():020d}")
-            self._opened_at = time.monotonic()
+            self._opened_at, self._opened_ns = time.monotonic(), time.time_ns()
         rest = memoryview(data)
         try:
             while rest:
@@ -324,7 +327,9 @@ class JournalWriter:
         """Close an idle or old segment, and measure the folder. To be called about every second."""
         now = time.monotonic()
         is_busy = self._is_closing or (self._flushing is not None and not self._flushing.done())
-        is_due = now - self._appended_at > _IDLE_S or now - self._opened_at > _OLDEST_S
+        is_due = (
+            now - self._appended_at > _IDLE_S or now - self._opened_at > _OLDEST_S or self._should_rotate()
+        )
         if self._open is not None and not is_busy and self._open.size and is_due:
             self._close_segment()
         try:
@@ -335,6 +340,12 @@ class JournalWriter:
             )
         except OSError as exc:
             self.last_error = str(exc)  # the next append finds out more
+
+    def _should_rotate(self) -> bool:
+        try:
+            return (self._folder / ROTATE_FILE).stat().st_mtime_ns >= self._opened_ns
+        except OSError:
+            return False  # none was requested
 
     async def close(self) -> int:
         """Write what waits, once more, and close all segments; returns the number of entries that could not be written."""
@@ -377,6 +388,12 @@ class JournalWriter:
 def folder_token(folder: Path) -> str:
     """Return 8 hex digits in the names of a folder's segments, by which hosts that share a record tell their offsets apart."""
     return digest("journal", os.uname().nodename, str(folder.absolute()))[:8]
+
+
+def request_rotation(folder: Path) -> list[Path]:
+    """Let all writers close their present segments, within about a second; returns these segments."""
+    (folder / ROTATE_FILE).touch(mode=0o600)
+    return segments(folder)
 
 
 def segments(folder: Path) -> list[Path]:

@@ -41,6 +41,23 @@ def new_key() -> str:
     return "patina-" + secrets.token_urlsafe(32)
 
 
+def read_key_file(path: Path | None) -> str:
+    """Return the key that a file holds; "" without a file name.
+
+    Raises:
+        ConfigError: the file cannot be read, or is empty: nothing must be open by mistake.
+    """
+    if path is None:
+        return ""
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except OSError as exc:
+        raise ConfigError(f"the key file {path} cannot be read: {exc.strerror or exc}") from exc
+    if not key:
+        raise ConfigError(f"the key file {path} is empty")
+    return key
+
+
 def digest_of(key: str | bytes) -> str:
     """Return what is kept of a key."""
     return hashlib.sha256(key.encode() if isinstance(key, str) else key).hexdigest()
@@ -193,6 +210,11 @@ class Keyring:
             if hmac.compare_digest(given, key.digest):
                 found = key
         return found
+
+    def named(self, name: str) -> NamedKey | None:
+        """Return the valid key of this name, or None."""
+        self.holder(b"")  # reads what changed on disk
+        return next((key for key in self._keys if key.name == name), None)
 
     @property
     def is_shared(self) -> bool:

@@ -32,6 +32,10 @@ class Event(StrEnum):
     DROP = "drop"  #: with a reason, always
     RECONSIDER = "reconsider"  #: explicit feedback came after the verdict and before the claim: score again
     RECLASSIFY = "reclassify"  #: a side turn was continued by a person: it is a main turn
+    FORGET = "forget"  #: a person asked to forget what taught it; the turn itself stays
+    UNTRAIN = (
+        "untrain"  #: the version of its batch was taken back: it is trained again without what was forgotten
+    )
     REVIVE = "revive"  #: later knowledge (explicit feedback) made a dropped turn worth scoring after all
 
 
@@ -69,9 +73,15 @@ TRANSITIONS: dict[Stage, dict[Event, Stage]] = {
         Event.RELEASE: Stage.SCORED,
         Event.DROP: Stage.DROPPED,
     },
-    Stage.TRAINED: {},
-    Stage.DROPPED: {Event.REVIVE: Stage.ANSWERED, Event.RECLASSIFY: Stage.RECORDED},
+    Stage.TRAINED: {Event.UNTRAIN: Stage.SCORED},
+    Stage.DROPPED: {
+        Event.REVIVE: Stage.ANSWERED,
+        Event.RECLASSIFY: Stage.RECORDED,
+        Event.UNTRAIN: Stage.SCORED,
+    },
 }
+for _stage in Stage:
+    TRANSITIONS[_stage][Event.FORGET] = Stage.DROPPED
 
 #: Only these drops may be revived: the turn itself is sound, there only was no feedback yet.
 REVIVABLE = frozenset({DropReason.ABSTAINED, DropReason.NO_SIGNAL, DropReason.NO_NEXT_STATE})

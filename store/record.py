@@ -15,7 +15,20 @@ from sqlalchemy.exc import DBAPIError
 from store.database import BUSY_TIMEOUT_S, Database
 from store.errors import RecordError, RecordTooNew
 from store.lifecycle import DropReason, Stage
-from store.queries import common, journal, lineage, person, proxy, replies, scorer, story, trainer
+from store.queries import closure as closures
+from store.queries import (
+    common,
+    dashboard,
+    forget,
+    journal,
+    lineage,
+    person,
+    proxy,
+    replies,
+    scorer,
+    story,
+    trainer,
+)
 from store.queries.turns import TurnWriter
 from store.values import (
     BASE_VERSION,
@@ -23,12 +36,17 @@ from store.values import (
     AliasMove,
     AnsweredTurn,
     ClientTraffic,
+    Closure,
     Conversation,
+    ConversationRow,
+    DroppedTurn,
     Feedback,
+    Forgotten,
     GpuLease,
     GpuRole,
     Heartbeat,
     Json,
+    JudgedTurn,
     LineageStep,
     NewTurn,
     RecentVerdict,
@@ -36,6 +54,7 @@ from store.values import (
     RecordStatus,
     Remembered,
     ScoredTurn,
+    Selection,
     StatedHint,
     StepReport,
     Tip,
@@ -49,7 +68,7 @@ from store.values import (
 from store.verify import verify
 
 #: Newest migration this code knows. A test holds it against `migrations/`.
-SCHEMA_REVISION = "0021"
+SCHEMA_REVISION = "0029"
 
 
 class Record:
@@ -310,6 +329,26 @@ class Record:
         """Return the newest steps, newest first."""
         return await self._database.read(trainer.steps, policy, limit)
 
+    async def claim_turns(
+        self, turn_ids: Sequence[str], *, worker: str, lease_s: float, now: float | None = None
+    ) -> list[str]:
+        """Take those of these turns that wait to be trained; returns them in the given order."""
+        return await self._database.write(
+            trainer.claim_turns, turn_ids, worker=worker, lease_s=lease_s, now=_now(now)
+        )
+
+    async def turns_as_scored(self, used: Sequence[tuple[str, int]]) -> list[ScoredTurn]:
+        """Return turns with the verdicts of these numbers; see `store.queries.trainer.turns_as_scored`."""
+        return await self._database.read(trainer.turns_as_scored, used)
+
+    async def verdict_values(self, verdict_ids: Sequence[int]) -> dict[int, int]:
+        """Return the values of these verdicts, those that are still in the record, by number."""
+        return await self._database.read(trainer.verdict_values, verdict_ids)
+
+    async def add_version(self, adapter: AdapterVersion, step: StepReport) -> None:
+        """Store a version of a branch that is not live. Raises: ClaimLost: it used what was forgotten meanwhile."""
+        await self._database.write(trainer.add_version, adapter, step)
+
     async def lineage(self, policy: str, version: int, start: int = BASE_VERSION) -> list[LineageStep]:
         """Return the versions from ``start`` (not among them) to ``version``, oldest first, with what they were computed from."""
         return await self._database.read(lineage.lineage, policy, version, start)
@@ -462,6 +501,66 @@ class Record:
             for row in rows:
                 yield row
             after = (rows[-1]["created_at"], rows[-1]["turn_id"])
+
+    # -------------------------------------------------------------- dashboard
+
+    async def judged_turns(self, policy: str, limit: int, key_name: str | None = None) -> list[JudgedTurn]:
+        """Return the newest judged turns of a policy, oldest first; see `store.queries.dashboard`."""
+        return await self._database.read(dashboard.judged_turns, policy, limit, key_name)
+
+    async def conversations(
+        self, limit: int, before: float | None = None, key_name: str | None = None
+    ) -> list[ConversationRow]:
+        """Return the sessions of the newest ``limit`` turns, newest first; see `store.queries.dashboard`."""
+        return await self._database.read(dashboard.conversations, limit, before, key_name)
+
+    async def session_turns(self, session_id: str, limit: int, key_name: str | None = None) -> list[Json]:
+        """Return the newest turns of one session, oldest first; see `store.queries.dashboard`."""
+        return await self._database.read(dashboard.session_turns, session_id, limit, key_name)
+
+    async def dropped_turns(
+        self, policy: str, limit: int, *, before: float | None = None, key_name: str | None = None
+    ) -> list[DroppedTurn]:
+        """Return the newest main turns of a policy that were dropped, newest first."""
+        return await self._database.read(
+            dashboard.dropped_turns, policy, limit, before=before, key_name=key_name
+        )
+
+    async def step_page(self, policy: str, limit: int, offset: int) -> tuple[int, list[StepReport]]:
+        """Return how many steps a policy has, and ``limit`` of them from ``offset`` on, newest first."""
+        return await self._database.read(dashboard.step_page, policy, limit, offset)
+
+    async def turn_tokens(self, turn_id: str) -> tuple[list[int], list[float]]:
+        """Return the token ids of a reply and their log-probabilities; empty where there are none."""
+        return await self._database.read(dashboard.turn_tokens, turn_id)
+
+    async def key_of_turn(self, turn_id: str) -> str | None:
+        """Return the name of the key that a turn came with; None: there is no such turn."""
+        return await self._database.read(dashboard.key_of_turn, turn_id)
+
+    async def find_closure(self, selection: Selection, *, with_replies: bool = True) -> Closure:
+        """Return what `forget` would remove. Raises: RecordError: the selection names no turn."""
+        return await self._database.read(closures.find_closure, selection, with_replies=with_replies)
+
+    async def forget(
+        self, selection: Selection, *, with_replies: bool = True, key: bytes, now: float | None = None
+    ) -> Forgotten:
+        """Delete the selected turns and what belongs to them; see `store.queries.forget`. `scrub` afterwards.
+
+        Raises:
+            RecordError: the selection names no turn.
+        """
+        return await self._database.write(
+            forget.forget, selection, with_replies=with_replies, key=key, now=_now(now)
+        )
+
+    async def scrub(self) -> None:
+        """Write the database's file anew, so that no free page holds what was deleted. Raises: RecordUnavailable."""
+        await self._database.scrub()
+
+    async def found_again(self, turn_ids: Sequence[str], messages: Sequence[str], key: bytes) -> list[str]:
+        """Return one sentence for each forgotten turn or message that the record holds again."""
+        return await self._database.read(forget.found_again, turn_ids, messages, key)
 
     async def verify(self) -> list[str]:
         """Re-hash and cross-check the record; one sentence for each thing wrong, none when all is well."""

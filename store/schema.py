@@ -108,6 +108,7 @@ turns = Table(
     Column("reply_key", _HASH),
     Column("completion_key", _HASH, nullable=False),  # text_key(completion)
     Column("drop_detail", Text, nullable=False),
+    Column("main_drop_reason", String(32)),  # of a side turn: why it would not train as a main turn either
     Index(None, "key_name", "reply_key", "created_at"),
     Index(None, "key_name", "request_key", "created_at"),
     Index(None, "key_name", "completion_key"),

@@ -13,15 +13,20 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shlex
+import stat
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from store.errors import ConfigError
-from store.keys import new_key
+from store.hosts import is_loopback
+from store.keys import new_key, read_key_file, write_secret
 from store.learning import DEFAULTS, LearningConfig, parse_learning, split_learning
 
 #: Folder that holds the packages: a checkout, or site-packages where Patina was installed by pip.
@@ -125,6 +130,12 @@ class Settings(BaseSettings):
     prm_temperature: float = _field(0.6, "PRM_TEMPERATURE", "sampling temperature of the judge", "scoring")
     prm_max_tokens: int = _field(4096, "PRM_MAX_TOKENS", "longest judge answer, in tokens", "scoring")
     proxy_host: str = _field("127.0.0.1", "PROXY_HOST", "address the proxy listens on", "serving")
+    insecure: bool = _field(
+        False,
+        "PATINA_INSECURE",
+        "let --proxy-host be reachable from other machines although no key is required",
+        "serving",
+    )
     proxy_port: int = _field(30000, "PROXY_PORT", "port the proxy listens on", "serving")
     served_model_name: str = _field(
         "",
@@ -412,6 +423,11 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _together(self) -> Self:
+        if self.api_key == "" and not self.is_loopback and not self.insecure:
+            raise ValueError(
+                f"--proxy-host {self.proxy_host} without a key opens the model and the record to the network: leave out "
+                '--api-key "", or give --insecure as well'
+            )
         if self.upstream and self.backend in ("embedded", "tinker"):
             raise ValueError(f"--upstream and --backend {self.backend} exclude each other")
         if len(self.upstreams) > 1 and self.backend != "vllm":
@@ -439,6 +455,11 @@ class Settings(BaseSettings):
         return self.served_model_name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(self.model_name).name).strip(
             "-."
         )
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches the proxy."""
+        return is_loopback(self.proxy_host)
 
     @property
     def is_builtin(self) -> bool:
@@ -502,6 +523,12 @@ class Settings(BaseSettings):
         return re.sub(r"//[^/@]*@", "//", self.upstream)
 
     @property
+    def gateway_url(self) -> str:
+        """Where this machine reaches the gateway, without ``/v1``."""
+        host = self.proxy_host if self.proxy_host not in ("0.0.0.0", "::") else "localhost"
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.proxy_port}"
+
+    @property
     def keys_file(self) -> Path:
         return self.home / "keys.json"
 
@@ -516,6 +543,26 @@ class Settings(BaseSettings):
     @property
     def journal_folder(self) -> Path:
         return self.home / "journal"
+
+    @property
+    def backend_key_file(self) -> Path:
+        """Holds the secret of the backend that Patina starts, new at each start."""
+        return self.home / "run" / "backend_key"
+
+    @property
+    def backend_key(self) -> str:
+        """What the gateway sends to the backend: the secret of the one that Patina started, or --upstream-api-key.
+
+        Raises:
+            ConfigError: the file of the secret cannot be read.
+        """
+        if self.upstream or not self.backend_key_file.exists():
+            return self.upstream_api_key
+        return read_key_file(self.backend_key_file)
+
+    @property
+    def sign_in_folder(self) -> Path:
+        return self.home / "run" / "sign_in"
 
     @property
     def key_file(self) -> Path:
@@ -616,6 +663,64 @@ def ensure_api_key(settings: Settings) -> tuple[str, bool]:
     except OSError as exc:
         raise ConfigError(f"cannot keep the API key in {path}: {exc.strerror or exc}") from exc
     return key, True
+
+
+def renew_backend_key(settings: Settings) -> None:
+    """Write a new secret for the backend that Patina starts. Raises: ConfigError."""
+    write_secret(settings.backend_key_file, secrets.token_urlsafe(32))
+
+
+#: Names of environment variables that hold secrets.
+_SECRET_NAME = re.compile(r"(?i)(api_?key|token|secret|password|passwd|credentials?|private_key)(_|$)")
+
+
+def without_secrets(environment: Mapping[str, str], keeps: Collection[str] = ()) -> dict[str, str]:
+    """Return an environment without the variables that hold secrets, but those in ``keeps``; no child reads our settings there."""
+    own = {alias for info in Settings.model_fields.values() for alias in _aliases(info)}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in keeps or not (name in own or _SECRET_NAME.search(name))
+    }
+
+
+def provider_variables() -> list[str]:
+    """Return the variables with secrets that are not ours: a judge's provider, or a person's own reward, may read them."""
+    own = {alias for info in Settings.model_fields.values() for alias in _aliases(info)}
+    return [name for name in os.environ if _SECRET_NAME.search(name) and name not in own]
+
+
+def _aliases(info: FieldInfo) -> tuple[str, ...]:
+    alias = info.validation_alias
+    assert isinstance(alias, AliasChoices)  # every field is made by `_field`
+    return tuple(str(choice) for choice in alias.choices)
+
+
+def make_private(home: Path) -> None:
+    """Make the home's folder, or close an earlier one, so that only its owner can read it.
+
+    Raises:
+        ConfigError: it belongs to another user, or is a shared folder that holds other things too.
+    """
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = home.stat()
+        if found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+            return
+        is_ours = any((home / name).exists() for name in ("patina.db", "api_key", "run", "journal"))
+        if (
+            found.st_uid == os.geteuid()
+            and (is_ours or not any(home.iterdir()))
+            and not found.st_mode & stat.S_ISVTX
+        ):
+            home.chmod(0o700)
+            return
+    except OSError as exc:
+        raise ConfigError(f"the home {home} cannot be made private: {exc.strerror or exc}") from exc
+    raise ConfigError(
+        f"other users can read the home {home}, and conversations are kept there: chmod 700 {shlex.quote(str(home))} as its "
+        "owner, or give another --home"
+    )
 
 
 def child_environment(**extra: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,3 +32,11 @@ def content_text(content: Any) -> str:
                     texts.append(text)
         return "\n".join(texts)
     return ""
+
+
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def strip_controls(text: str) -> str:
+    """Return a text without what steers a terminal: escape sequences lose their beginning, and nothing reorders the line."""
+    return _CONTROLS.sub("", text)

@@ -9,6 +9,7 @@ Log-probabilities are natural logs. Times are seconds since the epoch (UTC).
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -102,6 +103,19 @@ class KindCorrection:
 
 
 @dataclass(slots=True, kw_only=True)
+class LinkCorrection:
+    """Where a turn belongs, where what followed it shows another place than its first one."""
+
+    turn_id: str
+    session_id: str
+    parent_turn_id: str | None
+    turn_index: int
+    relation: Relation
+    link_reason: str
+    at: float
+
+
+@dataclass(slots=True, kw_only=True)
 class NewTurn:
     """What the recorder hands to the record for each exchange. Written in one transaction, then immutable.
 
@@ -115,7 +129,7 @@ class NewTurn:
         reply_key: canonical hash of history + reply; the next request of this branch contains it as a prefix.
         evidence: the evidence for ``kind`` (`recorder.classify`).
         drop_reason: None for a turn that may train; else why not.
-        corrections: what this request shows about the kind of earlier turns.
+        corrections, link_corrections: what this request shows about the kind and the place of earlier turns.
         next_state: what this turn's request says about its parent, see `NextState`.
         earlier_next_states: what it says about turns before the parent: replies that were asked again, turns of a tool loop.
     """
@@ -157,6 +171,7 @@ class NewTurn:
     next_state: NextState | None = None
     earlier_next_states: tuple[NextState, ...] = ()
     corrections: tuple[KindCorrection, ...] = ()
+    link_corrections: tuple[LinkCorrection, ...] = ()
     api: Json | None = None  #: of a client that does not speak chat: `RecordedTurn.api`
 
 
@@ -259,6 +274,7 @@ class Remembered:
     request: Json
     completion: Completion
     evidence: KindEvidence = ()
+    main_drop_reason: DropReason | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,8 +306,8 @@ class FollowUp:
     is_question: bool = False
 
 
-#: `Verdict.source` where no scorer had an opinion. The word is stored: it stays as it is.
-NO_SOURCE = "nobody"
+#: `Verdict.source` where no scorer had an opinion.
+NO_SOURCE = "none"
 
 
 #: `Verdict.source` of a turn that shares in the verdict on the answer of its tool loop.
@@ -379,6 +395,7 @@ class AdapterState(StrEnum):
     PUBLISHED = "published"  #: passed the gate; may be (or may have been) live
     REJECTED = "rejected"  #: failed the gate; kept for `versions` to show why
     PRUNED = "pruned"  #: its files were removed by the retention policy
+    FORGOTTEN = "forgotten"  #: it was trained on what a person asked to forget; its files were removed
     REFUSED = "refused"  #: not what the trainer made, by its files or by its log-probabilities: never serves
 
 
@@ -500,6 +517,83 @@ class LineageStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What a person asks to forget: a turn, a session, what a key sent, or all that holds a text.
+
+    Attributes:
+        turn: its id, the end of it, its completion id, or "last".
+        session: its id or the end of it.
+        match: a text, whatever its case; with ``key_name``: under that key alone.
+        since: only turns from then on.
+    """
+
+    turn: str | None = None
+    session: str | None = None
+    key_name: str | None = None
+    match: str | None = None
+    since: float | None = None
+
+    def describe(self) -> str:
+        """Return what is selected, without the words."""
+        parts = [
+            f"turn {self.turn}" if self.turn is not None else "",
+            f"session {self.session}" if self.session is not None else "",
+            f"key {self.key_name}" if self.key_name is not None else "",
+            "a text" if self.match is not None else "",
+        ]
+        return " and ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closure:
+    """Everything that goes with what a person asks to forget; see `store.queries.closure`.
+
+    Attributes:
+        with_replies: ``replies`` are removed as well.
+        tainted: versions by policy.
+        live, clean: of the policies whose live version is tainted: that version, and the one that goes live instead.
+        lines: the words, to search for.
+    """
+
+    selected: tuple[str, ...]
+    continuations: tuple[str, ...]
+    quotes: tuple[str, ...]
+    replies: tuple[str, ...]
+    with_replies: bool
+    reactions: tuple[str, ...]
+    tainted: Mapping[str, tuple[int, ...]]
+    live: Mapping[str, int]
+    clean: Mapping[str, int]
+    lines: tuple[str, ...]
+
+    @property
+    def turns(self) -> tuple[str, ...]:
+        """The turns that are removed."""
+        kept = () if self.with_replies else self.replies
+        every = (*self.selected, *self.continuations, *self.quotes, *self.replies)
+        return tuple(dict.fromkeys(one for one in every if one not in kept))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """What a forget removed from the record.
+
+    Attributes:
+        fingerprints: keyed digests of removed turns (by id) and of removed messages.
+        folders: of the tainted versions.
+        replay: versions to compute again, oldest first, by policy.
+    """
+
+    closure: Closure
+    turns: Mapping[str, str]
+    messages: tuple[str, ...]
+    nodes: int
+    folders: tuple[str, ...]
+    replay: Mapping[str, tuple[LineageStep, ...]]
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     process: str
     pid: int
@@ -581,6 +675,57 @@ class UnusedComplaint:
     text: str
     hint: str | None
     drop_reason: DropReason
+    detail: str
+    dropped_at: float
+
+
+def new_feedback_id() -> str:
+    return f"feedback_{uuid.uuid4().hex}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedTurn:
+    """A turn with the value of its newest verdict."""
+
+    turn_id: str
+    value: int
+    created_at: float  #: of the verdict
+    adapter_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationRow:
+    """A session as a list shows it: the counts are of its turns within the page that was read.
+
+    Attributes:
+        last_message: the last message of its newest request; None: the record does not hold it.
+        first_at, last_at: when the first and the last of these turns were received.
+    """
+
+    session_id: str
+    client: str
+    key_name: str
+    turns: int
+    is_side: bool
+    complaints: int
+    praised: int
+    trained: int
+    last_message: Json | None
+    last_reply: str
+    first_at: float
+    last_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DroppedTurn:
+    """A turn that will not train, with its reason."""
+
+    turn_id: str
+    client: str
+    created_at: float
+    last_message: Json | None
+    completion: str
+    drop_reason: str
     detail: str
     dropped_at: float
 

@@ -48,7 +48,8 @@ LAYERS = {
         "migrations",
     },
     # of recorder only MODULES_ALLOWED
-    "cli": {"cli", "evals", "recorder", "scorers", "migrations", "store", "serving"},
+    "dashboard": {"dashboard", "serving", "recorder", "store"},  # of recorder only MODULES_ALLOWED
+    "cli": {"cli", "dashboard", "evals", "recorder", "scorers", "migrations", "store", "serving"},
     "scripts": {"scripts", "proxy", "store"},  # what the generated reference is made from
     "run": {"cli"},
 }
@@ -62,6 +63,8 @@ MODULES_ALLOWED = {
         "scorers.reactions",
     },
     ("cli", "recorder"): {"recorder.classify", "recorder.linking", "recorder.turns"},
+    ("cli", "dashboard"): {"dashboard.sign_in"},
+    ("dashboard", "recorder"): {"recorder.classify", "recorder.linking"},
 }
 
 #: library -> packages or modules that may import it.
@@ -69,8 +72,9 @@ OWNERS = {
     "sqlalchemy": {"store", "migrations"},
     "alembic": {"migrations"},
     "aiohttp": {"serving", "bench.passthrough"},
-    "starlette": {"proxy", "serving.openai_server", "bench.passthrough"},
-    "uvicorn": {"proxy", "serving.openai_server.serve", "bench.passthrough"},
+    "jinja2": {"dashboard", "serving.openai_server.prompts"},
+    "starlette": {"dashboard", "proxy", "serving.openai_server", "bench.passthrough"},
+    "uvicorn": {"dashboard", "proxy", "serving.openai_server.serve", "bench.passthrough"},
     "litellm": {"scorers"},
     "torch": {"trainer", "serving.embedded", "models", "bench", "evals"},
     "transformers": {"trainer", "serving.embedded", "serving.tinker", "models", "bench", "evals"},
@@ -90,6 +94,7 @@ SANS_IO = {
     "store.policies",
     "store.values",
     "store.hashing",
+    "store.hosts",
     "store.texts",
     "store.wishes",
     "serving.openai_server.detokenize",
@@ -116,7 +121,9 @@ SANS_IO = {
     "wire.prefix_cache",
     "wire.json_splice",
     "wire.content_encoding",
+    "dashboard.charts",
     "proxy.endpoints",
+    "proxy.pages",
     "proxy.cors",
     "wire.chat_request",
     "wire.user_text",

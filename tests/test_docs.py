@@ -86,7 +86,7 @@ def test_every_endpoint_and_header_of_the_reference_is_used_by_the_proxy() -> No
     }
     tables = sources.pop("endpoints.py")
     used = "\n".join(sources.values())
-    names = re.findall(r"^([A-Z]+) = Endpoint\(", tables, flags=re.MULTILINE)
+    names = re.findall(r"^([A-Z_]+) = Endpoint\(", tables, flags=re.MULTILINE)
     assert len(names) == len(ENDPOINTS)
     assert [name for name in names if not re.search(rf"\b{name}\b", sources["app.py"])] == []
     assert [name for name in [*REQUEST_HEADERS, *RESPONSE_HEADERS] if f'b"{name}"' not in used] == []

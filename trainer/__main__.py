@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from store.errors import AdapterError, ConfigError, RecordError
+from store.errors import AdapterError, ConfigError, PatinaError, RecordError
 from store.record import Record
 from store.settings import Settings
 from store.values import Json
@@ -20,9 +21,19 @@ def main() -> int:
         prog="python -m trainer", description="Turn verdicts into adapter versions."
     )
     parser.add_argument("--settings", type=Path, required=True, help="settings file written by run.py")
+    parser.add_argument(
+        "--replay",
+        type=Path,
+        help="compute recorded versions again as this file says, and exit; the result replaces the file",
+    )
     arguments = parser.parse_args()
     try:
         settings = Settings.load(arguments.settings)
+        if arguments.replay is not None:
+            asked = json.loads(arguments.replay.read_text(encoding="utf-8"))
+            found = asyncio.run(_replay(settings, asked))
+            arguments.replay.write_text(json.dumps(found), encoding="utf-8")
+            return 0
         return asyncio.run(_run(settings))
     except (ConfigError, AdapterError, RecordError) as exc:
         print(f"patina: {exc}", file=sys.stderr)
@@ -46,6 +57,27 @@ async def _run(settings: Settings) -> int:
     finally:
         await record.close()
     return 0
+
+
+async def _replay(settings: Settings, asked: Json) -> Json:
+    """Remove the folders and run the jobs that are asked for; return what became of them."""
+    import torch
+
+    from trainer.replay_versions import ReplayJob, VersionReplay, remove_folders
+
+    torch.set_num_threads(settings.resolved_threads)
+    found: Json = {"not_removed": remove_folders(asked.get("remove", []), settings), "replays": []}
+    record = await Record.open(settings.database_url)
+    try:
+        for job in asked.get("jobs", []):
+            try:
+                report = await VersionReplay(record, settings, ReplayJob.from_json(job)).run()
+                found["replays"].append(report.to_json())
+            except PatinaError as exc:
+                found["replays"].append({"policy": job["policy"], "start": job["start"], "error": str(exc)})
+    finally:
+        await record.close()
+    return found
 
 
 def _wandb_log(settings: Settings) -> Callable[[Json], None]:

@@ -243,7 +243,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
     def state(self) -> Json:
         """What the next attempt depends on beside the version it starts from, its turns and the settings."""
         return {
-            "version": self.version,
+            "version": self._counted_version,
             "learning_rate": self._rate,
             "rejected_in_a_row": self._rejected_in_a_row,
         }

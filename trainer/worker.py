@@ -134,8 +134,11 @@ class _Unlearning:
         self.failures += 1
 
 
-def make_workshop(settings: Settings, device: Device) -> VersionTrainer:
+def make_workshop(settings: Settings, device: Device, pinned: Json | None = None) -> VersionTrainer:
     """The trainer where these settings have the weights. The device is ours while this runs, and for the turns to come.
+
+    Args:
+        pinned: state of the attempt to replay; see `LocalVersionTrainer`.
 
     Raises:
         ConfigError: the model cannot be loaded, or what is asked for cannot be had there.
@@ -147,7 +150,7 @@ def make_workshop(settings: Settings, device: Device) -> VersionTrainer:
         return TinkerVersionTrainer(settings)
     from trainer.version_trainer import LocalVersionTrainer
 
-    trainer = LocalVersionTrainer(settings)
+    trainer = LocalVersionTrainer(settings, pinned=pinned)
     device.enter, device.leave = trainer.policy.unpark, trainer.policy.park
     trainer.policy.at_boundary = device.boundary
     return trainer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -145,3 +145,35 @@ def text_content(texts: Iterable[str]) -> str | list[Json]:
     """Return texts as chat content: one text as a string, several as parts, so that each keeps its own bytes."""
     found = list(texts)
     return found[0] if len(found) == 1 else [{"type": "text", "text": text} for text in found]
+
+
+def arrange_system_messages(messages: Sequence[Json]) -> list[Json]:
+    """Return messages with one system message at most, at the front: most chat templates take no other.
+
+    Leading ones are merged. A later one becomes a part of the message before it, marked as clients of agents mark such text, which is neither
+    the user's nor a tool's.
+    """
+    split = 0
+    while split < len(messages) and messages[split].get("role") == "system":
+        split += 1
+    found = list(messages[:split])
+    if split > 1:
+        found = [
+            {"role": "system", "content": [part for message in found for part in _parts(message["content"])]}
+        ]
+    for message in messages[split:]:
+        if message.get("role") != "system":
+            found.append(message)
+            continue
+        text = "\n".join(str(part.get("text", "")) for part in _parts(message["content"]))
+        marked = {"type": "text", "text": f"<system-reminder>\n{text}\n</system-reminder>"}
+        before = found[-1]
+        if before["role"] in ("user", "tool"):
+            found[-1] = {**before, "content": [*_parts(before["content"]), marked]}
+        else:
+            found.append({"role": "user", "content": marked["text"]})
+    return found
+
+
+def _parts(content: str | list[Json]) -> list[Json]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]

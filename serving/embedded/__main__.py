@@ -15,6 +15,7 @@ from pathlib import Path
 
 from serving.ports import bind, listen
 from store.errors import ConfigError
+from store.keys import read_key_file
 
 _OPTION = "--port"
 
@@ -55,6 +56,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--kv-cache-gb", type=float, default=4.0, help="memory for keys and values (default: %(default)s)")
     add("--logprobs-mode", choices=["raw_logprobs", "processed_logprobs"], default="raw_logprobs",
         help="report log-probabilities before (raw) or after temperature, penalties and truncation (default: %(default)s)")  # fmt: skip
+    add(
+        "--api-key-file",
+        type=Path,
+        help="file that holds the key that clients must send as Bearer (default: none)",
+    )
     return parser
 
 
@@ -119,7 +125,10 @@ def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
         ),
     )
     server = OpenAIServer(
-        host, served_names=arguments.served_model_name or [arguments.model], root=arguments.model
+        host,
+        served_names=arguments.served_model_name or [arguments.model],
+        root=arguments.model,
+        api_key=read_key_file(arguments.api_key_file),
     )
     address, port = listen(listener, backlog=512, option=_OPTION)
     size = f"{model.parameters / 1e6:.1f} M parameters, {str(model.dtype).removeprefix('torch.')}, {model.device}"

@@ -23,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from serving.openai_server.engine import Job, LoadedAdapter, SamplingEngine
+from serving.openai_server.guard import KeyGuard
 from serving.openai_server.prompts import render_chat
 from serving.openai_server.schemas import (
     ChatBody,
@@ -114,9 +115,12 @@ class OpenAIServer:
     Args:
         served_names: names of the base model; replies contain the first.
         root: source of the base model, for the list of models.
+        api_key: expected of every request; "": none (`KeyGuard`).
     """
 
-    def __init__(self, engine: SamplingEngine[Any], *, served_names: Sequence[str], root: str) -> None:
+    def __init__(
+        self, engine: SamplingEngine[Any], *, served_names: Sequence[str], root: str, api_key: str = ""
+    ) -> None:
         self.engine = engine
         self.served_names = tuple(served_names)
         self.root = root
@@ -124,7 +128,7 @@ class OpenAIServer:
         self._loading: set[str] = set()
         self._started = int(time.time())
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.app = Starlette(
+        routes = Starlette(
             routes=[
                 Route("/health", self._health),
                 Route("/version", self._version),
@@ -141,6 +145,9 @@ class OpenAIServer:
             lifespan=self._lifespan,
             exception_handlers={RequestError: _on_request_error, HTTPException: _on_http_error},
         )
+        # A redirect would name this port's address to whoever asks.
+        routes.router.redirect_slashes = False
+        self.app = KeyGuard(routes, api_key)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:

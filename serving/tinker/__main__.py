@@ -17,6 +17,7 @@ from pathlib import Path
 from serving.ports import bind, listen
 from serving.tinker.service import address, api_key
 from store.errors import ConfigError
+from store.keys import read_key_file
 from store.settings import Settings, default_environment
 
 _OPTION = "--port"
@@ -31,6 +32,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--settings", type=Path, required=True, help="settings file, as the supervisor writes it")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=int, default=8000, help="port to listen on; 0: any free one (default: %(default)s)")
+    add(
+        "--api-key-file",
+        type=Path,
+        help="file that holds the key that clients must send as Bearer (default: none)",
+    )
     return parser
 
 
@@ -61,7 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         host = TinkerEngine(
             settings, load_local_tokenizer(settings.model_path), on_config_error=on_config_error
         )
-        server = OpenAIServer(host, served_names=[settings.policy], root=settings.model_path)
+        server = OpenAIServer(
+            host,
+            served_names=[settings.policy],
+            root=settings.model_path,
+            api_key=read_key_file(arguments.api_key_file),
+        )
         name, port = listen(listener, backlog=512, option=_OPTION)
         print(
             f"serving.tinker: {settings.model_name} of {address(settings)} on http://{name}:{port}",

@@ -26,6 +26,8 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+from store.errors import ConfigError
+from store.keys import read_key_file
 from store.settings import child_environment
 
 _MODULE = "vllm.entrypoints.openai.api_server"
@@ -57,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="kill vLLM when its engine has been dead for this many seconds (%(default)s)",
     )
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="vLLM's environment")
+    parser.add_argument("--api-key-file", type=Path, help="file that holds the key that vLLM is to require")
     parser.add_argument("flags", nargs="*", help="vLLM's own flags, after --")
     return parser
 
@@ -66,6 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     command = [str(arguments.python), "-m", _MODULE, *arguments.flags]
     environment = child_environment(**dict(pair.split("=", 1) for pair in arguments.set))
+    try:
+        if key := read_key_file(arguments.api_key_file):
+            environment["VLLM_API_KEY"] = key  # not as --api-key, which every user of this machine could read
+    except ConfigError as error:
+        print(f"serving.vllm: {error}", file=sys.stderr)
+        return 2
     return asyncio.run(
         supervise(
             command, environment, arguments.url, arguments.state, arguments.run_id, dead_s=arguments.dead_s

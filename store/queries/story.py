@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from store import schema
 from store.hashing import ROOT
+from store.lifecycle import DropReason
 from store.queries.common import chain_messages
 from store.values import Completion, Json, Relation, Remembered, TurnKind
 
@@ -93,7 +94,7 @@ def recollect(connection: sa.Connection, limit: int) -> list[Remembered]:
     columns = (
         t.turn_id, t.session_id, t.parent_turn_id, t.turn_index, t.kind, t.relation, t.link_reason, t.kind_reason, t.kind_evidence, t.key_name, t.client, t.user,
         t.created_at, t.finished_at, t.request_key, t.reply_key, t.finish_reason, t.preamble_node, t.history_node, t.request, t.completion,
-        t.tool_calls,
+        t.tool_calls, t.main_drop_reason,
     )  # fmt: skip
     query = sa.select(*columns).order_by(t.created_at.desc(), t.turn_id.desc()).limit(limit)
     rows = connection.execute(query).all()
@@ -176,4 +177,5 @@ def _remembered(
         completion=Completion(
             text=row.completion, tool_calls=tuple(json.loads(row.tool_calls)), finish_reason=row.finish_reason
         ),
+        main_drop_reason=None if row.main_drop_reason is None else DropReason(row.main_drop_reason),
     )

@@ -22,7 +22,7 @@ from store.database import Prepared, insert_ignore, present
 from store.hashing import ROOT, chain, digest, text_key, wire_json
 from store.lifecycle import REVIVABLE, DropReason, Event, Stage, advance, sources
 from store.queries.common import full_ids, move
-from store.values import Json, KindCorrection, NewTurn, NextState
+from store.values import Json, KindCorrection, LinkCorrection, NewTurn, NextState, TurnKind
 
 _PREAMBLE_ROLES = frozenset({"system", "developer"})
 
@@ -114,6 +114,10 @@ class _Batch:
         asked = {t.turn_id for t in turns} | {t.parent_turn_id for t in turns if t.parent_turn_id}
         asked |= {state.turn_id for turn in turns for state in _next_states(turn)}
         self._there = present(connection, schema.turns.c.turn_id, list(asked))
+        # An entry of the journal may be read again after its turn was forgotten.
+        self._forgotten = present(
+            connection, schema.forgotten_turns.c.turn_id, [turn.turn_id for turn in turns]
+        )
         self.kept: list[tuple[NewTurn, _Stored]] = []
         self._messages: dict[str, str] = {}
         self._nodes: list[Json] = []
@@ -122,9 +126,10 @@ class _Batch:
         self._next_states: list[Json] = []
         self._answers: list[Json] = []
         self._corrections: list[KindCorrection] = []
+        self._link_corrections: list[LinkCorrection] = []
 
     def add(self, turn: NewTurn) -> None:
-        if turn.turn_id in self._there:
+        if turn.turn_id in self._there or turn.turn_id in self._forgotten:
             return  # written before: a retry, or replayed from the journal
         self._there.add(turn.turn_id)
         parent = turn.parent_turn_id if turn.parent_turn_id in self._there else None
@@ -169,6 +174,7 @@ class _Batch:
             }
         )
         self._corrections += turn.corrections
+        self._link_corrections += turn.link_corrections
         for state in _next_states(turn):
             if state.turn_id in self._there:
                 self._answer(state)
@@ -235,6 +241,8 @@ class _Batch:
         _INSERT_TURN_STATES.many(connection, self._states)
         for correction in self._corrections:
             _correct_kind(connection, correction)
+        for moved in self._link_corrections:
+            _correct_link(connection, moved)
         _INSERT_NEXT_STATES.many(connection, self._next_states)
         for statement in _ANSWER:
             statement.many(connection, self._answers)
@@ -262,6 +270,16 @@ def _correct_kind(connection: sa.Connection, found: KindCorrection) -> None:
             kind_evidence=wire_json([list(pair) for pair in found.evidence]),
         )
     )
+    if found.kind is TurnKind.SIDE:
+        move(
+            connection,
+            [found.turn_id],
+            Event.DROP,
+            found.at,
+            drop_reason=DropReason.SIDE_TURN.value,
+            detail=found.reason,
+        )
+        return
     of_side = lv.drop_reason == DropReason.SIDE_TURN.value
     if found.drop_reason is None:
         move(
@@ -279,6 +297,23 @@ def _correct_kind(connection: sa.Connection, found: KindCorrection) -> None:
             .where(lv.turn_id == found.turn_id, of_side)
             .values(drop_reason=found.drop_reason.value, detail=None)
         )
+
+
+def _correct_link(connection: sa.Connection, found: LinkCorrection) -> None:
+    """Move a turn to where it belongs."""
+    t = schema.turns.c
+    connection.execute(
+        sa.update(schema.turns)
+        .where(t.turn_id == found.turn_id)
+        .values(
+            session_id=found.session_id,
+            parent_turn_id=found.parent_turn_id,
+            turn_index=found.turn_index,
+            relation=found.relation.value,
+            link_reason=found.link_reason,
+        )
+    )
+    move(connection, [found.turn_id], Event.RECONSIDER, found.at)  # a verdict may rest on the first place
 
 
 def _columns(turn: NewTurn) -> Json:
@@ -317,6 +352,7 @@ def _columns(turn: NewTurn) -> Json:
         "reply_key": turn.reply_key,
         "completion_key": text_key(completion.text),
         "drop_detail": turn.drop_detail,
+        "main_drop_reason": None if turn.main_drop_reason is None else turn.main_drop_reason.value,
     }
 
 

@@ -92,7 +92,7 @@ def test_the_recorder_is_stopped_after_every_gateway() -> None:
 
 def test_the_built_in_engine_and_the_four_processes_beside_it() -> None:
     found = processes(read_settings({"backend": "embedded", "adapter_slots": 5}))
-    assert list(found) == ["backend", "recorder", "proxy", "scorer", "trainer"]
+    assert list(found) == ["backend", "recorder", "proxy", "dashboard", "scorer", "trainer"]
     assert values(found["backend"], "--max-loras") == ["5"]
     url = f"http://127.0.0.1:{values(found['backend'], '--port')[0]}"
     assert values(found["proxy"], "--backend-url") == values(found["scorer"], "--judge-url") == [url]
@@ -112,7 +112,7 @@ def test_vllm_is_kept_with_flags_from_the_settings(vllm_python: Path, tmp_path: 
     )
     made = plan_backend(settings)
     found = processes(settings)
-    assert list(found) == ["backend", "recorder", "proxy", "scorer", "trainer"]
+    assert list(found) == ["backend", "recorder", "proxy", "dashboard", "scorer", "trainer"]
     command = found["backend"]
     assert command[:3] == [sys.executable, "-m", "serving.vllm"]
     assert values(command, "--python") == [str(vllm_python)]
@@ -158,7 +158,7 @@ def test_a_running_vllm_is_attached_to_and_learns() -> None:
         settings = read_settings({"backend": "vllm", "upstream": f"{one},{two}"})
         assert base_models(one, "") == ["org/patina-tiny"]
         found = processes(settings)
-    assert list(found) == ["recorder", "proxy", "scorer", "trainer"]
+    assert list(found) == ["recorder", "proxy", "dashboard", "scorer", "trainer"]
     assert values(found["proxy"], "--backend-url") == [one, two]
     assert values(found["scorer"], "--judge-url") == [one]
     assert values(found["scorer"], "--judge-model") == ["org/patina-tiny"]
@@ -174,7 +174,7 @@ def test_an_attached_server_may_be_away_and_another_model_name_is_reported() -> 
 
 def test_an_upstream_alone_is_served_and_recorded_only() -> None:
     found = processes(read_settings({"upstream": "http://127.0.0.1:9"}))
-    assert list(found) == ["recorder", "proxy", "scorer"]
+    assert list(found) == ["recorder", "proxy", "dashboard", "scorer"]
     assert "--backend-url" not in found["proxy"]
 
 
@@ -216,7 +216,7 @@ def test_a_tinker_server_is_asked_for_its_health_before_anything_is_started(tmp_
         )
         made = plan_backend(settings)
         found = processes(settings)
-    assert list(found) == ["backend", "recorder", "proxy", "scorer", "trainer"]
+    assert list(found) == ["backend", "recorder", "proxy", "dashboard", "scorer", "trainer"]
     command = found["backend"]
     assert command[:3] == [sys.executable, "-m", "serving.tinker"]
     # no key on a command line: it is in the settings file, which only this user can read

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cli import clients
-from cli.drop_reasons import sentence_of
 from cli.main import main
 from migrations import upgrade
+from store.drop_reasons import sentence_of
 from store.lifecycle import DropReason
 from store.record import Record
 from store.settings import read_settings

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from cli.drop_reasons import SENTENCES
 from cli.main import main
 from cli.unused import lines_of
-from cli.wishes import list_wishes, version_before
+from cli.wishes import version_before
+from store.drop_reasons import SENTENCES
 from store.lifecycle import DropReason
 from store.record import Record
 from store.settings import read_settings
 from store.values import AdapterState, AdapterVersion, Json, StatedHint, StepReport, UnusedComplaint, WishEdit
+from store.wish_list import list_wishes
 from store.wishes import CANONICAL
 from tests.cli.test_commands import fill
 from tests.making import make_answer, make_turn, make_verdict

@@ -74,7 +74,7 @@ def ask(text: str, *, system: str = "", history: int = 0, **request: Any) -> tup
         pytest.param("search_queries", "Rewrite the follow-up message so that it stands alone.\nA: b\nC: and then?", {}, marks=UNDECIDED),
         ("autocomplete", "PREFIX:\nx = \nSUFFIX:\n", {}),
         ("autocomplete", "Merge the snippet into the file and return only the file.\n<file>x</file>", {}),
-        pytest.param("commit_message", "diff --git a/x b/x\n+y", {"system": "You write git commit messages."}, marks=UNDECIDED),
+        ("commit_message", "diff --git a/x b/x\n+y", {"system": "You write git commit messages."}),
         pytest.param("summary", "Write down everything a fresh agent needs to carry on.", {"history": 3}, marks=UNDECIDED),
         ("summary", "请将以上对话压缩成摘要，这份摘要将替代之前的历史", {"history": 3}),
         ("memory", "Review the conversation above and save what is worth remembering.", {"history": 3}),

@@ -188,7 +188,7 @@ def test_a_framework_retry_is_at_most_weak_evidence_and_never_a_hint(role: str, 
     rejected = turn(make_answer("t", "u", text, role=role, relation=Relation.FRAMEWORK_RETRY))
     verdict, drop = read_turn(rejected, now=1.0)
     assert (verdict.value, verdict.hint, verdict.follow_up) == (value, None, None)
-    assert (verdict.source, drop) == (("rule:schema", None) if value else ("nobody", DropReason.ABSTAINED))
+    assert (verdict.source, drop) == (("rule:schema", None) if value else ("none", DropReason.ABSTAINED))
     assert next_words(rejected) is None  # no judge is asked
 
 

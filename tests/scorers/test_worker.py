@@ -124,7 +124,7 @@ async def test_rules_move_turns_on_with_verdict_hint_and_source(record: Record) 
         "complaint": (-1, "Too long, and no emoji please.", "rule:complaint", "scored"),
         "thanks": (1, None, "rule:thanks", "scored"),
         "retry": (-1, None, "rule:retry", "scored"),
-        "tool": (None, None, "nobody", "dropped"),
+        "tool": (None, None, "none", "dropped"),
     }
     assert await stage(record, "complaint-next") is Stage.RECORDED  # nothing has followed it
 
@@ -138,7 +138,7 @@ async def test_a_neutral_follow_up_is_scored_zero_and_keeps_its_words(
     async with running(keeping, chain()) as worker:
         await until(lambda: worker.counters.scored == 1)
     (verdict,) = written
-    assert (verdict.value, verdict.hint, verdict.source) == (0, None, "nobody")
+    assert (verdict.value, verdict.hint, verdict.source) == (0, None, "none")
     assert verdict.follow_up == FollowUp(text="And the capital of Peru?", is_question=True)
     assert await stage(record, "a") is Stage.SCORED
 
@@ -151,7 +151,7 @@ async def test_an_undecided_turn_is_dropped_as_abstained_with_its_row(record: Re
         await until(lambda: worker.counters.abstained == 1)
     fate = (await record.fates(["a"]))["a"]
     assert (fate.stage, fate.drop_reason) == (Stage.DROPPED, DropReason.ABSTAINED)
-    assert (await rows(record))["a"]["verdict_source"] == "nobody"
+    assert (await rows(record))["a"]["verdict_source"] == "none"
 
 
 async def test_explicit_feedback_outweighs_what_was_guessed(record: Record) -> None:
@@ -207,7 +207,7 @@ async def test_a_judge_with_unreadable_answers_abstains_and_the_words_are_kept(
         assert worker.state() == "running"
         assert worker.counters.judge_failures == 1
     (verdict,) = written
-    assert (verdict.value, verdict.source) == (0, "nobody")
+    assert (verdict.value, verdict.source) == (0, "none")
     assert "no score" in verdict.detail["judge_error"]
 
 

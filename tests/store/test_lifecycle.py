@@ -25,8 +25,13 @@ def test_a_dead_worker_gives_its_turns_back() -> None:
     assert advance(Stage.CLAIMED, Event.RELEASE) is Stage.SCORED
 
 
-def test_nothing_follows_training() -> None:
-    assert TRANSITIONS[Stage.TRAINED] == {}
+def test_training_is_only_undone_for_what_a_person_forgets() -> None:
+    assert set(TRANSITIONS[Stage.TRAINED]) == {Event.FORGET, Event.UNTRAIN}
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_every_turn_can_be_forgotten(stage: Stage) -> None:
+    assert advance(stage, Event.FORGET) is Stage.DROPPED
 
 
 def test_a_claim_is_possible_from_one_stage_only_so_nothing_trains_twice() -> None:

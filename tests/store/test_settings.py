@@ -1,4 +1,5 @@
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -6,7 +7,15 @@ import pytest
 
 from store.errors import ConfigError
 from store.learning import LearningConfig
-from store.settings import Settings, ensure_api_key, read_settings, to_json
+from store.settings import (
+    Settings,
+    ensure_api_key,
+    make_private,
+    read_settings,
+    renew_backend_key,
+    to_json,
+    without_secrets,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -144,3 +153,69 @@ def test_learning_settings_are_read_as_text_from_the_environment_and_beside_othe
     assert (given.learning.alpha, given.learning.top_k, given.seed) == (1.0, 7, 3)
     given.dump(tmp_path / "settings.json")
     assert Settings.load(tmp_path / "settings.json").learning == given.learning
+
+
+def test_a_port_that_other_machines_reach_needs_a_key_or_a_word() -> None:
+    for host in ("0.0.0.0", "::", "192.168.1.2", "patina.example"):
+        with pytest.raises(ConfigError, match="without a key opens the model"):
+            read_settings({"proxy_host": host, "api_key": ""})
+        assert read_settings({"proxy_host": host, "api_key": "k"}).proxy_host == host
+        assert read_settings({"proxy_host": host}).api_key is None  # one is made at the first start
+        assert read_settings({"proxy_host": host, "api_key": "", "insecure": True}).insecure
+    assert read_settings({"proxy_host": "localhost", "api_key": ""}).is_loopback
+
+
+def test_a_home_is_closed_whatever_the_umask_and_also_when_it_existed(tmp_path: Path) -> None:
+    def mode(path: Path) -> int:
+        return path.stat().st_mode & 0o7777
+
+    before = os.umask(0)
+    try:
+        make_private(tmp_path / "new" / "home")
+        assert mode(tmp_path / "new" / "home") == 0o700
+        for name, inside in (("empty", None), ("earlier", "patina.db")):
+            folder = tmp_path / name
+            folder.mkdir(mode=0o755)
+            if inside is not None:
+                (folder / inside).touch()
+            make_private(folder)
+            assert mode(folder) == 0o700
+        shared = tmp_path / "shared"
+        shared.mkdir(mode=0o755)
+        (shared / "other").touch()
+        with pytest.raises(ConfigError, match=f"chmod 700 {shared}"):
+            make_private(shared)
+        assert mode(shared) == 0o755  # a folder of other things is left as it is
+        public = tmp_path / "public"
+        public.mkdir()
+        public.chmod(0o1777)  # as /tmp
+        with pytest.raises(ConfigError, match="chmod 700"):
+            make_private(public)
+    finally:
+        os.umask(before)
+
+
+def test_a_child_gets_no_secret_but_what_it_needs() -> None:
+    environment = {
+        "PATH": "/bin", "TOKENIZERS_PARALLELISM": "false", "SSH_AUTH_SOCK": "/x", "OPENAI_API_KEY": "a", "HF_TOKEN": "b",
+        "AWS_SECRET_ACCESS_KEY": "c", "SGLANG_API_KEY": "d", "PATINA_UPSTREAM_API_KEY": "e", "DB_PASSWORD": "f",
+        "PATINA_DATABASE": "postgresql://u:p@h/d",
+    }  # fmt: skip
+    plain = {"PATH": "/bin", "TOKENIZERS_PARALLELISM": "false", "SSH_AUTH_SOCK": "/x"}
+    assert without_secrets(environment) == plain
+    assert without_secrets(environment, {"HF_TOKEN"}) == {**plain, "HF_TOKEN": "b"}
+
+
+def test_the_backends_secret_is_new_at_each_start_and_for_its_owner_only(tmp_path: Path) -> None:
+    settings = read_settings({"home": tmp_path, "upstream_api_key": "theirs"})
+    assert settings.backend_key == "theirs"  # no backend of ours has been started
+    settings.backend_key_file.parent.mkdir()
+    keys = set()
+    for _ in range(2):
+        renew_backend_key(settings)
+        keys.add(settings.backend_key)
+        assert settings.backend_key_file.stat().st_mode & 0o777 == 0o600
+    assert len(keys) == 2
+    assert min(map(len, keys)) > 40
+    attached = settings.model_copy(update={"upstream": "http://127.0.0.1:8000", "backend": "vllm"})
+    assert attached.backend_key == "theirs"

@@ -1,6 +1,6 @@
 """Text of messages."""
 
-from store.texts import content_text, last_user_text
+from store.texts import content_text, last_user_text, strip_controls
 from store.values import Json
 
 
@@ -17,3 +17,8 @@ def test_the_last_user_message_counts_whatever_its_form() -> None:
     messages: list[Json] = [{"role": "user", "content": "a"}, parts, {"role": "assistant", "content": "d"}]
     assert last_user_text(messages) == "b\nc"
     assert last_user_text(messages[2:]) == ""
+
+
+def test_what_steers_a_terminal_is_stripped_and_the_text_stays() -> None:
+    hostile = "a\x1b]0;title\x07b\x1b[31mc\x9b2Jd\u202ee\u2066f\x7fg\r\nh\ti ü 🎉"
+    assert strip_controls(hostile) == "a]0;titleb[31mc2Jdefg\nh\ti ü 🎉"

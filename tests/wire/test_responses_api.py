@@ -20,6 +20,7 @@ from wire.api_translation import StreamTranslator, Untranslatable
 from wire.responses_api.items import input_items, item_id, messages_of, turn_of
 from wire.responses_api.reply import ResponseSynthesizer
 from wire.responses_api.request import history_of, referenced_turns, translate_request
+from wire.user_text import strip_client_context
 
 TURN = "turn_0123456789abcdef012345"
 JSON = '{"city":  "Oslo",\n "days": 1.50}'
@@ -89,16 +90,20 @@ def test_two_replies_in_a_row_stay_two_messages() -> None:
     assert [m["content"] for m in messages_of(items, {})] == ["one", "two"]
 
 
-def test_leading_system_and_developer_messages_are_one_system_message() -> None:
+def test_there_is_one_system_message_at_the_front() -> None:
     items = [
-        {"role": "developer", "content": "A"},
-        {"role": "system", "content": "B"},
-        {"role": "user", "content": "C"},
-        {"role": "developer", "content": "D"},
-    ]
+        {"role": "developer", "content": "A"}, {"role": "system", "content": "B"}, {"role": "user", "content": "C"}, {"role": "developer", "content": "D"},
+        {"role": "assistant", "content": "E"}, {"role": "developer", "content": "F"},
+    ]  # fmt: skip
     messages = chat_of({"input": items, "instructions": "I"})["messages"]
-    assert [m["role"] for m in messages] == ["system", "user", "system"]
+    assert [m["role"] for m in messages] == ["system", "user", "assistant", "user"]
     assert [part["text"] for part in messages[0]["content"]] == ["I", "A", "B"]
+    assert [part["text"] for part in messages[1]["content"]] == [
+        "C",
+        "<system-reminder>\nD\n</system-reminder>",
+    ]
+    assert messages[3]["content"] == "<system-reminder>\nF\n</system-reminder>"
+    assert strip_client_context("C\n" + messages[1]["content"][1]["text"]).strip() == "C"
 
 
 def test_instructions_are_not_inherited() -> None:

@@ -12,7 +12,14 @@ from typing import Any
 import orjson
 
 from store.values import Json
-from wire.api_translation import ApiRequest, Untranslatable, drop_none, read_object, text_content
+from wire.api_translation import (
+    ApiRequest,
+    Untranslatable,
+    arrange_system_messages,
+    drop_none,
+    read_object,
+    text_content,
+)
 from wire.json_splice import elements, members
 
 NAME = "messages"
@@ -80,6 +87,7 @@ def translate_request(raw: bytes, *, is_count: bool = False) -> ApiRequest:
     messages = list(_system(body.get("system")))
     for position, message in enumerate(given):
         messages += _messages(message, position, inputs)
+    messages = arrange_system_messages(messages)
     if messages[-1]["role"] == "assistant":
         raise Untranslatable(
             "This server does not continue an assistant message: the conversation must end with a user message."

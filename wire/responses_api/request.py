@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from store.values import Json, RecordedTurn
-from wire.api_translation import ApiRequest, Untranslatable
+from wire.api_translation import ApiRequest, Untranslatable, arrange_system_messages
 from wire.chat_reply import assistant_message
 from wire.redaction import redact_body
 from wire.responses_api.items import messages_of, turn_of
@@ -127,7 +127,7 @@ def translate_request(
     instructions = body.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
         raise Untranslatable("instructions must be a string.", param="instructions")
-    messages = merge_leading(
+    messages = arrange_system_messages(
         [*([{"role": "system", "content": instructions}] if instructions else []), *inherited, *own]
     )
     if not messages:
@@ -193,20 +193,6 @@ def _input(body: Json) -> list[Any]:
     if not isinstance(given, list):
         raise Untranslatable("input must be a string or a list of items.", param="input")
     return given
-
-
-def merge_leading(messages: list[Json]) -> list[Json]:
-    """Merge the leading system messages into one: many chat templates take one, and only at the front."""
-    split = 0
-    while split < len(messages) and messages[split].get("role") == "system":
-        split += 1
-    if split < 2:
-        return messages
-    parts: list[Json] = []
-    for message in messages[:split]:
-        content = message["content"]
-        parts += content if isinstance(content, list) else [{"type": "text", "text": content}]
-    return [{"role": "system", "content": parts}, *messages[split:]]
 
 
 def _sampling_fields(body: Json) -> Json:

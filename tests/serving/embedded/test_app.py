@@ -484,6 +484,33 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_with_a_key_file_the_engine_serves_its_holder_only_and_never_redirects(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    key.write_text("secret\n")
+    with running(tiny_model, "--api-key-file", str(key), "--threads", "1") as (address, process):
+        assert "secret" not in Path(f"/proc/{process.pid}/cmdline").read_text()
+        holder = {"authorization": "Bearer secret"}
+        for path in ("/health", "/v1/models", "/stats"):
+            assert httpx.get(f"{address}{path}").status_code == 401
+            assert httpx.get(f"{address}{path}", headers=holder).status_code == 200
+        reply = httpx.post(f"{address}/v1/chat/completions/", json={"messages": HI}, headers=holder)
+        assert (reply.status_code, reply.headers.get("location")) == (404, None)
+    key.write_text("")
+    command = [
+        sys.executable,
+        "-m",
+        "serving.embedded",
+        "--model",
+        str(tiny_model),
+        "--api-key-file",
+        str(key),
+    ]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (found.returncode, f"the key file {key} is empty" in found.stderr) == (2, True)
+
+
 def test_help_does_not_load_torch() -> None:
     code = "import sys; import serving.embedded.__main__ as m; m.build_parser().format_help(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

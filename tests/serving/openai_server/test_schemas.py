@@ -45,6 +45,8 @@ def chat(**fields: Any) -> ChatBody:
     ("fields", "where"),
     [
         ({"temperature": -1}, "temperature"),
+        ({"temperature": 9}, "temperature"),
+        ({"temperature": 2.01}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_k": -2}, "top_k"),

@@ -173,3 +173,13 @@ def test_the_cause_is_the_first_error_and_not_those_who_could_not_go_on() -> Non
     )
     assert find_error_line("Killed\n") == "Killed"
     assert find_error_line("") == ""
+
+
+def test_vllm_gets_its_key_where_other_users_of_the_machine_cannot_read_it(keeper: Keeper) -> None:
+    key = keeper.folder / "key"
+    key.write_text("secret-of-this-start")
+    keeper.start("--api-key-file", str(key))
+    listener, _ = keeper.pids()
+    assert b"VLLM_API_KEY=secret-of-this-start" in Path(f"/proc/{listener}/environ").read_bytes()
+    for pid in (listener, keeper.process.pid if keeper.process else 0):
+        assert b"secret-of-this-start" not in Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -1,0 +1,496 @@
+"""The routes of the page: sign-in, pages, and the actions that a form can take.
+
+Rules: a page shows only what its viewer may see; every action is a POST with a cookie and the form's token; all text is escaped by the
+template engine, and the content policy forbids scripts that are not ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode
+
+import orjson
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from dashboard import views
+from dashboard.chat import ChatPanel
+from dashboard.evaluations import find_folder, list_runs
+from dashboard.sign_in import COOKIE, COOKIE_S, Session, SignIn
+from dashboard.views import StatusCache, Viewer
+from store.errors import RecordError
+from store.journal import EntryKind, JournalWriter
+from store.keys import DEFAULT, KeyFile, Keyring
+from store.policies import group_of, policies_of, policy_name
+from store.record_handle import RecordHandle
+from store.settings import Settings
+from store.texts import last_user_text
+from store.values import Feedback, new_feedback_id
+from store.version import VERSION
+
+log = logging.getLogger(__name__)
+
+PREFIX = "/dashboard"
+#: Names the policy that an owner looks at.
+POLICY_COOKIE = "patina_policy"
+_HERE = Path(__file__).parent
+#: C0 but tab and line feed, DEL, C1, and what changes the direction of text.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+#: Longest form (bytes), and longest text that a person may send with feedback.
+_MAX_FORM, _MAX_TEXT = 1 << 16, 4_000
+_JOURNAL_WAIT_S = 10.0
+_PER_PAGE, _MAX_PER_PAGE = 20, 200
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+Page = Callable[[Request, Viewer], Awaitable[Response]]
+
+
+class NoSignIn(Exception):
+    """The request has no valid cookie and no valid key."""
+
+
+class Dashboard:
+    """The pages and their actions.
+
+    Args:
+        keys: the keys that may sign in.
+        journal: where explicit feedback is appended.
+        gateway_url: base URL of the gateway, for the chat panel.
+        first_key: the owner's key, which the chat panel uses; "": none is needed.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        record: RecordHandle,
+        keys: Keyring,
+        sign_in: SignIn,
+        journal: JournalWriter,
+        gateway_url: str,
+        first_key: str,
+    ) -> None:
+        self._settings = settings
+        self._record = record
+        self._keys = keys
+        self._sign_in = sign_in
+        self._journal = journal
+        self._status = StatusCache()
+        self._chat = ChatPanel(gateway_url, first_key, settings.policy)
+        self._pages = Environment(
+            loader=PackageLoader("dashboard"), autoescape=True, undefined=StrictUndefined, finalize=_visible, trim_blocks=True, lstrip_blocks=True
+        )  # fmt: skip
+        self._pages.filters |= {
+            "when": _when, "ago": _ago, "clip": _clip, "words": views.message_text, "asked": last_user_text, "path": _path,
+        }  # fmt: skip
+
+    def routes(self) -> list[Route | Mount]:
+        """Return the routes, without the prefix that `create_app` adds for pages."""
+        get: dict[str, Page] = {
+            "": self._overview,
+            "/versions": self._versions,
+            "/versions/{number:int}": self._version,
+            "/unused": self._unused,
+            "/conversations": self._conversations,
+            "/turns/{turn_id}": self._turn,
+            "/steps": self._steps,
+            "/people": self._people,
+            "/settings": self._settings_page,
+            "/live": self._live,
+            "/evaluations": self._evaluations,
+            "/try": self._try,
+        }
+        post: dict[str, Page] = {
+            "/rollback": self._rollback,
+            "/training": self._training,
+            "/policy": self._choose_policy,
+            "/turns/{turn_id}/feedback": self._feedback,
+            "/try": self._try_post,
+            "/sign-out": self._sign_out,
+        }
+        found: list[Route | Mount] = [
+            Route(PREFIX + "/", self._page(self._overview), methods=["GET"]),
+            Route(PREFIX + "/sign-in", self._sign_in_page, methods=["GET", "POST"]),
+            Mount(PREFIX + "/static", StaticFiles(directory=_HERE / "static")),
+        ]
+        found += [Route(PREFIX + path, self._page(page), methods=["GET"]) for path, page in get.items()]
+        found += [Route(PREFIX + path, self._action(page), methods=["POST"]) for path, page in post.items()]
+        # The paths that users of CLaaS know.
+        found.append(Route("/v1/dashboard", self._page(self._steps), methods=["GET"]))
+        found.append(Route("/v1/eval", self._page(self._evaluations), methods=["GET"]))
+        return found
+
+    async def close(self) -> None:
+        await self._journal.close()
+        await self._record.close()
+        await self._chat.close()
+
+    # ---- who looks
+
+    def _session(self, request: Request) -> Session:
+        """Return the session of a request. Raises: NoSignIn."""
+        session = self._sign_in.read_cookie(request.cookies.get(COOKIE, ""))
+        if session is not None and self._keys.named(session.key_name) is not None:
+            return session
+        if self._keys.is_open:
+            raise NoSignIn
+        given = request.headers.get("authorization", "")
+        key = given[7:] if given.lower().startswith("bearer ") else request.headers.get("x-patina-key", "")
+        holder = self._keys.holder(key.encode()) if key else None
+        if holder is None:
+            raise NoSignIn
+        return Session(key_name=holder.name, csrf="")
+
+    def _viewer(self, session: Session, request: Request) -> Viewer:
+        """Return who looks. Raises: NoSignIn: the key was revoked meanwhile."""
+        key = self._keys.named(session.key_name)
+        if key is None:
+            raise NoSignIn
+        base = self._settings.policy
+        policy = policy_name(base, key.adapter)
+        if key.is_owner and group_of(base, chosen := request.cookies.get(POLICY_COOKIE, policy)) is not None:
+            policy = chosen
+        return Viewer(
+            name=key.name,
+            key_name=None if key.is_owner else key.name,
+            policy=policy,
+            has_own_policy=key.adapter == key.name,
+            csrf=session.csrf,
+        )
+
+    def _page(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            try:
+                viewer = self._viewer(self._session(request), request)
+            except NoSignIn:
+                if self._keys.is_open:
+                    return self._signed_in(DEFAULT, request.url.path)
+                return RedirectResponse(f"{PREFIX}/sign-in?{urlencode({'next': request.url.path})}", 303)
+            return await self._guarded(page, request, viewer)
+
+        return endpoint
+
+    def _action(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            session = self._sign_in.read_cookie(request.cookies.get(COOKIE, ""))
+            if session is None or self._keys.named(session.key_name) is None:
+                raise HTTPException(403, "Sign in first.")
+            form = await _form(request)
+            if form.get("csrf") != session.csrf:
+                raise HTTPException(403, "This form is not of this page. Reload the page and try again.")
+            request.state.form = form
+            return await self._guarded(page, request, self._viewer(session, request))
+
+        return endpoint
+
+    async def _guarded(self, page: Page, request: Request, viewer: Viewer) -> Response:
+        try:
+            return await page(request, viewer)
+        except RecordError as exc:
+            return self._render("problem.html", viewer, 503, title="The record cannot be read", text=str(exc))
+
+    def _signed_in(self, key_name: str, target: str) -> Response:
+        response = RedirectResponse(target, 303)
+        response.set_cookie(
+            COOKIE, self._sign_in.make_cookie(key_name), max_age=int(COOKIE_S), httponly=True, samesite="strict", path="/"
+        )  # fmt: skip
+        return response
+
+    async def _sign_in_page(self, request: Request) -> Response:
+        target = request.query_params.get("next", PREFIX)
+        if not target.startswith(("/dashboard", "/v1/dashboard", "/v1/eval")):
+            target = PREFIX
+        problem, status = "", 200
+        if token := request.query_params.get("token"):
+            if self._sign_in.use_link(token):
+                # A cookie with SameSite=Strict is not sent along a redirect that another site began: this page leads on by itself.
+                response = self._render("signed_in.html", None, target=target)
+                response.headers["set-cookie"] = self._signed_in(DEFAULT, target).headers["set-cookie"]
+                return response
+            problem, status = "This link was used before or is too old. `run.py open` makes a new one.", 403
+        elif request.method == "POST":
+            holder = self._keys.holder((await _form(request)).get("key", "").strip().encode())
+            if holder is not None:
+                return self._signed_in(holder.name, target)
+            problem, status = "This is not a key of this Patina.", 403
+        return self._render("sign_in.html", None, status, problem=problem)
+
+    async def _sign_out(self, request: Request, viewer: Viewer) -> Response:
+        response = RedirectResponse(f"{PREFIX}/sign-in", 303)
+        response.delete_cookie(COOKIE, path="/")
+        return response
+
+    # ---- pages
+
+    def _render(
+        self, template: str, viewer: Viewer | None, status_code: int = 200, **values: Any
+    ) -> Response:
+        text = self._pages.get_template(template).render(
+            viewer=viewer, prefix=PREFIX, patina_version=VERSION, now=time.time(), **values
+        )
+        return HTMLResponse(text, status_code, headers=_HEADERS)
+
+    async def _overview(self, request: Request, viewer: Viewer) -> Response:
+        record = await self._record.get()
+        found = await views.overview(record, viewer, await self._status.get(record))
+        # htmx asks for the changing part alone.
+        name = "overview_part.html" if "hx-request" in request.headers else "overview.html"
+        return self._render(name, viewer, section="overview", **found)
+
+    async def _versions(self, request: Request, viewer: Viewer) -> Response:
+        record = await self._record.get()
+        found = await views.versions(record, viewer, await record.status())
+        return self._render("versions.html", viewer, section="versions", **found)
+
+    async def _version(self, request: Request, viewer: Viewer) -> Response:
+        record = await self._record.get()
+        found = await views.version(record, viewer, request.path_params["number"], await record.status())
+        if found is None:
+            raise HTTPException(404, f"There is no version {request.path_params['number']}.")
+        return self._render("version.html", viewer, section="versions", **found)
+
+    async def _unused(self, request: Request, viewer: Viewer) -> Response:
+        found = await views.unused(await self._record.get(), viewer, _number(request, "before"))
+        return self._render("unused.html", viewer, section="unused", **found)
+
+    async def _conversations(self, request: Request, viewer: Viewer) -> Response:
+        record = await self._record.get()
+        if (session_id := request.query_params.get("session")) is not None:
+            one = await views.conversation(record, viewer, session_id)
+            if one is None:
+                raise HTTPException(404, "There is no such conversation.")
+            return self._render("conversation.html", viewer, section="conversations", **one)
+        found = await views.conversations(record, viewer, _number(request, "before"))
+        return self._render("conversations.html", viewer, section="conversations", **found)
+
+    async def _turn(self, request: Request, viewer: Viewer) -> Response:
+        found = await views.turn(await self._record.get(), viewer, request.path_params["turn_id"])
+        if found is None:
+            raise HTTPException(404, "There is no such turn.")
+        return self._render(
+            "turn.html", viewer, section="conversations", noted="noted" in request.query_params, **found
+        )
+
+    async def _steps(self, request: Request, viewer: Viewer) -> Response:
+        page = int(_number(request, "page") or 1)
+        per_page = min(max(int(_number(request, "per_page") or _PER_PAGE), 1), _MAX_PER_PAGE)
+        found = await views.steps(await self._record.get(), viewer, page, per_page)
+        return self._render("steps.html", viewer, section="steps", **found)
+
+    async def _people(self, request: Request, viewer: Viewer) -> Response:
+        base = self._settings.policy
+        keys = KeyFile(self._settings.keys_file).read() if viewer.is_owner else ()
+        live = {name: move.version for name, move in (await (await self._record.get()).aliases()).items()}
+        policies = policies_of(base, {base, *live, *(policy_name(base, key.adapter) for key in keys)})
+        rows = [(key, policy_name(base, key.adapter)) for key in keys]
+        return self._render(
+            "people.html", viewer, section="people", keys=rows, live=live, policies=policies, base=base
+        )
+
+    async def _settings_page(self, request: Request, viewer: Viewer) -> Response:
+        _require_owner(viewer)
+        rows = views.settings_rows(self._settings, Settings())
+        return self._render("settings.html", viewer, section="settings", rows=rows)
+
+    async def _live(self, request: Request, viewer: Viewer) -> Response:
+        record = await self._record.get()
+        status = await record.status()
+        name = "live_part.html" if "hx-request" in request.headers else "live.html"
+        return self._render(
+            name, viewer, section="live", status=status, processes=views.processes(status, time.time())
+        )
+
+    async def _evaluations(self, request: Request, viewer: Viewer) -> Response:
+        _require_owner(viewer)
+        folder = find_folder(request.query_params.get("results_dir", ""))
+        if folder is None:
+            raise HTTPException(403, "results_dir must be below the folder of evaluations.")
+        page, per_page = int(_number(request, "page") or 1), int(_number(request, "per_page") or _PER_PAGE)
+        found = await asyncio.to_thread(list_runs, folder, page, min(max(per_page, 1), _MAX_PER_PAGE))
+        return self._render("evaluations.html", viewer, section="evaluations", folder=folder, **found)
+
+    # ---- actions
+
+    async def _rollback(self, request: Request, viewer: Viewer) -> Response:
+        _require_change(viewer)
+        number = request.state.form.get("version", "")
+        if not number.isdecimal():
+            raise HTTPException(400, "version is a number.")
+        record = await self._record.get()
+        try:
+            await record.rollback(viewer.policy, int(number), actor="dashboard")
+        except RecordError as exc:
+            return self._render("problem.html", viewer, 409, title="It was not rolled back", text=str(exc))
+        return RedirectResponse(f"{PREFIX}/versions", 303)
+
+    async def _choose_policy(self, request: Request, viewer: Viewer) -> Response:
+        _require_owner(viewer)
+        chosen = request.state.form.get("policy", "")
+        if group_of(self._settings.policy, chosen) is None:
+            raise HTTPException(400, "There is no such policy.")
+        response = RedirectResponse(PREFIX, 303)
+        response.set_cookie(POLICY_COOKIE, chosen, httponly=True, samesite="strict", path="/")
+        return response
+
+    async def _training(self, request: Request, viewer: Viewer) -> Response:
+        _require_change(viewer)
+        policy = None if viewer.is_owner else viewer.policy
+        await (await self._record.get()).set_paused(request.state.form.get("paused") == "1", policy=policy)
+        return RedirectResponse(PREFIX, 303)
+
+    async def _feedback(self, request: Request, viewer: Viewer) -> Response:
+        record = await self._record.get()
+        story = await record.story(request.path_params["turn_id"])
+        if story is None or (not viewer.is_owner and story["key_name"] != viewer.key_name):
+            raise HTTPException(404, "There is no such turn.")
+        form = request.state.form
+        text = form.get("text", "").strip()
+        score = {"up": 1.0, "down": -1.0}.get(form.get("thumbs", ""))
+        if score is None and not text:
+            raise HTTPException(400, "Choose a thumb or write what was wrong.")
+        if len(text) > _MAX_TEXT:
+            raise HTTPException(413, f"The text is longer than {_MAX_TEXT} characters.")
+        turn_id = story["turn_id"]
+        identity = new_feedback_id()
+        await self._append(
+            Feedback(
+                feedback_id=identity,
+                turn_id=turn_id,
+                score=score,
+                text=text,
+                idempotency_key=f"{viewer.name}:{identity}",
+                created_at=time.time(),
+            )
+        )
+        return RedirectResponse(f"{PREFIX}/turns/{quote(turn_id)}?noted", 303)
+
+    async def _append(self, feedback: Feedback) -> None:
+        lost = self._journal.lost
+        written = self._journal.append(EntryKind.FEEDBACK, orjson.dumps(feedback))
+        if written is not None:
+            await asyncio.wait((written,), timeout=_JOURNAL_WAIT_S)
+        if self._journal.lost > lost or (written is not None and not written.done()):
+            raise RecordError(
+                f"the feedback is not kept: {self._journal.last_error or 'the disk does not answer'}"
+            )
+
+    # ---- the chat panel
+
+    async def _try(self, request: Request, viewer: Viewer) -> Response:
+        _require_owner(viewer)
+        record = await self._record.get()
+        found = await views.versions(record, viewer, await self._status.get(record))
+        return self._render("try.html", viewer, section="try", chat=self._chat, problem="", **found)
+
+    async def _try_post(self, request: Request, viewer: Viewer) -> Response:
+        _require_owner(viewer)
+        form = request.state.form
+        if form.get("action") == "clear":
+            self._chat.clear()
+            return RedirectResponse(f"{PREFIX}/try", 303)
+        problem = await self._chat.send(form.get("text", "").strip(), form.get("beside", "0"))
+        if not problem:
+            return RedirectResponse(f"{PREFIX}/try#newest", 303)
+        record = await self._record.get()
+        found = await views.versions(record, viewer, await self._status.get(record))
+        return self._render("try.html", viewer, 502, section="try", chat=self._chat, problem=problem, **found)
+
+
+def create_app(dashboard: Dashboard) -> Starlette:
+    """Return the ASGI application."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await dashboard.close()
+
+    async def on_http_error(request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, HTTPException)
+        page = dashboard._render(
+            "problem.html", None, exc.status_code, title=f"{exc.status_code}", text=exc.detail
+        )
+        return page
+
+    app = Starlette(
+        routes=dashboard.routes(), lifespan=lifespan, exception_handlers={HTTPException: on_http_error}
+    )
+    # A redirect would name the address of this process, which is not the gateway's.
+    app.router.redirect_slashes = False
+    return app
+
+
+def _require_owner(viewer: Viewer) -> None:
+    if not viewer.is_owner:
+        raise HTTPException(403, "Only the owner's key opens this page.")
+
+
+def _require_change(viewer: Viewer) -> None:
+    if not viewer.can_change:
+        raise HTTPException(403, "Other keys train this policy too: only the owner's key changes it.")
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """Return a form's fields. Raises: HTTPException: it is too large or none."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MAX_FORM:
+            raise HTTPException(413, "The form is too large.")
+    if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+        raise HTTPException(415, "A form is expected.")
+    return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
+
+
+def _number(request: Request, name: str) -> float | None:
+    try:
+        value = float(request.query_params[name])
+    except (KeyError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _visible(value: Any) -> Any:
+    """Replace control characters, which could hide or reorder text."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", value)
+    return value
+
+
+def _when(at: float | None) -> str:
+    return "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _ago(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{max(0.0, seconds):.0f} s ago"
+
+
+def _clip(text: str, length: int = 120) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _path(text: str) -> str:
+    return quote(text, safe="")

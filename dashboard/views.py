@@ -1,0 +1,349 @@
+"""What each page shows, as plain values for the templates. Reads the record only."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dashboard.charts import Share, share, share_chart
+from recorder.classify import MEANINGS
+from recorder.linking import LINK_MEANINGS
+from store.drop_reasons import SENTENCES, sentence_of
+from store.lifecycle import DropReason
+from store.record import Record
+from store.settings import Settings, to_json
+from store.texts import content_text, last_user_text
+from store.values import (
+    BASE_VERSION,
+    AdapterState,
+    AdapterVersion,
+    Json,
+    JudgedTurn,
+    RecordStatus,
+    ScoredTurn,
+    StepReport,
+)
+from store.wish_list import read_wishes
+
+#: Judged turns that the first page looks at, and those of one point of its second chart.
+JUDGED, GROUP = 2_000, 25
+#: Turns of one page of conversations, of one conversation, and dropped turns of a page.
+CONVERSATION_TURNS, SESSION_TURNS, DROPPED = 300, 400, 60
+_SILENT_S = 5.0
+#: Metrics that a version's page shows, with what each means.
+STEP_METRICS: dict[str, str] = {
+    "turns": "turns in the batch",
+    "replayed": "turns of earlier batches that were trained again",
+    "anchors": "prompts whose answers are to stay",
+    "loss": "loss before the step",
+    "loss_after": "loss after the step",
+    "kl_to_base": "KL divergence from the base model, nats a token",
+    "kl_step": "KL divergence from the version before, nats a token",
+    "entropy": "entropy before the step, nats a token",
+    "entropy_after": "entropy after the step, nats a token",
+    "teacher_shift": "how far the hints move the teacher, nats a token",
+    "gradient_norm": "gradient norm",
+    "clip_fraction": "share of tokens that the ratio clip stopped",
+    "optimizer_steps": "optimizer steps",
+    "learning_rate": "learning rate",
+}
+PHASES: dict[str, str] = {"teach_s": "teacher", "train_s": "training", "gate_s": "gate"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Viewer:
+    """Who looks at the page.
+
+    Attributes:
+        name: of the key that signed in.
+        key_name: only turns of this key are shown; None: all (the owner).
+        policy: the policy whose versions are shown.
+        has_own_policy: no other key trains it.
+    """
+
+    name: str
+    key_name: str | None
+    policy: str
+    has_own_policy: bool
+    csrf: str
+
+    @property
+    def is_owner(self) -> bool:
+        return self.key_name is None
+
+    @property
+    def can_change(self) -> bool:
+        """Whether the viewer may roll the policy back, pause it, and read the words that made its versions."""
+        return self.is_owner or self.has_own_policy
+
+
+@dataclass(slots=True)
+class StatusCache:
+    """The counts of the record, read at most every few seconds: over a million turns they take longer than a page may."""
+
+    max_age_s: float = 3.0
+    _found: RecordStatus | None = field(default=None, init=False)
+    _at: float = field(default=float("-inf"), init=False)
+
+    async def get(self, record: Record) -> RecordStatus:
+        if self._found is None or time.monotonic() - self._at > self.max_age_s:
+            self._found, self._at = await record.status(), time.monotonic()
+        return self._found
+
+
+async def overview(record: Record, viewer: Viewer, status: RecordStatus) -> Json:
+    """Return the first page: is it learning, and what was it asked for."""
+    judged = await record.judged_turns(viewer.policy, JUDGED, viewer.key_name)
+    live = status.live.get(viewer.policy, BASE_VERSION)
+    by_version = shares_by_version(judged)
+    return {
+        "status": status,
+        "live": live,
+        "judged": len(judged),
+        "complaints": sum(turn.value == -1 for turn in judged),
+        "since_complaint": since_last_complaint(judged),
+        "by_version": by_version,
+        "version_chart": share_chart(by_version, title="Complaints among judged turns, by version"),
+        "time_chart": share_chart(shares_over_time(judged), title="Complaints among judged turns, over time"),
+        "group": GROUP,
+        "is_paused": await record.is_paused(viewer.policy),
+        "wishes": await read_wishes(record, viewer.policy, live) if viewer.can_change else [],
+        "unused": (await record.dropped_turns(viewer.policy, 5, key_name=viewer.key_name)),
+        "trainer": next((beat for beat in status.heartbeats if beat.process == "trainer"), None),
+    }
+
+
+def shares_by_version(judged: Sequence[JudgedTurn]) -> list[Share]:
+    """Return the share of complaints among the judged turns of each version, in the order of the versions."""
+    groups: dict[int, list[int]] = {}
+    for turn in judged:
+        groups.setdefault(turn.adapter_version, []).append(turn.value)
+    return [
+        share(f"v{version}", groups[version].count(-1), len(groups[version])) for version in sorted(groups)
+    ]
+
+
+def shares_over_time(judged: Sequence[JudgedTurn]) -> list[Share]:
+    """Return the share of complaints in consecutive groups of judged turns; the last group may be smaller."""
+    found = []
+    for start in range(0, len(judged), GROUP):
+        some = judged[start : start + GROUP]
+        label = time.strftime("%m-%d %H:%M", time.localtime(some[0].created_at))
+        found.append(share(label, sum(turn.value == -1 for turn in some), len(some)))
+    return found
+
+
+def since_last_complaint(judged: Sequence[JudgedTurn]) -> int | None:
+    """Return how many judged turns came after the last complaint; None: there was none."""
+    for count, turn in enumerate(reversed(judged)):
+        if turn.value == -1:
+            return count
+    return None
+
+
+async def versions(record: Record, viewer: Viewer, status: RecordStatus) -> Json:
+    """Return all versions of the policy, newest first."""
+    found = await record.adapters(viewer.policy)
+    return {
+        "live": status.live.get(viewer.policy, BASE_VERSION),
+        "versions": list(reversed(found)),
+        "can_serve": AdapterState.PUBLISHED,
+        "moves": list(reversed(await record.alias_moves(viewer.policy)))[:20],
+    }
+
+
+async def version(record: Record, viewer: Viewer, number: int, status: RecordStatus) -> Json | None:
+    """Return the page of one version; None: there is no such version."""
+    adapter = await record.adapter(viewer.policy, number)
+    if adapter is None:
+        return None
+    turns = list(reversed(await record.trained_turns(viewer.policy, version=number)))
+    shown = [turn for turn in turns if viewer.is_owner or turn.key_name == viewer.key_name]
+    gate = adapter.metrics.get("gate") or {}
+    return {
+        "adapter": adapter,
+        "live": status.live.get(viewer.policy, BASE_VERSION),
+        "turns": shown,
+        "hidden": len(turns) - len(shown),
+        "measures": gate_measures(gate),
+        "metrics": step_metrics(adapter.metrics),
+        "phases": phases(adapter.metrics),
+        "wishes": await read_wishes(record, viewer.policy, number) if viewer.can_change else [],
+        "lineage": lineage(await record.adapters(viewer.policy), number),
+        "examples": gate.get("examples", []),
+    }
+
+
+def lineage(adapters: Sequence[AdapterVersion], number: int) -> list[int]:
+    """Return a version and its ancestors down to the base model (0)."""
+    parents = {adapter.version: adapter.parent_version for adapter in adapters}
+    found = [number]
+    while (parent := parents.get(found[-1])) is not None and parent not in found:
+        found.append(parent)
+    return found
+
+
+def gate_measures(gate: Json) -> list[tuple[str, float | None, float | None]]:
+    """Return (measure, base model, this version) for each number that the gate took."""
+    after, base = gate.get("after") or {}, gate.get("base") or {}
+    return [
+        (name, _figure(base.get(name)), _figure(value))
+        for name, value in after.items()
+        if _figure(value) is not None
+    ]
+
+
+def step_metrics(metrics: Json) -> list[tuple[str, float]]:
+    return [
+        (about, metrics[name])
+        for name, about in STEP_METRICS.items()
+        if _figure(metrics.get(name)) is not None
+    ]
+
+
+def phases(metrics: Json) -> list[tuple[str, float]]:
+    """Return (phase, seconds)."""
+    return [
+        (about, metrics[name]) for name, about in PHASES.items() if _figure(metrics.get(name)) is not None
+    ]
+
+
+def _figure(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+async def unused(record: Record, viewer: Viewer, before: float | None) -> Json:
+    """Return the main turns that will not train, newest first, each with its reason."""
+    found = await record.dropped_turns(viewer.policy, DROPPED, before=before, key_name=viewer.key_name)
+    counts: dict[str, int] = {}
+    for turn in found:
+        counts[turn.drop_reason] = counts.get(turn.drop_reason, 0) + 1
+    return {
+        "turns": [(turn, sentence_of(DropReason(turn.drop_reason), turn.detail)) for turn in found],
+        "counts": [(code, SENTENCES[DropReason(code)], count) for code, count in counts.items()],
+        "next_before": found[-1].dropped_at if len(found) == DROPPED else None,
+    }
+
+
+async def conversations(record: Record, viewer: Viewer, before: float | None) -> Json:
+    rows = await record.conversations(CONVERSATION_TURNS, before, viewer.key_name)
+    read = sum(row.turns for row in rows)
+    return {
+        "rows": rows,
+        "next_before": min(row.first_at for row in rows) if rows and read == CONVERSATION_TURNS else None,
+    }
+
+
+async def conversation(record: Record, viewer: Viewer, session_id: str) -> Json | None:
+    """Return one conversation as a tree of turns; None: there is none of this viewer."""
+    turns = await record.session_turns(session_id, SESSION_TURNS, viewer.key_name)
+    return {"session_id": session_id, "turns": indent(turns)} if turns else None
+
+
+def indent(turns: Sequence[Json]) -> list[Json]:
+    """Return the turns of a session in the order of a tree, each with `depth`: 0 for the main line, more for branches."""
+    children: dict[str | None, list[Json]] = {}
+    ids = {turn["turn_id"] for turn in turns}
+    for turn in turns:
+        parent = turn["parent_turn_id"] if turn["parent_turn_id"] in ids else None
+        children.setdefault(parent, []).append(turn)
+    found: list[Json] = []
+    pending: list[tuple[Json, int]] = [(turn, 0) for turn in reversed(children.get(None, []))]
+    while pending:
+        turn, depth = pending.pop()
+        found.append({**turn, "depth": depth})
+        # The newest child continues the line; earlier ones are branches, shown before it.
+        if following := children.get(turn["turn_id"]):
+            pending.append((following[-1], depth))
+            pending += [(branch, depth + 1) for branch in reversed(following[:-1])]
+    return found
+
+
+async def turn(record: Record, viewer: Viewer, reference: str) -> Json | None:
+    """Return everything recorded about one turn; None: there is none of this viewer."""
+    story = await record.story(reference)
+    if story is None or (not viewer.is_owner and story["key_name"] != viewer.key_name):
+        return None
+    kind, link = story["kind_reason"], story["link_reason"]
+    reason = story["drop_reason"]
+    ids, logprobs = await record.turn_tokens(story["turn_id"])
+    return {
+        "story": story,
+        "asked": last_user_text(story["messages"]),
+        "kind_meaning": MEANINGS.get(kind, ""),
+        "link_meaning": LINK_MEANINGS.get(link, link),
+        "evidence": [(code, weight, MEANINGS.get(code, "")) for code, weight in story["kind_evidence"]],
+        "dropped_because": sentence_of(DropReason(reason), story["drop_detail"]) if reason else "",
+        "tokens": list(zip(ids, logprobs, strict=False)),
+    }
+
+
+async def steps(record: Record, viewer: Viewer, page: int, per_page: int) -> Json:
+    """Return one page of the training steps, newest first; the page number is clamped."""
+    count, _ = await record.step_page(viewer.policy, 1, 0)
+    pages = max(1, -(-count // per_page))
+    page = min(max(page, 1), pages)
+    _, found = await record.step_page(viewer.policy, per_page, (page - 1) * per_page)
+    rows = [await _step_row(record, viewer, step) for step in found]
+    return {"rows": rows, "page": page, "pages": pages, "count": count, "per_page": per_page}
+
+
+async def _step_row(record: Record, viewer: Viewer, step: StepReport) -> Json:
+    adapter = await record.adapter(step.policy, step.version) if step.version is not None else None
+    state = "failed" if step.error else adapter.state.value if adapter else "running"
+    turns: list[ScoredTurn] = []
+    if step.version is not None:
+        turns = list(reversed(await record.trained_turns(step.policy, version=step.version)))
+    total = None if step.finished_at is None else (step.finished_at - step.started_at) * 1e3
+    teach = _figure(step.metrics.get("teach_s"))
+    return {
+        "step": step,
+        "state": state,
+        "adapter": adapter,
+        "batch": step.metrics.get("turns", len(turns)),
+        "distill_ms": None if teach is None else teach * 1e3,
+        "total_ms": total,
+        "turns": [t for t in turns if viewer.is_owner or t.key_name == viewer.key_name],
+        "metrics": step_metrics(step.metrics),
+        "phases": phases(step.metrics),
+    }
+
+
+def settings_rows(settings: Settings, defaults: Settings) -> list[tuple[str, str, str, bool]]:
+    """Return (name, value, what it is, whether it differs from the default); secrets are blanked."""
+    values, plain = to_json(settings), to_json(defaults)
+    fields = type(settings).model_fields
+    return [
+        (name, _shown(value), fields[name].description or "", value != plain.get(name))
+        for name, value in values.items()
+    ]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={_shown(one)}" for name, one in value.items())
+    return "" if value is None else str(value)
+
+
+def message_text(message: Json | None) -> str:
+    """Return what a message says, in one string; tool calls as JSON."""
+    if message is None:
+        return ""
+    text = content_text(message.get("content"))
+    return text or (
+        json.dumps(message["tool_calls"], ensure_ascii=False) if message.get("tool_calls") else ""
+    )
+
+
+def processes(status: RecordStatus, now: float) -> list[Json]:
+    """Return the processes with their states; those of an earlier start with more workers are left out."""
+    found = []
+    for beat in status.heartbeats:
+        age = now - beat.at
+        if age > _SILENT_S and beat.process.startswith("proxy-"):
+            continue
+        found.append({"beat": beat, "age_s": age, "is_alive": age < _SILENT_S})
+    return found

@@ -1,0 +1,273 @@
+"""Deletion of what a person asks to forget, as one transaction; what belongs to it is found by `store.queries.closure`.
+
+After it the live versions are clean, the turns that remain of their batches wait to be trained again, and the removed ids are kept in
+`forgotten_turns`, so that a journal that still holds them cannot bring them back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from store import schema
+from store.database import insert_ignore
+from store.hashing import ROOT, exact_json
+from store.lifecycle import DropReason, Event, Stage
+from store.queries.closure import find_closure
+from store.queries.common import lock_aliases, move, prompt_ids
+from store.queries.lineage import lineage
+from store.values import AdapterState, Closure, Forgotten, LineageStep, Selection, StepRole
+
+#: Ids in one statement.
+_CHUNK = 5_000
+#: Drops that an attempt decided: in another batch it may decide otherwise.
+_DECIDED_BY_STEP = (
+    DropReason.NO_SIGNAL, DropReason.STALE, DropReason.TEACHER_FAILED, DropReason.HINT_IRRELEVANT, DropReason.TOO_LONG,
+    DropReason.OUT_OF_MEMORY, DropReason.CONSTRAINED, DropReason.TOKEN_MISMATCH,
+)  # fmt: skip
+#: Tables with rows about one turn.
+_ABOUT_TURNS = (
+    schema.next_states,
+    schema.feedback,
+    schema.verdicts,
+    schema.wish_edits,
+    schema.turn_states,
+    schema.api_requests,
+)
+
+
+def forget(
+    connection: sa.Connection, selection: Selection, *, with_replies: bool, key: bytes, now: float
+) -> Forgotten:
+    """Delete the selected turns and everything that holds their words or was made from them.
+
+    Args:
+        with_replies: also what tainted versions answered under the same keys.
+        key: of the fingerprints.
+
+    Raises:
+        RecordError: the selection names no turn.
+    """
+    if connection.dialect.name == "sqlite":
+        connection.execute(sa.text("PRAGMA secure_delete=ON"))
+    closure = find_closure(connection, selection, with_replies=with_replies)
+    gone = closure.turns
+    replay = {
+        policy: tuple(lineage(connection, policy, closure.live[policy], clean))
+        for policy, clean in closure.clean.items()
+    }
+    fingerprints = _turn_fingerprints(connection, gone, key)
+    _detach(connection, gone)
+    _forget_reactions(connection, closure.reactions, gone, now)
+    before = set(connection.execute(sa.select(schema.messages.c.hash)).scalars())
+    _delete_turns(connection, gone, now)
+    nodes = _delete_unneeded(connection)
+    after = set(connection.execute(sa.select(schema.messages.c.hash)).scalars())
+    _delete_conversations(connection, selection, closure)
+    folders = _retire_versions(connection, closure, now)
+    _untrain(connection, replay, {*gone, *closure.reactions}, now)
+    return Forgotten(
+        closure=closure,
+        turns=fingerprints,
+        messages=tuple(sorted(fingerprint(key, name) for name in before - after)),
+        nodes=nodes,
+        folders=folders,
+        replay=replay,
+        at=now,
+    )
+
+
+def fingerprint(key: bytes, text: str) -> str:
+    """Return a keyed digest: it says nothing to those who lack the key, however short the text is."""
+    return hmac.new(key, text.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+
+
+def _chunks(values: Sequence[str]) -> Iterator[list[str]]:
+    for start in range(0, len(values), _CHUNK):
+        yield list(values[start : start + _CHUNK])
+
+
+def _turn_fingerprints(connection: sa.Connection, gone: Sequence[str], key: bytes) -> dict[str, str]:
+    t = schema.turns.c
+    found = {}
+    for ids in _chunks(gone):
+        for row in connection.execute(sa.select(schema.turns).where(t.turn_id.in_(ids))):
+            found[row.turn_id] = fingerprint(key, exact_json([str(value) for value in row]))
+    return found
+
+
+def _detach(connection: sa.Connection, gone: Sequence[str]) -> None:
+    """Let the turns that stay rest on no removed one: their prompts are stored whole, and they begin a tree."""
+    t = schema.turns.c
+    removed = set(gone)
+    for ids in _chunks(gone):
+        resting = connection.execute(sa.select(t.turn_id).where(t.prompt_base_turn_id.in_(ids))).scalars()
+        for turn_id in [one for one in resting if one not in removed]:
+            whole = exact_json(list(prompt_ids(connection, turn_id)))
+            connection.execute(
+                sa.update(schema.turns)
+                .where(t.turn_id == turn_id)
+                .values(prompt_base_turn_id=None, prompt_base_length=0, prompt_token_ids=whole)
+            )
+        connection.execute(
+            sa.update(schema.turns).where(t.parent_turn_id.in_(ids)).values(parent_turn_id=None)
+        )
+
+
+def _forget_reactions(
+    connection: sa.Connection, reactions: Sequence[str], gone: Sequence[str], now: float
+) -> None:
+    """Remove what removed turns say about turns that stay: the reaction, and the verdict and hint made of it."""
+    n = schema.next_states.c
+    for ids in _chunks(gone):
+        connection.execute(sa.delete(schema.next_states).where(n.by_turn_id.in_(ids)))
+    for ids in _chunks(reactions):
+        for table in (schema.verdicts, schema.feedback, schema.wish_edits):
+            connection.execute(sa.delete(table).where(table.c.turn_id.in_(ids)))
+        move(
+            connection,
+            ids,
+            Event.FORGET,
+            now,
+            drop_reason=DropReason.FORGOTTEN.value,
+            detail=None,
+            trained_in_version=None,
+            claimed_by=None,
+            lease_until=None,
+        )
+        connection.execute(sa.delete(schema.step_turns).where(schema.step_turns.c.turn_id.in_(ids)))
+
+
+def _delete_turns(connection: sa.Connection, gone: Sequence[str], now: float) -> None:
+    for ids in _chunks(gone):
+        for table in (*_ABOUT_TURNS, schema.step_turns, schema.turns):
+            connection.execute(sa.delete(table).where(table.c.turn_id.in_(ids)))
+        connection.execute(
+            insert_ignore(connection.dialect.name, schema.forgotten_turns),
+            [{"turn_id": turn_id, "at": now} for turn_id in ids],
+        )
+
+
+def _delete_unneeded(connection: sa.Connection) -> int:
+    """Delete the nodes and messages that no turn needs; returns the number of nodes."""
+    t, n, m = schema.turns.c, schema.nodes.c, schema.messages.c
+    nodes = {
+        node: (parent, message)
+        for node, parent, message in connection.execute(sa.select(n.node, n.parent, n.message))
+    }
+    needed: set[str] = set()
+    messages: set[str] = set()
+    for preamble, history, request in connection.execute(
+        sa.select(t.preamble_node, t.history_node, t.request)
+    ):
+        messages.add(request)
+        for node in (preamble, history):
+            while node != ROOT and node not in needed and node in nodes:
+                needed.add(node)
+                messages.add(nodes[node][1])
+                node = nodes[node][0]
+    for stored in connection.execute(sa.select(schema.next_states.c.messages)).scalars():
+        messages.update(json.loads(stored))
+    unneeded = [node for node in nodes if node not in needed]
+    for ids in _chunks(unneeded):
+        connection.execute(sa.delete(schema.nodes).where(n.node.in_(ids)))
+    stale = [name for name in connection.execute(sa.select(m.hash)).scalars() if name not in messages]
+    for ids in _chunks(stale):
+        connection.execute(sa.delete(schema.messages).where(m.hash.in_(ids)))
+    return len(unneeded)
+
+
+def _delete_conversations(connection: sa.Connection, selection: Selection, closure: Closure) -> None:
+    """Delete conversations that clients created: those of the key, of the session, and those that hold the words."""
+    c = schema.conversations.c
+    for row in connection.execute(sa.select(schema.conversations)).all():
+        stored = f"{row._mapping['metadata']}\n{row._mapping['items']}".casefold()
+        holds = any(line.casefold() in stored for line in closure.lines)
+        is_all_of_key = selection.key_name == row.key_name and selection.match is None
+        if holds or is_all_of_key or row.conversation_id == selection.session:
+            connection.execute(
+                sa.delete(schema.conversations).where(c.conversation_id == row.conversation_id)
+            )
+
+
+def _retire_versions(connection: sa.Connection, closure: Closure, now: float) -> tuple[str, ...]:
+    """Make the clean versions live, and empty the rows of the tainted ones; returns the tainted versions' folders."""
+    a, s = schema.adapters.c, schema.steps.c
+    lock_aliases(connection)
+    folders: list[str] = []
+    for policy, versions in closure.tainted.items():
+        is_one = sa.and_(a.policy == policy, a.version.in_(versions))
+        folders += connection.execute(sa.select(a.path).where(is_one).order_by(a.version)).scalars()
+        connection.execute(
+            sa.update(schema.adapters)
+            .where(is_one)
+            .values(state=AdapterState.FORGOTTEN.value, reason="", metrics="{}")
+        )
+        connection.execute(
+            sa.update(schema.steps)
+            .where(s.policy == policy, s.version.in_(versions))
+            .values(error=None, metrics="{}")
+        )
+        if policy in closure.clean:
+            connection.execute(
+                sa.insert(schema.alias_moves).values(
+                    policy=policy, version=closure.clean[policy], moved_at=now, actor="forget"
+                )
+            )
+    return tuple(folders)
+
+
+def _untrain(
+    connection: sa.Connection,
+    replay: Mapping[str, Sequence[LineageStep]],
+    removed: Collection[str],
+    now: float,
+) -> None:
+    """Let what remains of the replayed batches wait to be trained again."""
+    lv = schema.turn_states.c
+    columns: dict[str, Any] = {"trained_in_version": None, "drop_reason": None, "detail": None}
+    for policy, steps in replay.items():
+        versions = [step.version for step in steps]
+        trained = connection.execute(
+            sa.select(lv.turn_id).where(lv.policy == policy, lv.trained_in_version.in_(versions))
+        ).scalars()
+        for ids in _chunks([one for one in trained if one not in removed]):
+            move(connection, ids, Event.UNTRAIN, now, only=(Stage.TRAINED,), **columns)
+        batches = {turn_id for step in steps for turn_id, _ in step.inputs.turns[StepRole.BATCH]}
+        for ids in _chunks(sorted(batches - set(removed))):
+            decided = lv.drop_reason.in_([reason.value for reason in _DECIDED_BY_STEP])
+            move(connection, ids, Event.UNTRAIN, now, only=(Stage.DROPPED,), extra=decided, **columns)
+
+
+def forgotten_among(connection: sa.Connection, turn_ids: Collection[str]) -> set[str]:
+    """Return those of these turns that were forgotten."""
+    c = schema.forgotten_turns.c
+    found: set[str] = set()
+    for ids in _chunks(sorted(turn_ids)):
+        found.update(connection.execute(sa.select(c.turn_id).where(c.turn_id.in_(ids))).scalars())
+    return found
+
+
+def found_again(
+    connection: sa.Connection, turn_ids: Collection[str], messages: Collection[str], key: bytes
+) -> list[str]:
+    """Return one sentence for each removed turn or message that the record holds again.
+
+    Args:
+        messages: their fingerprints.
+    """
+    wrong = []
+    for ids in _chunks(sorted(turn_ids)):
+        for table in (*_ABOUT_TURNS, schema.step_turns, schema.turns):
+            rows = connection.execute(sa.select(table.c.turn_id).where(table.c.turn_id.in_(ids)).distinct())
+            wrong += [f"turn {turn_id} is in {table.name} again" for turn_id in rows.scalars()]
+    wanted = set(messages)
+    for name in connection.execute(sa.select(schema.messages.c.hash)).scalars():
+        if fingerprint(key, name) in wanted:
+            wrong.append(f"message {name} is in the record again: a client sent the same words")
+    return wrong

@@ -1,0 +1,169 @@
+"""`run.py forget`: nothing of what was forgotten is left in the home's bytes, and the receipt says so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import orjson
+import pytest
+
+from cli.main import main
+from migrations import upgrade
+from store.journal import EntryKind, JournalWriter
+from store.record import Record
+from store.settings import read_settings
+from store.values import AdapterState, Selection
+from tests.making import make_turn
+from tests.store.queries.test_forget import SENTINEL, fill, said, train
+
+WORDS = b"SENTINEL-4711"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home with a conversation that holds the sentinel."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    upgrade(read_settings({"home": folder}).database_url)
+    in_record(folder, fill)
+    return folder
+
+
+def in_record(home: Path, work: Callable[[Record], Awaitable[None]]) -> None:
+    async def run() -> None:
+        record = await Record.open(read_settings({"home": home}).database_url)
+        await work(record)
+        await record.close()
+
+    asyncio.run(run())
+
+
+def run(home: Path, *arguments: str) -> int:
+    return main([*arguments, "--home", str(home), "--served-model-name", "patina-tiny"])
+
+
+def holding(home: Path) -> list[str]:
+    return [
+        str(path.relative_to(home))
+        for path in sorted(home.rglob("*"))
+        if path.is_file() and WORDS in path.read_bytes()
+    ]
+
+
+def test_a_dry_run_lists_what_would_go_and_changes_nothing(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(home, "forget", "three", "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert "1 turns that you named: three" in out
+    assert "1 turns that continue them: four" in out
+    assert "1 turns that repeat their words: quote" in out
+    assert "1 turns that stay, without the reaction to them and what it taught: two" in out
+    assert run(home, "forget", "--match", "sentinel-4711", "--dry-run", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["selected"] == ["two", "three", "four", "quote"]
+    assert "patina.db" in holding(home)[0]
+    assert not (home / "receipts").exists()
+
+
+def test_the_words_are_nowhere_in_the_home_afterwards(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "journal" / "rejected").mkdir(parents=True)
+    (home / "journal" / "rejected" / "1-a-1.entry").write_bytes(b'{"text": "' + SENTINEL.encode() + b'"}')
+    (home / "patina.db.damaged-20260101-000000").write_bytes(b"old pages " + SENTINEL.encode())
+    (home / "patina.db.damaged-20250101-000000").write_bytes(b"nothing of it")
+    export = tmp_path / "export.jsonl"
+    assert run(home, "trajectories", "--format", "jsonl", "--output", str(export)) == 0
+    capsys.readouterr()
+    assert WORDS in export.read_bytes()
+    assert run(home, "forget", "three", "--json") == 0
+    receipt = json.loads(capsys.readouterr().out)
+    assert holding(home) == []
+    assert receipt["complete"] is True
+    assert sorted(receipt["turns"]) == ["four", "quote", "three"]
+    assert WORDS not in json.dumps(receipt).encode()
+    assert [Path(path).name for path in receipt["copies"]] == [
+        "1-a-1.entry",
+        "patina.db.damaged-20260101-000000",
+    ]
+    assert (home / "patina.db.damaged-20250101-000000").exists()
+    rows = [json.loads(line) for line in export.read_text().splitlines()]
+    assert [row["turn_id"] for row in rows] == ["one", "same", "bob"]
+    (path,) = (home / "receipts").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert run(home, "verify", str(path)) == 0
+    assert "nothing is found again" in capsys.readouterr().out
+    assert run(home, "verify") == 0
+
+
+def test_a_receipt_that_was_changed_or_does_not_hold_any_more_is_reported(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(home, "forget", "quote") == 0
+    (path,) = (home / "receipts").iterdir()
+
+    async def say_it_again(record: Record) -> None:
+        await record.write_turns([make_turn("again", said(f"I said: {SENTINEL}"))])
+
+    in_record(home, say_it_again)
+    assert run(home, "verify", str(path)) == 1
+    assert "a client sent the same words" in capsys.readouterr().out
+    changed = json.loads(path.read_text())
+    changed["turns"] = {}
+    path.write_text(json.dumps(changed))
+    assert run(home, "verify", str(path)) == 2
+    assert "the signature of" in capsys.readouterr().err
+
+
+def test_what_is_in_the_journal_and_not_recorded_goes_as_well(home: Path) -> None:
+    async def journal() -> None:
+        writer = JournalWriter(home / "journal", "proxy")
+        feedback = {
+            "feedback_id": "late", "turn_id": "three", "score": -1.0, "text": SENTINEL, "idempotency_key": "late",
+            "created_at": 9.0,
+        }  # fmt: skip
+        assert writer.append(EntryKind.FEEDBACK, orjson.dumps(feedback)) is None
+        await writer.close()
+
+    asyncio.run(journal())
+    assert any(name.startswith("journal/") for name in holding(home))
+    assert run(home, "forget", "--match", SENTINEL.upper()) == 0
+    assert holding(home) == []
+
+
+def test_what_is_not_there_or_not_said_is_an_error(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in (
+        (["nothing"], "the record has no turn for turn nothing"),
+        ([], "what is to be forgotten?"),
+        (["three", "--match", "words"], "name one of"),
+        (["--key", "bob", "--since", "soon"], "--since 'soon'"),
+        (["--match", "a"], "three characters"),
+    ):
+        assert run(home, "forget", *arguments) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.long_run  # starts a trainer process
+def test_files_of_tainted_versions_are_removed_and_the_clean_version_is_live(home: Path) -> None:
+    folder = home / "adapters" / "patina-tiny@1.abc"
+    folder.mkdir(parents=True)
+    (folder / "metrics.json").write_bytes(WORDS)
+
+    async def train_one(record: Record) -> None:
+        await train(record, 1, "three", path=str(folder))
+
+    in_record(home, train_one)
+    assert run(home, "forget", "three") == 0
+    assert not folder.exists()
+    assert holding(home) == []
+
+    async def check(record: Record) -> None:
+        assert (await record.aliases())["patina-tiny"].version == 0
+        (adapter,) = await record.adapters("patina-tiny")
+        assert adapter.state is AdapterState.FORGOTTEN
+        assert (await record.find_closure(Selection(turn="one"))).tainted == {}
+
+    in_record(home, check)

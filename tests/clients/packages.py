@@ -1,0 +1,66 @@
+"""Real clients from their packages, each installed once into a cache; a test skips with the reason where that cannot be done."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from store.settings import child_environment
+
+_CACHE = Path.home() / ".cache" / "patina-tests"
+_INSTALL_S = 600
+
+
+def _folder(*packages: str) -> Path:
+    name = hashlib.sha256(" ".join(packages).encode()).hexdigest()[:16]
+    return _CACHE / f"clients-{name}"
+
+
+def _install(command: list[str], folder: Path, packages: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, timeout=_INSTALL_S
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        shutil.rmtree(folder)
+        pytest.skip(f"{' '.join(packages)} cannot be installed: {last}")
+
+
+def npm(*packages: str) -> Path:
+    """Return a folder whose ``node_modules`` has these packages."""
+    for program in ("node", "npm"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed (apt-get install nodejs npm)")
+    folder = _folder(*packages)
+    if not (folder / "node_modules").is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "package.json").write_text('{"private": true}')
+        command = ["npm", "install", "--no-save", "--ignore-scripts", "--no-audit", "--no-fund", *packages]
+        _install(command, folder, packages)
+    return folder
+
+
+def pip(*packages: str) -> Path:
+    """Return the Python of an environment that has these packages: their versions are not this project's."""
+    folder = _folder(*packages)
+    python = folder / "bin" / "python"
+    if not python.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _install([sys.executable, "-m", "venv", str(folder)], folder, packages)
+        _install([str(python), "-m", "pip", "install", "--quiet", *packages], folder, packages)
+    return python
+
+
+def run(command: list[str], folder: Path, **environment: str) -> str:
+    """Run a client and return what it prints."""
+    done = subprocess.run(
+        command, cwd=folder, env=child_environment(PYTHONPATH="", **environment), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        check=False, timeout=180,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout

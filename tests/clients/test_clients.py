@@ -1,0 +1,161 @@
+"""Real clients, unmodified but for base URL, key and model: a tool call, a complaint and thanks, and what is recorded of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scorers.registry import build_scorer_chain
+from scorers.worker import Worker
+from store.record import Record
+from store.settings import read_settings
+from tests.clients.backend import ClientBackend
+from tests.clients.packages import npm, pip, run
+from tests.proxy.conftest import KEY, Gateway, run_gateway_at
+from tests.proxy.upstream import running
+
+HERE = Path(__file__).parent
+TEXTS = ("Please use the tool.", "No, that is wrong. Answer shorter.", "Thanks, perfect.")
+NODE = (
+    "openai@6.49.0",
+    "@anthropic-ai/sdk@1.13.0",
+    "ai@6.0.326",
+    "@ai-sdk/openai@3.0.141",
+    "@ai-sdk/anthropic@3.0.140",
+)
+PYTHON = ("openai-agents==0.24.0", "pydantic-ai-slim[openai,anthropic]==2.68.0")
+
+pytestmark = [pytest.mark.slow, pytest.mark.clients, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def client_gateway(record_file: Path) -> Iterator[Gateway]:
+    backend = ClientBackend()
+    with running(backend) as url, run_gateway_at(url, backend, record_file) as gateway:
+        yield gateway
+
+
+async def _score(record: Record) -> None:
+    chain = build_scorer_chain(read_settings({"judge": "none"}))
+    await chain.start()
+    worker = Worker(record, chain)
+    while await worker.poll():
+        await worker.drain()
+    await chain.close()
+
+
+def check_record(gateway: Gateway, api: str) -> list[dict[str, Any]]:
+    """Check the turns of the three texts: one session, all main, each linked to the last, and scored; returns them."""
+    gateway.rows(4)
+    gateway.in_record(_score)
+    rows = gateway.rows(4)
+    assert [row["kind"] for row in rows] == ["main"] * 4
+    assert [row["relation"] for row in rows] == ["first", "next", "next", "next"]
+    assert len({row["session_id"] for row in rows}) == 1
+    assert [row["parent_turn_id"] for row in rows[1:]] == [row["turn_id"] for row in rows[:3]]
+    assert all(len(row["completion_token_ids"]) == len(row["sampling_logprobs"]) > 0 for row in rows)
+    assert all(row["drop_reason"] is None for row in rows)
+    call, used, complained, _ = rows
+    [tool_call] = call["tool_calls"]
+    assert tool_call["function"]["arguments"].startswith("{\n ")
+    assert complained["completion"].endswith("\n\n  as you  wish. ")
+    assert (used["next_text"], complained["next_text"]) == TEXTS[1:]
+    assert (used["verdict"], complained["verdict"]) == (-1, 1)
+    assert "shorter" in used["hint"]
+    assert gateway.client.get("/patina/status", cast_to=dict[str, Any])["proxy"]["recorded_by_api"] == {
+        api: 4
+    }
+    return rows
+
+
+# ---- SDKs
+
+
+@pytest.mark.parametrize(
+    ("client", "api"),
+    [
+        ("openai-chat", "chat"), ("openai-responses", "responses"), ("openai-previous", "responses"), ("anthropic", "messages"),
+        ("vercel-openai", "responses"), ("vercel-anthropic", "messages"),
+    ],
+)  # fmt: skip
+def test_node_sdks(client_gateway: Gateway, client: str, api: str) -> None:
+    run(["node", str(HERE / "node_client.mjs"), client_gateway.url, KEY, client], npm(*NODE))
+    check_record(client_gateway, api)
+
+
+@pytest.mark.parametrize(
+    ("mode", "api"), [("responses", "responses"), ("previous", "responses"), ("chat", "chat")]
+)
+def test_openai_agents(client_gateway: Gateway, mode: str, api: str, tmp_path: Path) -> None:
+    run([str(pip(*PYTHON)), str(HERE / "agents_client.py"), client_gateway.url, KEY, mode], tmp_path)
+    check_record(client_gateway, api)
+
+
+@pytest.mark.parametrize(
+    ("provider", "api"), [("openai", "responses"), ("openai-chat", "chat"), ("anthropic", "messages")]
+)
+def test_pydantic_ai(client_gateway: Gateway, provider: str, api: str, tmp_path: Path) -> None:
+    url = client_gateway.url
+    run(
+        [str(pip(*PYTHON)), str(HERE / "pydantic_client.py"), provider],
+        tmp_path,
+        OPENAI_BASE_URL=f"{url}/v1",
+        OPENAI_API_KEY=KEY,
+        ANTHROPIC_BASE_URL=url,
+        ANTHROPIC_API_KEY=KEY,
+    )
+    check_record(client_gateway, api)
+
+
+# ---- agents of the command line, as their packages are: hundreds of megabytes
+
+
+def _converse(ask: Callable[[str, bool], str]) -> None:
+    printed = [ask(text, number > 0) for number, text in enumerate(TEXTS)]
+    assert "patina-42" in printed[0]  # the tool ran
+    assert "as you  wish." in printed[1]
+
+
+@pytest.mark.long_run
+def test_codex(client_gateway: Gateway, tmp_path: Path) -> None:
+    program = npm("@openai/codex@0.169.0") / "node_modules" / ".bin" / "codex"
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "config.toml").write_text(
+        'model = "tiny"\nmodel_provider = "patina"\n[model_providers.patina]\nname = "Patina"\n'
+        f'base_url = "{client_gateway.url}/v1"\nenv_key = "PATINA_CLIENT_KEY"\nwire_api = "responses"\n'
+    )
+
+    def ask(text: str, is_later: bool) -> str:
+        how = ["resume", "--last"] if is_later else ["--sandbox", "danger-full-access"]
+        command = [str(program), "exec", *how, "--skip-git-repo-check", text]
+        return run(command, tmp_path, CODEX_HOME=str(home), PATINA_CLIENT_KEY=KEY)
+
+    _converse(ask)
+    rows = check_record(client_gateway, "responses")
+    assert next(m["role"] for m in rows[0]["messages"]) == "system"
+
+
+@pytest.mark.long_run
+def test_claude_code(client_gateway: Gateway, tmp_path: Path) -> None:
+    packages = npm("@anthropic-ai/claude-code@2.1.197")
+    programs = sorted(packages.glob("node_modules/@anthropic-ai/claude-code-*/claude"))
+    if not programs:
+        pytest.skip("Claude Code has no program for this platform")
+
+    def ask(text: str, is_later: bool) -> str:
+        how = ["--continue"] if is_later else ["--allowedTools", "Bash"]
+        return run(
+            [str(programs[0]), "--print", text, *how, "--model", "tiny"],
+            tmp_path,
+            HOME=str(tmp_path),
+            ANTHROPIC_BASE_URL=client_gateway.url,
+            ANTHROPIC_API_KEY=KEY,
+            CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+        )
+
+    _converse(ask)
+    check_record(client_gateway, "messages")

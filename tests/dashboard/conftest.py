@@ -1,0 +1,121 @@
+"""The page over a record with two keys, one published version and hostile text."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from dashboard.app import Dashboard, create_app
+from dashboard.sign_in import SignIn
+from store.journal import JournalWriter
+from store.keys import KeyFile, Keyring
+from store.record import Record
+from store.record_handle import RecordHandle
+from store.settings import read_settings
+from store.values import AdapterState, AdapterVersion, StepReport
+from tests.making import make_answer, make_turn, make_verdict
+
+OWNER_KEY = "patina-owner"
+#: Markup and control characters, as a client or a model may send them.
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e & \"'"
+POLICY = "patina-tiny"
+
+
+async def fill(record: Record) -> None:
+    """Write a trained complaint of alice, a dropped turn of bob, and version 1."""
+    first = make_turn("t1", [{"role": "user", "content": HOSTILE}], text=HOSTILE, client=HOSTILE)
+    answer = make_answer("t1", "t2", HOSTILE)
+    second = make_turn(
+        "t2",
+        [
+            {"role": "user", "content": HOSTILE},
+            {"role": "assistant", "content": HOSTILE},
+            {"role": "user", "content": "shorter"},
+        ],
+        parent_turn_id="t1",
+        turn_index=1,
+        created_at=1_002.0,
+        next_state=answer,
+    )
+    other = make_turn(
+        "b1",
+        [{"role": "user", "content": "bob's secret"}],
+        text="bob's answer",
+        key_name="bob",
+        session_id="bobs",
+        created_at=1_003.0,
+    )
+    await record.write_turns([first, second, other])
+    await record.add_verdict(make_verdict("t1", hint=HOSTILE))
+    (turn,) = await record.claim(POLICY, 8, worker="w", lease_s=60)
+    version = AdapterVersion(
+        policy=POLICY,
+        version=1,
+        path="/nowhere",
+        content_hash="0" * 64,
+        parent_version=0,
+        state=AdapterState.PUBLISHED,
+        reason=f'1 complaint; "{HOSTILE}"',
+        method="combine",
+        metrics={
+            "turns": 1, "loss": 0.5, "teach_s": 1.5, "train_s": 2.0, "gate_s": 0.5,
+            "gate": {"after": {"facts": 1.0}, "base": {"facts": 1.0}},
+            "wishes": [{"turns": ["t1"], "labels": [[]], "state": "active", "overruled_by": "", "now": 0.9, "before": 0.1, "best": 0.9}],
+        },
+        created_at=1_050.0,
+    )  # fmt: skip
+    step = StepReport(
+        step_id="step1",
+        policy=POLICY,
+        method="combine",
+        started_at=1_040.0,
+        finished_at=1_049.0,
+        version=1,
+        error=None,
+        metrics=version.metrics,
+    )
+    await record.publish(version, [turn.turn_id], step, worker="w")
+    failed = StepReport(
+        step_id="step2",
+        policy=POLICY,
+        method="combine",
+        started_at=1_060.0,
+        finished_at=1_061.0,
+        version=None,
+        error=HOSTILE,
+        metrics={},
+    )
+    await record.write_step(failed)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyFile:
+    return KeyFile(tmp_path / "keys.json")
+
+
+@pytest_asyncio.fixture
+async def page(record_url: str, tmp_path: Path, keys: KeyFile) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the page; it has no cookie yet."""
+    dashboard = Dashboard(
+        settings=read_settings({"home": tmp_path}),
+        record=RecordHandle(lambda: Record.open(record_url)),
+        keys=Keyring(OWNER_KEY, named=keys),
+        sign_in=SignIn(tmp_path / "sign_in"),
+        journal=JournalWriter(tmp_path / "journal", "dashboard"),
+        gateway_url="http://127.0.0.1:9",
+        first_key=OWNER_KEY,
+    )
+    record = await Record.open(record_url)
+    await fill(record)
+    await record.close()
+    transport = httpx.ASGITransport(create_app(dashboard))
+    async with httpx.AsyncClient(transport=transport, base_url="http://patina.test") as client:
+        yield client
+    await dashboard.close()
+
+
+async def sign_in(page: httpx.AsyncClient, key: str = OWNER_KEY) -> None:
+    reply = await page.post("/dashboard/sign-in", data={"key": key})
+    assert reply.status_code == 303

@@ -1,0 +1,234 @@
+"""Who sees what, what a form may do, and that no text of a conversation becomes markup."""
+
+import re
+from pathlib import Path
+
+import httpx
+import orjson
+import pytest
+
+from store.journal import EntryKind, read_entries, segments
+from store.keys import KeyFile
+from store.record import Record
+from tests.dashboard.conftest import HOSTILE, OWNER_KEY, POLICY, sign_in
+
+PAGES = (
+    "/dashboard", "/dashboard/", "/dashboard/versions", "/dashboard/versions/1", "/dashboard/unused", "/dashboard/conversations",
+    "/dashboard/conversations?session=session", "/dashboard/turns/t1", "/dashboard/steps", "/dashboard/people", "/dashboard/settings",
+    "/dashboard/live", "/dashboard/evaluations", "/dashboard/try", "/v1/dashboard", "/v1/eval",
+)  # fmt: skip
+OWNER_ONLY = ("/dashboard/settings", "/dashboard/evaluations", "/dashboard/try", "/v1/eval")
+
+
+async def csrf_of(page: httpx.AsyncClient) -> str:
+    found = re.search(r'name="csrf" value="([0-9a-f]{64})"', (await page.get("/dashboard")).text)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_every_page_asks_for_a_sign_in_and_then_escapes_what_it_shows(
+    page: httpx.AsyncClient, path: str
+) -> None:
+    refused = await page.get(path)
+    assert refused.status_code == 303
+    assert refused.headers["location"].startswith("/dashboard/sign-in?next=")
+    await sign_in(page)
+    shown = await page.get(path)
+    assert shown.status_code == 200
+    assert "<script>alert" not in shown.text
+    assert "<img" not in shown.text
+    assert "script-src 'self'" in shown.headers["content-security-policy"]
+    assert shown.headers["cache-control"] == "no-store"
+
+
+async def test_hostile_text_is_shown_as_text(page: httpx.AsyncClient) -> None:
+    await sign_in(page)
+    for path in ("/dashboard/turns/t1", "/dashboard/versions/1", "/dashboard/steps", "/dashboard"):
+        shown = (await page.get(path)).text
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in shown, path
+        assert not {"\x1b", "\u202e"} & {*shown}, path
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_a_key_opens_a_page_for_a_program(page: httpx.AsyncClient, path: str) -> None:
+    assert (await page.get(path, headers={"authorization": f"Bearer {OWNER_KEY}"})).status_code == 200
+    assert (await page.get(path, headers={"x-patina-key": OWNER_KEY})).status_code == 200
+    assert (await page.get(path, headers={"authorization": "Bearer wrong"})).status_code == 303
+
+
+async def test_another_key_sees_its_own_turns_and_none_of_the_owners_pages(
+    page: httpx.AsyncClient, keys: KeyFile
+) -> None:
+    await sign_in(page, keys.add("bob", adapter=""))
+    listed = (await page.get("/dashboard/conversations")).text
+    assert "bob&#39;s secret" in listed
+    assert "alert(1)" not in listed
+    assert (await page.get("/dashboard/turns/t1")).status_code == 404
+    assert (await page.get("/dashboard/conversations?session=session")).status_code == 404
+    # The policy is shared: which versions there are, but not the words that made them.
+    for path in (
+        "/dashboard",
+        "/dashboard/versions",
+        "/dashboard/versions/1",
+        "/dashboard/steps",
+        "/dashboard/unused",
+    ):
+        shown = await page.get(path)
+        assert shown.status_code == 200
+        assert "alert(1)" not in shown.text, path
+    for path in OWNER_ONLY:
+        assert (await page.get(path)).status_code == 403, path
+
+
+async def test_another_key_changes_nothing_of_others(
+    page: httpx.AsyncClient, keys: KeyFile, record_url: str
+) -> None:
+    await sign_in(page, keys.add("bob", adapter=""))
+    csrf = re.search(r'name="csrf" value="([0-9a-f]{64})"', (await page.get("/dashboard/people")).text)
+    assert csrf is not None
+    for path, form in (
+        ("rollback", {"version": "0"}),
+        ("training", {"paused": "1"}),
+        ("policy", {"policy": POLICY}),
+        ("try", {"text": "hi"}),
+        ("turns/t1/feedback", {"thumbs": "down"}),
+    ):
+        reply = await page.post(f"/dashboard/{path}", data={"csrf": csrf[1], **form})
+        assert reply.status_code in (403, 404), path
+    record = await Record.open(record_url)
+    assert (await record.aliases())[POLICY].version == 1
+    assert not await record.is_paused()
+    await record.close()
+
+
+@pytest.mark.parametrize("path", ["rollback", "training", "policy", "turns/t1/feedback", "try", "sign-out"])
+async def test_an_action_needs_the_cookie_and_the_token_of_the_page(
+    page: httpx.AsyncClient, path: str
+) -> None:
+    form = {"version": "0", "paused": "1", "policy": POLICY, "thumbs": "up", "text": "hi"}
+    by_key = await page.post(
+        f"/dashboard/{path}", data=form, headers={"authorization": f"Bearer {OWNER_KEY}"}
+    )
+    assert by_key.status_code == 403
+    await sign_in(page)
+    assert (await page.post(f"/dashboard/{path}", data=form)).status_code == 403
+    assert (await page.post(f"/dashboard/{path}", data={**form, "csrf": "0" * 64})).status_code == 403
+    as_json = await page.post(f"/dashboard/{path}", json={**form, "csrf": await csrf_of(page)})
+    assert as_json.status_code == 415
+
+
+async def test_rollback_and_pause_take_effect(page: httpx.AsyncClient, record_url: str) -> None:
+    await sign_in(page)
+    csrf = await csrf_of(page)
+    record = await Record.open(record_url)
+    assert (await page.post("/dashboard/rollback", data={"csrf": csrf, "version": "0"})).status_code == 303
+    move = (await record.aliases())[POLICY]
+    assert (move.version, move.actor) == (0, "dashboard")
+    refused = await page.post("/dashboard/rollback", data={"csrf": csrf, "version": "9"})
+    assert refused.status_code == 409
+    assert "has no version 9" in refused.text
+    assert (await page.post("/dashboard/rollback", data={"csrf": csrf, "version": "x"})).status_code == 400
+    for paused in (True, False):
+        await page.post("/dashboard/training", data={"csrf": csrf, "paused": "01"[paused]})
+        assert await record.is_paused() is paused
+    await record.close()
+
+
+async def test_feedback_is_an_entry_of_the_journal(page: httpx.AsyncClient, tmp_path: Path) -> None:
+    await sign_in(page)
+    csrf = await csrf_of(page)
+    sent = await page.post(
+        "/dashboard/turns/t2/feedback", data={"csrf": csrf, "thumbs": "down", "text": " Shorter. "}
+    )
+    assert sent.headers["location"] == "/dashboard/turns/t2?noted"
+    (path,) = segments(tmp_path / "journal")
+    (entry,), _, _ = read_entries(path, 0, 1 << 20)
+    assert entry.kind == EntryKind.FEEDBACK
+    feedback = orjson.loads(entry.payload)
+    assert (feedback["turn_id"], feedback["score"], feedback["text"]) == ("t2", -1.0, "Shorter.")
+    assert (
+        await page.post("/dashboard/turns/t2/feedback", data={"csrf": csrf, "text": " "})
+    ).status_code == 400
+    long = {"csrf": csrf, "text": "x" * 4_001}
+    assert (await page.post("/dashboard/turns/t2/feedback", data=long)).status_code == 413
+    assert (
+        await page.post("/dashboard/turns/no/feedback", data={"csrf": csrf, "thumbs": "up"})
+    ).status_code == 404
+
+
+async def test_a_link_signs_in_once(page: httpx.AsyncClient, tmp_path: Path) -> None:
+    from dashboard.sign_in import SignIn
+
+    token = SignIn(tmp_path / "sign_in").make_link()
+    first = await page.get("/dashboard/sign-in", params={"token": token})
+    assert first.status_code == 200
+    cookie = first.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert (await page.get("/dashboard")).status_code == 200
+    page.cookies.clear()
+    again = await page.get("/dashboard/sign-in", params={"token": token})
+    assert again.status_code == 403
+    assert "set-cookie" not in again.headers
+    assert (await page.post("/dashboard/sign-in", data={"key": "patina-wrong"})).status_code == 403
+
+
+async def test_a_revoked_key_is_signed_out(
+    page: httpx.AsyncClient, keys: KeyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.keys._LOOK_S", 0.0)
+    await sign_in(page, keys.add("bob"))
+    assert (await page.get("/dashboard/people")).status_code == 200
+    keys.revoke("bob")
+    assert (await page.get("/dashboard/people")).status_code == 303
+
+
+@pytest.mark.parametrize("target", ["https://evil.test/", "//evil.test", "/v1/models"])
+async def test_sign_in_leads_to_our_pages_only(page: httpx.AsyncClient, target: str) -> None:
+    reply = await page.post("/dashboard/sign-in", params={"next": target}, data={"key": OWNER_KEY})
+    assert reply.headers["location"] == "/dashboard"
+
+
+async def test_the_page_number_is_clamped(page: httpx.AsyncClient) -> None:
+    await sign_in(page)
+    shown = (await page.get("/v1/dashboard", params={"page": "99", "per_page": "1"})).text
+    assert "Page 2 of 2 (2 total)" in shown
+    assert (
+        "Page 1 of 1 (2 total)"
+        in (await page.get("/v1/dashboard", params={"page": "-3", "per_page": "0.2e9"})).text
+    )
+    assert "Page 1 of" in (await page.get("/v1/dashboard", params={"page": "nan"})).text
+
+
+async def test_results_outside_of_the_folder_are_refused(page: httpx.AsyncClient) -> None:
+    await sign_in(page)
+    for outside in ("..", "/etc", "../../x"):
+        assert (await page.get("/v1/eval", params={"results_dir": outside})).status_code == 403
+
+
+async def test_an_unreadable_run_does_not_break_the_list(
+    page: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (
+        (
+            "good",
+            '{"method": "combine", "preferences": ["concise"], "points": [{"compliance": 0.1}, {"compliance": 0.9}]}\n',
+        ),
+        ("bad", "{\n"),
+    ):
+        folder = tmp_path / "eval" / name
+        folder.mkdir(parents=True)
+        (folder / "runs.jsonl").write_text(text)
+    await sign_in(page)
+    shown = (await page.get("/v1/eval")).text
+    assert "0.10 → 0.90" in shown
+    assert "cannot be read: JSONDecodeError" in shown
+
+
+async def test_what_is_not_there_is_a_page(page: httpx.AsyncClient) -> None:
+    await sign_in(page)
+    for path in ("versions/9", "turns/none", "conversations?session=none", "nowhere"):
+        assert (await page.get(f"/dashboard/{path}")).status_code == 404
+    assert HOSTILE not in (await page.get(f"/dashboard/turns/{HOSTILE[:8]}")).text

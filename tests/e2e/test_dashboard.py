@@ -1,0 +1,164 @@
+"""The web page in a real browser: a new person's path, without JavaScript too, and what axe finds.
+
+Needs Chromium (Debian: `apt-get install chromium`); the accessibility check also needs npm, for axe-core.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from evals.stack import Stack
+from store.settings import REPOSITORY, child_environment, read_settings
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+AXE = "axe-core@4.14.1"
+WAIT_MS = 180_000
+SECTIONS = (
+    "", "/versions", "/versions/1", "/unused", "/conversations", "/steps", "/people", "/live", "/try", "/evaluations", "/settings",
+)  # fmt: skip
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"),
+    pytest.mark.timeout(600),
+]
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    settings = read_settings({"batch_size": 2, "max_wait_s": 3.0})
+    with Stack(settings, home=tmp_path_factory.mktemp("stack")) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def link(stack: Stack) -> str:
+    done = subprocess.run(
+        [sys.executable, "run.py", "open", "--no-browser", "--home", str(stack.home)],
+        cwd=REPOSITORY,
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()[0]
+
+
+def open_page(browser: Browser, stack: Stack, *, scripts: bool = True) -> Page:
+    page = browser.new_context(java_script_enabled=scripts).new_page()
+    page.set_default_timeout(60_000)
+    page.goto(link(stack))
+    page.click("main a")
+    expect(page.locator("h1")).to_have_text("Is it learning?")
+    return page
+
+
+def address(stack: Stack, path: str) -> str:
+    return stack.base_url.removesuffix("/v1") + path
+
+
+def test_a_new_person_talks_complains_sees_the_version_and_rolls_back(browser: Browser, stack: Stack) -> None:
+    page = open_page(browser, stack, scripts=False)
+    page.click("text=try it here")
+    for question in (
+        "What is the capital of France?",
+        "What is the plural of mouse?",
+        "What is the capital of Peru?",
+    ):
+        page.fill("#text", question)
+        page.click("text=Send")
+        expect(page.locator("#newest")).to_contain_text(question)
+        page.fill("#text", "Shorter please, and no emoji.")
+        page.click("text=Send")
+        expect(page.locator("#newest")).to_contain_text("Shorter please")
+        page.click("text=New conversation")
+    page.click("nav >> text=Conversations")
+    expect(page.locator("tbody")).to_contain_text("1 complaint", timeout=60_000)
+
+    def shows_version_1() -> bool:
+        page.goto(address(stack, "/dashboard/versions"))
+        return page.locator("a", has_text="patina-tiny@1").count() > 0
+
+    for _ in range(WAIT_MS // 2_000):
+        if shows_version_1():
+            break
+        page.wait_for_timeout(2_000)
+    page.click("text=patina-tiny@1")
+    expect(page.locator("main")).to_contain_text("Shorter please, and no emoji.")
+    page.goto(address(stack, "/dashboard"))
+    page.click("text=Pause training")
+    expect(page.locator("main")).to_contain_text("Resume training")
+    page.goto(address(stack, "/dashboard/versions"))
+    base = page.locator("tr", has_text="the model without anything learnt")
+    base.get_by_role("button").click()
+    expect(base).to_contain_text("live")
+    assert stack.status()["live"]["patina-tiny"] == 0
+    page.goto(address(stack, "/dashboard/conversations"))
+    page.locator("tbody a").first.click()
+    page.click("text=Details >> nth=0")
+    page.fill("#text", "<b>shorter</b>")
+    page.click("text=👎 Bad")
+    expect(page.locator("[role=status]")).to_contain_text("Your feedback is recorded")
+    page.click("text=Sign out")
+    expect(page.locator("h1")).to_have_text("Sign in")
+
+
+def test_parts_of_a_page_follow_without_a_reload_and_no_script_of_ours_is_blocked(
+    browser: Browser, stack: Stack
+) -> None:
+    page = open_page(browser, stack)
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(address(stack, "/dashboard/live"))
+    row = page.locator("tr", has_text="recorder")
+    expect(row).to_contain_text("running")
+    with page.expect_response(re.compile("/dashboard/live")) as answer:
+        pass
+    assert "<html" not in answer.value.text()
+    assert problems == []
+
+
+def test_axe_finds_nothing_serious(browser: Browser, stack: Stack, tmp_path: Path) -> None:
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("npm is not installed, so axe-core cannot be fetched")
+    packed = subprocess.run([npm, "pack", AXE], cwd=tmp_path, capture_output=True, text=True, check=False)
+    if packed.returncode:
+        pytest.skip(f"axe-core cannot be fetched: {packed.stderr.strip()[-200:]}")
+    with tarfile.open(tmp_path / packed.stdout.split()[-1]) as archive:
+        source = archive.extractfile("package/axe.min.js")
+        assert source is not None
+        axe = source.read().decode()
+    for scheme in ("light", "dark"):
+        context = browser.new_context(bypass_csp=True, color_scheme=scheme)
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        page.goto(link(stack))
+        for path in SECTIONS:
+            page.goto(address(stack, f"/dashboard{path}"))
+            page.add_script_tag(content=axe)
+            found = page.evaluate("axe.run()")
+            serious = [
+                (one["id"], one["nodes"][0]["html"])
+                for one in found["violations"]
+                if one["impact"] in ("serious", "critical")
+            ]
+            assert found["passes"]
+            assert serious == [], f"{scheme} {path}"
+        context.close()
