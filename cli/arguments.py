@@ -186,6 +186,7 @@ def _add_control_commands(command: _AddCommand) -> None:
     rollback.add_argument("version", type=int)
 
     _add_forget(command)
+    _add_retrain(command)
     command("pause", "stop training; serving, recording and scoring go on")
     command("resume", "go on training")
     command("recover", "salvage a damaged record into a fresh file; Patina must be stopped")
@@ -231,6 +232,27 @@ def _add_forget(command: _AddCommand) -> None:
         help="keep what versions that were trained on it answered under the same keys, unless it repeats the words",
     )
     forget.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _add_retrain(command: _AddCommand) -> None:
+    retrain = command(
+        "retrain",
+        "train recorded versions again as a branch: without some turns, by another --method or --learning",
+    )
+    retrain.add_argument(
+        "--from", dest="start", type=int, default=0, help="version that the branch starts from (default: 0)"
+    )
+    retrain.add_argument("--to", type=int, help="version whose lineage it follows (default: the live one)")
+    retrain.add_argument("--policy", help="default: the shared policy")
+    retrain.add_argument("--without", nargs="+", default=[], metavar="TURN", help="turns to leave out")
+    retrain.add_argument("--rescore", action="store_true", help="with verdicts of the present scorers")
+    retrain.add_argument("--publish", action="store_true", help="make the branch's last version live")
+    retrain.add_argument("--json", action="store_true", help="as JSON")
+
+    compare = command("compare", "versions by fixed prompts: paired differences, and slow drift over several")
+    compare.add_argument("versions", nargs="+", type=int, metavar="V", help="two or more; 0: the base model")
+    compare.add_argument("--policy", help="default: the shared policy")
+    compare.add_argument("--json", action="store_true", help="as JSON")
 
 
 def _add_explain(command: _AddCommand) -> None:

@@ -20,11 +20,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from cli import clients
+from cli.compare import compare
 from cli.forget import forget, verify_receipt
 from cli.home_files import note_export
 from cli.live import ask_proxy, is_in_trouble, store_line, traffic_lines
 from cli.opened_record import open_record
 from cli.recover import recover
+from cli.retrain import retrain
 from cli.text import LONG, clip
 from cli.unused import DAYS, lines_of
 from cli.unused import to_json as unused_json
@@ -525,5 +527,7 @@ COMMANDS: dict[str, Command] = {
     "resume": _command(_resume),
     "verify": _command(_verify),
     "forget": forget,
+    "retrain": retrain,
+    "compare": compare,
     "recover": recover,
 }

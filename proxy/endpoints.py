@@ -68,6 +68,12 @@ RESPONSE = Endpoint(
     summary="`GET` or `DELETE` of a response, its `input_items`",
     is_translated=True,
 )
+TOKENS = Endpoint(
+    method="POST",
+    path="/v1/responses/input_tokens",
+    summary="the number of tokens of a response's input; not recorded",
+    is_translated=True,
+)
 CONVERSATIONS = Endpoint(
     method="any",
     path="/v1/conversations*",
@@ -113,6 +119,7 @@ MODEL = Endpoint(
 ENDPOINTS = (
     CHAT,
     RESPONSES,
+    TOKENS,
     RESPONSE,
     CONVERSATIONS,
     MESSAGES,

@@ -229,6 +229,10 @@ class Record:
         """Return turns that wait for a verdict, oldest first."""
         return await self._database.read(scorer.answered, limit, exclude=exclude)
 
+    async def answered_turns(self, turn_ids: Sequence[str]) -> list[AnsweredTurn]:
+        """Return these turns with all that followed them, whatever their stage."""
+        return await self._database.read(scorer.answered_turns, turn_ids)
+
     async def add_verdict(self, verdict: Verdict, *, drop: DropReason | None = None) -> None:
         """Store a verdict and move its turn to scored, or with ``drop`` to dropped.
 

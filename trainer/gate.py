@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 from serving.openai_server.toolcalls import ToolCall, ToolCallParser
 from store.errors import ConfigError
-from trainer.canaries import AnchorPrompt, Canaries, load_canaries
+from trainer.canaries import AnchorPrompt, Canaries, Fact, ToolCase, load_canaries
 from trainer.protocol import Policy, Reply, Weights
 
 T = TypeVar("T")
@@ -346,6 +346,24 @@ class Probe:
                 "replies": len(replies),
             },
         )
+
+    def scores(self, weights: Weights) -> dict[str, list[float]]:
+        """Return a score for each prompt, by kind: to be compared prompt by prompt with those of other weights."""
+        policy = self._policy
+        cases: list[Fact | ToolCase | AnchorPrompt] = [*self._facts, *self._tools, *self._anchors]
+        replies = self._greedy([*self._fact_ids, *self._tool_ids, *self._anchor_ids], weights)
+        found: dict[str, list[float]] = {"facts": [], "tools": [], "ended": [], "length": []}
+        for case, reply in zip(cases, replies, strict=True):
+            found["ended"].append(float(reply.finished))
+            if isinstance(case, Fact):
+                found["facts"].append(float(case.is_right(policy.decode(reply.token_ids))))
+                found["length"].append(float(len(reply.token_ids)))
+            elif isinstance(case, ToolCase):
+                found["tools"].append(float(self._calls(reply, case.expect_name)))
+            elif case.has_check:
+                obeyed = case.is_obeyed(policy.decode(reply.token_ids))
+                found.setdefault(f"obeyed: {case.style}", []).append(float(obeyed))
+        return {name: values for name, values in found.items() if values}
 
     def _calls(self, reply: Reply, name: str) -> bool:
         """Whether the reply is one valid call of that tool. Models without our markup may write the bare JSON."""

@@ -32,6 +32,7 @@ from store.values import (
     StepInputs,
     StepReport,
     StepRole,
+    Verdict,
 )
 from trainer.checkpoint import remove_version
 from trainer.device import ExclusiveDevice, make_device
@@ -215,7 +216,7 @@ class VersionReplay:
         found = await self._record.turns_as_scored(used)
         changed = self._job.verdicts
         return [
-            replace(turn, verdict=replace(turn.verdict, **changed[turn.turn_id]))
+            replace(turn, verdict=_changed(turn.verdict, changed[turn.turn_id]))
             if turn.turn_id in changed
             else turn
             for turn in found
@@ -332,6 +333,10 @@ class VersionReplay:
 
 def _ids(turns: Sequence[ScoredTurn]) -> tuple[tuple[str, int], ...]:
     return tuple((turn.turn_id, turn.verdict_id) for turn in turns)
+
+
+def _changed(verdict: Verdict, fields: Json) -> Verdict:
+    return replace(verdict, **{**fields, "wishes": tuple(fields.get("wishes", verdict.wishes))})
 
 
 def remove_folders(folders: Sequence[str], settings: Settings) -> list[str]:

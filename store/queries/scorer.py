@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -30,6 +30,13 @@ def answered(connection: sa.Connection, limit: int, *, exclude: Iterable[str] = 
     if skip:
         query = query.where(t.turn_id.not_in(skip))
     return [_answered(connection, row) for row in connection.execute(query).all()]
+
+
+def answered_turns(connection: sa.Connection, turn_ids: Sequence[str]) -> list[AnsweredTurn]:
+    """Return these turns with all that followed them, whatever their stage, those that are in the record."""
+    t = schema.turns.c
+    rows = connection.execute(sa.select(schema.turns).where(t.turn_id.in_(list(turn_ids)))).all()
+    return [_answered(connection, row) for row in rows]
 
 
 def _answered(connection: sa.Connection, row: Row[Any]) -> AnsweredTurn:
