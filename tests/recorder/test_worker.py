@@ -432,6 +432,36 @@ async def test_of_a_backlog_only_the_segments_of_the_batch_are_read(
     assert len(read) <= 2
 
 
+async def test_a_segment_that_ends_with_damage_stays_until_the_damage_is_counted(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path, "a")
+    writer.append(EntryKind.EXCHANGE, b"first")
+    await writer.close()
+    (path,) = segments(tmp_path)
+    end = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b"x" * 100)
+    reader = JournalReader(tmp_path, {path.name: end})
+    assert reader.remove_recorded() == []
+    assert path.exists()
+    batch = reader.poll()
+    assert batch.damaged_bytes > 0
+    reader.commit(batch)
+    assert reader.remove_recorded() == [path.name]
+    reader.close()
+
+
+async def test_a_segment_that_the_recorder_removed_is_not_written_again(setup: Setup) -> None:
+    writer = JournalWriter(setup.folder, "b", segment_bytes=1)
+    append(writer, "first", [user("one")], "reply")
+    worker = setup.start_worker()
+    await record_all(worker)
+    await worker._remove_recorded()
+    assert segments(setup.folder) == []
+    writer.maintain()
+    assert (segments(setup.folder), writer.rewritten) == ([], 0)
+    assert await writer.close() == 0
+
+
 async def test_of_many_segments_a_few_are_open_at_a_time_the_oldest_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -449,7 +479,7 @@ async def test_of_many_segments_a_few_are_open_at_a_time_the_oldest_ones(
         reader.commit(batch)
         reader.remove_recorded()
     assert found == [b"%d" % i for i in range(7)]
-    assert segments(tmp_path) == []
+    assert (segments(tmp_path), dict(reader.offsets)) == ([], {})
     reader.close()
     assert len(os.listdir("/proc/self/fd")) == files
 
