@@ -58,7 +58,7 @@ class Stack:
         self.settings = settings
         self._removes_home = home is None
         self.home = home or Path(tempfile.mkdtemp(prefix="patina-"))
-        self.home.mkdir(parents=True, exist_ok=True)
+        self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.ready_s = ready_s
         self.port = 0
         self.key = ""
