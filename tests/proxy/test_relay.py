@@ -571,6 +571,23 @@ def test_an_unknown_model_is_a_404_in_the_form_of_the_upstream(gateway: Gateway)
         assert gateway.upstream.seen[-1].body["model"] == "tiny"
 
 
+def test_feedback_that_no_version_learns_from_is_answered_with_the_reason(gateway: Gateway) -> None:
+    reply = gateway.client.chat.completions.with_raw_response.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "Where is Oslo?"}],
+        extra_headers={"x-patina-train": "off"},
+    )
+    gateway.rows(1)
+    turn = reply.headers["x-patina-turn"]
+    status, _, answer = post(
+        f"{gateway.url}/v1/feedback", json.dumps({"turn_id": turn, "text": "shorter"}).encode()
+    )
+    assert (status, json.loads(answer)) == (
+        200,
+        {"status": "recorded", "turn_id": turn, "trains": False, "reason": "opted_out"},
+    )
+
+
 def test_feedback_is_recorded_once_and_only_for_ones_own_turns(gateway: Gateway) -> None:
     reply = gateway.client.chat.completions.with_raw_response.create(
         model="tiny", messages=[{"role": "user", "content": "Where is Oslo?"}]
