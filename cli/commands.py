@@ -23,6 +23,7 @@ from cli import clients
 from cli.compare import compare
 from cli.forget import forget, verify_receipt
 from cli.home_files import note_export
+from cli.import_turns import import_turns
 from cli.live import ask_proxy, is_in_trouble, store_line, traffic_lines
 from cli.opened_record import open_record
 from cli.recover import recover
@@ -528,6 +529,7 @@ COMMANDS: dict[str, Command] = {
     "verify": _command(_verify),
     "forget": forget,
     "retrain": retrain,
+    "import": import_turns,
     "compare": compare,
     "recover": recover,
 }
