@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cli.policies import add_policy_arguments
 from store.learning import LearningConfig
 from store.settings import Settings
 from store.version import VERSION
@@ -20,6 +21,8 @@ _GROUPS = {
     "record": "record",
 }
 
+
+_SHARED = "the shared one, or the only one that has versions"
 
 #: Settings that may be given more than once, and how their value is written.
 _REPEATED = {"upstream": "URL", "learning": "KEY=VALUE"}
@@ -133,6 +136,7 @@ def build_parser(prog: str = "run.py") -> argparse.ArgumentParser:
 
 def _add_record_commands(command: _AddCommand) -> None:
     status = command("status", "what was seen, scored and trained, what is live, and who is running")
+    add_policy_arguments(status, "all")
     status.add_argument("--json", action="store_true", help="as JSON")
 
     clients = command(
@@ -156,6 +160,7 @@ def _add_record_commands(command: _AddCommand) -> None:
 
     versions = command("versions", "every adapter version: what it was made of, and whether it lives")
     versions.add_argument("--json", action="store_true", help="as JSON")
+    add_policy_arguments(versions, _SHARED)
 
     verify = command("verify", "re-hash and cross-check the record, or check a receipt of `forget`")
     verify.add_argument(
@@ -165,6 +170,7 @@ def _add_record_commands(command: _AddCommand) -> None:
     why = command("why", "which of your turns made a version, and their text")
     why.add_argument("version", type=int)
     why.add_argument("--json", action="store_true", help="as JSON")
+    add_policy_arguments(why, _SHARED)
 
 
 def _add_wishes(command: _AddCommand) -> None:
@@ -179,16 +185,21 @@ def _add_wishes(command: _AddCommand) -> None:
     wishes.add_argument("number", nargs="?", type=int, metavar="N", help="the wish, as the list numbers it")
     wishes.add_argument("words", nargs="?", metavar="WORDS", help="what it is to say instead")
     wishes.add_argument("--json", action="store_true", help="as JSON")
+    add_policy_arguments(wishes, _SHARED)
 
 
 def _add_control_commands(command: _AddCommand) -> None:
     rollback = command("rollback", "serve an earlier version again; 0 is the bare model")
     rollback.add_argument("version", type=int)
+    add_policy_arguments(rollback, _SHARED)
 
     _add_forget(command)
     _add_retrain(command)
-    command("pause", "stop training; serving, recording and scoring go on")
-    command("resume", "go on training")
+    for name, help in (
+        ("pause", "stop training; serving, recording and scoring go on"),
+        ("resume", "go on training"),
+    ):
+        add_policy_arguments(command(name, help), "all")
     command("recover", "salvage a damaged record into a fresh file; Patina must be stopped")
     page = command("open", "print a link that signs you in to the web page, and open it in a browser")
     page.add_argument(

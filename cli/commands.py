@@ -26,6 +26,7 @@ from cli.home_files import note_export
 from cli.import_turns import import_turns
 from cli.live import ask_proxy, is_in_trouble, store_line, traffic_lines
 from cli.opened_record import open_record
+from cli.policies import chosen_policy, given_policy
 from cli.recover import recover
 from cli.retrain import retrain
 from cli.text import LONG, clip
@@ -52,6 +53,7 @@ from store.values import (
     RecordStatus,
     ScoredTurn,
     UnusedComplaint,
+    adapter_name,
 )
 
 #: A process without a heartbeat for so long counts as gone.
@@ -80,7 +82,7 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
     live = ask_proxy(settings)
     try:
         status: RecordStatus | None
-        status, unused, traffic = asyncio.run(_read_status(settings, waits=not arguments.no_wait))
+        status, unused, traffic = asyncio.run(_read_status(settings, arguments))
         problem = None
     except RecordError as exc:
         if live is None:
@@ -110,15 +112,15 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
 
 
 async def _read_status(
-    settings: Settings, *, waits: bool
+    settings: Settings, arguments: argparse.Namespace
 ) -> tuple[RecordStatus, list[UnusedComplaint], list[ClientTraffic]]:
-    async with open_record(settings, waits=waits) as record:
+    given = given_policy(settings, arguments)
+    async with open_record(settings, waits=not arguments.no_wait) as record:
         since = time.time() - DAYS * 86_400
-        return (
-            await record.status(),
-            await record.unused_complaints(settings.policy, since),
-            await record.client_traffic(clients.WINDOW),
-        )
+        status = await record.status(policy=given)
+        policies = [given] if given else policies_of(settings.policy, {settings.policy, *status.live})
+        unused = [one for policy in policies for one in await record.unused_complaints(policy, since)]
+        return status, unused, await record.client_traffic(clients.WINDOW)
 
 
 def _print_status(console: Console, status: RecordStatus) -> None:
@@ -143,6 +145,8 @@ def _print_status(console: Console, status: RecordStatus) -> None:
     console.print(
         f"live: {live} · versions: {_counts(status.versions) or 'none yet'} · training: {status.training}"
     )
+    if status.paused:
+        console.print(f"paused: {escape(', '.join(status.paused))}")
     if status.last_step is not None:
         step = status.last_step
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(step.finished_at or step.started_at))
@@ -303,13 +307,14 @@ async def _write_dataset(rows: AsyncIterator[Json], output: Path | None) -> int:
 
 
 async def _versions(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
-    found = await record.adapters(settings.policy)
-    moves = await record.alias_moves(settings.policy)
+    policy = await chosen_policy(record, settings, arguments)
+    found = await record.adapters(policy)
+    moves = await record.alias_moves(policy)
     live = moves[-1].version if moves else BASE_VERSION
     if arguments.json:
         print(
             json.dumps(
-                {"policy": settings.policy, "live": live, "versions": [_version_json(a) for a in found]},
+                {"policy": policy, "live": live, "versions": [_version_json(a) for a in found]},
                 indent=2,
             )
         )
@@ -357,10 +362,11 @@ def _number(value: object) -> str:
 
 
 async def _why(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
-    adapter = await record.adapter(settings.policy, arguments.version)
+    policy = await chosen_policy(record, settings, arguments)
+    adapter = await record.adapter(policy, arguments.version)
     if adapter is None:
-        raise RecordError(f"{settings.policy} has no version {arguments.version}")
-    turns = list(reversed(await record.trained_turns(settings.policy, version=arguments.version)))
+        raise RecordError(f"{policy} has no version {arguments.version}")
+    turns = list(reversed(await record.trained_turns(policy, version=arguments.version)))
     unused = await _unused_turns(record, adapter)
     if arguments.json:
         shown = {
@@ -442,14 +448,11 @@ def _turn_json(turn: ScoredTurn) -> Json:
 
 async def _rollback(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
     start = time.monotonic()
-    await record.rollback(settings.policy, arguments.version)
-    name = (
-        f"{settings.policy}@{arguments.version}"
-        if arguments.version
-        else f"{settings.policy} without adapter"
-    )
-    while (serving := await _serving(record, settings.policy)) is not None and serving != arguments.version:
-        newest = (await record.aliases())[settings.policy].version
+    policy = await chosen_policy(record, settings, arguments)
+    await record.rollback(policy, arguments.version)
+    name = adapter_name(policy, arguments.version) if arguments.version else f"{policy} without adapter"
+    while (serving := await _serving(record, settings, policy)) is not None and serving != arguments.version:
+        newest = (await record.aliases())[policy].version
         if newest != arguments.version:
             # A step that began after the rollback may be done before the proxy is asked again.
             print(f"{name} was set, and version {newest} has been made live after it")
@@ -463,24 +466,32 @@ async def _rollback(record: Record, settings: Settings, arguments: argparse.Name
     return 0
 
 
-async def _serving(record: Record, policy: str) -> int | None:
+async def _serving(record: Record, settings: Settings, policy: str) -> int | None:
     """Return the version the running proxy says it serves; None when no proxy runs."""
     for beat in (await record.status()).heartbeats:
         if beat.process == "proxy" and time.time() - beat.at < SILENT_S and is_alive(beat.pid):
-            version = beat.detail.get("backend", {}).get("live")
+            backend = beat.detail.get("backend", {})
+            shown = backend if policy == settings.policy else backend.get("policies", {}).get(policy, {})
+            version = shown.get("live")
             return int(version) if version is not None else None
     return None
 
 
 async def _pause(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
-    await record.set_paused(True)
-    print("training is paused; serving, recording and scoring go on (`run.py resume` ends it)")
+    policy = given_policy(settings, arguments)
+    await record.set_paused(True, policy=policy)
+    print(
+        f"training{f' of {policy}' if policy else ''} is paused; serving, recording and scoring go on (`run.py resume` ends it)"
+    )
     return 0
 
 
 async def _resume(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
-    await record.set_paused(False)
-    print("training goes on")
+    policy = given_policy(settings, arguments)
+    await record.set_paused(False, policy=policy)
+    print(f"training{f' of {policy}' if policy else ''} goes on")
+    if policy and await record.is_paused():
+        print("all training is paused: `run.py resume` ends that")
     return 0
 
 

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from rich.markup import escape
 
 from cli.opened_record import open_record
+from cli.policies import chosen_policy
 from cli.text import LONG, clip
 from evals.console import table_console
 from store.errors import ConfigError, RecordError
@@ -54,7 +55,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 async def _run(settings: Settings, arguments: argparse.Namespace) -> int:
     async with open_record(settings, waits=not arguments.no_wait) as record:
-        policy = settings.policy
+        policy = await chosen_policy(record, settings, arguments)
         move = (await record.aliases()).get(policy)
         live = move.version if move is not None else BASE_VERSION
         found = await read_wishes(record, policy, live)
@@ -74,7 +75,8 @@ async def _run(settings: Settings, arguments: argparse.Namespace) -> int:
         if arguments.action == "edit":
             message = await _edit(record, policy, wish, " ".join(arguments.words.split()))
         else:
-            message = await _remove(record, policy, live, wish)
+            option = "" if policy == settings.policy else f" --policy {policy}"
+            message = await _remove(record, policy, live, wish, option)
         if arguments.json:
             changed = {one.number: one for one in await read_wishes(record, policy, live)}[wish.number]
             print(json.dumps({"policy": policy, "live": live, "wish": changed.to_json()}, indent=2))
@@ -146,16 +148,16 @@ async def _edit(record: Record, policy: str, wish: ListedWish, text: str) -> str
     )
 
 
-async def _remove(record: Record, policy: str, live: int, wish: ListedWish) -> str:
+async def _remove(record: Record, policy: str, live: int, wish: ListedWish, option: str) -> str:
     edits = [WishEdit(turn_id=turn_id, text=None) for turn_id in wish.turn_ids]
     await record.add_wish_edits(policy, edits)
     message = f"wish {wish.number} is removed: “{clip(wish.text, LONG)}”. The next version unlearns it"
-    message += ", once training is resumed." if await record.is_paused() else "; no new turn is needed."
+    message += ", once training is resumed." if await record.is_paused(policy) else "; no new turn is needed."
     version = version_before(await record.adapters(policy), live, wish.turn_ids)
     if version is not None:
         named = f"version {version}" if version != BASE_VERSION else "the base model"
         message += (
-            f" `run.py rollback {version}` goes back to {named}, before it was learnt, at once, "
+            f" `run.py rollback {version}{option}` goes back to {named}, before it was learnt, at once, "
             "and gives up what was learnt since."
         )
     return message

@@ -173,9 +173,14 @@ class ApiRelay:
         try:
             record = await self._record.get()
             found = await record.recorded_turn(key_name, turn_id)
-            if found is None and recent is None:  # another gateway may have issued it a moment ago
-                await wait_recorded(record, self._journal.folder, _RECORD_WAIT_S)
+            if found is None:  # another gateway may have issued it a moment ago
+                lag = await wait_recorded(
+                    record, self._journal.folder, _RECORD_WAIT_S if recent is None else 0.0
+                )
                 found = await record.recorded_turn(key_name, turn_id)
+                if found is None and not lag.entries:
+                    self._recent.remove(turn_id)  # it was recorded and forgotten
+                    return None
         except RecordError:
             if recent is None:
                 raise
@@ -196,9 +201,9 @@ class ApiRelay:
     async def newest_turn(self, key_name: str, conversation: str) -> RecordedTurn | None:
         """Return the newest turn of a conversation, also one that another gateway has just issued. Raises: RecordError."""
         record = await self._record.get()
-        await wait_recorded(record, self._journal.folder, _RECORD_WAIT_S)
+        lag = await wait_recorded(record, self._journal.folder, _RECORD_WAIT_S)
         newest = await record.newest_turn(key_name, conversation)
-        recent = self._recent.newest_of(key_name, conversation)
+        recent = self._recent.newest_of(key_name, conversation) if lag.entries else None
         if recent is not None and (newest is None or recent.created_at > newest.created_at):
             return recent
         return newest
@@ -238,26 +243,59 @@ class ApiRelay:
 
     # ---- counting
 
+    async def count_response_tokens(
+        self, scope: Scope, receive: Receive, send: Send, *, principal: Principal
+    ) -> None:
+        """Serve ``POST /v1/responses/input_tokens``."""
+
+        async def translate(raw: bytes) -> ApiRequest:
+            return await self._translate_response(principal.key_name, read_object(raw))
+
+        count = await self._answer_count(scope, receive, send, translate, principal)
+        if count is not None:
+            await send_json(send, 200, {"object": "response.input_tokens", "input_tokens": count})
+
     async def count_message_tokens(
         self, scope: Scope, receive: Receive, send: Send, *, principal: Principal
     ) -> None:
         """Serve ``POST /v1/messages/count_tokens``."""
+
+        async def translate(raw: bytes) -> ApiRequest:
+            return translate_message(raw, is_count=True)
+
+        count = await self._answer_count(scope, receive, send, translate, principal)
+        if count is not None:
+            await send_json(send, 200, {"input_tokens": count})
+
+    async def _answer_count(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        translate: Callable[[bytes], Awaitable[ApiRequest]],
+        principal: Principal,
+    ) -> int | None:
+        """Return the number of prompt tokens of a request; None when an error was sent."""
         try:
             raw = await read_body(receive, content_length(scope["headers"]))
-            request = translate_message(raw, is_count=True)
-            count = await self._count(orjson.loads(request.chat), scope["headers"], principal)
+            request = await translate(raw)
+            return await self._count(orjson.loads(request.chat), scope["headers"], principal)
         except ClientDisconnected:
-            return
+            return None
         except BodyTooLarge:
             await send_error(send, 413, "The request body is larger than 64 MB.")
         except Untranslatable as exc:
-            await send_error(send, exc.status, str(exc))
+            await send_error(send, exc.status, str(exc), code=exc.code, param=exc.param)
         except UnknownModel as exc:
-            await send_error(send, 404, str(exc))
+            await send_error(send, 404, str(exc), code="model_not_found", param="model")
         except UpstreamError as exc:
             await send_error(send, 502, str(exc), kind="server_error")
-        else:
-            await send_json(send, 200, {"input_tokens": count})
+        except RecordError as exc:
+            log.warning("a turn could not be read back: %s", exc)
+            await send_error(
+                send, 503, "The record cannot be read now. Retry the request.", kind="server_error"
+            )
+        return None
 
     async def _count(self, chat: Json, headers: Headers, principal: Principal) -> int:
         """Return the number of prompt tokens: the backend's tokenizer counts them, or a request for a single token. Not recorded."""

@@ -54,6 +54,8 @@ from proxy.endpoints import (
     RESPONSES,
     ROOT,
     STATUS,
+    TOKENS,
+    Endpoint,
     find_endpoint,
     is_messages_path,
 )
@@ -411,16 +413,8 @@ class Proxy:
             await self._chat(
                 scope, receive, send, principal=principal, path=target, session=session, is_completion=True
             )
-        elif endpoint is RESPONSES:
-            await self._apis.create_response(scope, receive, send, principal=principal, session=session)
-        elif endpoint is RESPONSE:
-            await self._apis.existing_response(scope, send, principal=principal, path=path)
-        elif endpoint is CONVERSATIONS:
-            await self._apis.conversations(scope, receive, send, key_name=principal.key_name, path=path)
-        elif endpoint is MESSAGES:
-            await self._apis.create_message(scope, receive, send, principal=principal, session=session)
-        elif endpoint is COUNT:
-            await self._apis.count_message_tokens(scope, receive, send, principal=principal)
+        elif endpoint is not None and endpoint.is_translated:
+            await self._dispatch_api(endpoint, scope, receive, send, principal, path, session)
         elif endpoint is STATUS:
             await send_json(send, 200, await self._status(principal))
         elif endpoint is FEEDBACK:
@@ -433,6 +427,30 @@ class Proxy:
             await send_error(send, 404, _describe_missing(path), code="not_found")
         else:
             await self._pass_through(scope, receive, send, path=target, principal=principal)
+
+    async def _dispatch_api(
+        self,
+        endpoint: Endpoint,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        principal: Principal,
+        path: str,
+        session: str | None,
+    ) -> None:
+        """Route a request of an API that is translated to chat."""
+        if endpoint is RESPONSES:
+            await self._apis.create_response(scope, receive, send, principal=principal, session=session)
+        elif endpoint is TOKENS:
+            await self._apis.count_response_tokens(scope, receive, send, principal=principal)
+        elif endpoint is RESPONSE:
+            await self._apis.existing_response(scope, send, principal=principal, path=path)
+        elif endpoint is CONVERSATIONS:
+            await self._apis.conversations(scope, receive, send, key_name=principal.key_name, path=path)
+        elif endpoint is MESSAGES:
+            await self._apis.create_message(scope, receive, send, principal=principal, session=session)
+        elif endpoint is COUNT:
+            await self._apis.count_message_tokens(scope, receive, send, principal=principal)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()

@@ -68,6 +68,12 @@ RESPONSE = Endpoint(
     summary="`GET` or `DELETE` of a response, its `input_items`",
     is_translated=True,
 )
+TOKENS = Endpoint(
+    method="POST",
+    path="/v1/responses/input_tokens",
+    summary="the number of tokens of a response's input; not recorded",
+    is_translated=True,
+)
 CONVERSATIONS = Endpoint(
     method="any",
     path="/v1/conversations*",
@@ -95,13 +101,17 @@ COMPLETIONS = Endpoint(
 STATUS = Endpoint(
     method="GET",
     path="/v1/patina/status",
-    summary="counts of turns and versions, the processes, the backend's capabilities, the state of the store",
+    summary="counts of turns and versions, the processes, the backend's capabilities, the state of the store; for a key that is no "
+    "owner only its own turns and policy",
 )
 FEEDBACK = Endpoint(
     method="POST", path="/v1/feedback", summary="explicit feedback on a turn (fields below); idempotent"
 )
 MODELS = Endpoint(
-    method="GET", path="/v1/models", summary="the policy and its live version", is_local_only=True
+    method="GET",
+    path="/v1/models",
+    summary="the policies that the key may use, with their live versions",
+    is_local_only=True,
 )
 MODEL = Endpoint(
     method="GET",
@@ -113,6 +123,7 @@ MODEL = Endpoint(
 ENDPOINTS = (
     CHAT,
     RESPONSES,
+    TOKENS,
     RESPONSE,
     CONVERSATIONS,
     MESSAGES,
@@ -154,7 +165,7 @@ FEEDBACK_FIELDS: Mapping[str, str] = {
     "score": "a number from -1 to 1",
     "thumbs": '"up" or "down", or a boolean',
     "rating": 'a number from 1 to 5, or "up" or "down"',
-    "text": "what was wrong or right, in words (also `feedback`, `comment`); it becomes the hint",
+    "text": "what was wrong or right, in words (also `feedback`, `comment`), at most 8,000 characters; it becomes the hint",
     "idempotency_key": "a string of at most 200 characters; default: made from the content",
 }
 

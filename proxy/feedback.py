@@ -9,6 +9,9 @@ from typing import Any
 from store.errors import WireError
 from store.values import Json
 
+#: Longest text, in characters: it goes whole into the teacher's prompt.
+MAX_TEXT = 8_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackBody:
@@ -49,6 +52,8 @@ def parse_feedback(body: Any) -> FeedbackBody:
         raise WireError("name the turn: turn_id, completion_id, or prompt and response")
     texts = [body.get(name) for name in ("text", "feedback", "comment")]
     text = next((t for t in texts if isinstance(t, str) and t.strip()), "")
+    if len(text) > MAX_TEXT:
+        raise WireError(f"the text has {len(text)} characters, at most {MAX_TEXT} are taken")
     score = _score(body)
     if score is None and not text:
         raise WireError("send a score, thumbs, a rating, or text")

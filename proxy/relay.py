@@ -128,6 +128,9 @@ JOURNAL_WAIT_S = 5.0
 #: Parts of a path that are counted by: "", "v1", "embeddings"; and most paths.
 _COUNTED_PARTS, _MAX_COUNTED_PATHS = 4, 50
 
+#: Fields that are added to a request whose turn cannot train, to chat and to other APIs: their streams always show the usage.
+_PLAIN_FIELDS = (frozenset[str](), frozenset({"stream_options"}))
+
 _UPSTREAM_ERROR_TYPE = "upstream_error"
 #: Statuses with which a healthy backend refuses an invalid request. Not 401 and 404: a refused key or model may be Patina's own setting.
 _INVALID_REQUEST_STATUSES = frozenset({400, 413, 415, 422})
@@ -642,7 +645,11 @@ class ChatRelay:
                 exchange.options = replace(exchange.options, is_opted_out=True)
             # A turn that opted out needs no tokens; its unchanged reply also shows the backend's null style.
             is_plain = exchange.options.is_opted_out or exchange.chat.unreadable
-            wanted = frozenset[str]() if is_plain else self._alias.fields
+            wanted = (
+                self._alias.fields & _PLAIN_FIELDS[exchange.api is not None]
+                if is_plain
+                else self._alias.fields
+            )
             fields = self._quirks.accepted_fields(wanted, exchange.chat.model) - omitted
             body, exchange.injection = build_request(
                 exchange.raw, exchange.chat, fields=fields, served_model=lease.name
@@ -963,7 +970,8 @@ class ChatRelay:
             self._observe_null_style(exchange, chunk)
         injection = exchange.injection
         if injection.usage and is_usage_only(chunk):
-            return b""
+            return b"" if exchange.api is None else event  # other APIs show the usage
+
         adds = injection.logprobs or injection.token_ids or injection.usage
         if adds and is_tokens_only(chunk, exchange.chat.body):
             return b""

@@ -30,7 +30,7 @@ async def serve(settings: Settings, judge_url: str, judge_model: str = "") -> No
     chain = build_scorer_chain(settings, judge_url, judge_model)
     record = await Record.open(settings.database_url)
     try:
-        worker = Worker(record, chain)
+        worker = Worker(record, chain, most_per_hour=settings.most_verdicts_per_hour)
         await worker.announce("starting")  # the judge's library takes seconds to import
         await chain.start()
         await worker.run(stop)

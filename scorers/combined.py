@@ -33,7 +33,7 @@ PRECISION_TABLE = Path(__file__).parent / "precision.json"
 #: Least precision, and least number of measured cases, with which a pattern decides alone.
 PRECISE, ENOUGH_CASES = 0.97, 12
 #: Least probability with which the classifier decides alone, chosen on the development sets (docs/scoring.md).
-SURE_COMPLAINT, SURE_PRAISE = 0.8, 0.85
+SURE_COMPLAINT, SURE_PRAISE = 0.8, 0.8
 #: ... and before a judge is asked. What is decided with less yields to a judge that disagrees.
 CERTAIN = 0.95
 #: Least probability with which it confirms a complaint, and praise, that a pattern found but cannot decide alone: sarcasm praises.
@@ -55,6 +55,13 @@ _CONTRAST = re.compile(
 _LEADING = re.compile(
     r"""^(?:[\s,;:.!?–—-]|(?:but|though|although|however|yet|and|aber|allerdings|und|pero|aunque|y|mais|et|ma|però|e|mas|porém|maar|en|ale|i|men|och
     |ama|ve|но|а|и|але|та)\b(?=\s)|但是|不过|でも|けど|근데|하지만|그런데)+""",
+    re.IGNORECASE | re.VERBOSE,
+)
+
+#: A part that says only when a wish holds belongs to the wish before it.
+_WHEN = re.compile(
+    r"""(?:but\s|pero\s|mais\s|aber\s)?(?:next\stime|in\sfuture|from\snow\son|(?:n[aä]chstes|das\sn[aä]chste)\smal|la\spr[oó]xima(?:\svez)?
+    |la\sprochaine(?:\sfois)?|下次|次は|次から|다음엔)\W*""",
     re.IGNORECASE | re.VERBOSE,
 )
 
@@ -129,6 +136,9 @@ def read_message(
     if source == "classifier" and len(text) > _LONG and not _has_sentence(text, reply, value, network):
         value, confidence, source = None, 0.0, ""
         reason = "a long text without a sentence that reacts by itself"
+    if source == "classifier" and value == -1 and confidence < CERTAIN and _is_bare_question(text):
+        value, confidence, source = None, 0.0, ""
+        reason = f"a question that does not speak of the reply; complaint {reading.complaint:.2f}"
     if source == "classifier" and value == -1 and _PERMITS.search(text) and _AGAIN.search(text):
         value, confidence, source = None, 0.0, ""
         reason = "it allows something for the future and does not say that the reply was bad"
@@ -187,6 +197,12 @@ def _decide(reaction: Reaction, reading: Reading) -> tuple[int | None, float, st
             f"pattern {names} is not precise enough to decide alone and the {likely} does not confirm it",
         )
     return None, 0.0, "", f"undecided: {likely}"
+
+
+def _is_bare_question(text: str) -> bool:
+    """Whether a message is nothing but a new question, by its form: what the classifier says of its words is then less certain."""
+    sentences = classify(text)
+    return bool(sentences) and all(one.role is Role.QUESTION for one in sentences)
 
 
 def _has_sentence(text: str, reply: str, value: int | None, network: Classifier) -> bool:
@@ -262,7 +278,8 @@ def _parts(text: str) -> list[tuple[str, bool]]:
         # "just shorter" has nothing before its "just"
         merged: list[str] = []
         for piece in pieces:
-            if merged and (len(tokens_of(merged[-1])) < 1 or len(tokens_of(piece)) < 2):
+            is_alone = len(tokens_of(piece)) < 2 or _WHEN.fullmatch(piece.strip())
+            if merged and (len(tokens_of(merged[-1])) < 1 or is_alone):
                 merged[-1] += " " + piece
             else:
                 merged.append(piece)

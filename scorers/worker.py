@@ -43,7 +43,9 @@ class Turns(Protocol):
     """What the worker needs of the record."""
 
     async def answered(self, limit: int, *, exclude: Iterable[str] = ()) -> list[AnsweredTurn]: ...
-    async def add_verdict(self, verdict: Verdict, *, drop: DropReason | None = None) -> None: ...
+    async def add_verdict(
+        self, verdict: Verdict, *, drop: DropReason | None = None, most_per_hour: int = 0
+    ) -> None: ...
     async def heartbeat(self, beat: Heartbeat) -> None: ...
 
 
@@ -73,6 +75,7 @@ class Worker:
     """Scores answered turns with a scorer chain.
 
     Args:
+        most_per_hour: verdicts of one key within an hour that may train; 0: no limit.
         clock: seconds since the epoch.
         judge_pause_s: (first, longest) pause before a judge that was down is tried again.
     """
@@ -82,6 +85,7 @@ class Worker:
         record: Turns,
         chain: ScorerChain,
         *,
+        most_per_hour: int = 0,
         concurrency: int = CONCURRENCY,
         poll_s: float = POLL_S,
         judge_pause_s: tuple[float, float] = JUDGE_PAUSE_S,
@@ -91,6 +95,7 @@ class Worker:
     ) -> None:
         self._record = record
         self._chain = chain
+        self._most_per_hour = most_per_hour
         self._concurrency = concurrency
         self._poll_s = poll_s
         self._judge_pause_s = judge_pause_s
@@ -211,7 +216,7 @@ class Worker:
             )
             if asked and self._answers() > answers:
                 self._judge_is_back()
-            await self._record.add_verdict(verdict, drop=drop)
+            await self._record.add_verdict(verdict, drop=drop, most_per_hour=self._most_per_hour)
         except JudgeUnavailable as exc:
             self._waiting_for_judge[turn.turn_id] = time.monotonic() + self._recheck_s
             if asked:

@@ -18,6 +18,7 @@ SENTENCES: dict[DropReason, str] = {
     DropReason.NO_NEXT_STATE: "its session ended and nothing had followed",
     DropReason.ABSTAINED: "no scorer had an opinion",
     DropReason.NO_SIGNAL: "it does not say what to do differently",
+    DropReason.OVER_LIMIT: "its key had as many verdicts within the hour as --most-verdicts-per-hour lets train",
     DropReason.STALE: "its reply came from a version that is too old",
     DropReason.TEACHER_FAILED: "the teacher could not read it",
     DropReason.HINT_IRRELEVANT: "the model does not act on these words",

@@ -54,6 +54,7 @@ class DropReason(StrEnum):
     NO_NEXT_STATE = "no_next_state"  #: the session was closed and nothing had followed
     ABSTAINED = "abstained"  #: no scorer had an opinion
     NO_SIGNAL = "no_signal"  #: it has nothing to teach: verdict 0 and no hint, or thanks as always
+    OVER_LIMIT = "over_limit"  #: its key has had as many verdicts within the hour as may train
     STALE = "stale"  #: sampled by a version too long ago, or too unlike today's policy
     TEACHER_FAILED = "teacher_failed"  #: the teacher could not be asked; never replaced by zeros
     HINT_IRRELEVANT = "hint_irrelevant"  #: the hint does not move the teacher: nothing to distil

@@ -233,24 +233,29 @@ class Record:
         """Return these turns with all that followed them, whatever their stage."""
         return await self._database.read(scorer.answered_turns, turn_ids)
 
-    async def add_verdict(self, verdict: Verdict, *, drop: DropReason | None = None) -> None:
+    async def add_verdict(
+        self, verdict: Verdict, *, drop: DropReason | None = None, most_per_hour: int = 0
+    ) -> None:
         """Store a verdict and move its turn to scored, or with ``drop`` to dropped.
 
         A turn that is not waiting any more (forgotten, scored by another worker) keeps its stage; the verdict stays in
         the record all the same.
+
+        Args:
+            most_per_hour: verdicts of one key within an hour that may train; a turn beyond them is dropped. 0: no limit.
         """
-        await self._database.write(scorer.add_verdict, verdict, drop=drop)
+        await self._database.write(scorer.add_verdict, verdict, drop=drop, most_per_hour=most_per_hour)
 
     # ---------------------------------------------------------------- trainer
 
-    async def waiting(self, policy: str, *, hint_only: bool = False) -> Waiting:
-        """Return what waits to be trained.
+    async def waiting(self, *, hint_only: bool = False) -> dict[str, Waiting]:
+        """Return what waits to be trained, by policy.
 
         Args:
             hint_only: count only turns with a hint as ready (methods that do not read the verdict), not those with a
                 verdict of +1 or -1 as well.
         """
-        return await self._database.read(trainer.waiting, policy, hint_only=hint_only)
+        return await self._database.read(trainer.waiting, hint_only=hint_only)
 
     async def claim(
         self, policy: str, limit: int, *, worker: str, lease_s: float, now: float | None = None
@@ -453,11 +458,15 @@ class Record:
 
     async def wish_edits(self, policy: str, until: int | None = None) -> list[WishEdit]:
         """Return the edits that count; see `store.queries.person.wish_edits`."""
-        return await self._database.read(person.wish_edits, policy, until)
+        return (await self.all_wish_edits(until)).get(policy, [])
 
-    async def newest_wish_edit(self, policy: str) -> int:
-        """Return the number of the newest edit, 0 when there is none."""
-        return await self._database.read(person.newest_wish_edit, policy)
+    async def all_wish_edits(self, until: int | None = None) -> dict[str, list[WishEdit]]:
+        """Return the edits that count, by policy."""
+        return await self._database.read(person.wish_edits, until)
+
+    async def newest_wish_edit(self) -> int:
+        """Return the number of the newest edit of any policy, 0 when there is none."""
+        return await self._database.read(person.newest_wish_edit)
 
     async def stated_hints(self, policy: str, turn_ids: Sequence[str]) -> list[StatedHint]:
         """Return these turns and all others of the policy with a hint in the same words, oldest first."""

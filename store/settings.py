@@ -96,6 +96,12 @@ class Settings(BaseSettings):
         "learning",
     )
     batch_size: int = _field(4, "BATCH_SIZE", "turns per step", "learning")
+    most_verdicts_per_hour: int = _field(
+        0,
+        "PATINA_MOST_VERDICTS_PER_HOUR",
+        "verdicts of one key within an hour that may train; further turns are dropped as over_limit; 0: no limit",
+        "learning",
+    )
     max_steps: int = _field(0, "MAX_STEPS", "stop training after so many steps; 0: never", "learning")
     loss_fn: Literal["ppo", "importance_sampling"] = _field(
         "ppo", "LOSS_FN", "surrogate of the advantage term: ppo (clipped) or importance_sampling", "learning"
@@ -354,6 +360,7 @@ class Settings(BaseSettings):
 
     @field_validator(
         "max_steps",
+        "most_verdicts_per_hour",
         "threads",
         "kl_loss_coef",
         "w_opd",
@@ -516,6 +523,10 @@ class Settings(BaseSettings):
     @property
     def adapters_folder(self) -> Path:
         return self.home / "adapters"
+
+    def adapters_folder_of(self, policy: str) -> Path:
+        """Return the folder of a policy's versions: the shared policy's are beside the folders of the others."""
+        return self.adapters_folder if policy == self.policy else self.adapters_folder / policy
 
     @property
     def upstream_address(self) -> str:

@@ -208,7 +208,12 @@ class Outcome:
 
 
 class VersionTrainer(Protocol):
-    """The policy between steps, as the worker knows it; `trainer.version_trainer` says what each does."""
+    """One policy at a time between steps, as the worker knows it; `trainer.version_trainer` says what each does."""
+
+    @property
+    def name(self) -> str:
+        """The policy whose version this is."""
+        ...
 
     @property
     def version(self) -> int: ...
@@ -257,7 +262,7 @@ class VersionTrainer(Protocol):
 
     def load(self, adapter: AdapterVersion) -> None: ...
 
-    def reset(self) -> None: ...
+    def reset(self, name: str) -> None: ...
 
     def remove(self, folder: Path) -> None:
         """Remove a version's files for good, wherever they are. Raises: AdapterError."""

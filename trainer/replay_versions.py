@@ -242,9 +242,7 @@ class VersionReplay:
         learning = {**recorded.pop("learning", {}), **self._job.changes.get("learning", {})}
         changes = {name: value for name, value in self._job.changes.items() if name != "learning"}
         own = self._settings.model_dump()
-        return read_settings(
-            {**own, **recorded, **changes, "served_model_name": self._job.policy, "learning": learning}
-        )
+        return read_settings({**own, **recorded, **changes, "learning": learning})
 
     async def _trainer_for(self, settings: Settings, state: Json) -> VersionTrainer:
         """The trainer at the tip of the branch; made anew where settings or effort differ from the last step's."""
@@ -256,7 +254,9 @@ class VersionReplay:
         trainer = await self._on_thread(lambda: self._make_trainer(settings, state))
         self._trainer, self._made_for = trainer, made_for
         tip = self._tip
-        await self._on_thread(trainer.reset if tip is None else lambda: trainer.load(tip))
+        await self._on_thread(
+            lambda: trainer.load(tip) if tip is not None else trainer.reset(self._job.policy)
+        )
         return trainer
 
     async def _settle(

@@ -111,8 +111,20 @@ class _Judged:
     playbook_state: Json
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Progress:
+    """What a policy's attempts have changed that is in no version's folder."""
+
+    version: int
+    rate: float
+    rejected_in_a_row: int
+
+
 class BaseVersionTrainer(ABC, Generic[P]):
-    """The policy between steps, wherever its weights are.
+    """One policy between steps, wherever its weights are. `load` and `reset` change to another.
+
+    Everything that a policy has learned is in its newest version's folder, from where `load` takes it. Of the policies that are not loaded only
+    `_Progress` stays in memory: what rejected versions, which have no successor, have changed.
 
     Raises:
         AdapterError: ``--resume-from-ckpt`` names no version of this model.
@@ -134,7 +146,9 @@ class BaseVersionTrainer(ABC, Generic[P]):
             max_tokens=effort.anchor_tokens,
             most_candidates=None if effort is LEVELS[0] else 2 * effort.anchors,
         )
+        self.name = settings.policy
         self.version = BASE_VERSION
+        self._progress: dict[str, _Progress] = {}
         self._age_version: int | None = None  # in a replay: by which the age of turns is counted
         self._steps = 0
         self._rate = settings.resolved_learning_rate
@@ -201,14 +215,32 @@ class BaseVersionTrainer(ABC, Generic[P]):
             manifest_hash=adapter.manifest_hash,
             model=self._model_digests(),
         )
+        self._keep_progress()
         self._load(folder)
-        self.version = adapter.version
+        self._resume(adapter.policy, adapter.version)
 
-    def reset(self) -> None:
-        """Be the bare base model again, with nothing learnt."""
+    def reset(self, name: str) -> None:
+        """Be the base model, with nothing learnt, as version 0 of the policy ``name``."""
+        self._keep_progress()
         self._policy.reset(self._settings.seed)
         self._take_state({})
-        self.version = BASE_VERSION
+        if self.name != name == self._settings.policy and self._settings.resume_from_ckpt:
+            self._load(Path(self._settings.resume_from_ckpt).expanduser())
+        self._resume(name, BASE_VERSION)
+
+    def _keep_progress(self) -> None:
+        self._progress[self.name] = _Progress(
+            version=self.version, rate=self._rate, rejected_in_a_row=self._rejected_in_a_row
+        )
+
+    def _resume(self, name: str, version: int) -> None:
+        """Go on as this version of a policy, with what rejections since then have changed."""
+        is_other = name != self.name
+        self.name, self.version = name, version
+        kept = self._progress.get(name)
+        if is_other and kept is not None and kept.version == version:
+            self._rejected_in_a_row = kept.rejected_in_a_row
+            self._set_rate(kept.rate)
 
     def _model_digests(self) -> ModelDigests:
         return digest_served_model(self._settings.model_path)
@@ -453,7 +485,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
     def _write(self, trained: _TrainedBatch, judged: _Judged, number: int) -> tuple[WrittenVersion, Json]:
         """Write the version's folder; returns it with its metrics."""
         batch = trained.batch
-        files = self._policy.version_files(adapter_name(self._settings.policy, number))
+        files = self._policy.version_files(adapter_name(self.name, number))
         metrics: Json = finite(
             {
                 **trained.numbers,
@@ -473,8 +505,8 @@ class BaseVersionTrainer(ABC, Generic[P]):
             }
         )
         written = write_version(
-            self._settings.adapters_folder,
-            self._settings.policy,
+            self._settings.adapters_folder_of(self.name),
+            self.name,
             number,
             files,
             state={

@@ -13,6 +13,10 @@ The event loop here talks to the record and keeps the lease and the heartbeat al
 A wish that the owner withdraws is unlearnt without waiting for turns: while no batch is ready, a version is made of it alone. Attempts
 that do not become a version are bounded (`MAX_UNLEARNING_FAILURES`), with a pause after each.
 
+One process trains all policies of the base model (`store.policies`), one batch of one policy at a time: first the policy whose oldest verdict
+waits longest, counted from the policy's last batch. So many verdicts of one policy delay each of the others by one batch, not by all of them.
+Nothing of one policy enters a batch of another: turns, replay, playbook, baseline and moments are read by the policy's name.
+
 A turn is never trained twice: the transaction that publishes insists that this worker still holds every turn. A worker that is late
 undoes its step and goes on; the turns belong to the worker that claimed them again.
 """
@@ -44,6 +48,7 @@ from store.errors import (
 )
 from store.integrity import refuse_version
 from store.lifecycle import DropReason
+from store.policies import policies_of
 from store.record import Record
 from store.settings import Settings, training_settings
 from store.values import (
@@ -57,6 +62,7 @@ from store.values import (
     StepInputs,
     StepReport,
     StepRole,
+    Waiting,
 )
 from trainer.checkpoint import sweep, versions_to_keep
 from trainer.deaths import Deaths
@@ -117,6 +123,7 @@ class _Unlearning:
         version, edits: the live version and the owner's edits that they began from; with others the count restarts.
         is_needed: False where the trainer found nothing to unlearn there.
         after: `time.monotonic` before which none is made.
+        since: `time.time` at which the need was noticed.
     """
 
     version: int = BASE_VERSION
@@ -124,6 +131,7 @@ class _Unlearning:
     is_needed: bool = True
     failures: int = 0
     after: float = 0.0
+    since: float = field(default_factory=time.time)
 
     def may_begin(self) -> bool:
         return self.is_needed and self.failures < MAX_UNLEARNING_FAILURES and time.monotonic() >= self.after
@@ -132,6 +140,34 @@ class _Unlearning:
         """An attempt begins; it counts as failed until another version is live."""
         self.after = time.monotonic() + _UNLEARNING_PAUSE_S * 2**self.failures
         self.failures += 1
+
+
+@dataclass(slots=True)
+class _Pause:
+    """The pause after a step that failed."""
+
+    until: float = 0.0
+    seconds: float = _FIRST_PAUSE_S
+
+    def extend(self) -> None:
+        self.until = time.monotonic() + self.seconds
+        self.seconds = min(2 * self.seconds, _LONGEST_PAUSE_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Due:
+    """A version that is to be attempted.
+
+    Attributes:
+        edits: what the owner changed in the playbook.
+        edit_id: number of the newest edit.
+        takes_turns: False: it is made of withdrawn wishes alone.
+    """
+
+    policy: str
+    edits: tuple[Edit, ...]
+    edit_id: int
+    takes_turns: bool
 
 
 def make_workshop(settings: Settings, device: Device, pinned: Json | None = None) -> VersionTrainer:
@@ -172,10 +208,10 @@ class Worker:
         self._counters = _Counters()
         self._failures: Counter[str] = Counter()
         self._rejections: Counter[str] = Counter()
-        self._pause_until = 0.0
-        self._pause_s = _FIRST_PAUSE_S
-        self._unlearning = _Unlearning()
-        self._edit_id = 0
+        self._policy: str | None = None  # that is trained now
+        self._served_at: dict[str, float] = {}  # `time.time` of each policy's last batch
+        self._pauses: dict[str | None, _Pause] = {}  # by policy; None: of all
+        self._unlearning: dict[str, _Unlearning] = {}
         self._log = log
         self._device = make_device(settings, record)
         self._deaths = Deaths(settings.home / "trainer-deaths.json")
@@ -221,10 +257,14 @@ class Worker:
             return
 
     async def _start(self) -> None:
-        """Be the live version; remove what a worker that died left behind."""
-        known = [Path(a.path) for a in await self._record.adapters(self._settings.policy)]
-        remove = self._ready().remove
-        await self._on_thread(lambda: sweep(self._settings.adapters_folder, known, remove=remove))
+        """Remove what a worker that died left behind."""
+        remove, top = self._ready().remove, self._settings.adapters_folder
+        on_disk = [path.name for path in top.iterdir()] if top.is_dir() else []
+        names = (self._settings.policy, *on_disk, *await self._record.aliases())
+        policies = policies_of(self._settings.policy, names)
+        known = [Path(one.path) for policy in policies for one in await self._record.adapters(policy)]
+        for folder in map(self._settings.adapters_folder_of, policies):
+            await self._on_thread(lambda folder=folder: sweep(folder, known, remove=remove))  # type: ignore[misc]
         self._state = "waiting"
 
     async def _survive(self, work: Callable[[], Any]) -> bool:
@@ -238,13 +278,16 @@ class Worker:
             if not isinstance(exc, PatinaError):
                 traceback.print_exc()
             print(f"patina: the trainer failed: {_sentence(exc)}", file=sys.stderr, flush=True)
-            self._pause_until = time.monotonic() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            # What one policy's turns have done must not stop the others; a server that is away stops all.
+            policy = None if isinstance(exc, UpstreamError) else self._policy
+            self._pauses.setdefault(policy, _Pause()).extend()
             return False
+        finally:
+            self._policy = None
 
     async def work_once(self) -> bool:
         """Train one batch if there is one to train; returns whether there was."""
-        if time.monotonic() < self._pause_until:
+        if self._is_pausing(None):
             return False
         await self._record.release_expired()
         if await self._record.is_paused():
@@ -254,82 +297,96 @@ class Worker:
         if steps and self._counters.published >= steps:
             self._state = f"done: {steps} steps"
             return False
-        waiting = await self._record.waiting(self._settings.policy, hint_only=not self._plan.reads_verdicts)
-        is_due = (
-            waiting.oldest_since is not None
-            and time.time() - waiting.oldest_since > self._settings.max_wait_s
-        )
-        edits = await self._edits()
-        has_batch = waiting.ready >= self._settings.batch_size or is_due
-        if not has_batch and not await self._may_unlearn(edits):
+        due = await self._next_due()
+        if due is None:
             self._state = "waiting"
             return False
+        self._policy = due.policy
         await self._on_thread(self._ready().check)
         self._state = "waiting for the device"
         async with self._device.lease():
-            await self._follow_alias()
-            if not has_batch and not self._ready().is_due(edits):
-                self._unlearning.is_needed = False
+            self._served_at[due.policy] = time.time()
+            await self._follow_alias(due.policy)
+            if not due.takes_turns and not self._ready().is_due(due.edits):
+                self._unlearning[due.policy].is_needed = False
                 self._state = "waiting"
                 return False
             self._state = "training"
-            await self._step(edits, takes_turns=has_batch)
+            await self._step(due)
         self._state = "waiting"
-        self._pause_s = _FIRST_PAUSE_S
+        self._pauses.pop(None, None)
+        self._pauses.pop(due.policy, None)
         return True
 
-    async def _edits(self) -> tuple[Edit, ...]:
-        """What the owner changed in the playbook; nothing where none is kept."""
-        if not self._plan.selects_hints:
-            return ()
-        policy = self._settings.policy
-        self._edit_id = await self._record.newest_wish_edit(policy)
-        found = await self._record.wish_edits(policy, self._edit_id)
-        return tuple(Edit(turn_id=edit.turn_id, text=edit.text) for edit in found)
+    def _is_pausing(self, policy: str | None) -> bool:
+        pause = self._pauses.get(policy)
+        return pause is not None and time.monotonic() < pause.until
 
-    async def _may_unlearn(self, edits: tuple[Edit, ...]) -> bool:
+    async def _next_due(self) -> _Due | None:
+        """Return what to attempt next: of the policies with a batch or a wish to unlearn, the one that waits longest."""
+        waiting = await self._record.waiting(hint_only=not self._plan.reads_verdicts)
+        edit_id = await self._record.newest_wish_edit()
+        edits = await self._record.all_wish_edits(edit_id) if self._plan.selects_hints else {}
+        live = {policy: move.version for policy, move in (await self._record.aliases()).items()}
+        stopped = {*await self._record.paused_policies()}
+        found: list[tuple[float, _Due]] = []
+        for policy in policies_of(self._settings.policy, {*waiting, *live}):
+            if policy in stopped or self._is_pausing(policy):
+                continue
+            changed = tuple(Edit(turn_id=edit.turn_id, text=edit.text) for edit in edits.get(policy, ()))
+            since = self._batch_since(waiting.get(policy))
+            has_batch = since is not None
+            if since is None and await self._may_unlearn(policy, live.get(policy, BASE_VERSION), changed):
+                since = self._unlearning[policy].since
+            if since is not None:
+                due = _Due(policy=policy, edits=changed, edit_id=edit_id, takes_turns=has_batch)
+                found.append((max(since, self._served_at.get(policy, 0.0)), due))
+        return min(found, key=lambda one: (one[0], one[1].policy))[1] if found else None
+
+    def _batch_since(self, waiting: Waiting | None) -> float | None:
+        """Return since when a batch waits; None: there is none yet."""
+        if waiting is None or waiting.oldest_since is None:
+            return None
+        is_due = time.time() - waiting.oldest_since > self._settings.max_wait_s
+        return waiting.oldest_since if waiting.ready >= self._settings.batch_size or is_due else None
+
+    async def _may_unlearn(self, policy: str, live: int, edits: tuple[Edit, ...]) -> bool:
         """Whether the live version may have a withdrawn wish to unlearn, by the record alone: the device need not be waited for."""
-        if not self._plan.selects_hints:
+        if not self._plan.selects_hints or live == BASE_VERSION:
             return False
-        policy = self._settings.policy
-        move = (await self._record.aliases()).get(policy)
-        live = move.version if move is not None else BASE_VERSION
-        if (live, edits) != (self._unlearning.version, self._unlearning.edits):
-            adapter = await self._record.adapter(policy, live) if live != BASE_VERSION else None
-            self._unlearning = _Unlearning(
+        known = self._unlearning.get(policy)
+        if known is None or (known.version, known.edits) != (live, edits):
+            adapter = await self._record.adapter(policy, live)
+            known = _Unlearning(
                 version=live,
                 edits=edits,
                 is_needed=adapter is not None and has_withdrawn_wish(adapter.metrics, edits),
             )
-        return live != BASE_VERSION and self._unlearning.may_begin()
+            self._unlearning[policy] = known
+        return known.may_begin()
 
-    async def _follow_alias(self) -> None:
+    async def _follow_alias(self, policy: str) -> None:
         """Train on from what is live: after a rollback that is an earlier version, and what came after it is left aside."""
         trainer = self._ready()
-        move = (await self._record.aliases()).get(self._settings.policy)
+        move = (await self._record.aliases()).get(policy)
         live = move.version if move is not None else BASE_VERSION
-        if trainer.version == live:
+        if (trainer.name, trainer.version) == (policy, live):
             return
         if live == BASE_VERSION:
-            await self._on_thread(trainer.reset)
+            await self._on_thread(lambda: trainer.reset(policy))
             return
-        adapter = await self._record.adapter(self._settings.policy, live)
+        adapter = await self._record.adapter(policy, live)
         if adapter is None:
-            raise AdapterError(f"the live version {live} has no row in the record")
+            raise AdapterError(f"the live version {policy}@{live} has no row in the record")
         try:
             await self._on_thread(lambda: trainer.load(adapter))
         except AdapterMismatch as exc:
             await refuse_version(self._record, adapter, str(exc))
             raise  # the next attempt begins from the ancestor that is live now
 
-    async def _step(self, edits: Sequence[Edit], *, takes_turns: bool = True) -> None:
-        """One attempt at a version.
-
-        Args:
-            edits: what the owner changed in the playbook.
-            takes_turns: False: it is made of withdrawn wishes alone.
-        """
-        policy = self._settings.policy
+    async def _step(self, due: _Due) -> None:
+        """One attempt at a version."""
+        policy = due.policy
         report = StepReport(
             step_id=uuid4().hex,
             policy=policy,
@@ -343,24 +400,24 @@ class Worker:
         renewal = asyncio.create_task(self._renew())
         claimed: list[ScoredTurn] = []
         try:
-            if takes_turns:
-                await self._claim(claimed)
+            if due.takes_turns:
+                await self._claim(policy, claimed)
                 await self._leave_deadly(claimed)
                 if not claimed:
                     return
             else:
-                self._unlearning.begin()
+                self._unlearning[policy].begin()
             trainer = self._ready()
             recent = await self._record.recent_verdicts(policy, _RECENT)
             replay, remembered = await self._past(trainer, claimed)
             number = await self._record.next_version(policy)
-            report = replace(report, inputs=self._inputs(trainer, claimed, replay, remembered, recent))
+            report = replace(report, inputs=self._inputs(trainer, due, claimed, replay, remembered, recent))
             values = [verdict.value for verdict in recent]
             held = [turn.turn_id for turn in claimed]
             self._deaths.begin(held)
             try:
                 outcome = await self._on_thread(
-                    lambda: trainer.attempt(claimed, replay, values, number, remembered, edits)
+                    lambda: trainer.attempt(claimed, replay, values, number, remembered, due.edits)
                 )
             finally:
                 self._deaths.end(held)
@@ -378,6 +435,7 @@ class Worker:
     def _inputs(
         self,
         trainer: VersionTrainer,
+        due: _Due,
         batch: Sequence[ScoredTurn],
         replay: Sequence[ScoredTurn],
         remembered: Sequence[ScoredTurn],
@@ -395,7 +453,7 @@ class Worker:
                 StepRole.REMEMBERED: ids(remembered),
                 StepRole.RECENT: tuple((one.turn_id, one.verdict_id) for one in recent),
             },
-            edit_id=self._edit_id,
+            edit_id=due.edit_id if self._plan.selects_hints else 0,
             state=trainer.state(),
             settings=training_settings(self._settings),
         )
@@ -417,7 +475,7 @@ class Worker:
             await self._record.release(list(choice.later), worker=self._name)
             claimed[:] = [turn for turn in claimed if turn.turn_id in choice.attempt]
 
-    async def _claim(self, claimed: list[ScoredTurn]) -> None:
+    async def _claim(self, policy: str, claimed: list[ScoredTurn]) -> None:
         """Take turns until a batch of them has something to teach; whatever happens, ``claimed`` holds what is taken.
 
         Those that teach nothing come along, the newest `_BYSTANDERS` of them: neutral traffic may be a hundred to one, and all
@@ -425,7 +483,7 @@ class Worker:
         """
         while True:
             more = await self._record.claim(
-                self._settings.policy, self._settings.batch_size, worker=self._name, lease_s=LEASE_S
+                policy, self._settings.batch_size, worker=self._name, lease_s=LEASE_S
             )
             claimed += more
             idle = [turn for turn in claimed if not self._plan.has_signal(turn)]
@@ -455,7 +513,7 @@ class Worker:
         self, claimed: list[ScoredTurn], outcome: Outcome, report: StepReport, number: int
     ) -> None:
         """Write what became of the claimed turns."""
-        policy = self._settings.policy
+        policy = report.policy
         alike: dict[Refusal, list[str]] = {}
         for turn_id, refusal in outcome.refused.items():
             alike.setdefault(refusal, []).append(turn_id)
@@ -517,12 +575,11 @@ class Worker:
                 raise
             self._counters.published += 1
             await self._on_thread(lambda: self._ready().commit(number))
-            await self._prune(number)
+            await self._prune(policy, number)
         if self._log is not None:
             self._log({"version": number, "rejected": bool(outcome.rejected), **outcome.metrics})
 
-    async def _prune(self, live: int) -> None:
-        policy = self._settings.policy
+    async def _prune(self, policy: str, live: int) -> None:
         adapters = await self._record.adapters(policy)
         with_files = {
             a.version: a.parent_version
@@ -573,7 +630,7 @@ class Worker:
                         process="trainer",
                         pid=os.getpid(),
                         state=self._state,
-                        detail=self._counters.to_json() | self._device.state(),
+                        detail={**self._counters.to_json(), "policy": self._policy} | self._device.state(),
                         at=time.time(),
                     )
                 )

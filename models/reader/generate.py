@@ -330,6 +330,33 @@ FAMILIES: tuple[tuple[str, float, Recipe], ...] = (
         1.5,
         lambda g, r: _joined("SARCASM", r.choice(("FAULT", "BAD", "SARCASM")), label=BLAME)(g, r),
     ),
+    ("plain-neither", 34, _one("PLAIN_NEITHER", NEITHER)),
+    (
+        "plain-neither-two",
+        5,
+        lambda g, r: _joined(
+            "PLAIN_NEITHER", r.choice(("PLAIN_NEITHER", "ASK", "STATE")), label=NEITHER, by=(". ", ", ", "\n")
+        )(g, r),
+    ),
+    ("thanks", 4, lambda g, r: (g.expand(r.choice(("thanks", "thanks", "good")), r), PRAISE, _asks(r))),
+    ("plain-praise", 18, _one("PLAIN_PRAISE", PRAISE)),
+    (
+        "plain-praise-next",
+        5,
+        lambda g, r: _joined("PLAIN_PRAISE", "PLAIN_NEITHER", label=PRAISE, by=(". ", "! ", "\n", "!! "))(
+            g, r
+        ),
+    ),
+    ("plain-wish", 20, _one("PLAIN_WISH", WISH)),
+    ("plain-wish-opened", 2, _opened("PLAIN_WISH", WISH)),
+    ("plain-praise-but-wish", 3, lambda g, r: _but("PLAIN_PRAISE", "PLAIN_WISH", WISH)(g, r)),
+    ("plain-fault", 14, _one("PLAIN_FAULT", FAULT)),
+    (
+        "plain-fault-two",
+        2,
+        lambda g, r: _joined("PLAIN_FAULT", r.choice(("PLAIN_FAULT", "PLAIN_WISH")), label=FAULT)(g, r),
+    ),
+    ("plain-blame", 12, _one("PLAIN_BLAME", BLAME, 0.1)),
 )
 
 
@@ -386,11 +413,13 @@ def add_noise(text: str, rng: random.Random, language: str) -> str:
             text = re.sub(pattern, short, text, flags=re.IGNORECASE)
     if rng.random() < 0.2:
         text = _without_accents(text)
-    if rng.random() < 0.22:
+    if rng.random() < 0.28:
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
             text = _typo(text, rng)
     if language == "en" and rng.random() < 0.04:
         text += rng.choice(_TAILS)
+    if rng.random() < HIDDEN_MESSAGES:
+        text = hide_words(text, rng)
     return text
 
 
@@ -400,6 +429,28 @@ def _without_accents(text: str) -> str:
     decomposed = unicodedata.normalize("NFKD", text)
     return unicodedata.normalize("NFC", "".join(c for c in decomposed if not 0x300 <= ord(c) <= 0x36F))
 
+
+#: Share of the messages in which words are hidden, and share of the words that are.
+HIDDEN_MESSAGES, HIDDEN_WORDS = 0.3, 0.2
+
+
+def hide_words(text: str, rng: random.Random) -> str:
+    """Replace some words by letters without a meaning: real people use words that no template has, which must count for nothing."""
+    return re.sub(r"[^\W\d_]+", lambda word: _hidden(word.group(), rng), text)
+
+
+def _hidden(word: str, rng: random.Random) -> str:
+    if _WITHOUT_SPACES.search(word):
+        return "".join(chr(rng.randint(0x4E00, 0x9FA5)) if rng.random() < HIDDEN_WORDS else c for c in word)
+    if rng.random() >= HIDDEN_WORDS:
+        return word
+    first, last = next((a for a in _ALPHABETS if a[0] <= ord(word[-1]) <= a[1]), _ALPHABETS[0])
+    return "".join(chr(rng.randint(first, last)) for _ in word)
+
+
+_WITHOUT_SPACES = re.compile(r"[぀-ヿ㐀-鿿]")
+#: First and last letter: Latin, Cyrillic, Arabic, Devanagari, Hangul.
+_ALPHABETS = ((0x61, 0x7A), (0x430, 0x44F), (0x627, 0x64A), (0x915, 0x939), (0xAC00, 0xD7A3))
 
 _NEAR = {
     "a": "sq",

@@ -27,6 +27,8 @@ EMBED, HIDDEN = 12, 48
 #: A feature that fewer samples have stays unknown.
 MIN_COUNT = 4
 EPOCHS = 3
+#: Networks that are averaged.
+NETWORKS = 2
 BATCH = 256
 LEARNING_RATE = 0.004
 #: Share of a sample's features that is left out anew in every epoch.
@@ -35,7 +37,7 @@ LABEL_SMOOTHING = 0.03
 #: Errors on "neither" count more: a false complaint unteaches, a missed one is only missed.
 CLASS_WEIGHTS = (1.6, 1.2, 1.0, 1.0, 1.0)
 
-SAMPLES = 260_000
+SAMPLES = 400_000
 HELD_OUT = 20_000
 SEED = 20_261_123
 
@@ -91,17 +93,37 @@ class Network(torch.nn.Module):
 
 
 def train(
-    samples: list[Sample], *, seed: int = SEED, epochs: int = EPOCHS, log: bool = True
+    samples: list[Sample],
+    *,
+    seed: int = SEED,
+    epochs: int = EPOCHS,
+    networks: int = NETWORKS,
+    log: bool = True,
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """Train on samples; returns the arrays of a weights file."""
-    torch.manual_seed(seed)
+    """Train on samples; returns the arrays of a weights file.
+
+    Args:
+        networks: so many are trained from different beginnings and stand side by side in the file: their logits are averaged, so that
+            a message of which the samples say little is decided only where they agree.
+    """
     torch.set_num_threads(1)
-    rng = np.random.default_rng(seed)
     hashes = hash_samples(samples)
     owners = choose_owners(hashes)
     rows = known_rows(hashes, owners)
     del hashes
     labels = torch.tensor([s.label for s in samples])
+    found = [
+        _quantised(_train_network(rows, labels, seed=seed + i, epochs=epochs, log=log), owners)
+        for i in range(networks)
+    ]
+    return found[0] if networks == 1 else _side_by_side(found)
+
+
+def _train_network(
+    rows: list[npt.NDArray[np.int64]], labels: torch.Tensor, *, seed: int, epochs: int, log: bool
+) -> Network:
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
     network = Network()
     optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
     steps = epochs * (len(rows) // BATCH)
@@ -129,7 +151,7 @@ def train(
             total += float(loss.detach())
         if log:
             print(f"epoch {epoch + 1}: loss {total / max(1, len(rows) // BATCH):.4f}", flush=True)
-    return _quantised(network, owners)
+    return network
 
 
 def _quantised(network: Network, owners: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[np.generic]]:
@@ -145,6 +167,25 @@ def _quantised(network: Network, owners: npt.NDArray[np.uint8]) -> dict[str, npt
         "hidden_bias": network.hidden.bias.detach().numpy().astype(np.float16),
         "out": network.out.weight.detach().numpy().T.astype(np.float16),
         "out_bias": network.out.bias.detach().numpy().astype(np.float16),
+    }
+
+
+def _side_by_side(found: list[dict[str, npt.NDArray[np.generic]]]) -> dict[str, npt.NDArray[np.generic]]:
+    """Return one network whose logits are the mean of these networks' logits."""
+    size = len(found)
+    hidden = np.zeros((EMBED * size, HIDDEN * size), dtype=np.float16)
+    for i, one in enumerate(found):
+        hidden[i * EMBED : (i + 1) * EMBED, i * HIDDEN : (i + 1) * HIDDEN] = one["hidden"]
+    joined = {
+        name: np.concatenate([one[name] for one in found], axis=axis)
+        for name, axis in (("table", 1), ("scale", 0), ("hidden_bias", 0), ("out", 0))
+    }
+    bias = np.mean([one["out_bias"].astype(np.float32) for one in found], axis=0)
+    return joined | {
+        "fingerprints": found[0]["fingerprints"],
+        "hidden": hidden,
+        "out": (joined["out"].astype(np.float32) / size).astype(np.float16),
+        "out_bias": bias.astype(np.float16),
     }
 
 

@@ -236,15 +236,13 @@ def add_wish_edits(connection: sa.Connection, policy: str, edits: Sequence[WishE
         )
 
 
-def newest_wish_edit(connection: sa.Connection, policy: str) -> int:
-    """Return the number of the newest edit, 0 when there is none."""
-    e = schema.wish_edits.c
-    found = connection.execute(sa.select(sa.func.max(e.edit_id)).where(e.policy == policy)).scalar_one()
-    return int(found or 0)
+def newest_wish_edit(connection: sa.Connection) -> int:
+    """Return the number of the newest edit of any policy, 0 when there is none."""
+    return int(connection.execute(sa.select(sa.func.max(schema.wish_edits.c.edit_id))).scalar_one() or 0)
 
 
-def wish_edits(connection: sa.Connection, policy: str, until: int | None = None) -> list[WishEdit]:
-    """Return the edits that count: of each turn its newest words, and a withdrawal where that is the newest row.
+def wish_edits(connection: sa.Connection, until: int | None = None) -> dict[str, list[WishEdit]]:
+    """Return the edits that count, by policy: of each turn its newest words, and a withdrawal where that is the newest row.
 
     A withdrawn wish keeps its edited words, because it is unlearnt by them. Withdrawals come last.
 
@@ -252,20 +250,23 @@ def wish_edits(connection: sa.Connection, policy: str, until: int | None = None)
         until: number of the newest edit that counts; None: all do.
     """
     e = schema.wish_edits.c
-    words: dict[str, str] = {}
-    withdrawn: dict[str, None] = {}
-    query = sa.select(e.turn_id, e.text).where(e.policy == policy).order_by(e.edit_id)
+    words: dict[str, dict[str, str]] = {}
+    withdrawn: dict[str, dict[str, None]] = {}
+    query = sa.select(e.policy, e.turn_id, e.text).order_by(e.edit_id)
     rows = connection.execute(query if until is None else query.where(e.edit_id <= until))
-    for turn_id, text in rows:
-        withdrawn.pop(turn_id, None)
+    for policy, turn_id, text in rows:
+        withdrawn.setdefault(policy, {}).pop(turn_id, None)
         if text is None:
-            withdrawn[turn_id] = None
+            withdrawn[policy][turn_id] = None
         else:
-            words[turn_id] = text
-    return [
-        *(WishEdit(turn_id=turn_id, text=text) for turn_id, text in words.items()),
-        *(WishEdit(turn_id=turn_id, text=None) for turn_id in withdrawn),
-    ]
+            words.setdefault(policy, {})[turn_id] = text
+    return {
+        policy: [
+            *(WishEdit(turn_id=turn_id, text=text) for turn_id, text in words.get(policy, {}).items()),
+            *(WishEdit(turn_id=turn_id, text=None) for turn_id in removed),
+        ]
+        for policy, removed in withdrawn.items()
+    }
 
 
 def stated_hints(connection: sa.Connection, policy: str, turn_ids: Sequence[str]) -> list[StatedHint]:

@@ -15,6 +15,8 @@ from store.lifecycle import DropReason, Event, Stage
 from store.queries.common import bodies, chain_messages, completion_of, encode_verdict_detail, move
 from store.values import AnsweredTurn, Feedback, NextState, Relation, Verdict
 
+_HOUR_S = 3_600.0
+
 
 def answered(connection: sa.Connection, limit: int, *, exclude: Iterable[str] = ()) -> list[AnsweredTurn]:
     """Return turns that wait for a verdict, oldest first."""
@@ -76,8 +78,17 @@ def _answered(connection: sa.Connection, row: Row[Any]) -> AnsweredTurn:
     )
 
 
-def add_verdict(connection: sa.Connection, verdict: Verdict, *, drop: DropReason | None = None) -> None:
-    """Store a verdict and move its turn to scored, or with ``drop`` to dropped."""
+def add_verdict(
+    connection: sa.Connection, verdict: Verdict, *, drop: DropReason | None = None, most_per_hour: int = 0
+) -> None:
+    """Store a verdict and move its turn to scored, or with ``drop`` to dropped.
+
+    Args:
+        most_per_hour: verdicts of one key within an hour that may train; a turn beyond them is dropped. 0: no limit.
+    """
+    has_signal = bool(verdict.value or verdict.hint)
+    if drop is None and most_per_hour and has_signal and _trainable(connection, verdict) >= most_per_hour:
+        drop = DropReason.OVER_LIMIT
     connection.execute(
         sa.insert(schema.verdicts).values(
             turn_id=verdict.turn_id,
@@ -107,3 +118,26 @@ def add_verdict(connection: sa.Connection, verdict: Verdict, *, drop: DropReason
             only=(Stage.ANSWERED,),
             drop_reason=drop.value,
         )
+
+
+def _trainable(connection: sa.Connection, verdict: Verdict) -> int:
+    """Return how many other turns of the same key got something to teach in the hour before this verdict."""
+    t, lv, v = schema.turns.c, schema.turn_states.c, schema.verdicts.c
+    since = verdict.created_at - _HOUR_S
+    key = sa.select(t.key_name).where(t.turn_id == verdict.turn_id).scalar_subquery()
+    return connection.execute(
+        sa.select(sa.func.count(sa.distinct(lv.turn_id)))
+        .select_from(schema.turn_states)
+        .join(schema.turns, t.turn_id == lv.turn_id)
+        .join(schema.verdicts, v.turn_id == lv.turn_id)
+        .where(
+            # The stage is as old as the newest verdict at most, and the index is over it.
+            lv.stage.in_([Stage.SCORED.value, Stage.CLAIMED.value, Stage.TRAINED.value, Stage.DROPPED.value]),
+            lv.stage_since > since,
+            sa.func.coalesce(lv.drop_reason, "") != DropReason.OVER_LIMIT.value,
+            lv.turn_id != verdict.turn_id,
+            t.key_name == key,
+            v.created_at > since,
+            sa.or_(v.value != 0, v.hint.is_not(None)),
+        )
+    ).scalar_one()

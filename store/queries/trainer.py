@@ -40,8 +40,8 @@ from store.values import (
 )
 
 
-def waiting(connection: sa.Connection, policy: str, *, hint_only: bool = False) -> Waiting:
-    """Return what waits to be trained.
+def waiting(connection: sa.Connection, *, hint_only: bool = False) -> dict[str, Waiting]:
+    """Return what waits to be trained, by policy.
 
     Args:
         hint_only: count only turns with a hint as ready (methods that do not read the verdict), not those with a
@@ -56,18 +56,21 @@ def waiting(connection: sa.Connection, policy: str, *, hint_only: bool = False) 
         .scalar_subquery()
     )
     has_signal = v.hint.is_not(None) if hint_only else sa.or_(v.hint.is_not(None), v.value != 0)
-    row = (
-        connection.execute(
-            sa.select(
-                sa.func.count().label("scored"),
-                sa.func.coalesce(sa.func.sum(sa.case((has_signal, 1), else_=0)), 0).label("ready"),
-                sa.func.min(lv.stage_since).label("oldest_since"),
-            )
-            .select_from(schema.turn_states.join(schema.verdicts, v.verdict_id == newest))
-            .where(lv.policy == policy, lv.stage == Stage.SCORED.value)
+    rows = connection.execute(
+        sa.select(
+            lv.policy,
+            sa.func.count().label("scored"),
+            sa.func.sum(sa.case((has_signal, 1), else_=0)).label("ready"),
+            sa.func.min(lv.stage_since).label("oldest_since"),
         )
-    ).one()
-    return Waiting(scored=int(row.scored), ready=int(row.ready), oldest_since=row.oldest_since)
+        .select_from(schema.turn_states.join(schema.verdicts, v.verdict_id == newest))
+        .where(lv.stage == Stage.SCORED.value)
+        .group_by(lv.policy)
+    )
+    return {
+        row.policy: Waiting(scored=int(row.scored), ready=int(row.ready), oldest_since=row.oldest_since)
+        for row in rows
+    }
 
 
 def claim(

@@ -18,11 +18,14 @@ from serving.protocol import BackendClient
 from serving.tinker.version import TinkerVersion, write_version
 from serving.vllm.environment import find_environment
 from store.errors import ConfigError
+from store.keys import write_secret
 from store.settings import BUILTIN_FOLDER, REPOSITORY, Settings, child_environment, read_settings
 from tests.tinker.running import TinkerServer
 
 POLICY = "patina-tiny"
 SLOTS = 4
+#: The secret that the supervisor would have made.
+BACKEND_KEY = "key-of-the-gateway"
 _READY_S = 900.0
 
 
@@ -60,6 +63,7 @@ class Backend:
             }
         )
         self.settings.dump(home / "run" / "settings.json")
+        write_secret(self.settings.backend_key_file, BACKEND_KEY)
         self._plan = plan_backend(self.settings)
         self.url = self._plan.urls[0]
         self.process: subprocess.Popen[bytes] | None = None
@@ -77,7 +81,10 @@ class Backend:
         end = time.monotonic() + _READY_S
         while time.monotonic() < end:
             assert self.process.poll() is None, f"it ended: {self.log.read_text()[-3000:]}"
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5):
+            health = urllib.request.Request(
+                f"{self.url}/health", headers={"Authorization": f"Bearer {BACKEND_KEY}"}
+            )
+            with contextlib.suppress(OSError), urllib.request.urlopen(health, timeout=5):
                 return
             time.sleep(0.2)
         raise AssertionError(f"not ready after {_READY_S:.0f} s: {self.log.read_text()[-3000:]}")

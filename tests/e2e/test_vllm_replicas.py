@@ -18,7 +18,7 @@ from evals.stack import Stack
 from serving.http import HttpBackend
 from store.record import Record
 from store.settings import read_settings
-from tests.contract.backends import Backend, missing_vllm
+from tests.contract.backends import BACKEND_KEY, Backend, missing_vllm
 from tests.e2e.test_vllm import ask, backend, rows, until
 
 pytestmark = [
@@ -49,6 +49,7 @@ def stack(copies: list[Backend], tmp_path_factory: pytest.TempPathFactory) -> It
         {
             "backend": "vllm",
             "upstream": ",".join(one.url for one in copies),
+            "upstream_api_key": BACKEND_KEY,
             "batch_size": 1_000_000,  # versions are published by the test
             "max_wait_s": 1e9,
         }
@@ -58,7 +59,10 @@ def stack(copies: list[Backend], tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def served(copy: Backend) -> set[str]:
-    with urllib.request.urlopen(f"{copy.url}/v1/models", timeout=30) as response:
+    asked = urllib.request.Request(
+        f"{copy.url}/v1/models", headers={"Authorization": f"Bearer {BACKEND_KEY}"}
+    )
+    with urllib.request.urlopen(asked, timeout=30) as response:
         return {card["id"] for card in json.load(response)["data"]}
 
 
@@ -97,7 +101,7 @@ async def asked_alone(
     copy: Backend, versions: list[tuple[Path, str]], wanted: list[int]
 ) -> dict[tuple[int, str], Stream]:
     """Return the reply of each version, loaded alone under a new name."""
-    engine = HttpBackend(copy.url)
+    engine = HttpBackend(copy.url, api_key=BACKEND_KEY)
     found: dict[tuple[int, str], Stream] = {}
     try:
         for number in wanted:

@@ -262,7 +262,12 @@ def test_every_route_shows_a_key_only_what_is_its_own(people: People, tmp_path: 
             seen = ask(people.gateway.url, bearer(people.keys[name]), method="GET", target=target, body=b"")
             assert seen.status == status
     foreign = b'{"model": "tiny.ann@1", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}], "input": "a"}'
-    for target in ("/v1/responses", "/v1/messages", "/v1/messages/count_tokens"):
+    for target in (
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/responses/input_tokens",
+    ):
         assert ask(people.gateway.url, bearer(people.keys["bob"]), target=target, body=foreign).status == 404
         checked[target] = None
     prompt = foreign.replace(b'"input"', b'"prompt"')
@@ -271,9 +276,9 @@ def test_every_route_shows_a_key_only_what_is_its_own(people: People, tmp_path: 
     checked["/v1/completions"] = None
     checked["/v1/responses/*"] = checked["/v1/conversations*"] = None
     # health needs no key: it names nobody
-    health = ask(people.gateway.url, method="GET", target="/healthz", body=b"").body.decode()
-    assert "ann" not in health
-    checked["/healthz"] = None
+    for target in ("/healthz", "/health", "/"):
+        assert "ann" not in ask(people.gateway.url, method="GET", target=target, body=b"").body.decode()
+        checked[target] = None
     assert set(checked) == {endpoint.path for endpoint in ENDPOINTS}
 
 

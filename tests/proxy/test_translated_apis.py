@@ -13,6 +13,7 @@ import pytest
 
 from store.journal import JournalWriter
 from store.keys import KeyFile, Keyring
+from store.values import Selection
 from tests.proxy.conftest import KEY, Gateway, run_gateway_at
 from tests.proxy.upstream import Upstream, running
 
@@ -455,3 +456,49 @@ def test_a_wrong_path_is_named_with_what_to_do(gateway: Gateway, path: str, sent
         found = plain.post(f"{gateway.url}{path}", json={}, headers={"authorization": f"Bearer {KEY}"})
     assert found.status_code == 404
     assert sentence in found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "refused", [(), ("stream_options",), ("logprobs", "return_token_ids", "stream_options")]
+)
+def test_a_stream_has_its_usage_where_the_backend_gives_it(
+    record_file: Path, refused: tuple[str, ...]
+) -> None:
+    with (
+        running(Upstream(refuses=refused)) as url,
+        run_gateway_at(url, None, record_file, is_local=False) as gateway,
+    ):
+        for train in ("on", "off"):
+            with gateway.client.responses.stream(
+                model="tiny", input="a", extra_headers={"x-patina-train": train}
+            ) as stream:
+                final = stream.get_final_response()
+            assert final.status == "completed"
+            assert (final.usage is None) == ("stream_options" in refused)
+        rows = gateway.rows(2)
+    assert [row["drop_reason"] for row in rows] == [
+        "no_tokens" if "logprobs" in refused else None,
+        "opted_out",
+    ]
+
+
+def test_a_forgotten_turn_is_not_continued_from_memory(gateway: Gateway) -> None:
+    first = gateway.client.responses.create(model="tiny", input="my secret")
+    turn_id = f"turn_{first.id.removeprefix('resp_')}"
+    gateway.in_record(lambda record: record.forget(Selection(turn=turn_id), key=b"k"))
+    with pytest.raises(openai.BadRequestError) as caught:
+        gateway.client.responses.create(model="tiny", input="more", previous_response_id=first.id)
+    assert caught.value.code == "previous_response_not_found"
+
+
+def test_tokens_are_counted_without_a_recorded_turn(remote_gateway: Gateway) -> None:
+    with anthropic.Anthropic(base_url=remote_gateway.url, api_key=KEY, max_retries=0) as client:
+        messages: Any = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b"},
+            {"role": "user", "content": "c"},
+        ]
+        assert client.messages.count_tokens(model="tiny", messages=messages).input_tokens == 3
+    counted = remote_gateway.client.responses.input_tokens.count(model="tiny", input="a", instructions="b")
+    assert counted.input_tokens == 2
+    assert remote_gateway.rows() == []

@@ -28,17 +28,21 @@ def confusion(name: str) -> Counter[tuple[int, int]]:
     )
 
 
-@pytest.mark.parametrize("name", ["unseen-first.jsonl", "unseen-last.jsonl"])
+#: "first" sets chose templates and thresholds. "last" sets and the earlier one were read once, afterwards.
+SETS = ["unseen-first.jsonl", "unseen-last.jsonl", "fresh-first.jsonl", "fresh-last.jsonl"]
+
+
+@pytest.mark.parametrize("name", [*SETS, "fresh-earlier.jsonl"])
 def test_a_decided_reaction_is_nearly_always_right(name: str) -> None:
     counts = confusion(name)
-    for value, least_recall in ((-1, 0.75), (1, 0.75)):
+    for value in (-1, 1):
         read = sum(n for (_, found), n in counts.items() if found == value)
         labelled = sum(n for (label, _), n in counts.items() if label == value)
         assert counts[value, value] >= 0.95 * read, (value, counts)
-        assert counts[value, value] >= least_recall * labelled, (value, counts)
+        assert counts[value, value] >= 0.8 * labelled, (value, counts)
 
 
-@pytest.mark.parametrize("name", ["unseen-first.jsonl", "unseen-last.jsonl"])
+@pytest.mark.parametrize("name", SETS)
 def test_most_wishes_and_corrections_give_a_hint_with_the_users_words(name: str) -> None:
     wishes = [row for row in rows(name) if row["wish"]]
     useful = 0
@@ -55,6 +59,20 @@ def test_the_sets_are_large_and_share_no_text() -> None:
     texts = [Counter(row["text"].casefold().strip("!. ") for row in part) for part in (first, last)]
     shared = set(texts[0]) & set(texts[1])
     assert len(shared) <= 6, shared  # "ok" and the like
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Can you also give me the population?",
+        "And what about France?",
+        "now write the tests",
+        "summarise that in one line please",
+        "I'll be back in an hour",
+    ],
+)
+def test_a_follow_up_is_no_reaction(text: str) -> None:
+    assert read_message(text, reply="The capital is Paris.").value is None
 
 
 def test_no_question_of_the_built_in_topics_is_a_reaction() -> None:

@@ -395,10 +395,25 @@ class Keeping:
         self._maybe_busy("answered")
         return await self._record.answered(limit, exclude=exclude)
 
-    async def add_verdict(self, verdict: Verdict, *, drop: DropReason | None = None) -> None:
+    async def add_verdict(
+        self, verdict: Verdict, *, drop: DropReason | None = None, most_per_hour: int = 0
+    ) -> None:
         self._maybe_busy("verdict")
         await self._record.add_verdict(verdict, drop=drop)
         self.written.append(verdict)
 
     async def heartbeat(self, beat: Heartbeat) -> None:
         await self._record.heartbeat(beat)
+
+
+async def test_turns_of_a_key_beyond_its_limit_are_judged_and_dropped(record: Record) -> None:
+    for number in range(3):
+        await answer(record, f"t{number}", "Too long, and no emoji please.")
+    async with running(record, chain(), most_per_hour=2):
+        await until(lambda: all_scored(record))
+    found = [row["drop_reason"] for row in (await rows(record)).values() if row["verdict"] is not None]
+    assert sorted(map(str, found)) == ["None", "None", "over_limit"]
+
+
+async def all_scored(record: Record) -> bool:
+    return sum(row["verdict"] is not None for row in (await rows(record)).values()) == 3

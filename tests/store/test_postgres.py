@@ -122,7 +122,7 @@ async def test_the_walk_from_recorded_to_trained_is_the_same_on_postgresql(serve
     assert not await record.add_feedback(given)
     assert [turn.turn_id for turn in await record.answered(10)] == ["t"]
     await record.add_verdict(make_verdict("t", wishes=("shorter",)))
-    assert (await record.waiting(POLICY)).ready == 1
+    assert (await record.waiting())[POLICY].ready == 1
     claims = await asyncio.gather(*(record.claim(POLICY, 4, worker=f"w{i}", lease_s=60) for i in range(4)))
     assert sum(len(claim) for claim in claims) == 1
     assert [turn.verdict.wishes for claim in claims for turn in claim] == [("shorter",)]

@@ -229,7 +229,7 @@ async def test_the_walk_from_recorded_to_trained(record: Record) -> None:
     assert waiting.turn_id == turn_id
     assert waiting.next_states[0].messages == (SHORTER,)
     await record.add_verdict(make_verdict(turn_id, wishes=("shorter", "no_emoji")))
-    assert await record.waiting(POLICY) == Waiting(scored=1, ready=1, oldest_since=1_020.0)
+    assert await record.waiting() == {POLICY: Waiting(scored=1, ready=1, oldest_since=1_020.0)}
     (claimed,) = await record.claim(POLICY, 8, worker="w", lease_s=60)
     assert (claimed.verdict.value, claimed.verdict.hint) == (-1, "shorter please")
     assert claimed.verdict.wishes == ("shorter", "no_emoji")
@@ -273,13 +273,13 @@ async def test_a_follow_up_of_an_older_release_is_read_from_the_detail(
 
 async def test_what_is_ready_depends_on_whether_the_method_reads_verdicts(record: Record) -> None:
     complaint, thanks, neutral = await answered(record, 3)
-    assert await record.waiting(POLICY) == Waiting(scored=0, ready=0, oldest_since=None)
+    assert await record.waiting() == {}
     await record.add_verdict(make_verdict(complaint, -1))
     await record.add_verdict(make_verdict(thanks, 1))
     await record.add_verdict(make_verdict(neutral, 0))
-    assert (await record.waiting(POLICY)).scored == 3
-    assert (await record.waiting(POLICY)).ready == 2
-    assert (await record.waiting(POLICY, hint_only=True)).ready == 1
+    assert (await record.waiting())[POLICY].scored == 3
+    assert (await record.waiting())[POLICY].ready == 2
+    assert (await record.waiting(hint_only=True))[POLICY].ready == 1
 
 
 async def test_a_claim_whose_lease_ran_out_goes_back_and_the_late_worker_cannot_publish(

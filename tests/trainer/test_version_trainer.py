@@ -160,7 +160,7 @@ def test_after_a_rollback_the_rejections_before_it_count_no_more(tmp_path: Path)
     past = [complaint(trainer.policy, "past", QUESTIONS[0])]
     for number in range(1, 5):
         trainer.attempt(past, [], [], number)
-    trainer.reset()
+    trainer.reset(trainer.name)
     assert trainer.attempt(past, [], [], 5).metrics["kept"] == 1.0
 
 

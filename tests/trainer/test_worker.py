@@ -364,14 +364,14 @@ async def test_a_changed_live_version_is_refused_and_training_goes_on_from_its_a
         await bench.add(*names)
         await bench.worker.work_once()
     await bench.record.rollback(POLICY, 1)
-    await bench.worker._follow_alias()
+    await bench.worker._follow_alias(POLICY)
     await bench.record.rollback(POLICY, 2)
     second = await bench.record.adapter(POLICY, 2)
     assert second is not None
     (Path(second.path) / "patina" / "state.json").write_text("{}")
     with pytest.raises(AdapterMismatch, match=r"state\.json changed"):
-        await bench.worker._follow_alias()
-    await bench.worker._follow_alias()
+        await bench.worker._follow_alias(POLICY)
+    await bench.worker._follow_alias(POLICY)
     moves = await bench.record.alias_moves(POLICY)
     assert (moves[-1].version, moves[-1].actor) == (1, "integrity")
     assert bench.trainer.version == 1
@@ -460,7 +460,7 @@ async def test_a_restarted_worker_goes_on_exactly_where_the_last_one_stopped(
     await record.rollback(POLICY, 1)
     again = Bench(record, settings)
     turns = await record.trained_turns(POLICY, version=2)
-    await again.worker._follow_alias()
+    await again.worker._follow_alias(POLICY)
     outcome = again.trainer.attempt(list(reversed(turns)), [], [-1, -1], 2)
     assert uninterrupted is not None
     assert outcome.written is not None

@@ -41,7 +41,7 @@ class ScriptedWorkshop:
 
     def __init__(self, settings: Settings, *script: str) -> None:
         self._settings, self._script = settings, list(script)
-        self.version = 0
+        self.name, self.version = POLICY, 0
         self.notes: tuple[str, ...] = ()
         self.remembered: tuple[str, ...] = ()
         self.attempts: list[tuple[list[str], list[Edit]]] = []
@@ -68,11 +68,11 @@ class ScriptedWorkshop:
         self.version = number
 
     def load(self, adapter: AdapterVersion) -> None:
-        self.version = adapter.version
+        self.name, self.version = adapter.policy, adapter.version
         self._wishes[adapter.version] = adapter.metrics["wishes"]
 
-    def reset(self) -> None:
-        self.version = 0
+    def reset(self, name: str) -> None:
+        self.name, self.version = name, 0
 
     def remove(self, folder: Path) -> None:
         remove_version(folder)
@@ -96,7 +96,12 @@ class ScriptedWorkshop:
         self._wishes[number] = wishes
         metrics = {"wishes": wishes, "turns": len(turns)}
         written = write_version(
-            self._settings.adapters_folder, POLICY, number, _files(number), state={}, metrics={}
+            self._settings.adapters_folder_of(self.name),
+            self.name,
+            number,
+            _files(number),
+            state={},
+            metrics={},
         )
         return Outcome(
             refused={t.turn_id: Refusal(reason=DropReason.HINT_IRRELEVANT) for t in turns[2:]},

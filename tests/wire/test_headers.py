@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.auth import authenticate
-from proxy.feedback import parse_feedback
+from proxy.feedback import MAX_TEXT, parse_feedback
 from store.errors import WireError
 from store.values import TurnKind
 from wire.headers import (
@@ -120,7 +120,7 @@ def test_feedback_bodies_in_every_form(body: Any, score: Any, text: str) -> None
     [
         [], {}, {"turn_id": "t"}, {"turn_id": 7, "score": 1}, {"turn_id": "t", "score": 2}, {"turn_id": "t", "score": True},
         {"turn_id": "t", "thumbs": "sideways"}, {"turn_id": "t", "rating": 9}, {"prompt": "p", "text": "x"}, {"score": 1},
-        {"turn_id": "t", "score": 1, "idempotency_key": ""},
+        {"turn_id": "t", "score": 1, "idempotency_key": ""}, {"turn_id": "t", "text": "x" * (MAX_TEXT + 1)},
     ],
 )  # fmt: skip
 def test_wrong_feedback_is_told_what_is_wrong(body: Any) -> None:

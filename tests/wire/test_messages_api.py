@@ -106,7 +106,6 @@ def test_tools_choices_and_limits_are_those_of_chat() -> None:
         "max_tokens": 9,
         "stop": ["END"],
         "stream": True,
-        "stream_options": {"include_usage": True},
         "tools": [{"type": "function", "function": function}],
         "tool_choice": "required",
         "parallel_tool_calls": False,

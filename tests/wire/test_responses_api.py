@@ -149,7 +149,6 @@ def test_tools_choices_and_formats_are_those_of_chat() -> None:
         "model": "m",
         "top_k": 3,  # unknown to the API: the backend's own
         "stream": True,
-        "stream_options": {"include_usage": True},
         "max_tokens": 7,
         "reasoning_effort": "low",
         "logprobs": True,
@@ -400,3 +399,30 @@ def test_recorded_messages_are_read_back_as_items() -> None:
     items = input_items(messages, TURN)
     assert [item["type"] for item in items] == ["message", "function_call", "function_call_output"]
     assert messages_of(items, {}) == messages
+
+
+def test_a_tool_of_a_namespace_keeps_it() -> None:
+    inner = {"type": "function", "name": "search", "parameters": {"type": "object"}}
+    request = translate_request(
+        {
+            "model": "m",
+            "input": "a",
+            "tools": [
+                {"type": "namespace", "name": "mcp__a__", "tools": [inner]},
+                {"type": "namespace", "name": "b", "tools": [inner]},
+            ],
+        },
+        {},
+    )
+    chat = orjson.loads(request.chat)
+    assert [tool["function"]["name"] for tool in chat["tools"]] == ["mcp__a__search", "b__search"]
+    reply = whole(
+        content=None,
+        tool_calls=[{"id": "c", "type": "function", "function": {"name": "b__search", "arguments": "{}"}}],
+    )
+    [item] = orjson.loads(ResponseSynthesizer(chat, request.detail, instructions=None).whole(TURN, reply))[
+        "output"
+    ]
+    assert (item["name"], item["namespace"]) == ("search", "b")
+    [message] = messages_of([item], {})
+    assert message["tool_calls"][0]["function"]["name"] == "b__search"

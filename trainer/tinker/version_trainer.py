@@ -104,7 +104,7 @@ class TinkerVersionTrainer(BaseVersionTrainer[TinkerPolicy]):
         return replace(outcome, refused={**outcome.refused, **odd})
 
     def _train(self, samples: Sequence[Sample], number: int) -> dict[str, float]:
-        self._policy.begin(adapter_name(self._settings.policy, number))
+        self._policy.begin(adapter_name(self.name, number))
         return train(self._policy, samples, self._plan, carrier=self._settings.loss_fn)
 
     def _backend_metrics(self) -> Json:
@@ -155,8 +155,8 @@ class TinkerVersionTrainer(BaseVersionTrainer[TinkerPolicy]):
             return ""
         if version == self.version:
             return self._policy.saved.sampler_path
-        name = adapter_name(self._settings.policy, version)
-        for folder in sorted(self._settings.adapters_folder.glob(f"{name}.*")):
+        name = adapter_name(self.name, version)
+        for folder in sorted(self._settings.adapters_folder_of(self.name).glob(f"{name}.*")):
             return read_version(folder).sampler_path
         raise AdapterError(f"version {version}, which sampled it, is not there any more")
 

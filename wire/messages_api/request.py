@@ -99,7 +99,7 @@ def translate_request(raw: bytes, *, is_count: bool = False) -> ApiRequest:
     if body.get("stop_sequences"):
         chat["stop"] = body["stop_sequences"]
     if body.get("stream") is True:
-        chat |= {"stream": True, "stream_options": {"include_usage": True}}
+        chat["stream"] = True
     left_out = _set_tools(chat, body)
     _set_output(chat, body)
     options = _option_fields(body)

@@ -53,6 +53,13 @@ def _unseal_reasoning(sealed: Any) -> str:
         return ""
 
 
+def chat_name(name: str, namespace: Any) -> str:
+    """Return the chat name of a tool: its namespace, if any, is part of it."""
+    if not isinstance(namespace, str) or not namespace:
+        return name
+    return f"{namespace}{'' if namespace.endswith('_') else '__'}{name}"
+
+
 class _MessageList:
     """Chat messages that grow item by item."""
 
@@ -133,7 +140,8 @@ def _add_item(built: _MessageList, item: Json, kind: str, where: str) -> None:
             or not isinstance(item.get("call_id"), str)
         ):
             raise Untranslatable(f"{where} needs call_id, name and arguments.", param=where)
-        call = {"id": item["call_id"], "type": "function", "function": {"name": name, "arguments": arguments}}
+        function = {"name": chat_name(name, item.get("namespace")), "arguments": arguments}
+        call = {"id": item["call_id"], "type": "function", "function": function}
         built.assistant(turn, begins="tool_calls").setdefault("tool_calls", []).append(call)
     elif kind in ("function_call_output", "custom_tool_call_output"):
         if not isinstance(item.get("call_id"), str):

@@ -159,6 +159,7 @@ class ResponseSynthesizer:
         self._instructions = instructions
         self._created_at = time.time() if created_at is None else created_at
         self._custom = frozenset(detail.get("custom", ()))
+        self._namespaces: Json = detail.get("namespaces") or {}
         include = detail.get("include") or ()
         self._seals = "reasoning.encrypted_content" in include
         self._reader = ChatReplyReader()
@@ -263,12 +264,14 @@ class ResponseSynthesizer:
     def _open_call(self, part: CallOpened) -> None:
         is_custom = part.name in self._custom
         number, self._calls = self._calls, self._calls + 1
+        namespace, name = self._namespaces.get(part.name, (None, part.name))
         item: Json = {
             "id": item_id("ctc" if is_custom else "fc", self._turn_id, number),
             "type": "custom_tool_call" if is_custom else "function_call",
             "status": "in_progress",
             "call_id": part.call_id,
-            "name": part.name,
+            "name": name,
+            **({} if namespace is None else {"namespace": namespace}),
             ("input" if is_custom else "arguments"): "",
         }
         self._open_item(item, "input" if is_custom else "arguments")

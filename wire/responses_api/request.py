@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -11,7 +12,7 @@ from store.values import Json, RecordedTurn
 from wire.api_translation import ApiRequest, Untranslatable, arrange_system_messages
 from wire.chat_reply import assistant_message
 from wire.redaction import redact_body
-from wire.responses_api.items import messages_of, turn_of
+from wire.responses_api.items import chat_name, messages_of, turn_of
 
 NAME = "responses"
 #: Fields that have a meaning here or none at all; all others go to the backend as they are.
@@ -132,15 +133,15 @@ def translate_request(
     )
     if not messages:
         raise Untranslatable("input must not be empty.", param="input")
-    tools, custom, left_out = _tools(body)
+    tools = _tools(body)
     chat: Json = {name: value for name, value in body.items() if name not in _CONSUMED and value is not None}
     chat["messages"] = messages
     chat |= _sampling_fields(body)
-    if tools:
-        chat["tools"] = tools
+    if tools.chat:
+        chat["tools"] = tools.chat
         if body.get("parallel_tool_calls") is not None:
             chat["parallel_tool_calls"] = body["parallel_tool_calls"]
-        _choose_tool(chat, body.get("tool_choice"), custom)
+        _choose_tool(chat, body.get("tool_choice"))
     conversation = conversation_of(body)
     echoed = redact_body({name: body[name] for name in _ECHOED if body.get(name) is not None})
     detail: Json = {"name": NAME, "store": body.get("store") is not False, **echoed}
@@ -148,8 +149,11 @@ def translate_request(
         detail["instructions"] = True
     if inherited:
         detail["inherited"] = len(inherited)
-    if custom:
-        detail["custom"] = sorted(custom)
+    if tools.custom:
+        detail["custom"] = sorted(tools.custom)
+    if tools.namespaces:
+        detail["namespaces"] = tools.namespaces
+    left_out = tuple(sorted(tools.left_out))
     if left_out:
         detail["left_out"] = list(left_out)
     if conversation is not None:
@@ -198,7 +202,7 @@ def _input(body: Json) -> list[Any]:
 def _sampling_fields(body: Json) -> Json:
     found: Json = {}
     if body.get("stream") is True:
-        found |= {"stream": True, "stream_options": {"include_usage": True}}
+        found["stream"] = True
     if body.get("max_output_tokens") is not None:
         found["max_tokens"] = body["max_output_tokens"]
     reasoning = body.get("reasoning")
@@ -226,38 +230,59 @@ def _sampling_fields(body: Json) -> Json:
     return found
 
 
-def _tools(body: Json) -> tuple[list[Json], frozenset[str], tuple[str, ...]]:
-    """Return the chat tools, the names of those without a schema, and the types of those that cannot be served."""
-    given = body.get("tools") or []
-    if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
-        raise Untranslatable("tools must be a list of objects.", param="tools")
-    tools: list[Json] = []
-    custom: set[str] = set()
-    left_out: list[str] = []
-    for tool in given:
-        kind = tool.get("type")
-        if kind == "function":
-            function = {name: tool[name] for name in _FUNCTION_FIELDS if tool.get(name) is not None}
-            tools.append({"type": "function", "function": function})
-        elif kind == "custom" and isinstance(tool.get("name"), str):
-            custom.add(tool["name"])
-            function = {
-                "name": tool["name"],
-                "description": _custom_description(tool),
-                "parameters": _CUSTOM_SCHEMA,
-            }
-            tools.append({"type": "function", "function": function})
-        elif kind == "namespace" and isinstance(tool.get("tools"), list):
-            inner, inner_custom, inner_left = _tools({"tools": tool["tools"]})
-            tools, custom, left_out = tools + inner, custom | inner_custom, left_out + list(inner_left)
+@dataclass(slots=True)
+class _Tools:
+    """The chat tools of a request.
+
+    Attributes:
+        custom: names of those that take free text.
+        namespaces: chat name -> [namespace, name in it].
+        left_out: types of tools that cannot be served.
+    """
+
+    chat: list[Json] = field(default_factory=list)
+    custom: set[str] = field(default_factory=set)
+    namespaces: dict[str, list[str]] = field(default_factory=dict)
+    left_out: set[str] = field(default_factory=set)
+
+    def add(self, tools: Any, namespace: str | None = None) -> None:
+        """Add tools of the API. Raises: Untranslatable."""
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            raise Untranslatable("tools must be a list of objects.", param="tools")
+        for tool in tools:
+            kind, name = tool.get("type"), tool.get("name")
+            if kind == "namespace" and namespace is None and isinstance(name, str):
+                self.add(tool.get("tools") or [], name)
+            elif kind in ("function", "custom") and isinstance(name, str):
+                self._add_function(tool, kind, name, namespace)
+            else:
+                self.left_out.add(str(kind))
+
+    def _add_function(self, tool: Json, kind: str, name: str, namespace: str | None) -> None:
+        if namespace is not None:
+            whole = chat_name(name, namespace)
+            self.namespaces[whole] = [namespace, name]
+            name = whole
+        if kind == "custom":
+            self.custom.add(name)
+            function = {"name": name, "description": _custom_description(tool), "parameters": _CUSTOM_SCHEMA}
         else:
-            left_out.append(str(kind))
-    if left_out and not tools:
+            function = {key: tool[key] for key in _FUNCTION_FIELDS if tool.get(key) is not None} | {
+                "name": name
+            }
+        self.chat.append({"type": "function", "function": function})
+
+
+def _tools(body: Json) -> _Tools:
+    """Return the tools of a request. Raises: Untranslatable: none of them can be served."""
+    found = _Tools()
+    found.add(body.get("tools") or [])
+    if found.left_out and not found.chat:
         raise Untranslatable(
-            f"Tools of type {', '.join(sorted(set(left_out)))} run at OpenAI and are not served: offer function tools.",
+            f"Tools of type {', '.join(sorted(found.left_out))} run at OpenAI and are not served: offer function tools.",
             param="tools",
         )
-    return tools, frozenset(custom), tuple(sorted(set(left_out)))
+    return found
 
 
 def _custom_description(tool: Json) -> str:
@@ -269,7 +294,7 @@ def _custom_description(tool: Json) -> str:
     return str(description)
 
 
-def _choose_tool(chat: Json, choice: Any, custom: frozenset[str]) -> None:
+def _choose_tool(chat: Json, choice: Any) -> None:
     """Set `tool_choice`, and leave only the tools that it allows."""
     if choice is None:
         return

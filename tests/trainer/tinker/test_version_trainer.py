@@ -153,7 +153,7 @@ def test_any_version_can_be_gone_back_to_and_the_base_model_too(server: TinkerSe
     assert trainer.policy.saved.sampler_path == read_version(first.written.path).sampler_path
     third = trainer.attempt(complaints(trainer, "e", "f"), [], [], 3)
     assert third.parent_version == 1
-    trainer.reset()
+    trainer.reset(trainer.name)
     assert (trainer.version, trainer.policy.saved) == (0, Saved())
     prompts, replies = [[9, 8, 7]], [[20, 21]]
     own, _ = trainer.policy.response_logprobs(prompts, replies)
