@@ -31,7 +31,7 @@ from cli.home_files import (
 from cli.opened_record import open_record
 from evals.console import table_console
 from store.catch_up import is_recorder_silent, read_recorder_state
-from store.errors import ConfigError
+from store.errors import ConfigError, PatinaError
 from store.journal import request_rotation
 from store.policies import policies_of
 from store.processes import is_alive
@@ -343,3 +343,23 @@ async def verify_receipt(record: Record, settings: Settings, path: Path) -> int:
         + (f"{len(wrong)} things found again" if wrong else "nothing is found again")
     )
     return 1 if wrong else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Forget one turn for the web page, which starts this as a process: ``python -m cli.forget --settings PATH --turn ID``."""
+    parser = argparse.ArgumentParser(prog="python -m cli.forget", description="Forgets one turn.")
+    parser.add_argument("--settings", type=Path, required=True, help="settings file written by run.py")
+    parser.add_argument("--turn", required=True, help="id of the turn")
+    given = parser.parse_args(argv)
+    arguments = argparse.Namespace(
+        turn=given.turn, session=None, key=None, match=None, since=None, dry_run=False, keep_replies=False, json=True
+    )  # fmt: skip
+    try:
+        return forget(Settings.load(given.settings), arguments)
+    except PatinaError as exc:
+        print(f"forget: {exc}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

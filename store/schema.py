@@ -1,7 +1,7 @@
 """The tables, one place. `migrations/` creates them; a test holds the two against each other.
 
 Rules: `turns`, `messages`, `nodes`, `next_states`, `feedback`, `verdicts`, `alias_moves`, `wish_edits` are append-only: a row never changes once it is
-written (what a person asks to forget is deleted, not edited). `turn_states` is the one table that several processes
+written (what a person asks to forget is deleted, not edited; the recorder corrects a turn's kind and place). `turn_states` is the one table that several processes
 update, and only by compare-and-set along `store.lifecycle`. Every other table has one writing process:
 
     proxy   messages, nodes, turns, next_states, feedback        trainer  adapters, steps, step_turns
