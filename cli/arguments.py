@@ -192,6 +192,10 @@ def _add_control_commands(command: _AddCommand) -> None:
     rollback = command("rollback", "serve an earlier version again; 0 is the bare model")
     rollback.add_argument("version", type=int)
     add_policy_arguments(rollback, _SHARED)
+    pin = command("pin", "keep the files of a version, so that `rollback` can reach it")
+    pin.add_argument("version", type=int)
+    pin.add_argument("--remove", action="store_true", help="let them go again")
+    add_policy_arguments(pin, _SHARED)
 
     _add_forget(command)
     _add_retrain(command)

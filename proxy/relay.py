@@ -40,6 +40,7 @@ from proxy.asgi import (
 )
 from proxy.auth import Principal
 from proxy.backend_quirks import BackendQuirks
+from proxy.canary_arms import conversation_of
 from proxy.client_names import add_client_hint
 from proxy.heap import LARGE_BODY_BYTES
 from proxy.http_protocol import ClientConnection
@@ -639,6 +640,12 @@ class ChatRelay:
                 wait_s=max(0.0, deadline - time.monotonic()),
                 group=exchange.principal.adapter,
                 is_owner=exchange.principal.is_owner,
+                conversation=lambda: conversation_of(
+                    exchange.principal.key_name,
+                    exchange.options.user,
+                    exchange.options.session,
+                    exchange.chat.messages,
+                ),
             )
             exchange.lease = lease
             if not lease.is_own:  # a policy learns from its own keys only
