@@ -192,6 +192,10 @@ def _add_control_commands(command: _AddCommand) -> None:
     rollback = command("rollback", "serve an earlier version again; 0 is the bare model")
     rollback.add_argument("version", type=int)
     add_policy_arguments(rollback, _SHARED)
+    pin = command("pin", "keep the files of a version, so that `rollback` can reach it")
+    pin.add_argument("version", type=int)
+    pin.add_argument("--remove", action="store_true", help="let them go again")
+    add_policy_arguments(pin, _SHARED)
 
     _add_forget(command)
     _add_retrain(command)
@@ -259,6 +263,13 @@ def _add_retrain(command: _AddCommand) -> None:
     retrain.add_argument("--rescore", action="store_true", help="with verdicts of the present scorers")
     retrain.add_argument("--publish", action="store_true", help="make the branch's last version live")
     retrain.add_argument("--json", action="store_true", help="as JSON")
+
+    imported = command("import", "turns of an export, or of OpenClaw-RL's record_*.jsonl, into the record")
+    imported.add_argument("file", type=Path, help="JSON lines")
+    imported.add_argument(
+        "--key", default="import", help="name of the key that they count as (default: import)"
+    )
+    imported.add_argument("--policy", help="that they train (default: the shared policy)")
 
     compare = command("compare", "versions by fixed prompts: paired differences, and slow drift over several")
     compare.add_argument("versions", nargs="+", type=int, metavar="V", help="two or more; 0: the base model")

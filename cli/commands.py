@@ -11,7 +11,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cli import clients
+from cli import clients, releases
 from cli.compare import compare
 from cli.forget import forget, verify_receipt
 from cli.home_files import note_export
+from cli.import_turns import import_turns
 from cli.live import ask_proxy, is_in_trouble, store_line, traffic_lines
 from cli.opened_record import open_record
 from cli.policies import chosen_policy, given_policy
@@ -44,8 +45,10 @@ from store.settings import Settings
 from store.texts import last_user_text
 from store.values import (
     BASE_VERSION,
+    OPEN_RELEASES,
     AdapterState,
     AdapterVersion,
+    CanaryRelease,
     ClientTraffic,
     Heartbeat,
     Json,
@@ -81,15 +84,16 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
     live = ask_proxy(settings)
     try:
         status: RecordStatus | None
-        status, unused, traffic = asyncio.run(_read_status(settings, arguments))
+        status, unused, traffic, tried = asyncio.run(_read_status(settings, arguments))
         problem = None
     except RecordError as exc:
         if live is None:
             raise
-        status, unused, traffic, problem = None, [], [], str(exc)
+        status, unused, traffic, tried, problem = None, [], [], [], str(exc)
     store = live["store"] if live is not None else None
     if arguments.json:
         found = {**status.to_json(), "sentence": sentence(status)} if status is not None else {}
+        found |= {"releases": [{"policy": one.policy, **releases.to_json(one)} for one in tried]}
         found |= {"unused_complaints": [unused_json(complaint) for complaint in unused]}
         found |= {"client_warnings": [warning.to_json() for warning in clients.warnings_of(traffic)]}
         found |= {"store": store, "proxy": live["proxy"] if live else None, "record_error": problem}
@@ -98,7 +102,11 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
         console = table_console(soft_wrap=True)
         if status is not None:
             _print_status(console, status)
-            for line in [*lines_of(unused), *clients.status_lines(clients.warnings_of(traffic))]:
+            for line in [
+                *releases.status_lines(tried),
+                *lines_of(unused),
+                *clients.status_lines(clients.warnings_of(traffic)),
+            ]:
                 console.print(escape(line))
         else:
             console.print(f"[red]the record cannot be read: {escape(problem or '')}[/]")
@@ -112,14 +120,15 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
 
 async def _read_status(
     settings: Settings, arguments: argparse.Namespace
-) -> tuple[RecordStatus, list[UnusedComplaint], list[ClientTraffic]]:
+) -> tuple[RecordStatus, list[UnusedComplaint], list[ClientTraffic], list[CanaryRelease]]:
     given = given_policy(settings, arguments)
     async with open_record(settings, waits=not arguments.no_wait) as record:
         since = time.time() - DAYS * 86_400
         status = await record.status(policy=given)
         policies = [given] if given else policies_of(settings.policy, {settings.policy, *status.live})
         unused = [one for policy in policies for one in await record.unused_complaints(policy, since)]
-        return status, unused, await record.client_traffic(clients.WINDOW)
+        tried = await record.canary_releases(given, stages=OPEN_RELEASES)
+        return status, unused, await record.client_traffic(clients.WINDOW), tried
 
 
 def _print_status(console: Console, status: RecordStatus) -> None:
@@ -310,13 +319,19 @@ async def _versions(record: Record, settings: Settings, arguments: argparse.Name
     found = await record.adapters(policy)
     moves = await record.alias_moves(policy)
     live = moves[-1].version if moves else BASE_VERSION
+    tried = {one.version: one for one in await record.canary_releases(policy)}
+    pinned = await record.pins(policy)
     if arguments.json:
-        print(
-            json.dumps(
-                {"policy": policy, "live": live, "versions": [_version_json(a) for a in found]},
-                indent=2,
-            )
-        )
+        rows = [
+            _version_json(a)
+            | {
+                "reachable": a.state is AdapterState.PUBLISHED,
+                "pinned": a.version in pinned,
+                "release": releases.to_json(tried[a.version]) if a.version in tried else None,
+            }
+            for a in found
+        ]
+        print(json.dumps({"policy": policy, "live": live, "versions": rows}, indent=2))
         return 0
     console = table_console(soft_wrap=True)
     is_narrow = console.width < _NARROW
@@ -331,15 +346,34 @@ async def _versions(record: Record, settings: Settings, arguments: argparse.Name
         table.add_row(
             str(adapter.version),
             "●" if adapter.version == live else "",
-            adapter.state.value,
+            adapter.state.value + (" (pinned)" if adapter.version in pinned else ""),
             time.strftime("%m-%d %H:%M", time.localtime(adapter.created_at)),
             str(metrics.get("turns", "")),
             *(() if is_narrow else (adapter.method, _number(metrics.get("loss")))),
             _number(metrics.get("kl_to_base")),
-            escape(clip(adapter.reason, LONG)),
+            escape(clip(_reason(adapter, tried.get(adapter.version)), LONG)),
         )
     console.print(table)
+    reachable = [a.version for a in found if a.state is AdapterState.PUBLISHED]
+    console.print(f"rollback can reach: {ranges([BASE_VERSION, *reachable])}")
     return 0
+
+
+def _reason(adapter: AdapterVersion, release: CanaryRelease | None) -> str:
+    return "; ".join(
+        part for part in (adapter.reason, "" if release is None else releases.sentence(release)) if part
+    )
+
+
+def ranges(versions: Sequence[int]) -> str:
+    """Return ascending numbers in words: "0, 3-8"."""
+    runs: list[list[int]] = []
+    for version in versions:
+        if runs and version == runs[-1][-1] + 1:
+            runs[-1].append(version)
+        else:
+            runs.append([version])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _version_json(adapter: AdapterVersion) -> Json:
@@ -367,9 +401,11 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
         raise RecordError(f"{policy} has no version {arguments.version}")
     turns = list(reversed(await record.trained_turns(policy, version=arguments.version)))
     unused = await _unused_turns(record, adapter)
+    tried = [one for one in await record.canary_releases(policy) if one.version == adapter.version]
     if arguments.json:
         shown = {
             **_version_json(adapter),
+            "release": releases.to_json(tried[0]) if tried else None,
             "turns": [_turn_json(t) for t in turns],
             "unused_turns": [
                 {**_turn_json(turn), "drop_reason": reason.value, "sentence": sentence}
@@ -385,6 +421,10 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
     )
     if adapter.reason:
         console.print(f"because: {escape(adapter.reason)}")
+    for release in tried:
+        console.print(escape(releases.sentence(release)))
+        for line in releases.number_lines(release):
+            console.print(f"  {line}")
     table = Table("turn", "your request", "reply", "your reaction", "verdict", "hint", "source")
     for turn in turns:
         table.add_row(
@@ -476,6 +516,18 @@ async def _serving(record: Record, settings: Settings, policy: str) -> int | Non
     return None
 
 
+async def _pin(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
+    policy = await chosen_policy(record, settings, arguments)
+    await record.pin(policy, arguments.version, stays=not arguments.remove)
+    name = adapter_name(policy, arguments.version)
+    print(
+        f"{name} is no longer pinned"
+        if arguments.remove
+        else f"the files of {name} stay until it is unpinned"
+    )
+    return 0
+
+
 async def _pause(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
     policy = given_policy(settings, arguments)
     await record.set_paused(True, policy=policy)
@@ -534,11 +586,13 @@ COMMANDS: dict[str, Command] = {
     "versions": _command(_versions),
     "why": _command(_why),
     "rollback": _command(_rollback),
+    "pin": _command(_pin),
     "pause": _command(_pause),
     "resume": _command(_resume),
     "verify": _command(_verify),
     "forget": forget,
     "retrain": retrain,
+    "import": import_turns,
     "compare": compare,
     "recover": recover,
 }

@@ -30,16 +30,18 @@ from starlette.staticfiles import StaticFiles
 from dashboard import views
 from dashboard.chat import ChatPanel
 from dashboard.evaluations import find_folder, list_runs
+from dashboard.forgetting import Forgetting
 from dashboard.sign_in import COOKIE, COOKIE_S, Session, SignIn
 from dashboard.views import StatusCache, Viewer
 from store.errors import RecordError
 from store.journal import EntryKind, JournalWriter
 from store.keys import DEFAULT, KeyFile, Keyring
 from store.policies import group_of, policies_of, policy_name
+from store.record import Record
 from store.record_handle import RecordHandle
 from store.settings import Settings
 from store.texts import last_user_text
-from store.values import Feedback, new_feedback_id
+from store.values import Feedback, Selection, new_feedback_id
 from store.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -77,6 +79,7 @@ class Dashboard:
         journal: where explicit feedback is appended.
         gateway_url: base URL of the gateway, for the chat panel.
         first_key: the owner's key, which the chat panel uses; "": none is needed.
+        settings_file: of this start, for the process that forgets.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Dashboard:
         journal: JournalWriter,
         gateway_url: str,
         first_key: str,
+        settings_file: Path,
     ) -> None:
         self._settings = settings
         self._record = record
@@ -96,6 +100,7 @@ class Dashboard:
         self._sign_in = sign_in
         self._journal = journal
         self._status = StatusCache()
+        self._forgetting = Forgetting(settings_file)
         self._chat = ChatPanel(gateway_url, first_key, settings.policy)
         self._pages = Environment(
             loader=PackageLoader("dashboard"), autoescape=True, undefined=StrictUndefined, finalize=_visible, trim_blocks=True, lstrip_blocks=True
@@ -113,6 +118,8 @@ class Dashboard:
             "/unused": self._unused,
             "/conversations": self._conversations,
             "/turns/{turn_id}": self._turn,
+            "/turns/{turn_id}/forget": self._preview_forget,
+            "/forgotten": self._forgotten,
             "/steps": self._steps,
             "/people": self._people,
             "/settings": self._settings_page,
@@ -125,6 +132,7 @@ class Dashboard:
             "/training": self._training,
             "/policy": self._choose_policy,
             "/turns/{turn_id}/feedback": self._feedback,
+            "/turns/{turn_id}/forget": self._forget,
             "/try": self._try_post,
             "/sign-out": self._sign_out,
         }
@@ -383,6 +391,29 @@ class Dashboard:
             )
         )
         return RedirectResponse(f"{PREFIX}/turns/{quote(turn_id)}?noted", 303)
+
+    async def _own_turn(self, request: Request, viewer: Viewer) -> tuple[Record, str]:
+        """Return the record and the id of the turn in the path. Raises: HTTPException: there is none of this viewer."""
+        record = await self._record.get()
+        turn_id = request.path_params["turn_id"]
+        key_name = await record.key_of_turn(turn_id)
+        if key_name is None or (not viewer.is_owner and key_name != viewer.key_name):
+            raise HTTPException(404, "There is no such turn.")
+        return record, turn_id
+
+    async def _preview_forget(self, request: Request, viewer: Viewer) -> Response:
+        record, turn_id = await self._own_turn(request, viewer)
+        closure = await record.find_closure(Selection(turn=turn_id))
+        return self._render("forget.html", viewer, section="conversations", turn_id=turn_id, closure=closure)
+
+    async def _forget(self, request: Request, viewer: Viewer) -> Response:
+        _, turn_id = await self._own_turn(request, viewer)
+        self._forgetting.start(turn_id, viewer.name)
+        return RedirectResponse(f"{PREFIX}/forgotten", 303)
+
+    async def _forgotten(self, request: Request, viewer: Viewer) -> Response:
+        jobs = [job for job in self._forgetting.jobs if viewer.is_owner or job.key_name == viewer.name]
+        return self._render("forgotten.html", viewer, section="conversations", jobs=jobs)
 
     async def _append(self, feedback: Feedback) -> None:
         lost = self._journal.lost

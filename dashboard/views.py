@@ -173,7 +173,7 @@ async def version(record: Record, viewer: Viewer, number: int, status: RecordSta
         "phases": phases(adapter.metrics),
         "wishes": await read_wishes(record, viewer.policy, number) if viewer.can_change else [],
         "lineage": lineage(await record.adapters(viewer.policy), number),
-        "examples": gate.get("examples", []),
+        "examples": examples(gate),
     }
 
 
@@ -194,6 +194,13 @@ def gate_measures(gate: Json) -> list[tuple[str, float | None, float | None]]:
         for name, value in after.items()
         if _figure(value) is not None
     ]
+
+
+def examples(gate: Json) -> list[tuple[str, str, str]]:
+    """Return (question, the base model's reply, this version's reply) for the questions that both answered."""
+    base = (gate.get("base") or {}).get("examples") or {}
+    after = (gate.get("after") or {}).get("examples") or {}
+    return [(question, base[question], reply) for question, reply in after.items() if question in base]
 
 
 def step_metrics(metrics: Json) -> list[tuple[str, float]]:

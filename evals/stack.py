@@ -58,7 +58,7 @@ class Stack:
         self.settings = settings
         self._removes_home = home is None
         self.home = home or Path(tempfile.mkdtemp(prefix="patina-"))
-        self.home.mkdir(parents=True, exist_ok=True)
+        self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.ready_s = ready_s
         self.port = 0
         self.key = ""
@@ -136,6 +136,8 @@ class Stack:
         """Return the command line."""
         flags = [f"--home={self.home}", "--proxy-host=127.0.0.1", f"--proxy-port={self.port}"]
         flags += ["--backend-port=0", "--record-dir=", "--database=", "--wandb-project="]
+        if self.settings.canary_share is None:
+            flags.append("--canary-share=0")  # an evaluation measures what is learned, at once
         for name in type(self.settings).model_fields:
             value = getattr(self.settings, name)
             if name in _OWN or name in _SECRETS or value is None:

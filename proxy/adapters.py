@@ -23,6 +23,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
+from proxy.canary_arms import is_in_canary, known_conversations
 from proxy.version_locks import VersionLocks
 from serving.protocol import BackendClient, Capabilities
 from store.errors import (
@@ -36,7 +37,7 @@ from store.errors import (
 from store.integrity import check_adapter, refuse_version
 from store.policies import SHARED, group_of, parse_model, parse_version, policies_of, policy_name
 from store.record import Record
-from store.values import BASE_VERSION, AdapterState, Json, adapter_name
+from store.values import BASE_VERSION, AdapterState, CanaryRelease, Json, adapter_name
 
 log = logging.getLogger(__name__)
 
@@ -123,13 +124,20 @@ class Alias(Protocol):
         ...
 
     async def lease(
-        self, model: str | None, *, wait_s: float, group: str = SHARED, is_owner: bool = False
+        self,
+        model: str | None,
+        *,
+        wait_s: float,
+        group: str = SHARED,
+        is_owner: bool = False,
+        conversation: Callable[[], str] | None = None,
     ) -> Lease:
         """Return a claim on the version that ``model`` means for a caller.
 
         Args:
             group: adapter group of the caller's key (`store.policies`).
             is_owner: the caller may use the policies of other keys.
+            conversation: returns what names the conversation (`proxy.canary_arms`); None: it is in no canary release.
 
         Raises:
             UnknownModel: there is no such model for this caller.
@@ -179,7 +187,13 @@ class UpstreamAlias:
         self._is_healthy: bool | None = None
 
     async def lease(
-        self, model: str | None, *, wait_s: float, group: str = SHARED, is_owner: bool = False
+        self,
+        model: str | None,
+        *,
+        wait_s: float,
+        group: str = SHARED,
+        is_owner: bool = False,
+        conversation: Callable[[], str] | None = None,
     ) -> Lease:
         return Lease(None, model or self.policy, BASE_VERSION, lambda: None)
 
@@ -210,11 +224,36 @@ class UpstreamAlias:
 
 
 @dataclass(slots=True)
+class _Trial:
+    """A canary release that runs.
+
+    Attributes:
+        before: conversations that began before it.
+        is_ready: its version was loaded once.
+    """
+
+    version: int
+    share: float
+    started_at: float
+    before: frozenset[str]
+    is_ready: bool = False
+
+    def takes(self, policy: str, conversation: str) -> bool:
+        is_new = conversation not in self.before
+        return self.is_ready and is_new and is_in_canary(conversation, policy, self.version, self.share)
+
+
+@dataclass(slots=True)
 class _Pointer:
-    """Where a policy points: the version that new requests get, and the one that the record wants."""
+    """Where a policy points: the version that new requests get, the one that the record wants, and the one on trial."""
 
     live: int = BASE_VERSION
     target: int = BASE_VERSION
+    trial: _Trial | None = None
+
+    @property
+    def versions(self) -> set[int]:
+        return {self.live, self.target} | (set() if self.trial is None else {self.trial.version})
 
 
 class _Load(Enum):
@@ -296,10 +335,24 @@ class AdapterAlias:
         pointer = self._pointers.get(policy)
         return BASE_VERSION if pointer is None else pointer.live
 
+    def _version_on_trial(self, policy: str, conversation: Callable[[], str] | None) -> int | None:
+        """Return the version of a canary release that serves this conversation, if one does."""
+        pointer = self._pointers.get(policy)
+        trial = None if pointer is None else pointer.trial
+        if trial is None or conversation is None or not trial.takes(policy, conversation()):
+            return None
+        return trial.version
+
     # ---- requests
 
     async def lease(
-        self, model: str | None, *, wait_s: float, group: str = SHARED, is_owner: bool = False
+        self,
+        model: str | None,
+        *,
+        wait_s: float,
+        group: str = SHARED,
+        is_owner: bool = False,
+        conversation: Callable[[], str] | None = None,
     ) -> Lease:
         if not self._ready.is_set():
             self._waited_requests += 1
@@ -312,6 +365,9 @@ class AdapterAlias:
                 ) from None
         policy, wanted = self.resolve(model, group=group, is_owner=is_owner)
         if wanted is None:
+            trial = self._version_on_trial(policy, conversation)
+            if trial is not None and await self._claim(policy, trial, wait_s=0.0):
+                return self._lease_of(policy, trial, group)
             version = self._live_of(policy)
             is_loaded = await self._claim(policy, version, min(wait_s, self._cold_wait_s))
             if not is_loaded and version != self._live_of(policy):  # it was refused, and its ancestor is live
@@ -327,6 +383,9 @@ class AdapterAlias:
             is_known = self._is_available(policy, version) or await self._is_published(policy, version)
             if not is_known or not await self._claim(policy, version, min(wait_s, self._cold_wait_s)):
                 raise UnknownModel(f"The model `{model}` is not loaded. `{self.policy}` is the live version.")
+        return self._lease_of(policy, version, group)
+
+    def _lease_of(self, policy: str, version: int, group: str) -> Lease:
         return Lease(
             self._base if version == BASE_VERSION else adapter_name(policy, version),
             policy,
@@ -425,7 +484,8 @@ class AdapterAlias:
         for policy, pointer in list(self._pointers.items()):
             if pointer is not self._shared and pointer.target != pointer.live:
                 await self._follow(policy, pointer)
-        used = {adapter_name(self.policy, v) for v in (self._shared.live, self._shared.target)}
+            await self._load_trial(policy, pointer)
+        used = {adapter_name(self.policy, version) for version in self._shared.versions}
         self._locks.release_unused(used | set(self._leases))
         for name in self._unwanted():
             await self._unload(name)
@@ -473,7 +533,7 @@ class AdapterAlias:
             loaded.set()
 
     def _wanted(self) -> set[str]:
-        return {adapter_name(p, v) for p, one in self._pointers.items() for v in (one.live, one.target)}
+        return {adapter_name(p, v) for p, one in self._pointers.items() for v in one.versions}
 
     def _unwanted(self) -> list[str]:
         """Return the loaded versions that no request uses and that no policy points to, the one unused longest first."""
@@ -482,7 +542,7 @@ class AdapterAlias:
 
     def _idle(self) -> list[str]:
         """Return the loaded versions that no request uses, but the shared policy's, the one unused longest first."""
-        kept = {adapter_name(self.policy, v) for v in (self._shared.live, self._shared.target)}
+        kept = {adapter_name(self.policy, version) for version in self._shared.versions}
         idle = [name for name in self._loaded if not self._leases[name] and name not in kept]
         return sorted(idle, key=lambda name: (self._used_at.get(name, 0.0), name))
 
@@ -531,7 +591,8 @@ class AdapterAlias:
         if record is None:
             return
         try:
-            moves = await record.aliases()
+            moves, releases = await record.routes()
+            trials = {one.policy: await self._trial_of(record, one) for one in releases}
         except RecordError as exc:
             # Each alias keeps its version: a locked or missing record must not fail requests.
             self._record_errors += 1
@@ -540,7 +601,32 @@ class AdapterAlias:
         for policy in policies_of(self.policy, {*moves, *self._pointers}):
             move = moves.get(policy)
             target = BASE_VERSION if move is None else move.version
-            self._pointers.setdefault(policy, _Pointer()).target = target
+            pointer = self._pointers.setdefault(policy, _Pointer())
+            pointer.target = target
+            if (
+                pointer.trial is not None
+                and pointer.trial.version == target
+                and self._is_available(policy, target)
+            ):
+                pointer.live = target  # promoted: its conversations stay with it without a gap
+            pointer.trial = trials.get(policy)
+
+    async def _trial_of(self, record: Record, release: CanaryRelease) -> _Trial:
+        """Return the state of a canary release, a new one's with the conversations that began before it."""
+        pointer = self._pointers.get(release.policy)
+        known = None if pointer is None else pointer.trial
+        if known is not None and (known.version, known.started_at) == (release.version, release.started_at):
+            return known
+        rows = await record.conversations_before(release.policy, release.started_at)
+        return _Trial(release.version, release.share, release.started_at, known_conversations(rows))
+
+    async def _load_trial(self, policy: str, pointer: _Pointer) -> None:
+        """Load the version on trial where the policy is in use; until then the live version serves its conversations."""
+        trial = pointer.trial
+        if trial is None or not self._is_available(policy, pointer.live):
+            return
+        if await self._ensure_loaded(policy, trial.version) is _Load.DONE:
+            trial.is_ready = True
 
     async def _check_backend(self) -> None:
         """Read which adapters the backend has; a restart loses them."""
@@ -640,6 +726,7 @@ class AdapterAlias:
             "activity": self._activity,
             "live": self._shared.live,
             "wanted": self._shared.target,
+            "canary": None if self._shared.trial is None else self._shared.trial.version,
             "loaded": sorted(loaded.get(self.policy, [])),
             "policies": {
                 policy: {"live": one.live, "wanted": one.target, "loaded": sorted(loaded.get(policy, []))}

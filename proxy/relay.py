@@ -40,6 +40,7 @@ from proxy.asgi import (
 )
 from proxy.auth import Principal
 from proxy.backend_quirks import BackendQuirks
+from proxy.canary_arms import conversation_of
 from proxy.client_names import add_client_hint
 from proxy.heap import LARGE_BODY_BYTES
 from proxy.http_protocol import ClientConnection
@@ -128,7 +129,7 @@ JOURNAL_WAIT_S = 5.0
 #: Parts of a path that are counted by: "", "v1", "embeddings"; and most paths.
 _COUNTED_PARTS, _MAX_COUNTED_PATHS = 4, 50
 
-#: Fields that are added to a request whose turn cannot train, to chat and to other APIs: their streams always show the usage.
+#: Fields that are added to a request whose turn cannot train, to chat and to a translated one: its stream always shows the usage.
 _PLAIN_FIELDS = (frozenset[str](), frozenset({"stream_options"}))
 
 _UPSTREAM_ERROR_TYPE = "upstream_error"
@@ -205,6 +206,7 @@ class _Exchange:
     size: int
     assembler: Assembler
     api: Json | None = None  # the API that the client speaks, where it is not chat
+    is_translated: bool = False  # the client gets another API's reply, made from this one
     reply_size: int = 0  # bytes that came of the reply
     connection: ClientConnection | None = None
     injection: Injection = field(default_factory=Injection)
@@ -454,6 +456,7 @@ class ChatRelay:
                 size=len(raw),
                 assembler=CompletionAssembler(chat.n) if is_completion else Assembler(chat.n),
                 api=detail,
+                is_translated=api is not None,
                 connection=client_connection(scope),
             )
             await self._exchange(exchange, scope, receive, send, path)
@@ -639,6 +642,12 @@ class ChatRelay:
                 wait_s=max(0.0, deadline - time.monotonic()),
                 group=exchange.principal.adapter,
                 is_owner=exchange.principal.is_owner,
+                conversation=lambda: conversation_of(
+                    exchange.principal.key_name,
+                    exchange.options.user,
+                    exchange.options.session,
+                    exchange.chat.messages,
+                ),
             )
             exchange.lease = lease
             if not lease.is_own:  # a policy learns from its own keys only
@@ -646,9 +655,7 @@ class ChatRelay:
             # A turn that opted out needs no tokens; its unchanged reply also shows the backend's null style.
             is_plain = exchange.options.is_opted_out or exchange.chat.unreadable
             wanted = (
-                self._alias.fields & _PLAIN_FIELDS[exchange.api is not None]
-                if is_plain
-                else self._alias.fields
+                self._alias.fields & _PLAIN_FIELDS[exchange.is_translated] if is_plain else self._alias.fields
             )
             fields = self._quirks.accepted_fields(wanted, exchange.chat.model) - omitted
             body, exchange.injection = build_request(
@@ -970,7 +977,7 @@ class ChatRelay:
             self._observe_null_style(exchange, chunk)
         injection = exchange.injection
         if injection.usage and is_usage_only(chunk):
-            return b"" if exchange.api is None else event  # other APIs show the usage
+            return event if exchange.is_translated else b""  # other APIs show the usage
 
         adds = injection.logprobs or injection.token_ids or injection.usage
         if adds and is_tokens_only(chunk, exchange.chat.body):

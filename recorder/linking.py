@@ -506,8 +506,9 @@ def _is_summary(quote: Quote) -> bool:
 def _most_quoted(quotes: Sequence[Quote]) -> Quote:
     """Return the newest turn of the conversation that a side request quotes most; among equals the latest."""
     sizes: dict[str, int] = {}
-    for quote in quotes:
-        sizes[quote.tip.session_id] = sizes.get(quote.tip.session_id, 0) + quote.size
+    # Turns with the same text (a summary that was made again) are one quote.
+    for session_id, _, size in {(q.tip.session_id, q.position, q.size) for q in quotes}:
+        sizes[session_id] = sizes.get(session_id, 0) + size
 
     def rank(quote: Quote) -> tuple[bool, int, float]:
         return not quote.has_same_side_turn, sizes[quote.tip.session_id], quote.tip.created_at

@@ -7,7 +7,7 @@ Values in, values out; each method is one short transaction (`store.database` sa
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -15,8 +15,8 @@ from sqlalchemy.exc import DBAPIError
 from store.database import BUSY_TIMEOUT_S, Database
 from store.errors import RecordError, RecordTooNew
 from store.lifecycle import DropReason, Stage
-from store.queries import closure as closures
 from store.queries import (
+    canary,
     common,
     dashboard,
     forget,
@@ -29,12 +29,14 @@ from store.queries import (
     story,
     trainer,
 )
+from store.queries import closure as closures
 from store.queries.turns import TurnWriter
 from store.values import (
     BASE_VERSION,
     AdapterVersion,
     AliasMove,
     AnsweredTurn,
+    CanaryRelease,
     ClientTraffic,
     Closure,
     Conversation,
@@ -52,9 +54,11 @@ from store.values import (
     RecentVerdict,
     RecordedTurn,
     RecordStatus,
+    ReleaseStage,
     Remembered,
     ScoredTurn,
     Selection,
+    ServedTurn,
     StatedHint,
     StepReport,
     Tip,
@@ -68,7 +72,7 @@ from store.values import (
 from store.verify import verify
 
 #: Newest migration this code knows. A test holds it against `migrations/`.
-SCHEMA_REVISION = "0029"
+SCHEMA_REVISION = "0030"
 
 
 class Record:
@@ -308,15 +312,63 @@ class Record:
         *,
         worker: str,
         actor: str = "trainer",
+        canary_share: float = 0.0,
     ) -> None:
         """Publish a version, move the alias to it and mark its turns trained: one transaction, all or nothing.
+
+        Args:
+            canary_share: above 0 the alias stays, and the version serves this share of the new conversations first.
 
         Raises:
             ClaimLost: ``worker`` does not hold one of the turns any more (its lease ran out): nothing is written, so that no
                 turn is ever trained twice.
             AliasMoved: the live version is not the parent any more (a rollback came between): nothing is written.
         """
-        await self._database.write(trainer.publish, adapter, turn_ids, step, worker=worker, actor=actor)
+        await self._database.write(
+            trainer.publish,
+            adapter,
+            turn_ids,
+            step,
+            worker=worker,
+            actor=actor,
+            canary_share=canary_share,
+        )
+
+    async def canary_releases(
+        self, policy: str | None = None, *, stages: Collection[ReleaseStage] | None = None
+    ) -> list[CanaryRelease]:
+        """Return the canary releases (of one policy, at some stages), oldest first."""
+        return await self._database.read(canary.releases, policy=policy, stages=stages)
+
+    async def routes(self) -> tuple[dict[str, AliasMove], list[CanaryRelease]]:
+        """Return what is live, and the canary releases that run, as of one moment."""
+        return await self._database.read(canary.routes)
+
+    async def settle_release(
+        self,
+        release: CanaryRelease,
+        stage: ReleaseStage,
+        *,
+        numbers: Json,
+        reason: str,
+        now: float | None = None,
+    ) -> bool:
+        """Move a canary release to its next stage, and the alias with it; False, with nothing written, when it has moved meanwhile."""
+        return await self._database.write(
+            canary.settle, release, stage, numbers=numbers, reason=reason, now=_now(now)
+        )
+
+    async def served_turns(self, policy: str, versions: Sequence[int], since: float) -> list[ServedTurn]:
+        """Return the main turns of these versions in conversations that began at ``since`` or later, oldest first."""
+        return await self._database.read(canary.served_turns, policy, versions, since)
+
+    async def conversations_before(self, policy: str, at: float) -> list[tuple[str, str | None, str, str]]:
+        """Return (key name, user, session id, first user text) of the conversations that began in the day before ``at``."""
+        return await self._database.read(canary.conversations_before, policy, at)
+
+    async def active_keys(self, policy: str, since: float) -> int:
+        """Return how many keys sent main turns to a policy since then."""
+        return await self._database.read(canary.active_keys, policy, since)
 
     async def reject(
         self,
@@ -447,6 +499,18 @@ class Record:
     async def paused_policies(self) -> list[str]:
         """Return the policies that are paused one by one."""
         return await self._database.read(person.paused_policies)
+
+    async def pins(self, policy: str) -> list[int]:
+        """Return the versions of a policy whose files stay whatever their number or size is."""
+        return await self._database.read(person.pins, policy)
+
+    async def pin(self, policy: str, version: int, *, stays: bool, now: float | None = None) -> None:
+        """Pin or unpin a version.
+
+        Raises:
+            RecordError: there is no such version, or its files are gone.
+        """
+        await self._database.write(person.pin, policy, version, stays=stays, now=_now(now))
 
     async def add_wish_edits(self, policy: str, edits: Sequence[WishEdit], now: float | None = None) -> None:
         """Store what the owner changed in the playbook. Rows are kept; of each turn the newest counts.

@@ -1,10 +1,12 @@
 """The tables, one place. `migrations/` creates them; a test holds the two against each other.
 
 Rules: `turns`, `messages`, `nodes`, `next_states`, `feedback`, `verdicts`, `alias_moves`, `wish_edits` are append-only: a row never changes once it is
-written (what a person asks to forget is deleted, not edited). `turn_states` is the one table that several processes
-update, and only by compare-and-set along `store.lifecycle`. Every other table has one writing process:
+written (what a person asks to forget is deleted, not edited; the recorder corrects a turn's kind and place). `turn_states` is the one table that several processes
+update, and only by compare-and-set along `store.lifecycle`; `canary_releases` changes by compare-and-set too. Every other table
+has one writing process:
 
-    proxy   messages, nodes, turns, next_states, feedback        trainer  adapters, steps, step_turns
+    proxy   messages, nodes, turns, next_states, feedback        trainer  adapters, steps, step_turns,
+                                                                 canary_releases
     scorer  verdicts                                             alias_moves: trainer (publish) and a person (rollback)
     person  controls, wish_edits, forgotten_turns (`run.py`)
 
@@ -227,6 +229,21 @@ alias_moves = Table(
     Column("moved_at", Float, nullable=False),
     Column("actor", String(64), nullable=False),
     Index(None, "policy", "move_id"),
+)
+
+canary_releases = Table(
+    "canary_releases",
+    metadata,
+    Column("policy", String(128), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("baseline_version", Integer, nullable=False),
+    Column("share", Float, nullable=False),
+    Column("stage", String(16), nullable=False),  # changes by compare-and-set
+    Column("started_at", Float, nullable=False),
+    Column("stage_since", Float, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("numbers", Text, nullable=False),  # JSON: what the newest comparison counted
+    Index(None, "stage"),
 )
 
 steps = Table(

@@ -119,6 +119,25 @@ class Settings(BaseSettings):
         "besides the newest 8 versions, keep the files of every N-th one for rollback",
         "learning",
     )
+    keep_gb: float = _field(
+        0.0,
+        "PATINA_KEEP_GB",
+        "keep the files of older versions as well, the newest first, up to so many GB; 0: none beyond --save-interval",
+        "learning",
+    )
+    canary_share: float | None = _field(
+        None,
+        "PATINA_CANARY_SHARE",
+        "share of the new conversations that a new version serves until its verdicts promote it or roll it back; 0: it goes live "
+        "at once; default: 0.5 where one key uses the policy, 0.1 where several do",
+        "learning",
+    )
+    canary_after: int = _field(
+        20,
+        "PATINA_CANARY_AFTER",
+        "the first so many versions of a policy go live at once, without a canary release: a new user sees what is learned",
+        "learning",
+    )
     resume_from_ckpt: str = _field(
         "",
         "RESUME_FROM_CKPT",
@@ -360,6 +379,8 @@ class Settings(BaseSettings):
 
     @field_validator(
         "max_steps",
+        "keep_gb",
+        "canary_after",
         "most_verdicts_per_hour",
         "threads",
         "kl_loss_coef",
@@ -381,6 +402,13 @@ class Settings(BaseSettings):
     def _rate(cls, value: float | None) -> float | None:
         if value is not None and not 0 < value < 1:
             raise ValueError("must lie between 0 and 1")
+        return value
+
+    @field_validator("canary_share")
+    @classmethod
+    def _share(cls, value: float | None) -> float | None:
+        if value is not None and not 0 <= value < 1:
+            raise ValueError("must be at least 0 and below 1")
         return value
 
     @field_validator("adapter_slots")

@@ -17,6 +17,11 @@ def last_user_text(messages: Sequence[Json]) -> str:
     return ""
 
 
+def first_user_text(messages: Sequence[Json]) -> str:
+    """Return the text of the first user message, parts joined; empty when there is none."""
+    return next((content_text(one.get("content")) for one in messages if one.get("role") == "user"), "")
+
+
 def content_text(content: Any) -> str:
     """Return the text of a message's content: a string, or a list's strings and text parts, joined; other parts are left out."""
     if isinstance(content, str):

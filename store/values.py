@@ -448,6 +448,61 @@ class AliasMove:
     actor: str  #: "trainer", "rollback", ...
 
 
+class ReleaseStage(StrEnum):
+    """Where a canary release stands."""
+
+    RUNNING = "running"  #: the version serves a share of the new conversations
+    WATCHED = "watched"  #: it is live, and its turns are still compared
+    KEPT = "kept"  #: the watch ended and found nothing
+    ROLLED_BACK = "rolled_back"
+    SUPERSEDED = "superseded"  #: another version went live, or a person moved the alias
+
+
+#: Stages of a release whose version may still be withdrawn.
+OPEN_RELEASES = (ReleaseStage.RUNNING, ReleaseStage.WATCHED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryRelease:
+    """A version that passed the gate and serves a share of the new conversations before all of them.
+
+    Attributes:
+        baseline_version: what is live when it begins, and what is live again after a rollback.
+        share: of the new conversations.
+        numbers: what the newest comparison counted (`trainer.canary_release`).
+    """
+
+    policy: str
+    version: int
+    baseline_version: int
+    share: float
+    stage: ReleaseStage
+    started_at: float
+    stage_since: float
+    reason: str
+    numbers: Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedTurn:
+    """What became of a turn that a version served, for the comparison of two versions.
+
+    Attributes:
+        verdict: the newest; None: not judged, or no opinion.
+        is_faulty: the reply was empty or cut at the length limit.
+        is_followed: something followed it.
+        is_retried: a person asked the same again.
+    """
+
+    version: int
+    session_id: str
+    key_name: str
+    verdict: int | None
+    is_faulty: bool
+    is_followed: bool
+    is_retried: bool
+
+
 class StepRole(StrEnum):
     """What a step used a turn for."""
 

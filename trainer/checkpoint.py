@@ -163,22 +163,52 @@ def read_state(folder: Path) -> dict[str, Any]:
     return value
 
 
-def versions_to_keep(parents: Mapping[int, int], live: int, *, newest: int = 8, every: int = 20) -> set[int]:
-    """Versions whose files stay: the newest, every N-th, the live one and the one it was made from.
+def versions_to_keep(
+    parents: Mapping[int, int],
+    live: int,
+    *,
+    newest: int = 8,
+    every: int = 20,
+    wanted: Iterable[int] = (),
+    sizes: Mapping[int, int] | None = None,
+    budget: int = 0,
+) -> set[int]:
+    """Versions whose files stay: the newest, every N-th, the live one, the one it was made from, and those that are wanted.
 
-    All ancestors of the live version would be every version there ever was: each is made from the one before.
+    All ancestors of the live version would be every version there ever was: each is made from the one before. ``budget`` keeps as many of
+    the others as fit, the newest first.
 
     Args:
         parents: version -> the version its step started from, for all versions that have files.
         live: what the alias points to; 0 when it is the base model.
+        wanted: pinned versions, and those of canary releases.
+        sizes: bytes of each version's files.
+        budget: bytes of all files that may stay; the versions that stay anyway count first.
     """
-    wanted = {
+    keep = {
         *sorted(parents)[len(parents) - min(newest, len(parents)) :],
         *(v for v in parents if v % every == 0),
         live,
         parents.get(live, live),
-    }
-    return wanted & parents.keys()
+        *wanted,
+    } & parents.keys()
+    sizes = sizes or {}
+    if budget <= 0:
+        return keep
+    left = budget - sum(sizes.get(version, 0) for version in keep)
+    for version in sorted(parents.keys() - keep, reverse=True):
+        left -= sizes.get(version, 0)
+        if left < 0:
+            break
+        keep.add(version)
+    return keep
+
+
+def folder_size(path: Path) -> int:
+    """Return the bytes of the files in a folder; 0 for one that is not here."""
+    if not path.is_dir():
+        return 0
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def remove_version(folder: Path) -> None:

@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 #: Longest reply the gate waits for. Replies of the base that do not end within it are no fault of the candidate.
 MAX_TOKENS = 96
+#: Replies that are kept of each measurement.
+EXAMPLES = 6
 #: At most so many prompts of each kind; the same ones for base and candidate.
 MAX_FACTS, MAX_TOOLS, MAX_ANCHORS = 24, 8, 28
 #: At least so many of each kind, however slow the model is.
@@ -89,6 +91,7 @@ class Measures:
             their length: the tokens that fill a long reply are nearly certain, so "concise" alone doubled it.
         kl_by_style: the same by style.
         counts: number of prompts behind facts, tools, obeyed, all replies.
+        examples: replies to the first plain questions, by question, for the web page.
     """
 
     finite: bool = True
@@ -104,6 +107,7 @@ class Measures:
     kl: float = math.nan
     kl_by_style: Mapping[str, float] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
+    examples: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -344,6 +348,9 @@ class Probe:
                 "tools": len(tools),
                 "obeyed": len(checked),
                 "replies": len(replies),
+            },
+            examples={
+                case.prompt: text for case, text in zip(self._facts[:EXAMPLES], fact_texts, strict=False)
             },
         )
 

@@ -3,7 +3,7 @@
 The event loop here talks to the record and keeps the lease and the heartbeat alive; the weights belong to one thread
 (`trainer.version_trainer`). What happens to claimed turns is decided here, in one transaction each:
 
-    published   turns trained, version live                 (kill -9 before it: the lease runs out, they are trained later)
+    published   turns trained, version live or on trial     (kill -9 before it: the lease runs out, they are trained later)
     rejected    turns go back once; the second time they are dropped (gate_rejected)
     rolled back while the step ran: turns go back, what was made of them is removed; the next step begins from what is live
     killed      the next trainer takes the turns in smaller batches, and drops one that it was killed with alone (out_of_memory)
@@ -12,6 +12,9 @@ The event loop here talks to the record and keeps the lease and the heartbeat al
 
 A wish that the owner withdraws is unlearnt without waiting for turns: while no batch is ready, a version is made of it alone. Attempts
 that do not become a version are bounded (`MAX_UNLEARNING_FAILURES`), with a pause after each.
+
+While a version is on trial (`trainer.canary_release`), the policy's next step waits: built on the version it might be built on a bad one,
+and built on the live one it would lose what that version learned.
 
 One process trains all policies of the base model (`store.policies`), one batch of one policy at a time: first the policy whose oldest verdict
 waits longest, counted from the policy's last batch. So many verdicts of one policy delay each of the others by one batch, not by all of them.
@@ -30,7 +33,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,6 +56,7 @@ from store.record import Record
 from store.settings import Settings, training_settings
 from store.values import (
     BASE_VERSION,
+    OPEN_RELEASES,
     AdapterState,
     AdapterVersion,
     Heartbeat,
@@ -63,11 +67,13 @@ from store.values import (
     StepReport,
     StepRole,
     Waiting,
+    adapter_name,
 )
-from trainer.checkpoint import sweep, versions_to_keep
+from trainer.checkpoint import folder_size, sweep, versions_to_keep
 from trainer.deaths import Deaths
 from trainer.device import Device, make_device
 from trainer.protocol import Edit, Outcome, Refusal, VersionTrainer
+from trainer.release_watch import ReleaseWatch
 from trainer.step import StepPlan
 
 POLL_S = 0.25
@@ -214,6 +220,7 @@ class Worker:
         self._unlearning: dict[str, _Unlearning] = {}
         self._log = log
         self._device = make_device(settings, record)
+        self._releases = ReleaseWatch(record, settings)
         self._deaths = Deaths(settings.home / "trainer-deaths.json")
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -290,6 +297,7 @@ class Worker:
         if self._is_pausing(None):
             return False
         await self._record.release_expired()
+        tried = await self._releases.review()
         if await self._record.is_paused():
             self._state = "paused"
             return False
@@ -297,9 +305,10 @@ class Worker:
         if steps and self._counters.published >= steps:
             self._state = f"done: {steps} steps"
             return False
-        due = await self._next_due()
+        due = await self._next_due(tried)
         if due is None:
-            self._state = "waiting"
+            names = ", ".join(adapter_name(*one) for one in sorted(tried.items()))
+            self._state = f"waiting: {names} on trial" if names else "waiting"
             return False
         self._policy = due.policy
         await self._on_thread(self._ready().check)
@@ -322,13 +331,13 @@ class Worker:
         pause = self._pauses.get(policy)
         return pause is not None and time.monotonic() < pause.until
 
-    async def _next_due(self) -> _Due | None:
-        """Return what to attempt next: of the policies with a batch or a wish to unlearn, the one that waits longest."""
+    async def _next_due(self, tried: Collection[str]) -> _Due | None:
+        """Return what to attempt next, but for policies with a version on trial: of the policies with a batch or a wish to unlearn, the one that waits longest."""
         waiting = await self._record.waiting(hint_only=not self._plan.reads_verdicts)
         edit_id = await self._record.newest_wish_edit()
         edits = await self._record.all_wish_edits(edit_id) if self._plan.selects_hints else {}
         live = {policy: move.version for policy, move in (await self._record.aliases()).items()}
-        stopped = {*await self._record.paused_policies()}
+        stopped = {*await self._record.paused_policies(), *tried}
         found: list[tuple[float, _Due]] = []
         for policy in policies_of(self._settings.policy, {*waiting, *live}):
             if policy in stopped or self._is_pausing(policy):
@@ -563,7 +572,13 @@ class Worker:
             )
         else:
             try:
-                await self._record.publish(adapter, trained, done, worker=self._name)
+                await self._record.publish(
+                    adapter,
+                    trained,
+                    done,
+                    worker=self._name,
+                    canary_share=await self._releases.share_of_next(policy),
+                )
             except ClaimLost:
                 # The files stay for `sweep`: another worker's version of the same bytes may be the same folder.
                 await self._on_thread(self._ready().revert)
@@ -586,7 +601,18 @@ class Worker:
             for a in adapters
             if a.state in (AdapterState.PUBLISHED, AdapterState.REJECTED, AdapterState.REFUSED)
         }
-        keep = versions_to_keep(with_files, live, every=self._settings.save_interval)
+        releases = await self._record.canary_releases(policy, stages=OPEN_RELEASES)
+        tried = {version for one in releases for version in (one.version, one.baseline_version)}
+        budget = int(self._settings.keep_gb * 1e9)
+        sizes = {a.version: folder_size(Path(a.path)) for a in adapters if a.version in with_files and budget}
+        keep = versions_to_keep(
+            with_files,
+            live,
+            every=self._settings.save_interval,
+            wanted={*await self._record.pins(policy), *tried},
+            sizes=sizes,
+            budget=budget,
+        )
         doomed = [a for a in adapters if a.version in with_files and a.version not in keep]
         for adapter in doomed:
             # The row first: a version that is marked pruned is never loaded, one without files might be.

@@ -18,6 +18,7 @@ from store import schema
 from store.database import insert_ignore
 from store.hashing import ROOT, exact_json
 from store.lifecycle import DropReason, Event, Stage
+from store.queries import canary
 from store.queries.closure import find_closure
 from store.queries.common import lock_aliases, move, prompt_ids
 from store.queries.lineage import lineage
@@ -213,7 +214,10 @@ def _retire_versions(connection: sa.Connection, closure: Closure, now: float) ->
             .where(s.policy == policy, s.version.in_(versions))
             .values(error=None, metrics="{}")
         )
+        for version in versions:
+            canary.supersede(connection, policy, now, "it was trained on what is forgotten", version=version)
         if policy in closure.clean:
+            canary.supersede(connection, policy, now, "an earlier version is live after a forget")
             connection.execute(
                 sa.insert(schema.alias_moves).values(
                     policy=policy, version=closure.clean[policy], moved_at=now, actor="forget"

@@ -14,6 +14,7 @@ from store import schema
 from store.database import upsert
 from store.errors import RecordError
 from store.lifecycle import DropReason, Stage
+from store.queries import canary
 from store.queries.common import adapter, adapter_of, aliases, control, lock_aliases, step_of
 from store.values import (
     BASE_VERSION,
@@ -146,6 +147,7 @@ def rollback(
         if found.state is not AdapterState.PUBLISHED:
             raise RecordError(f"{found.name} cannot serve: it is {found.state.value} ({found.reason})")
     lock_aliases(connection)
+    canary.supersede(connection, policy, now, f"{actor} made version {version} live")
     connection.execute(
         sa.insert(schema.alias_moves).values(policy=policy, version=version, moved_at=now, actor=actor)
     )
@@ -171,6 +173,13 @@ def refuse(
     )
     move = aliases(connection).get(policy)
     live = move.version if move is not None else BASE_VERSION
+    canary.supersede(
+        connection,
+        policy,
+        now,
+        f"version {version} must not serve: {reason}",
+        version=None if live == version else version,
+    )
     if live != version:
         return live
     connection.execute(
@@ -198,6 +207,29 @@ def paused_policies(connection: sa.Connection) -> list[str]:
     """Return the policies that are paused one by one."""
     found: list[str] = json.loads(control(connection, "paused_policies") or "[]")
     return found
+
+
+def pins(connection: sa.Connection, policy: str) -> list[int]:
+    """Return the versions of a policy whose files stay whatever their number or size is."""
+    found: dict[str, list[int]] = json.loads(control(connection, "pins") or "{}")
+    return found.get(policy, [])
+
+
+def pin(connection: sa.Connection, policy: str, version: int, *, stays: bool, now: float) -> None:
+    """Pin or unpin a version.
+
+    Raises:
+        RecordError: there is no such version, or its files are gone.
+    """
+    found = adapter(connection, policy, version)
+    if found is None:
+        raise RecordError(f"{policy} has no version {version}")
+    if stays and found.state is AdapterState.PRUNED:
+        raise RecordError(f"{found.name} cannot be pinned: its files are gone")
+    every: dict[str, list[int]] = json.loads(control(connection, "pins") or "{}")
+    mine = {*every.get(policy, [])} - {version} | ({version} if stays else set())
+    value = json.dumps({**every, policy: sorted(mine)}, sort_keys=True)
+    upsert(connection, schema.controls, {"name": "pins", "value": value, "at": now}, ["name"])
 
 
 def fates(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, TurnFate]:

@@ -13,6 +13,7 @@ from store.database import insert_ignore, upsert
 from store.errors import AliasMoved, ClaimLost
 from store.hashing import exact_json
 from store.lifecycle import DropReason, Event, Stage
+from store.queries import canary
 from store.queries.common import adapter as find_adapter
 from store.queries.common import (
     aliases,
@@ -156,8 +157,12 @@ def publish(
     *,
     worker: str,
     actor: str = "trainer",
+    canary_share: float = 0.0,
 ) -> None:
     """Publish a version, move the alias to it and mark its turns trained: one transaction, all or nothing.
+
+    Args:
+        canary_share: above 0 the alias stays, and the version serves this share of the new conversations first.
 
     Raises:
         ClaimLost: ``worker`` does not hold one of the turns any more: its lease ran out. Nothing is written, so that no turn
@@ -190,6 +195,10 @@ def publish(
         )
     _insert_adapter(connection, adapter)
     _upsert_step(connection, step)
+    if canary_share > 0:
+        canary.begin(connection, adapter.policy, adapter.version, version, canary_share, adapter.created_at)
+        return
+    canary.supersede(connection, adapter.policy, adapter.created_at, f"version {adapter.version} is live")
     connection.execute(
         sa.insert(schema.alias_moves).values(
             policy=adapter.policy, version=adapter.version, moved_at=adapter.created_at, actor=actor

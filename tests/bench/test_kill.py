@@ -1,7 +1,10 @@
 """A few of the kills and disconnects of `bench.kill`: the whole of it takes minutes."""
 
+from pathlib import Path
+
 import pytest
 
+from bench import kill_all
 from bench.kill import run
 
 
@@ -20,3 +23,11 @@ def test_after_kills_under_load_every_turn_whose_end_a_client_saw_is_recorded() 
     assert found["ended"] > 10
     assert isinstance(found["disconnects"], int)
     assert found["disconnects"] >= 40
+
+
+@pytest.mark.long_run
+def test_after_kills_of_any_process_of_a_whole_patina_nothing_is_missing(tmp_path: Path) -> None:
+    found = kill_all.run(("proxy", "proxy-2", "recorder", "scorer"), 4, 1.0, tmp_path)
+    assert found["wrong"] == []
+    assert sum(found["killed"].values()) == 4
+    assert found["ended"] > 10

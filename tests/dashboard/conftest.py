@@ -61,7 +61,7 @@ async def fill(record: Record) -> None:
         method="combine",
         metrics={
             "turns": 1, "loss": 0.5, "teach_s": 1.5, "train_s": 2.0, "gate_s": 0.5,
-            "gate": {"after": {"facts": 1.0}, "base": {"facts": 1.0}},
+            "gate": {"after": {"facts": 1.0, "examples": {"Q?": "short"}}, "base": {"facts": 1.0, "examples": {"Q?": "at length", "R?": "r"}}},
             "wishes": [{"turns": ["t1"], "labels": [[]], "state": "active", "overruled_by": "", "now": 0.9, "before": 0.1, "best": 0.9}],
         },
         created_at=1_050.0,
@@ -106,6 +106,7 @@ async def page(record_url: str, tmp_path: Path, keys: KeyFile) -> AsyncIterator[
         journal=JournalWriter(tmp_path / "journal", "dashboard"),
         gateway_url="http://127.0.0.1:9",
         first_key=OWNER_KEY,
+        settings_file=tmp_path / "settings.json",
     )
     record = await Record.open(record_url)
     await fill(record)

@@ -14,7 +14,7 @@ from tests.dashboard.conftest import HOSTILE, OWNER_KEY, POLICY, sign_in
 
 PAGES = (
     "/dashboard", "/dashboard/", "/dashboard/versions", "/dashboard/versions/1", "/dashboard/unused", "/dashboard/conversations",
-    "/dashboard/conversations?session=session", "/dashboard/turns/t1", "/dashboard/steps", "/dashboard/people", "/dashboard/settings",
+    "/dashboard/conversations?session=session", "/dashboard/turns/t1", "/dashboard/turns/t1/forget", "/dashboard/forgotten", "/dashboard/steps", "/dashboard/people", "/dashboard/settings",
     "/dashboard/live", "/dashboard/evaluations", "/dashboard/try", "/v1/dashboard", "/v1/eval",
 )  # fmt: skip
 OWNER_ONLY = ("/dashboard/settings", "/dashboard/evaluations", "/dashboard/try", "/v1/eval")
@@ -65,6 +65,7 @@ async def test_another_key_sees_its_own_turns_and_none_of_the_owners_pages(
     assert "bob&#39;s secret" in listed
     assert "alert(1)" not in listed
     assert (await page.get("/dashboard/turns/t1")).status_code == 404
+    assert (await page.get("/dashboard/turns/t1/forget")).status_code == 404
     assert (await page.get("/dashboard/conversations?session=session")).status_code == 404
     # The policy is shared: which versions there are, but not the words that made them.
     for path in (
@@ -93,6 +94,7 @@ async def test_another_key_changes_nothing_of_others(
         ("policy", {"policy": POLICY}),
         ("try", {"text": "hi"}),
         ("turns/t1/feedback", {"thumbs": "down"}),
+        ("turns/t1/forget", {}),
     ):
         reply = await page.post(f"/dashboard/{path}", data={"csrf": csrf[1], **form})
         assert reply.status_code in (403, 404), path
@@ -102,7 +104,9 @@ async def test_another_key_changes_nothing_of_others(
     await record.close()
 
 
-@pytest.mark.parametrize("path", ["rollback", "training", "policy", "turns/t1/feedback", "try", "sign-out"])
+@pytest.mark.parametrize(
+    "path", ["rollback", "training", "policy", "turns/t1/feedback", "turns/t1/forget", "try", "sign-out"]
+)
 async def test_an_action_needs_the_cookie_and_the_token_of_the_page(
     page: httpx.AsyncClient, path: str
 ) -> None:

@@ -23,6 +23,15 @@ def test_complaints_are_counted_by_version_and_since_the_last_one() -> None:
     assert [(one.hits, one.count) for one in views.shares_over_time(judged(*[-1] * 30))] == [(25, 25), (5, 5)]
 
 
+def test_replies_of_the_gate_stand_beside_those_of_the_base_model() -> None:
+    gate = {
+        "after": {"examples": {"Q?": "short", "S?": "s"}},
+        "base": {"examples": {"Q?": "at length", "R?": "r"}},
+    }
+    assert views.examples(gate) == [("Q?", "at length", "short")]
+    assert views.examples({}) == []
+
+
 def test_a_session_is_a_tree_with_its_main_line_last() -> None:
     def turn(name: str, parent: str | None) -> dict[str, Any]:
         return {"turn_id": name, "parent_turn_id": parent}

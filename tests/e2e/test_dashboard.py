@@ -114,6 +114,20 @@ def test_a_new_person_talks_complains_sees_the_version_and_rolls_back(browser: B
     page.fill("#text", "<b>shorter</b>")
     page.click("text=👎 Bad")
     expect(page.locator("[role=status]")).to_contain_text("Your feedback is recorded")
+    turn = page.url.split("/")[-1].split("?")[0]
+    page.click("text=Forget this turn")
+    expect(page.locator("main")).to_contain_text("This cannot be undone")
+    page.click("main button >> text=Forget")
+    for _ in range(WAIT_MS // 2_000):
+        page.goto(address(stack, "/dashboard/forgotten"))
+        if page.locator("td", has_text="running").count() == 0:
+            break
+        page.wait_for_timeout(2_000)
+    expect(page.locator("tbody")).to_contain_text("turns deleted")
+    expect(page.locator("tbody")).to_contain_text(turn)
+    page.goto(address(stack, f"/dashboard/turns/{turn}"))
+    expect(page.locator("main")).to_contain_text("There is no such turn")
+    page.goto(address(stack, "/dashboard"))
     page.click("text=Sign out")
     expect(page.locator("h1")).to_have_text("Sign in")
 

@@ -404,6 +404,7 @@ async def test_a_backlog_of_two_writers_is_read_in_order_in_batches(
     reader, found = JournalReader(tmp_path, {}), []
     while batch := texts(reader):
         assert len(batch) <= limits[0]
+        assert len(batch) == 1 or 42 * len(batch) <= limits[1]
         found += batch
     assert found == [str(i) for i in range(80)]
     assert dict(reader.offsets) == journal_ends(tmp_path)
@@ -429,6 +430,58 @@ async def test_of_a_backlog_only_the_segments_of_the_batch_are_read(
     assert texts(JournalReader(tmp_path, {})) == [str(i) for i in range(5)]
     assert len(segments(tmp_path)) > 5
     assert len(read) <= 2
+
+
+async def test_a_segment_that_ends_with_damage_stays_until_the_damage_is_counted(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path, "a")
+    writer.append(EntryKind.EXCHANGE, b"first")
+    await writer.close()
+    (path,) = segments(tmp_path)
+    end = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b"x" * 100)
+    reader = JournalReader(tmp_path, {path.name: end})
+    assert reader.remove_recorded() == []
+    assert path.exists()
+    batch = reader.poll()
+    assert batch.damaged_bytes > 0
+    reader.commit(batch)
+    assert reader.remove_recorded() == [path.name]
+    reader.close()
+
+
+async def test_a_segment_that_the_recorder_removed_is_not_written_again(setup: Setup) -> None:
+    writer = JournalWriter(setup.folder, "b", segment_bytes=1)
+    append(writer, "first", [user("one")], "reply")
+    worker = setup.start_worker()
+    await record_all(worker)
+    await worker._remove_recorded()
+    assert segments(setup.folder) == []
+    writer.maintain()
+    assert (segments(setup.folder), writer.rewritten) == ([], 0)
+    assert await writer.close() == 0
+
+
+async def test_of_many_segments_a_few_are_open_at_a_time_the_oldest_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_reader, "_MAX_FILES", 2)
+    writer = JournalWriter(tmp_path, "a", segment_bytes=1)
+    for i in range(7):
+        writer.append(EntryKind.EXCHANGE, b"%d" % i)
+    await writer.close()
+    files = len(os.listdir("/proc/self/fd"))
+    reader = JournalReader(tmp_path, {})
+    found: list[bytes] = []
+    while (batch := reader.poll()).entries:
+        assert len(os.listdir("/proc/self/fd")) <= files + 2
+        found += [entry.payload for _, entry in batch.entries]
+        reader.commit(batch)
+        reader.remove_recorded()
+    assert found == [b"%d" % i for i in range(7)]
+    assert (segments(tmp_path), dict(reader.offsets)) == ([], {})
+    reader.close()
+    assert len(os.listdir("/proc/self/fd")) == files
 
 
 async def test_an_entry_that_is_appended_after_poll_began_is_left(tmp_path: Path, clock: list[float]) -> None:

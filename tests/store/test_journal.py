@@ -601,6 +601,8 @@ async def test_the_number_of_a_long_lag_is_estimated(tmp_path: Path, monkeypatch
     monkeypatch.setattr(journal_module, "_MAX_COUNTED", 10)
     _, entries = await written(tmp_path, *[b"the same size"] * 40)
     assert measure_lag(tmp_path, {}) == Lag(40, entries[-1].end, entries[0].at)
+    ends = {"0-gone.journal": 1 << 20, **journal_ends(tmp_path)}  # recorded and removed meanwhile
+    assert measure_lag(tmp_path, {}, ends) == measure_lag(tmp_path, {})
 
 
 async def test_everything_is_recorded_when_the_offsets_reach_the_ends_or_the_segment_is_gone(

@@ -16,6 +16,7 @@ from store.errors import AdapterError
 from store.manifest import content_hash
 from trainer.checkpoint import (
     WrittenVersion,
+    folder_size,
     read_state,
     remove_version,
     sweep,
@@ -237,3 +238,21 @@ def test_retention_keeps_only_what_exists_and_always_the_live_version(
     assert kept <= set(parents)
     assert live not in parents or live in kept
     assert set(sorted(parents, reverse=True)[:newest]) <= kept
+
+
+def test_wanted_versions_stay_and_older_ones_as_far_as_the_budget_goes() -> None:
+    parents = {version: version - 1 for version in range(1, 31)}
+    sizes = dict.fromkeys(parents, 10)
+    base = {20, *range(23, 31)}
+    assert versions_to_keep(parents, live=30, wanted=(3, 99)) == {3, *base}
+    assert versions_to_keep(parents, live=30, sizes=sizes, budget=115) == {21, 22, *base}
+    assert versions_to_keep(parents, live=30, sizes=sizes, budget=95) == base
+    assert versions_to_keep(parents, live=30, sizes=sizes, budget=10_000) == parents.keys()
+
+
+def test_the_size_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "a").write_bytes(b"12345")
+    (tmp_path / "b").write_bytes(b"123")
+    assert folder_size(tmp_path) == 8
+    assert folder_size(tmp_path / "missing") == 0

@@ -1,0 +1,241 @@
+"""Canary releases: their stages, which change by compare-and-set, and what became of the turns that two versions served."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Row
+
+from store import schema
+from store.hashing import exact_json
+from store.queries.common import aliases, chain_messages, lock_aliases
+from store.texts import first_user_text
+from store.values import (
+    BASE_VERSION,
+    OPEN_RELEASES,
+    AliasMove,
+    CanaryRelease,
+    Json,
+    Relation,
+    ReleaseStage,
+    ServedTurn,
+    TurnKind,
+)
+
+#: Turns of one version that a comparison reads at most, the newest.
+_MOST_TURNS = 2_000
+#: Conversations that count as begun before a release: those with their first turn in so many seconds before it.
+_RECENT_S, _MOST_CONVERSATIONS = 24 * 3600.0, 2_000
+
+
+def begin(
+    connection: sa.Connection, policy: str, version: int, baseline: int, share: float, now: float
+) -> None:
+    """Insert a release that runs; an older one of the policy is superseded."""
+    supersede(connection, policy, now, f"version {version} is tried")
+    connection.execute(
+        sa.insert(schema.canary_releases).values(
+            policy=policy,
+            version=version,
+            baseline_version=baseline,
+            share=share,
+            stage=ReleaseStage.RUNNING.value,
+            started_at=now,
+            stage_since=now,
+            reason="",
+            numbers="{}",
+        )
+    )
+
+
+def supersede(
+    connection: sa.Connection, policy: str, now: float, reason: str, *, version: int | None = None
+) -> None:
+    """End the open release of a policy (only one of ``version``): another version goes live."""
+    c = schema.canary_releases.c
+    where = [c.policy == policy, c.stage.in_([stage.value for stage in OPEN_RELEASES])]
+    if version is not None:
+        where.append(c.version == version)
+    connection.execute(
+        sa.update(schema.canary_releases)
+        .where(*where)
+        .values(stage=ReleaseStage.SUPERSEDED.value, stage_since=now, reason=reason)
+    )
+
+
+def releases(
+    connection: sa.Connection, *, policy: str | None = None, stages: Collection[ReleaseStage] | None = None
+) -> list[CanaryRelease]:
+    """Return the releases, oldest first."""
+    c = schema.canary_releases.c
+    query = sa.select(schema.canary_releases).order_by(c.started_at, c.policy, c.version)
+    if policy is not None:
+        query = query.where(c.policy == policy)
+    if stages is not None:
+        query = query.where(c.stage.in_([stage.value for stage in stages]))
+    return [_release(row) for row in connection.execute(query)]
+
+
+def routes(connection: sa.Connection) -> tuple[dict[str, AliasMove], list[CanaryRelease]]:
+    """Return what is live, and the releases that run, as of one moment."""
+    return aliases(connection), releases(connection, stages=(ReleaseStage.RUNNING,))
+
+
+def settle(
+    connection: sa.Connection,
+    release: CanaryRelease,
+    stage: ReleaseStage,
+    *,
+    numbers: Json,
+    reason: str,
+    now: float,
+) -> bool:
+    """Move a release to its next stage, and the alias with it: compare-and-set.
+
+    A version that is promoted goes live; the version before is live again where one that was live is rolled back. With the release's own
+    stage only its numbers change.
+
+    Returns:
+        False, with nothing written, when the release is at another stage by now, or when what is live is not what the release says.
+    """
+    lock_aliases(connection)
+    live_move = aliases(connection).get(release.policy)
+    live = live_move.version if live_move is not None else BASE_VERSION
+    is_watched = release.stage is ReleaseStage.WATCHED
+    if live != (release.version if is_watched else release.baseline_version):
+        return False
+    c = schema.canary_releases.c
+    changed: dict[str, Any] = {"numbers": exact_json(numbers), "reason": reason}
+    if stage is not release.stage:
+        changed |= {"stage": stage.value, "stage_since": now}
+    done = connection.execute(
+        sa.update(schema.canary_releases)
+        .where(c.policy == release.policy, c.version == release.version, c.stage == release.stage.value)
+        .values(**changed)
+    )
+    if done.rowcount != 1:
+        return False
+    goes_live = None
+    if stage is ReleaseStage.WATCHED and not is_watched:
+        goes_live = release.version
+    elif stage is ReleaseStage.ROLLED_BACK and is_watched:
+        goes_live = release.baseline_version
+    if goes_live is not None:
+        connection.execute(
+            sa.insert(schema.alias_moves).values(
+                policy=release.policy, version=goes_live, moved_at=now, actor="canary"
+            )
+        )
+    return True
+
+
+def served_turns(
+    connection: sa.Connection, policy: str, versions: Sequence[int], since: float
+) -> list[ServedTurn]:
+    """Return the main turns of these versions in conversations that began at ``since`` or later, oldest first.
+
+    A conversation that was under way before was not assigned to a version by chance.
+    """
+    t, v, n = schema.turns.c, schema.verdicts.c, schema.next_states.c
+    earlier = schema.turns.alias("earlier")
+    verdict = (
+        sa.select(v.value)
+        .where(v.turn_id == t.turn_id)
+        .order_by(v.verdict_id.desc())
+        .limit(1)
+        .correlate(schema.turns)
+        .scalar_subquery()
+    )
+    followed = sa.exists().where(n.turn_id == t.turn_id).correlate(schema.turns)
+    retried = (
+        sa.exists().where(n.turn_id == t.turn_id, n.relation == Relation.RETRY.value).correlate(schema.turns)
+    )
+    found: list[ServedTurn] = []
+    for version in versions:
+        rows = connection.execute(
+            sa.select(
+                t.adapter_version, t.session_id, t.key_name, t.finish_reason, t.completion, t.tool_calls,
+                verdict.label("verdict"), followed.label("followed"), retried.label("retried"),
+            )
+            .where(
+                t.policy == policy,
+                t.adapter_version == version,
+                t.kind == TurnKind.MAIN.value,
+                t.status_code < 400,
+                t.created_at >= since,
+                ~sa.exists()
+                .where(earlier.c.session_id == t.session_id, earlier.c.created_at < since)
+                .correlate(schema.turns),
+            )
+            .order_by(t.created_at.desc(), t.turn_id)
+            .limit(_MOST_TURNS)
+        ).all()  # fmt: skip
+        found += [_served(row) for row in reversed(rows)]
+    return found
+
+
+def conversations_before(
+    connection: sa.Connection, policy: str, at: float
+) -> list[tuple[str, str | None, str, str]]:
+    """Return (key name, user, session id, first user text) of the conversations of a policy that began in the day before ``at``."""
+    t = schema.turns.c
+    rows = connection.execute(
+        sa.select(t.key_name, t.user, t.session_id, t.history_node)
+        .where(
+            t.policy == policy,
+            t.kind == TurnKind.MAIN.value,
+            t.parent_turn_id.is_(None),
+            t.created_at < at,
+            t.created_at >= at - _RECENT_S,
+        )
+        .order_by(t.created_at.desc())
+        .limit(_MOST_CONVERSATIONS)
+    ).all()
+    return [
+        (
+            row.key_name,
+            row.user,
+            row.session_id,
+            first_user_text(chain_messages(connection, row.history_node)),
+        )
+        for row in rows
+    ]
+
+
+def active_keys(connection: sa.Connection, policy: str, since: float) -> int:
+    """Return how many keys sent main turns to a policy since then."""
+    t = schema.turns.c
+    count = sa.select(sa.func.count(sa.distinct(t.key_name))).where(
+        t.policy == policy, t.kind == TurnKind.MAIN.value, t.created_at >= since
+    )
+    return int(connection.execute(count).scalar_one())
+
+
+def _served(row: Any) -> ServedTurn:
+    is_empty = not row.completion.strip() and row.tool_calls in ("[]", "")
+    return ServedTurn(
+        version=row.adapter_version,
+        session_id=row.session_id,
+        key_name=row.key_name,
+        verdict=row.verdict,
+        is_faulty=is_empty or row.finish_reason == "length",
+        is_followed=bool(row.followed),
+        is_retried=bool(row.retried),
+    )
+
+
+def _release(row: Row[Any]) -> CanaryRelease:
+    return CanaryRelease(
+        policy=row.policy,
+        version=row.version,
+        baseline_version=row.baseline_version,
+        share=row.share,
+        stage=ReleaseStage(row.stage),
+        started_at=row.started_at,
+        stage_since=row.stage_since,
+        reason=row.reason,
+        numbers=json.loads(row.numbers),
+    )
