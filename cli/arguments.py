@@ -264,6 +264,13 @@ def _add_retrain(command: _AddCommand) -> None:
     retrain.add_argument("--publish", action="store_true", help="make the branch's last version live")
     retrain.add_argument("--json", action="store_true", help="as JSON")
 
+    imported = command("import", "turns of an export, or of OpenClaw-RL's record_*.jsonl, into the record")
+    imported.add_argument("file", type=Path, help="JSON lines")
+    imported.add_argument(
+        "--key", default="import", help="name of the key that they count as (default: import)"
+    )
+    imported.add_argument("--policy", help="that they train (default: the shared policy)")
+
     compare = command("compare", "versions by fixed prompts: paired differences, and slow drift over several")
     compare.add_argument("versions", nargs="+", type=int, metavar="V", help="two or more; 0: the base model")
     compare.add_argument("--policy", help="default: the shared policy")

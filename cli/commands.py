@@ -23,6 +23,7 @@ from cli import clients, releases
 from cli.compare import compare
 from cli.forget import forget, verify_receipt
 from cli.home_files import note_export
+from cli.import_turns import import_turns
 from cli.live import ask_proxy, is_in_trouble, store_line, traffic_lines
 from cli.opened_record import open_record
 from cli.policies import chosen_policy, given_policy
@@ -591,6 +592,7 @@ COMMANDS: dict[str, Command] = {
     "verify": _command(_verify),
     "forget": forget,
     "retrain": retrain,
+    "import": import_turns,
     "compare": compare,
     "recover": recover,
 }

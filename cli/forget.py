@@ -20,12 +20,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
 
-from cli.home_files import byte_pattern, clean_exports, existing, files_holding, remove_copies
+from cli.home_files import (
+    byte_pattern,
+    clean_exports,
+    existing,
+    files_holding,
+    remove_copies,
+    unknown_versions,
+)
 from cli.opened_record import open_record
 from evals.console import table_console
 from store.catch_up import is_recorder_silent, read_recorder_state
 from store.errors import ConfigError, PatinaError
 from store.journal import request_rotation
+from store.policies import policies_of
 from store.processes import is_alive
 from store.receipts import read_receipt, receipt_key, sign, write_receipt
 from store.record import Record
@@ -37,6 +45,8 @@ _JOURNAL_WAIT_S, _STEP_WAIT_S = 60.0, 600.0
 _POLL_S = 0.05
 #: A trainer without a heartbeat for so long is gone.
 _SILENT_S = 5.0
+#: Beginning of the names of the database's files: it keeps the ids, so that a journal cannot bring the turns back.
+_DATABASE = "patina.db"
 #: Ids of each kind that a listing shows.
 _SHOWN = 5
 
@@ -113,6 +123,7 @@ async def _clean_up(record: Record, settings: Settings, selection: Selection, do
     trained = await _train_again(record, settings, done)
     await record.scrub()
     found = files_holding(settings.home, words)
+    found += files_holding(settings.home, byte_pattern(closure.turns), skip=[_DATABASE])
     remaining = [*found, *journal, *trained["not_removed"]]
     remaining += [one["path"] for one in exports if one["holds_more"]]
     is_file = settings.database_url.startswith("sqlite")
@@ -173,10 +184,22 @@ async def _train_again(record: Record, settings: Settings, done: Forgotten) -> J
         }
         for policy in closure.clean
     ]
-    if not jobs and not done.folders:
-        return {"not_removed": [], "replays": []}
     await _wait_for_trainer(record)
-    return await run_replay(settings, {"remove": list(done.folders), "jobs": jobs})
+    # A step that was under way was refused by the record, and its folder is there.
+    known = {
+        adapter.path
+        for policy in await _policies(record, settings)
+        for adapter in await record.adapters(policy)
+    }
+    ids = byte_pattern([*closure.turns, *closure.reactions])
+    orphans = unknown_versions(settings.adapters_folder, known, ids)
+    if not jobs and not done.folders and not orphans:
+        return {"not_removed": [], "replays": []}
+    return await run_replay(settings, {"remove": [*done.folders, *orphans], "jobs": jobs})
+
+
+async def _policies(record: Record, settings: Settings) -> list[str]:
+    return policies_of(settings.policy, {settings.policy, *await record.aliases()})
 
 
 async def _wait_for_trainer(record: Record) -> None:
@@ -308,10 +331,9 @@ async def verify_receipt(record: Record, settings: Settings, path: Path) -> int:
         for adapter in await record.adapters(policy):
             if adapter.version in versions and adapter.state is not AdapterState.FORGOTTEN:
                 wrong.append(f"{adapter.name} is {adapter.state.value}")
-    # The record holds the ids, so that a journal cannot bring the turns back.
     ids = byte_pattern(receipt["turns"])
     wrong += [
-        f"{file} names a forgotten turn" for file in files_holding(settings.home, ids, skip=["patina.db"])
+        f"{file} names a forgotten turn" for file in files_holding(settings.home, ids, skip=[_DATABASE])
     ]
     for line in wrong:
         print(line)

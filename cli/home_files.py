@@ -63,6 +63,19 @@ def files_holding(home: Path, pattern: re.Pattern[bytes] | None, *, skip: Collec
     ]
 
 
+def unknown_versions(adapters: Path, known: Collection[str], pattern: re.Pattern[bytes] | None) -> list[str]:
+    """Return the folders of versions that the record does not have and one of whose files holds a match."""
+    if pattern is None or not adapters.is_dir():
+        return []
+    return [
+        str(folder)
+        for folder in sorted(adapters.iterdir())
+        if folder.is_dir()
+        and str(folder) not in known
+        and any(holds(path, pattern) for path in folder.rglob("*.json"))
+    ]
+
+
 def existing(paths: Iterable[str]) -> list[str]:
     """Return those of these paths that are there."""
     return [path for path in paths if Path(path).exists()]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from store.errors import ConfigError
 from store.keys import DEFAULT, KeyFile
 from store.policies import SHARED, find_policy, policies_of, policy_name
-from store.record import Record
 from store.settings import Settings
+
+if TYPE_CHECKING:  # the record's library takes seconds, and a help page needs none
+    from store.record import Record
 
 
 def add_policy_arguments(parser: argparse.ArgumentParser, default: str) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from serving.model_digests import digest_served_model
+from store.errors import AlignmentError
 from store.lifecycle import DropReason
 from store.manifest import ModelDigests
 from store.settings import Settings, to_json
@@ -342,6 +343,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
             AdapterError: the version cannot be written; the policy is as before.
         """
         started = time.monotonic()
+        turns = self._answer_imported(turns)
         selection = None
         if self._plan.selects_hints:
             selection = self._wishes.begin(remembered, version=number, edits=edits)
@@ -398,6 +400,29 @@ class BaseVersionTrainer(ABC, Generic[P]):
             self.revert()
             raise
         return self._finish(turns, trained, judged, written, metrics)
+
+    def _answer_imported(self, turns: Sequence[ScoredTurn]) -> Sequence[ScoredTurn]:
+        """Turns without any ids (imported ones) with a rendered prompt and what the policy answers to it; the others as they are."""
+        if not self._plan.reads_hints:
+            return turns
+        rendered = {}
+        for turn in turns:
+            if turn.prompt_token_ids or turn.completion.token_ids or not turn.verdict.hint:
+                continue
+            try:
+                ids = tuple(self._policy.render(turn.messages, turn.request.get("tools")))
+            except (AlignmentError, ValueError):
+                continue  # refused as a turn whose prompt was not recorded
+            if len(ids) < self._policy.max_context:
+                rendered[turn.turn_id] = replace(turn, prompt_token_ids=ids)
+        answered = resample_replies(
+            self._policy,
+            list(rendered.values()),
+            seed=self._settings.seed + self._seed_number,
+            version=self._counted_version,
+            most=self._plan.resample_tokens,
+        )
+        return [{one.turn_id: one for one in answered}.get(turn.turn_id, turn) for turn in turns]
 
     def _prepare_replay(
         self, replay: Sequence[ScoredTurn], recent: Sequence[int], selection: HintSelection | None

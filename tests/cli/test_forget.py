@@ -151,13 +151,20 @@ def test_files_of_tainted_versions_are_removed_and_the_clean_version_is_live(hom
     folder = home / "adapters" / "patina-tiny@1.abc"
     folder.mkdir(parents=True)
     (folder / "metrics.json").write_bytes(WORDS)
+    refused = (
+        home / "adapters" / "patina-tiny@2.def"
+    )  # of a step that was under way when its turn was forgotten
+    other = home / "adapters" / "patina-tiny@3.012"
+    for place, turn_id in ((refused, "three"), (other, "one")):
+        place.mkdir()
+        (place / "state.json").write_text(json.dumps({"reservoir": [turn_id]}))
 
     async def train_one(record: Record) -> None:
         await train(record, 1, "three", path=str(folder))
 
     in_record(home, train_one)
     assert run(home, "forget", "three") == 0
-    assert not folder.exists()
+    assert [place.exists() for place in (folder, refused, other)] == [False, False, True]
     assert holding(home) == []
 
     async def check(record: Record) -> None:
