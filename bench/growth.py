@@ -44,7 +44,14 @@ def fill(home: Path, count: int) -> None:
         for name, _ in indexes:
             database.execute(f"DROP INDEX {name}")
         # Those left out have a default or may be NULL.
-        left_out = {"kind_reason", "kind_evidence", "first_kind", "first_kind_reason", "first_kind_evidence"}
+        left_out = {
+            "kind_reason",
+            "kind_evidence",
+            "first_kind",
+            "first_kind_reason",
+            "first_kind_evidence",
+            "main_drop_reason",
+        }
         columns = [row[1] for row in database.execute("PRAGMA table_info(turns)") if row[1] not in left_out]
         request = digest("{}")
         database.execute("INSERT INTO messages VALUES (?, '{}')", (request,))

@@ -71,7 +71,7 @@ def fill(path: Path, messages: int) -> None:
                             "completion_token_ids": "[]", "sampling_logprobs": "[]", "prompt_token_ids": "[]",
                             "request_key": digest("q", turn_id), "reply_key": digest("r", turn_id),
                             "completion_key": digest("c", turn_id), "prompt_base_turn_id": None, "user": None, "usage": None,
-                            "kind_evidence": "[]",
+                            "kind_evidence": "[]", "main_drop_reason": None,
                         }  # fmt: skip
                         turns.append(turn(candidates))
                         states.append((turn_id, "bench", "answered", float(number)))

@@ -29,7 +29,7 @@ async def test_a_stack_serves_reports_its_pids_keeps_probes_apart_and_stops_comp
             assert len(answers) == 4
             status = await client.status()
         pids = {**stack.pids(), "run": stack.pid}
-        assert set(pids) == {"run", "backend", "proxy", "recorder", "scorer", "trainer"}
+        assert set(pids) == {"run", "backend", "proxy", "recorder", "dashboard", "scorer", "trainer"}
         assert all(is_alive(pid) for pid in pids.values())
         assert status["stages"].get("recorded") == 1
         assert status["drop_reasons"]["opted_out"] >= 4
