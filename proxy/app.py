@@ -173,7 +173,8 @@ class Proxy:
             else UpstreamAlias(backend, policy)
         )
         self._is_local = is_local
-        self._pages = None if pages is None else PassThrough(pages, Counters(), self._alias)
+        # The page's redirects are its own: they name no address.
+        self._pages = None if pages is None else PassThrough(pages, Counters(), UpstreamAlias(pages, policy))
         self._pass_through = PassThrough(backend, self._counters, self._alias)
         self._chat = ChatRelay(
             backend,

@@ -156,9 +156,12 @@ def test_a_tool_turn_links_to_its_result(stack: Stack, client: OpenAI) -> None:
     assert row["drop_reason"] in (None, "abstained")  # a forced call waits for a reaction like any other turn
 
 
-def test_an_unknown_model_is_the_usual_error(client: OpenAI) -> None:
+def test_any_model_name_is_served_and_an_unknown_version_is_the_usual_error(client: OpenAI) -> None:
+    # One policy is served, so a name that is no version of it means that policy.
+    reply = client.chat.completions.create(model="gpt-17", messages=[{"role": "user", "content": "hi"}])
+    assert reply.model == "gpt-17"
     with pytest.raises(NotFoundError, match="does not exist"):
-        client.chat.completions.create(model="gpt-17", messages=[{"role": "user", "content": "hi"}])
+        client.chat.completions.create(model="patina-tiny@99", messages=[{"role": "user", "content": "hi"}])
 
 
 def test_complaints_make_a_version_live_without_a_command_and_rollback_undoes_it(

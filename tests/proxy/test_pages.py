@@ -1,0 +1,71 @@
+"""The web page behind the gateway's port: forwarded as it is, redirects and cookies included; where there is none, its paths are 404."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serving.http import HttpBackend
+from tests.proxy.conftest import KEY, Gateway, run_gateway_at
+from tests.proxy.upstream import Upstream, running
+
+
+class Pages:
+    """Answers as the page's process does, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, dict[bytes, bytes], bytes]] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        body = (await receive()).get("body", b"") if scope["method"] == "POST" else b""
+        path = scope["raw_path"].decode() + (
+            f"?{scope['query_string'].decode()}" if scope["query_string"] else ""
+        )
+        self.seen.append((scope["method"], path, dict(scope["headers"]), body))
+        status = 303 if scope["method"] == "POST" else 200
+        headers = [(b"location", b"/dashboard/versions"), (b"set-cookie", b"a=b"), (b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+def test_pages_get_cookies_and_credentials_and_their_redirects_come_back(
+    upstream: Upstream, record_file: Path
+) -> None:
+    pages = Pages()
+    with (
+        running(upstream) as url,
+        running(pages) as page_url,
+        run_gateway_at(url, upstream, record_file, pages=HttpBackend(page_url, speaks_vllm=False)) as gateway,
+        httpx.Client(base_url=gateway.url) as browser,
+    ):
+        headers = {"cookie": "patina_session=x", "authorization": "Bearer y"}
+        posted = browser.post("/dashboard/rollback", data={"version": "0"}, headers=headers)
+        assert (posted.status_code, posted.headers["location"]) == (303, "/dashboard/versions")
+        assert posted.headers["set-cookie"] == "a=b"
+        for path in ("/dashboard", "/dashboard/turns/a%20b?x=1", "/v1/dashboard?page=2", "/v1/eval"):
+            assert browser.get(path).text == "ok"
+        led = browser.get("/", headers={"accept": "text/html"})
+        assert (led.status_code, led.headers["location"]) == (303, "/dashboard")
+        assert browser.get("/").json()["name"] == "patina"
+    method, path, sent, body = pages.seen[0]
+    assert (method, path, body) == ("POST", "/dashboard/rollback", b"version=0")
+    assert (sent[b"cookie"], sent[b"authorization"]) == (b"patina_session=x", b"Bearer y")
+    assert [one[1] for one in pages.seen[1:]] == [
+        "/dashboard", "/dashboard/turns/a%20b?x=1", "/v1/dashboard?page=2", "/v1/eval",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["/dashboard", "/dashboard/try"])
+def test_without_a_page_its_paths_are_not_found(gateway: Gateway, path: str) -> None:
+    key = {"authorization": f"Bearer {KEY}"}
+    assert httpx.get(gateway.url + path, headers=key).status_code == 404
+    assert httpx.get(gateway.url + "/", headers={"accept": "text/html"}).json()["name"] == "patina"
+
+
+def test_health_names_what_does_not_work(gateway: Gateway) -> None:
+    for path in ("/health", "/v1/health"):
+        found = httpx.get(gateway.url + path).json()
+        assert found == {"status": "healthy", "worker": {"status": "none", "error": None}}
