@@ -109,7 +109,7 @@ async def asked_alone(
             if number:
                 await engine.load_adapter(name, str(versions[number - 1][0]))
             for question in QUESTIONS:
-                found[number, question] = await stream(engine, "", name, question, 24)
+                found[number, question] = await stream(engine, BACKEND_KEY, name, question, 24)
             if number:
                 await engine.unload_adapter(name)
     finally:
