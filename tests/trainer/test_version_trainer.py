@@ -68,7 +68,8 @@ def test_a_batch_of_thanks_rehearses_what_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_thanks_for_a_reply_that_breaks_a_wish_reinforce_nothing(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path)
+    # At a lower rate the version stays near the base model, whose reply would be stale otherwise.
+    trainer = make_trainer(tmp_path, learning_rate=2e-3)
     first = complaint(trainer.policy, "first", QUESTIONS[0])
     trainer.attempt([first], [], [], 1)
     trainer.commit(1)
