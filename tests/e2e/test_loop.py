@@ -160,7 +160,7 @@ def test_any_model_name_is_served_and_an_unknown_version_is_the_usual_error(clie
     # One policy is served, so a name that is no version of it means that policy.
     reply = client.chat.completions.create(model="gpt-17", messages=[{"role": "user", "content": "hi"}])
     assert reply.model == "gpt-17"
-    with pytest.raises(NotFoundError, match="does not exist"):
+    with pytest.raises(NotFoundError, match="is not loaded"):
         client.chat.completions.create(model="patina-tiny@99", messages=[{"role": "user", "content": "hi"}])
 
 
