@@ -30,7 +30,7 @@ test-all: static
 
 # A quick test may use at most 2 s of CPU time; a slower one fails here.
 check: static
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow" --max-cpu-s=2 --hypothesis-profile=quick $(QUICK)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "not slow and not long_run" --max-cpu-s=2 --hypothesis-profile=quick $(QUICK)
 
 static: $(VENV)/.installed-test
 	$(BIN)/ruff check .
