@@ -20,10 +20,9 @@ from dashboard.sign_in import SignIn
 from serving.ports import bind, listen
 from store.errors import ConfigError
 from store.journal import JournalWriter
-from store.keys import KeyFile, Keyring
 from store.record import Record
 from store.record_handle import RecordHandle
-from store.settings import Settings, ensure_api_key
+from store.settings import Settings, ensure_api_key, open_keyring
 
 _OPTION = "--port"
 _BUSY_S = 2.0
@@ -54,11 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         dashboard = Dashboard(
             settings=settings,
             record=RecordHandle(lambda: Record.open(settings.database_url, busy_timeout_s=_BUSY_S)),
-            keys=Keyring(
-                key,
-                key_file=settings.key_file if settings.api_key is None else None,
-                named=KeyFile(settings.keys_file),
-            ),
+            keys=open_keyring(settings, key),
             sign_in=SignIn(settings.sign_in_folder),
             journal=JournalWriter(settings.journal_folder, WRITER, sync=settings.sync),
             gateway_url=arguments.gateway_url,

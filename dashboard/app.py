@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -40,7 +39,7 @@ from store.policies import group_of, policies_of, policy_name
 from store.record import Record
 from store.record_handle import RecordHandle
 from store.settings import Settings
-from store.texts import last_user_text
+from store.texts import last_user_text, strip_controls
 from store.values import Feedback, Selection, new_feedback_id
 from store.version import VERSION
 
@@ -50,8 +49,6 @@ PREFIX = "/dashboard"
 #: Names the policy that an owner looks at.
 POLICY_COOKIE = "patina_policy"
 _HERE = Path(__file__).parent
-#: C0 but tab and line feed, DEL, C1, and what changes the direction of text.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 #: Longest form (bytes), and longest text that a person may send with feedback.
 _MAX_FORM, _MAX_TEXT = 1 << 16, 4_000
 _JOURNAL_WAIT_S = 10.0
@@ -192,7 +189,7 @@ class Dashboard:
                 viewer = self._viewer(self._session(request), request)
             except NoSignIn:
                 if self._keys.is_open:
-                    return self._signed_in(DEFAULT, request.url.path)
+                    return self._signed_in(DEFAULT, RedirectResponse(request.url.path, 303))
                 return RedirectResponse(f"{PREFIX}/sign-in?{urlencode({'next': request.url.path})}", 303)
             return await self._guarded(page, request, viewer)
 
@@ -217,8 +214,7 @@ class Dashboard:
         except RecordError as exc:
             return self._render("problem.html", viewer, 503, title="The record cannot be read", text=str(exc))
 
-    def _signed_in(self, key_name: str, target: str) -> Response:
-        response = RedirectResponse(target, 303)
+    def _signed_in(self, key_name: str, response: Response) -> Response:
         response.set_cookie(
             COOKIE, self._sign_in.make_cookie(key_name), max_age=int(COOKIE_S), httponly=True, samesite="strict", path="/"
         )  # fmt: skip
@@ -232,14 +228,12 @@ class Dashboard:
         if token := request.query_params.get("token"):
             if self._sign_in.use_link(token):
                 # A cookie with SameSite=Strict is not sent along a redirect that another site began: this page leads on by itself.
-                response = self._render("signed_in.html", None, target=target)
-                response.headers["set-cookie"] = self._signed_in(DEFAULT, target).headers["set-cookie"]
-                return response
+                return self._signed_in(DEFAULT, self._render("signed_in.html", None, target=target))
             problem, status = "This link was used before or is too old. `run.py open` makes a new one.", 403
         elif request.method == "POST":
             holder = self._keys.holder((await _form(request)).get("key", "").strip().encode())
             if holder is not None:
-                return self._signed_in(holder.name, target)
+                return self._signed_in(holder.name, RedirectResponse(target, 303))
             problem, status = "This is not a key of this Patina.", 403
         return self._render("sign_in.html", None, status, problem=problem)
 
@@ -260,19 +254,19 @@ class Dashboard:
 
     async def _overview(self, request: Request, viewer: Viewer) -> Response:
         record = await self._record.get()
-        found = await views.overview(record, viewer, await self._status.get(record))
+        found = await views.overview(record, viewer, await self._status.get(record, viewer))
         # htmx asks for the changing part alone.
         name = "overview_part.html" if "hx-request" in request.headers else "overview.html"
         return self._render(name, viewer, section="overview", **found)
 
     async def _versions(self, request: Request, viewer: Viewer) -> Response:
         record = await self._record.get()
-        found = await views.versions(record, viewer, await record.status())
+        found = await views.versions(record, viewer)
         return self._render("versions.html", viewer, section="versions", **found)
 
     async def _version(self, request: Request, viewer: Viewer) -> Response:
         record = await self._record.get()
-        found = await views.version(record, viewer, request.path_params["number"], await record.status())
+        found = await views.version(record, viewer, request.path_params["number"])
         if found is None:
             raise HTTPException(404, f"There is no version {request.path_params['number']}.")
         return self._render("version.html", viewer, section="versions", **found)
@@ -322,7 +316,7 @@ class Dashboard:
 
     async def _live(self, request: Request, viewer: Viewer) -> Response:
         record = await self._record.get()
-        status = await record.status()
+        status = await self._status.get(record, viewer)
         name = "live_part.html" if "hx-request" in request.headers else "live.html"
         return self._render(
             name, viewer, section="live", status=status, processes=views.processes(status, time.time())
@@ -367,10 +361,7 @@ class Dashboard:
         return RedirectResponse(PREFIX, 303)
 
     async def _feedback(self, request: Request, viewer: Viewer) -> Response:
-        record = await self._record.get()
-        story = await record.story(request.path_params["turn_id"])
-        if story is None or (not viewer.is_owner and story["key_name"] != viewer.key_name):
-            raise HTTPException(404, "There is no such turn.")
+        _, turn_id = await self._own_turn(request, viewer)
         form = request.state.form
         text = form.get("text", "").strip()
         score = {"up": 1.0, "down": -1.0}.get(form.get("thumbs", ""))
@@ -378,18 +369,19 @@ class Dashboard:
             raise HTTPException(400, "Choose a thumb or write what was wrong.")
         if len(text) > _MAX_TEXT:
             raise HTTPException(413, f"The text is longer than {_MAX_TEXT} characters.")
-        turn_id = story["turn_id"]
         identity = new_feedback_id()
-        await self._append(
-            Feedback(
-                feedback_id=identity,
-                turn_id=turn_id,
-                score=score,
-                text=text,
-                idempotency_key=f"{viewer.name}:{identity}",
-                created_at=time.time(),
-            )
+        feedback = Feedback(
+            feedback_id=identity,
+            turn_id=turn_id,
+            score=score,
+            text=text,
+            idempotency_key=f"{viewer.name}:{identity}",
+            created_at=time.time(),
         )
+        try:
+            await self._journal.append_written(EntryKind.FEEDBACK, orjson.dumps(feedback), _JOURNAL_WAIT_S)
+        except OSError as exc:
+            raise RecordError(f"the feedback is not kept: {exc}") from exc
         return RedirectResponse(f"{PREFIX}/turns/{quote(turn_id)}?noted", 303)
 
     async def _own_turn(self, request: Request, viewer: Viewer) -> tuple[Record, str]:
@@ -415,22 +407,12 @@ class Dashboard:
         jobs = [job for job in self._forgetting.jobs if viewer.is_owner or job.key_name == viewer.name]
         return self._render("forgotten.html", viewer, section="conversations", jobs=jobs)
 
-    async def _append(self, feedback: Feedback) -> None:
-        lost = self._journal.lost
-        written = self._journal.append(EntryKind.FEEDBACK, orjson.dumps(feedback))
-        if written is not None:
-            await asyncio.wait((written,), timeout=_JOURNAL_WAIT_S)
-        if self._journal.lost > lost or (written is not None and not written.done()):
-            raise RecordError(
-                f"the feedback is not kept: {self._journal.last_error or 'the disk does not answer'}"
-            )
-
     # ---- the chat panel
 
     async def _try(self, request: Request, viewer: Viewer) -> Response:
         _require_owner(viewer)
         record = await self._record.get()
-        found = await views.versions(record, viewer, await self._status.get(record))
+        found = await views.versions(record, viewer)
         return self._render("try.html", viewer, section="try", chat=self._chat, problem="", **found)
 
     async def _try_post(self, request: Request, viewer: Viewer) -> Response:
@@ -443,7 +425,7 @@ class Dashboard:
         if not problem:
             return RedirectResponse(f"{PREFIX}/try#newest", 303)
         record = await self._record.get()
-        found = await views.versions(record, viewer, await self._status.get(record))
+        found = await views.versions(record, viewer)
         return self._render("try.html", viewer, 502, section="try", chat=self._chat, problem=problem, **found)
 
 
@@ -501,10 +483,8 @@ def _number(request: Request, name: str) -> float | None:
 
 
 def _visible(value: Any) -> Any:
-    """Replace control characters, which could hide or reorder text."""
-    if isinstance(value, str) and not isinstance(value, Markup):
-        return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", value)
-    return value
+    """Remove control characters, which could hide or reorder text."""
+    return strip_controls(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _when(at: float | None) -> str:

@@ -61,7 +61,6 @@ def _row(row: Json) -> Json:
         "user": row.get("user", ""),
         "preferences": ", ".join(row.get("preferences", [])),
         "seed": row.get("seed"),
-        "points": points,
         "compliance": (first.get("compliance"), last.get("compliance")),
         "facts": (first.get("facts"), last.get("facts")),
         "interactions": last.get("interactions"),

@@ -83,10 +83,7 @@ class Forgetting:
                 if process.returncode in (0, 1):  # 1: something is left, which the receipt names
                     job.receipt = orjson.loads(output)
                 else:
-                    job.error = (
-                        errors.decode("utf-8", "replace").strip().splitlines()[-1:][0]
-                        if errors
-                        else "it failed"
-                    )
+                    lines = errors.decode("utf-8", "replace").split("\n")
+                    job.error = next((line for line in reversed(lines) if line.strip()), "it failed")
             except (OSError, ValueError) as exc:
                 job.error = str(exc)

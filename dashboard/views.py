@@ -11,6 +11,7 @@ from typing import Any
 from dashboard.charts import Share, share, share_chart
 from recorder.classify import MEANINGS
 from recorder.linking import LINK_MEANINGS
+from store.catch_up import SILENT_S
 from store.drop_reasons import SENTENCES, sentence_of
 from store.lifecycle import DropReason
 from store.record import Record
@@ -32,7 +33,6 @@ from store.wish_list import read_wishes
 JUDGED, GROUP = 2_000, 25
 #: Turns of one page of conversations, of one conversation, and dropped turns of a page.
 CONVERSATION_TURNS, SESSION_TURNS, DROPPED = 300, 400, 60
-_SILENT_S = 5.0
 #: Metrics that a version's page shows, with what each means.
 STEP_METRICS: dict[str, str] = {
     "turns": "turns in the batch",
@@ -88,7 +88,10 @@ class StatusCache:
     _found: RecordStatus | None = field(default=None, init=False)
     _at: float = field(default=float("-inf"), init=False)
 
-    async def get(self, record: Record) -> RecordStatus:
+    async def get(self, record: Record, viewer: Viewer) -> RecordStatus:
+        """Return the owner's counts, which are kept a while, or those of another viewer's own turns."""
+        if not viewer.is_owner:
+            return await record.status(policy=viewer.policy, key_name=viewer.key_name)
         if self._found is None or time.monotonic() - self._at > self.max_age_s:
             self._found, self._at = await record.status(), time.monotonic()
         return self._found
@@ -111,7 +114,6 @@ async def overview(record: Record, viewer: Viewer, status: RecordStatus) -> Json
         "group": GROUP,
         "is_paused": await record.is_paused(viewer.policy),
         "wishes": await read_wishes(record, viewer.policy, live) if viewer.can_change else [],
-        "unused": (await record.dropped_turns(viewer.policy, 5, key_name=viewer.key_name)),
         "trainer": next((beat for beat in status.heartbeats if beat.process == "trainer"), None),
     }
 
@@ -144,18 +146,23 @@ def since_last_complaint(judged: Sequence[JudgedTurn]) -> int | None:
     return None
 
 
-async def versions(record: Record, viewer: Viewer, status: RecordStatus) -> Json:
+async def live_version(record: Record, policy: str) -> int:
+    move = (await record.aliases()).get(policy)
+    return BASE_VERSION if move is None else move.version
+
+
+async def versions(record: Record, viewer: Viewer) -> Json:
     """Return all versions of the policy, newest first."""
     found = await record.adapters(viewer.policy)
     return {
-        "live": status.live.get(viewer.policy, BASE_VERSION),
+        "live": await live_version(record, viewer.policy),
         "versions": list(reversed(found)),
         "can_serve": AdapterState.PUBLISHED,
         "moves": list(reversed(await record.alias_moves(viewer.policy)))[:20],
     }
 
 
-async def version(record: Record, viewer: Viewer, number: int, status: RecordStatus) -> Json | None:
+async def version(record: Record, viewer: Viewer, number: int) -> Json | None:
     """Return the page of one version; None: there is no such version."""
     adapter = await record.adapter(viewer.policy, number)
     if adapter is None:
@@ -165,7 +172,7 @@ async def version(record: Record, viewer: Viewer, number: int, status: RecordSta
     gate = adapter.metrics.get("gate") or {}
     return {
         "adapter": adapter,
-        "live": status.live.get(viewer.policy, BASE_VERSION),
+        "live": await live_version(record, viewer.policy),
         "turns": shown,
         "hidden": len(turns) - len(shown),
         "measures": gate_measures(gate),
@@ -290,10 +297,8 @@ async def turn(record: Record, viewer: Viewer, reference: str) -> Json | None:
 
 async def steps(record: Record, viewer: Viewer, page: int, per_page: int) -> Json:
     """Return one page of the training steps, newest first; the page number is clamped."""
-    count, _ = await record.step_page(viewer.policy, 1, 0)
+    count, page, found = await record.step_page(viewer.policy, page, per_page)
     pages = max(1, -(-count // per_page))
-    page = min(max(page, 1), pages)
-    _, found = await record.step_page(viewer.policy, per_page, (page - 1) * per_page)
     rows = [await _step_row(record, viewer, step) for step in found]
     return {"rows": rows, "page": page, "pages": pages, "count": count, "per_page": per_page}
 
@@ -350,7 +355,7 @@ def processes(status: RecordStatus, now: float) -> list[Json]:
     found = []
     for beat in status.heartbeats:
         age = now - beat.at
-        if age > _SILENT_S and beat.process.startswith("proxy-"):
+        if age > SILENT_S and beat.process.startswith("proxy-"):
             continue
-        found.append({"beat": beat, "age_s": age, "is_alive": age < _SILENT_S})
+        found.append({"beat": beat, "age_s": age, "is_alive": age < SILENT_S})
     return found

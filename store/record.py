@@ -603,9 +603,9 @@ class Record:
             dashboard.dropped_turns, policy, limit, before=before, key_name=key_name
         )
 
-    async def step_page(self, policy: str, limit: int, offset: int) -> tuple[int, list[StepReport]]:
-        """Return how many steps a policy has, and ``limit`` of them from ``offset`` on, newest first."""
-        return await self._database.read(dashboard.step_page, policy, limit, offset)
+    async def step_page(self, policy: str, page: int, per_page: int) -> tuple[int, int, list[StepReport]]:
+        """Return how many steps a policy has, the number of the page (clamped), and its steps, newest first."""
+        return await self._database.read(dashboard.step_page, policy, page, per_page)
 
     async def turn_tokens(self, turn_id: str) -> tuple[list[int], list[float]]:
         """Return the token ids of a reply and their log-probabilities; empty where there are none."""

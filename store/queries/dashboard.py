@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from store import schema
 from store.lifecycle import Stage
-from store.queries.common import bodies, step_of
+from store.queries.common import step_of
 from store.values import ConversationRow, DroppedTurn, Json, JudgedTurn, StepReport, TurnKind
 
 
@@ -66,11 +66,12 @@ def conversations(
     for row in connection.execute(query):
         found.setdefault(row.session_id, []).append(row)
     values = _newest_values(connection, [row.turn_id for rows in found.values() for row in rows])
-    return [_conversation(connection, rows, values) for rows in found.values()]
+    messages = _last_messages(connection, (rows[0].history_node for rows in found.values()))
+    return [_conversation(rows, values, messages) for rows in found.values()]
 
 
 def _conversation(
-    connection: sa.Connection, rows: Sequence[Any], values: dict[str, int | None]
+    rows: Sequence[Any], values: Mapping[str, int | None], messages: Mapping[str, Json]
 ) -> ConversationRow:
     newest = rows[0]
     judged = [values.get(row.turn_id) for row in rows]
@@ -83,17 +84,20 @@ def _conversation(
         complaints=judged.count(-1),
         praised=judged.count(1),
         trained=sum(row.stage == Stage.TRAINED.value for row in rows),
-        last_message=_last_message(connection, newest.history_node),
+        last_message=messages.get(newest.history_node),
         last_reply=newest.completion,
         first_at=rows[-1].created_at,
         last_at=newest.created_at,
     )
 
 
-def _last_message(connection: sa.Connection, node: str) -> Json | None:
-    n = schema.nodes.c
-    name = connection.execute(sa.select(n.message).where(n.node == node)).scalar_one_or_none()
-    return bodies(connection, [name])[0] if name is not None else None
+def _last_messages(connection: sa.Connection, nodes: Iterable[str]) -> dict[str, Json]:
+    """Return the last message of each history, by its node; of an empty history none."""
+    n, m = schema.nodes.c, schema.messages.c
+    rows = connection.execute(
+        sa.select(n.node, m.body).join(schema.messages, m.hash == n.message).where(n.node.in_({*nodes}))
+    )
+    return {row.node: json.loads(row.body) for row in rows}
 
 
 def _newest_values(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, int | None]:
@@ -126,10 +130,11 @@ def session_turns(
     )  # fmt: skip
     rows = connection.execute(query if key_name is None else query.where(t.key_name == key_name)).all()
     values = _newest_values(connection, [row.turn_id for row in rows])
+    messages = _last_messages(connection, (row.history_node for row in rows))
     found = []
     for row in reversed(rows):
         turn: Json = dict(row._mapping)
-        turn["last_message"] = _last_message(connection, turn.pop("history_node"))
+        turn["last_message"] = messages.get(turn.pop("history_node"))
         turn["tool_calls"] = json.loads(turn["tool_calls"])
         turn["verdict"] = values.get(row.turn_id)
         found.append(turn)
@@ -164,35 +169,38 @@ def dropped_turns(
         query = query.where(states.stage_since < before)
     if key_name is not None:
         query = query.where(t.key_name == key_name)
+    rows = connection.execute(query).all()
+    messages = _last_messages(connection, (row.history_node for row in rows))
     return [
         DroppedTurn(
             turn_id=row.turn_id,
             client=row.client,
             created_at=row.created_at,
-            last_message=_last_message(connection, row.history_node),
+            last_message=messages.get(row.history_node),
             completion=row.completion,
             drop_reason=row.drop_reason,
             detail=row.detail or "",
             dropped_at=row.stage_since,
         )
-        for row in connection.execute(query)
+        for row in rows
     ]
 
 
 def step_page(
-    connection: sa.Connection, policy: str, limit: int, offset: int
-) -> tuple[int, list[StepReport]]:
-    """Return how many steps a policy has, and ``limit`` of them from ``offset`` on, newest first."""
+    connection: sa.Connection, policy: str, page: int, per_page: int
+) -> tuple[int, int, list[StepReport]]:
+    """Return how many steps a policy has, the number of the page (clamped, from 1), and its steps, newest first."""
     s = schema.steps.c
     count = connection.execute(sa.select(sa.func.count()).where(s.policy == policy)).scalar_one()
+    page = min(max(page, 1), max(1, -(-count // per_page)))
     rows = connection.execute(
         sa.select(schema.steps)
         .where(s.policy == policy)
         .order_by(s.started_at.desc(), s.step_id)
-        .limit(limit)
-        .offset(offset)
+        .limit(per_page)
+        .offset((page - 1) * per_page)
     )
-    return count, [step_of(row) for row in rows]
+    return count, page, [step_of(row) for row in rows]
 
 
 def turn_tokens(connection: sa.Connection, turn_id: str) -> tuple[list[int], list[float]]:

@@ -1,6 +1,7 @@
 """Who sees what, what a form may do, and that no text of a conversation becomes markup."""
 
 import re
+import time
 from pathlib import Path
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 from store.journal import EntryKind, read_entries, segments
 from store.keys import KeyFile
 from store.record import Record
+from store.values import Heartbeat
 from tests.dashboard.conftest import HOSTILE, OWNER_KEY, POLICY, sign_in
 
 PAGES = (
@@ -80,6 +82,27 @@ async def test_another_key_sees_its_own_turns_and_none_of_the_owners_pages(
         assert "alert(1)" not in shown.text, path
     for path in OWNER_ONLY:
         assert (await page.get(path)).status_code == 403, path
+
+
+async def test_another_key_sees_the_counts_of_its_own_turns_and_no_process(
+    page: httpx.AsyncClient, keys: KeyFile, record_url: str
+) -> None:
+    key = keys.add("bob", adapter="")
+    record = await Record.open(record_url)
+    await record.heartbeat(Heartbeat(process="trainer", pid=1, state="training", detail={}, at=time.time()))
+    await record.close()
+    await sign_in(page)
+    owner = (await page.get("/dashboard/live")).text
+    assert re.findall(r'figure">(\d+)</div><div class="label">(\w+)', owner) == [
+        ("2", "recorded"),
+        ("1", "trained"),
+    ]
+    assert "<td>trainer</td>" in owner
+    page.cookies.clear()
+    await sign_in(page, key)
+    mine = (await page.get("/dashboard/live")).text
+    assert re.findall(r'figure">(\d+)</div><div class="label">(\w+)', mine) == [("1", "recorded")]
+    assert "<td>trainer</td>" not in mine
 
 
 async def test_another_key_changes_nothing_of_others(
