@@ -30,6 +30,14 @@ from store.hashing import digest
 from store.settings import read_settings
 
 Message = dict[str, str]
+#: Columns that it fills; the others have a default or may be NULL.
+_COLUMNS = (
+    "turn_id", "completion_id", "session_id", "parent_turn_id", "turn_index", "kind", "relation", "link_reason",
+    "link_confidence", "policy", "key_name", "adapter_version", "client", "user", "created_at", "finished_at",
+    "status_code", "streamed", "preamble_node", "history_node", "request", "completion", "reasoning", "tool_calls",
+    "completion_token_ids", "sampling_logprobs", "finish_reason", "prompt_base_turn_id", "prompt_base_length",
+    "prompt_token_ids", "temperature", "logprob_mode", "usage", "request_key", "reply_key", "completion_key", "drop_detail",
+)  # fmt: skip
 
 
 def fill(home: Path, count: int) -> None:
@@ -43,16 +51,6 @@ def fill(home: Path, count: int) -> None:
         ).fetchall()
         for name, _ in indexes:
             database.execute(f"DROP INDEX {name}")
-        # Those left out have a default or may be NULL.
-        left_out = {
-            "kind_reason",
-            "kind_evidence",
-            "first_kind",
-            "first_kind_reason",
-            "first_kind_evidence",
-            "main_drop_reason",
-        }
-        columns = [row[1] for row in database.execute("PRAGMA table_info(turns)") if row[1] not in left_out]
         request = digest("{}")
         database.execute("INSERT INTO messages VALUES (?, '{}')", (request,))
         ids = json.dumps(list(range(30)))
@@ -65,8 +63,8 @@ def fill(home: Path, count: int) -> None:
         def flush() -> None:
             database.executemany("INSERT INTO messages VALUES (?, ?)", messages)
             database.executemany("INSERT INTO nodes VALUES (?, ?, ?, ?)", nodes)
-            places = ", ".join("?" * len(columns))
-            database.executemany(f"INSERT INTO turns ({', '.join(columns)}) VALUES ({places})", turns)
+            places = ", ".join("?" * len(_COLUMNS))
+            database.executemany(f"INSERT INTO turns ({', '.join(_COLUMNS)}) VALUES ({places})", turns)
             database.executemany(
                 "INSERT INTO turn_states (turn_id, policy, stage, stage_since) VALUES (?, ?, ?, ?)", states
             )

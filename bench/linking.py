@@ -36,12 +36,14 @@ _TURNS = 50  # of one stored conversation
 def fill(path: Path, messages: int) -> None:
     """Write conversations with ``messages`` messages in all straight into the tables of a migrated record."""
     connection = sqlite3.connect(path)
-    names = [row[1] for row in connection.execute("PRAGMA table_info(turns)")]
-    kinds = {row[1]: str(row[2]) for row in connection.execute("PRAGMA table_info(turns)")}
+    # What has a default is left to it; of the other columns, those that may be NULL are NULL.
+    columns = [row for row in connection.execute("PRAGMA table_info(turns)") if row[4] is None]
+    names = [str(row[1]) for row in columns]
+    zero = {"FLOAT": 0.0, "INTEGER": 0, "BOOLEAN": 0}
+    empty = {row[1]: zero.get(str(row[2]), "") if row[3] else None for row in columns}
 
     def turn(candidates: dict[str, Any]) -> list[Any]:
-        empty = {"FLOAT": 0.0, "INTEGER": 0, "BOOLEAN": 0}
-        return [candidates.get(name, empty.get(kinds[name], "")) for name in names]
+        return [candidates.get(name, empty[name]) for name in names]
 
     with connection:
         connection.execute("PRAGMA synchronous=OFF")
@@ -70,8 +72,7 @@ def fill(path: Path, messages: int) -> None:
                             "completion": f"assistant {number} {depth + 1} " + "word " * 20, "tool_calls": "[]",
                             "completion_token_ids": "[]", "sampling_logprobs": "[]", "prompt_token_ids": "[]",
                             "request_key": digest("q", turn_id), "reply_key": digest("r", turn_id),
-                            "completion_key": digest("c", turn_id), "prompt_base_turn_id": None, "user": None, "usage": None,
-                            "kind_evidence": "[]", "main_drop_reason": None,
+                            "completion_key": digest("c", turn_id),
                         }  # fmt: skip
                         turns.append(turn(candidates))
                         states.append((turn_id, "bench", "answered", float(number)))
@@ -79,7 +80,7 @@ def fill(path: Path, messages: int) -> None:
             connection.executemany("INSERT INTO messages VALUES (?, ?)", bodies)
             connection.executemany("INSERT INTO nodes VALUES (?, ?, ?, ?)", nodes)
             runs = ", ".join("?" * len(names))
-            connection.executemany(f"INSERT INTO turns VALUES ({runs})", turns)
+            connection.executemany(f"INSERT INTO turns ({', '.join(names)}) VALUES ({runs})", turns)
             connection.executemany(
                 "INSERT INTO turn_states (turn_id, policy, stage, stage_since) VALUES (?, ?, ?, ?)", states
             )
