@@ -34,6 +34,7 @@ from cli.unused import DAYS, lines_of
 from cli.unused import to_json as unused_json
 from evals.console import table_console
 from serving.model_digests import digest_served_model
+from store.catch_up import SILENT_S
 from store.drop_reasons import sentence_of
 from store.errors import AdapterError, ConfigError, RecordError
 from store.integrity import check_adapter
@@ -58,8 +59,6 @@ from store.values import (
     adapter_name,
 )
 
-#: A process without a heartbeat for so long counts as gone.
-SILENT_S = 5.0
 #: In fewer columns `versions` leaves out what a person asks for least, so that the reasons can be read.
 _NARROW = 120
 #: How long `rollback` waits to see the earlier version serve.

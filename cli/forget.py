@@ -30,7 +30,7 @@ from cli.home_files import (
 )
 from cli.opened_record import open_record
 from evals.console import table_console
-from store.catch_up import is_recorder_silent, read_recorder_state
+from store.catch_up import SILENT_S, is_recorder_silent, read_recorder_state
 from store.errors import ConfigError, PatinaError
 from store.journal import request_rotation
 from store.policies import policies_of
@@ -43,8 +43,6 @@ from store.values import AdapterState, Closure, Forgotten, Json, Selection
 #: So long segments of the journal are waited for, and a trainer that is amid a step.
 _JOURNAL_WAIT_S, _STEP_WAIT_S = 60.0, 600.0
 _POLL_S = 0.05
-#: A trainer without a heartbeat for so long is gone.
-_SILENT_S = 5.0
 #: Beginning of the names of the database's files: it keeps the ids, so that a journal cannot bring the turns back.
 _DATABASE = "patina.db"
 #: Ids of each kind that a listing shows.
@@ -209,7 +207,7 @@ async def _wait_for_trainer(record: Record) -> None:
         beat = await record.beat_of("trainer")
         if (
             beat is None
-            or time.time() - beat.at > _SILENT_S
+            or time.time() - beat.at > SILENT_S
             or not is_alive(beat.pid)
             or beat.state != "training"
         ):

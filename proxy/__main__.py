@@ -31,9 +31,8 @@ from serving.ports import bind, listen
 from serving.protocol import BackendClient
 from store.errors import ConfigError, RecordError
 from store.journal import JournalWriter
-from store.keys import KeyFile, Keyring
 from store.record import Record
-from store.settings import Settings, ensure_api_key
+from store.settings import Settings, ensure_api_key, open_keyring
 from store.values import gateway_name
 
 #: Time that requests in flight have to finish after SIGTERM.
@@ -111,12 +110,6 @@ def allow_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
-def keyring(settings: Settings, key: str) -> Keyring:
-    """Return the accepted API keys: the first key, and the named keys of this home."""
-    file = settings.key_file if settings.api_key is None else None
-    return Keyring(key, key_file=file, named=KeyFile(settings.keys_file))
-
-
 def serve(
     settings: Settings,
     listener: socket.socket,
@@ -139,7 +132,7 @@ def serve(
         backend=backend,
         policy=settings.policy,
         open_record=lambda: Record.open(settings.database_url, busy_timeout_s=_BUSY_S),
-        keys=keyring(settings, key),
+        keys=open_keyring(settings, key),
         is_local=is_local,
         backend_wait_s=VLLM_BACKEND_WAIT_S if settings.backend == "vllm" else BACKEND_WAIT_S,
         quirks=BackendQuirks(backend.address, None if is_local else settings.home / "upstreams.json"),

@@ -686,13 +686,11 @@ class Proxy:
             idempotency_key=key,
             created_at=time.time(),
         )
-        lost = self._journal.lost
-        written = self._journal.append(EntryKind.FEEDBACK, orjson.dumps(feedback))
-        if written is not None:
-            await asyncio.wait((written,), timeout=JOURNAL_WAIT_S)
-        if self._journal.lost > lost or (written is not None and not written.done()):
+        try:
+            await self._journal.append_written(EntryKind.FEEDBACK, orjson.dumps(feedback), JOURNAL_WAIT_S)
+        except OSError:
             self._feedback_keys.pop(key, None)
-            raise OSError(self._journal.last_error or "the disk does not answer")
+            raise
         while len(self._feedback_keys) > _MAX_FEEDBACK_KEYS:
             del self._feedback_keys[next(iter(self._feedback_keys))]
         return "recorded"

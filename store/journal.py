@@ -194,6 +194,15 @@ class JournalWriter:
             self._flushing = asyncio.create_task(self._flush())
         return written
 
+    async def append_written(self, kind: EntryKind, payload: bytes, wait_s: float) -> None:
+        """Append an entry and wait until it is written. Raises: OSError: it is lost, or not written in time (it may be later)."""
+        lost = self.lost
+        written = self.append(kind, payload)
+        if written is not None:
+            await asyncio.wait((written,), timeout=wait_s)
+        if self.lost > lost or (written is not None and not written.done()):
+            raise OSError(self.last_error or "the disk does not answer")
+
     async def _flush(self) -> None:
         """Write what waits in memory, in order, until nothing waits."""
         while self._pending and not self._is_closing:

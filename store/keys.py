@@ -200,10 +200,7 @@ class Keyring:
 
     def holder(self, token: bytes) -> NamedKey | None:
         """Return whose key ``token`` is, or None. Every key is compared, each in constant time."""
-        now = time.monotonic()
-        if now - self._looked_at >= _LOOK_S:
-            self._looked_at = now
-            self._look()
+        self._look()
         given = hashlib.sha256(token).hexdigest()
         found = None
         for key in self._keys:
@@ -213,7 +210,7 @@ class Keyring:
 
     def named(self, name: str) -> NamedKey | None:
         """Return the valid key of this name, or None."""
-        self.holder(b"")  # reads what changed on disk
+        self._look()
         return next((key for key in self._keys if key.name == name), None)
 
     @property
@@ -222,6 +219,11 @@ class Keyring:
         return not any(key.adapter for key in self._keys)
 
     def _look(self) -> None:
+        """Read what changed on disk, at most every `_LOOK_S`."""
+        now = time.monotonic()
+        if now - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = now
         marks = (_mark(self._key_file), _mark(self._named.path if self._named is not None else None))
         if marks == self._marks:
             return

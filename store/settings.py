@@ -26,7 +26,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from store.errors import ConfigError
 from store.hosts import is_loopback
-from store.keys import new_key, read_key_file, write_secret
+from store.keys import KeyFile, Keyring, new_key, read_key_file, write_secret
 from store.learning import DEFAULTS, LearningConfig, parse_learning, split_learning
 
 #: Folder that holds the packages: a checkout, or site-packages where Patina was installed by pip.
@@ -760,6 +760,12 @@ def make_private(home: Path) -> None:
         f"other users can read the home {home}, and conversations are kept there: chmod 700 {shlex.quote(str(home))} as its "
         "owner, or give another --home"
     )
+
+
+def open_keyring(settings: Settings, key: str) -> Keyring:
+    """Return the accepted API keys: the first key, and the named keys of this home."""
+    file = settings.key_file if settings.api_key is None else None
+    return Keyring(key, key_file=file, named=KeyFile(settings.keys_file))
 
 
 def child_environment(**extra: str) -> dict[str, str]:

@@ -134,7 +134,7 @@ class VersionReplay:
         Raises:
             AdapterError: the version to start from is not there.
             ConfigError: the recorded settings or the changes cannot be.
-            ClaimLost, AliasMoved: somebody forgot more, or set another version live, meanwhile.
+            ClaimLost, AliasMoved: more was forgotten, or another version set live, meanwhile.
         """
         job = self._job
         steps = await self._record.lineage(job.policy, job.end, job.start)

@@ -86,6 +86,17 @@ _MANY, _MOST_VALUES = 1 << 20, 4_000_000
 MAX_DEPTH = 240
 
 
+def load_object(raw: bytes) -> Json:
+    """Return a request's JSON object. Raises: WireError: it is none."""
+    try:
+        body: Json = orjson.loads(raw)
+    except orjson.JSONDecodeError as exc:
+        raise WireError(f"the request is not JSON: {exc}") from exc
+    if not isinstance(body, dict):
+        raise WireError("the request is not a JSON object")
+    return body
+
+
 def parse_chat(raw: bytes, prefix_cache: PrefixCache | None = None) -> ChatRequest:
     """Parse a chat request.
 
@@ -105,12 +116,7 @@ def parse_chat(raw: bytes, prefix_cache: PrefixCache | None = None) -> ChatReque
         fresh = body["messages"][len(previous.messages) :]
         is_deep = exceeds_depth(raw[len(previous.prefix or b"") :], {**body, "messages": fresh}, MAX_DEPTH)
     else:
-        try:
-            body = orjson.loads(raw)
-        except orjson.JSONDecodeError as exc:
-            raise WireError(f"the request is not JSON: {exc}") from exc
-        if not isinstance(body, dict):
-            raise WireError("the request is not a JSON object")
+        body = load_object(raw)
         fresh = body.get("messages")
         is_deep = exceeds_depth(raw, body, MAX_DEPTH)
     if is_deep:

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from store.errors import WireError
 from store.values import Json
-from wire.chat_request import MAX_DEPTH, ChatRequest, exceeds_depth
+from wire.chat_request import MAX_DEPTH, ChatRequest, exceeds_depth, load_object
 from wire.redaction import redact_body
 from wire.reply_assembly import Assembler
 
@@ -27,12 +25,7 @@ def parse_completion(raw: bytes) -> ChatRequest:
     Raises:
         WireError: it is not a JSON object, or is nested too deeply; the backend reports what is wrong.
     """
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as exc:
-        raise WireError(f"the request is not JSON: {exc}") from exc
-    if not isinstance(body, dict):
-        raise WireError("the request is not a JSON object")
+    body = load_object(raw)
     if exceeds_depth(raw, body, MAX_DEPTH):
         raise WireError("the request is nested too deeply to be recorded")
     redacted = redact_body(body)

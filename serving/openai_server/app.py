@@ -145,7 +145,7 @@ class OpenAIServer:
             lifespan=self._lifespan,
             exception_handlers={RequestError: _on_request_error, HTTPException: _on_http_error},
         )
-        # A redirect would name this port's address to whoever asks.
+        # A redirect would give the client this port's address.
         routes.router.redirect_slashes = False
         self.app = KeyGuard(routes, api_key)
 

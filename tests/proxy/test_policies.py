@@ -109,8 +109,8 @@ def test_a_key_reaches_no_other_policy_and_does_not_learn_that_there_is_one(
         people.publish(policy, 1, tmp_path)
     refused = []
     for name, model in (
-        ("bob", "tiny.ann"), ("bob", "tiny:ann"), ("bob", "tiny.ann@1"), ("bob", "tiny.nobody"), ("eve", "tiny.ann"),
-        ("ann", "tiny.bob"), ("boss", "tiny.nobody"), ("bob", "tiny@1"),
+        ("bob", "tiny.ann"), ("bob", "tiny:ann"), ("bob", "tiny.ann@1"), ("bob", "tiny.absent"), ("eve", "tiny.ann"),
+        ("ann", "tiny.bob"), ("boss", "tiny.absent"), ("bob", "tiny@1"),
     ):  # fmt: skip
         with pytest.raises(openai.NotFoundError) as caught:
             people.served(name, model)
@@ -275,7 +275,7 @@ def test_every_route_shows_a_key_only_what_is_its_own(people: People, tmp_path: 
     assert seen.status == 404
     checked["/v1/completions"] = None
     checked["/v1/responses/*"] = checked["/v1/conversations*"] = None
-    # health needs no key: it names nobody
+    # health needs no key: it names no key
     for target in ("/healthz", "/health", "/"):
         assert "ann" not in ask(people.gateway.url, method="GET", target=target, body=b"").body.decode()
         checked[target] = None

@@ -9,30 +9,17 @@ import pytest
 import pytest_asyncio
 
 from store.record import Record
-from store.settings import Settings, read_settings
+from store.settings import Settings
 from store.values import AdapterState, ReleaseStage
 from tests.making import make_turn, make_verdict
-from tests.trainer.test_worker import POLICY, Bench, open_the_gate
+from tests.trainer.test_worker import POLICY, Bench, open_the_gate, settings_of
 from trainer.canary_release import TRIAL_TURNS, WATCH_TURNS
 from trainer.release_watch import SHARE_OF_MANY, SHARE_OF_ONE
 
 
 @pytest.fixture
 def settings(tiny_model: Path, tmp_path: Path) -> Settings:
-    return read_settings(
-        {
-            "home": tmp_path / "home",
-            "model_name": str(tiny_model),
-            "served_model_name": POLICY,
-            "batch_size": 2,
-            "lora_rank": 4,
-            "learning_rate": 1e-3,
-            "anchors": 1,
-            "w_rl": 1.0,
-            "method": "rl",
-            "canary_after": 1,
-        }
-    )
+    return settings_of(tiny_model, tmp_path / "home", canary_after=1)
 
 
 @pytest_asyncio.fixture

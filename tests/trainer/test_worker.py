@@ -27,12 +27,12 @@ from trainer.worker import LEASE_S, MAX_FAILURES, Worker
 POLICY = "patina-tiny"
 
 
-@pytest.fixture
-def settings(tiny_model: Path, tmp_path: Path) -> Settings:
+def settings_of(model: Path, home: Path, **more: Any) -> Settings:
+    """Return settings under which the tiny model takes small steps by its verdicts."""
     return read_settings(
         {
-            "home": tmp_path / "home",
-            "model_name": str(tiny_model),
+            "home": home,
+            "model_name": str(model),
             "served_model_name": POLICY,
             "batch_size": 2,
             "lora_rank": 4,
@@ -40,8 +40,14 @@ def settings(tiny_model: Path, tmp_path: Path) -> Settings:
             "anchors": 1,
             "w_rl": 1.0,
             "method": "rl",  # on random weights a hint has nothing to say; hints are tested in test_step and end to end
+            **more,
         }
     )
+
+
+@pytest.fixture
+def settings(tiny_model: Path, tmp_path: Path) -> Settings:
+    return settings_of(tiny_model, tmp_path / "home")
 
 
 class Bench:

@@ -26,7 +26,7 @@ from store.values import (
 from tests.making import make_answer, make_turn, make_verdict
 
 KEY = b"k" * 32
-SENTINEL = "my pin is SENTINEL-4711 and nobody may know it"
+SENTINEL = "my pin is SENTINEL-4711 and it is a secret"
 POLICY = "patina-tiny"
 
 
