@@ -139,13 +139,12 @@ def test_the_engine_sleeps_while_a_step_runs_and_a_request_is_let_through(
     assert ask(client, "What is the capital of Peru?")[1]  # with either holder of the device
     until(lambda: backend(stack)["live"] > live, "the next version going live")
     until(lambda: device(stack)["holder"] == "engine", "the engine being woken")
-    # A heartbeat can fall between the turn's end and the last request's going on.
+    # A heartbeat can fall between the turn's end and the last request's going on, and the next step may hold requests again.
     until(lambda: device(stack)["held_now"] == 0, "no request being held")
     after = device(stack)
     assert after["leases"] > before["leases"]
     assert after["held_requests"] > before["held_requests"]
     assert after["held_s"] > before["held_s"]
-    assert after["held_now"] == 0
     assert "problem" not in after
     assert trainer(stack)["detail"]["device_wait_s"] > 0
 
