@@ -15,10 +15,11 @@ ROOT = Path(__file__).parent.parent
 LAYERS = {
     "store": {"store"},
     "migrations": {"migrations", "store"},
+    "telemetry": {"telemetry", "store"},
     "wire": {"wire", "store"},
     "serving": {"serving", "store"},
     "proxy": {"proxy", "serving", "wire", "store"},
-    "recorder": {"recorder", "wire", "store"},
+    "recorder": {"recorder", "telemetry", "wire", "store"},
     "scorers": {"scorers", "serving", "store"},
     "trainer": {"trainer", "serving", "store"},
     "models": {"models", "trainer", "scorers"},  # only MODULES_ALLOWED
@@ -48,7 +49,13 @@ LAYERS = {
         "migrations",
     },
     # of recorder only MODULES_ALLOWED
-    "dashboard": {"dashboard", "serving", "recorder", "store"},  # of recorder only MODULES_ALLOWED
+    "dashboard": {
+        "dashboard",
+        "serving",
+        "recorder",
+        "telemetry",
+        "store",
+    },  # of recorder only MODULES_ALLOWED
     "cli": {"cli", "dashboard", "evals", "recorder", "scorers", "migrations", "store", "serving"},
     "scripts": {"scripts", "cli", "proxy", "store"},  # what the generated reference is made from
     "run": {"cli"},
