@@ -102,17 +102,29 @@ class StatusCache:
     async def get(self, record: Record, viewer: Viewer) -> RecordStatus | None:
         """Return the owner's counts, or those of another viewer's own turns. Raises: RecordError: they cannot be read."""
         who = ("", None) if viewer.is_owner else (viewer.policy, viewer.key_name)
+        return await self._newest(record, who, self.wait_s)
+
+    async def of_owner(self, record: Record) -> RecordStatus:
+        """Return the counts of all turns, however long they take. Raises: RecordError: they cannot be read."""
+        found = await self._newest(record, ("", None), None)
+        assert found is not None
+        return found
+
+    async def _newest(
+        self, record: Record, who: tuple[str, str | None], wait_s: float | None
+    ) -> RecordStatus | None:
         at, found = self._found.get(who, (float("-inf"), None))
-        if time.monotonic() - at <= self.max_age_s:
+        if found is not None and time.monotonic() - at <= self.max_age_s:
             return found
+        policy, key_name = who
         if who not in self._tasks:
-            counts = record.status() if viewer.is_owner else record.status(policy=who[0], key_name=who[1])
+            counts = record.status() if key_name is None else record.status(policy=policy, key_name=key_name)
             self._tasks[who] = asyncio.create_task(counts)
         task = self._tasks[who]
-        await asyncio.wait([task], timeout=self.wait_s)
+        await asyncio.wait([task], timeout=wait_s)
         if not task.done():
             return found
-        del self._tasks[who]
+        self._tasks.pop(who, None)
         found = task.result()
         self._found[who] = (time.monotonic(), found)
         while len(self._found) > _MAX_CACHED:

@@ -22,10 +22,12 @@ from store.queries import (
     forget,
     journal,
     lineage,
+    metrics,
     person,
     proxy,
     replies,
     scorer,
+    stored,
     story,
     trainer,
 )
@@ -44,11 +46,13 @@ from store.values import (
     DroppedTurn,
     Feedback,
     Forgotten,
+    GivenVerdict,
     GpuLease,
     GpuRole,
     Heartbeat,
     Json,
     JudgedTurn,
+    LearningMetrics,
     LineageStep,
     NewTurn,
     RecentVerdict,
@@ -61,6 +65,8 @@ from store.values import (
     ServedTurn,
     StatedHint,
     StepReport,
+    StoredCompletion,
+    StoredQuery,
     Tip,
     Tips,
     TurnFate,
@@ -185,6 +191,28 @@ class Record:
     async def hide_turn(self, key_name: str, turn_id: str) -> None:
         """Stop showing a response to its client."""
         await self._database.write(replies.hide_turn, key_name, turn_id)
+
+    async def list_completions(
+        self, key_name: str, wanted: StoredQuery
+    ) -> tuple[list[StoredCompletion], bool] | None:
+        """Return a page of a key's chat completions, and whether more follow; None: there is no completion ``after``."""
+        return await self._database.read(stored.list_completions, key_name, wanted)
+
+    async def stored_completion(self, key_name: str, reference: str) -> StoredCompletion | None:
+        """Return a chat completion by the id that its client saw; None: there is none, or it was deleted."""
+        return await self._database.read(stored.find_completion, key_name, reference)
+
+    async def set_completion_metadata(self, turn_id: str, metadata: Json) -> None:
+        """Replace a completion's metadata."""
+        await self._database.write(stored.set_metadata, turn_id, metadata)
+
+    async def delete_completion(self, turn_id: str, now: float | None = None) -> None:
+        """Hide a completion from its client; `turns_to_forget` has its turn from now on."""
+        await self._database.write(stored.delete, turn_id, _now(now))
+
+    async def turns_to_forget(self) -> list[tuple[str, str]]:
+        """Return (turn, key name) of deleted completions that are still recorded, in the order of deletion."""
+        return await self._database.read(stored.turns_to_forget)
 
     async def add_conversation(self, key_name: str, conversation: Conversation) -> None:
         await self._database.write(replies.add_conversation, key_name, conversation)
@@ -446,6 +474,18 @@ class Record:
     async def heartbeats(self) -> tuple[Heartbeat, ...]:
         """Return the newest heartbeat of each process."""
         return await self._database.read(person.heartbeats)
+
+    async def learning_metrics(self) -> LearningMetrics:
+        """Return what `/metrics` reads of learning."""
+        return await self._database.read(metrics.learning_metrics)
+
+    async def verdicts_after(self, verdict_id: int | None, limit: int = 500) -> list[GivenVerdict]:
+        """Return up to ``limit`` verdicts behind one, oldest first; of None: the newest one alone."""
+        return await self._database.read(metrics.verdicts_after, verdict_id, limit)
+
+    async def steps_finished_after(self, finished_at: float, limit: int = 50) -> list[StepReport]:
+        """Return up to ``limit`` steps that ended after a time (Unix time, seconds), the first to end first."""
+        return await self._database.read(metrics.steps_finished_after, finished_at, limit)
 
     async def client_traffic(self, window: int) -> list[ClientTraffic]:
         """Return the clients of the newest ``window`` turns and what became of their turns, the busiest first."""
