@@ -30,11 +30,11 @@ from starlette.staticfiles import StaticFiles
 from dashboard import views
 from dashboard.chat import ChatPanel
 from dashboard.evaluations import find_folder, list_runs
-from dashboard.forgetting import Forgetting
 from dashboard.sign_in import COOKIE, COOKIE_S, Session, SignIn
 from dashboard.views import StatusCache, Viewer
 from store.catch_up import read_recorder_state
 from store.errors import RecordError
+from store.forgetting import Forgetting
 from store.journal import EntryKind, JournalWriter
 from store.keys import DEFAULT, KeyFile, Keyring
 from store.policies import group_of, policies_of, policy_name
