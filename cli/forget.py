@@ -223,7 +223,7 @@ async def _wait_for_trainer(record: Record) -> None:
             beat is None
             or time.time() - beat.at > SILENT_S
             or not is_alive(beat.pid)
-            or beat.state != "training"
+            or not beat.state.startswith("training")
         ):
             return
         await asyncio.sleep(_POLL_S)

@@ -425,8 +425,13 @@ class Dashboard:
 
     async def _training(self, request: Request, viewer: Viewer) -> Response:
         _require_change(viewer)
-        policy = None if viewer.is_owner else viewer.policy
-        await (await self._record.get()).set_paused(request.state.form.get("paused") == "1", policy=policy)
+        record = await self._record.get()
+        if request.state.form.get("now") == "1":
+            _require_owner(viewer)
+            await record.ask_to_train()
+        else:
+            policy = None if viewer.is_owner else viewer.policy
+            await record.set_paused(request.state.form.get("paused") == "1", policy=policy)
         return RedirectResponse(PREFIX, 303)
 
     async def _feedback(self, request: Request, viewer: Viewer) -> Response:

@@ -35,6 +35,7 @@ from store.queries import closure as closures
 from store.queries.turns import TurnWriter
 from store.values import (
     BASE_VERSION,
+    Activity,
     AdapterVersion,
     AliasMove,
     AnsweredTurn,
@@ -531,6 +532,14 @@ class Record:
         return await self._database.write(
             person.refuse, policy, version, reason=reason, ancestor=ancestor, actor=actor, now=_now(now)
         )
+
+    async def activity(self, now: float | None = None) -> Activity:
+        """Return what the gateways do now, and when a person last asked to train."""
+        return await self._database.read(trainer.activity, _now(now))
+
+    async def ask_to_train(self, now: float | None = None) -> None:
+        """Let what is scored by now be trained, whatever the schedule and the size of a batch."""
+        await self._database.write(trainer.ask_to_train, _now(now))
 
     async def set_paused(self, paused: bool, now: float | None = None, *, policy: str | None = None) -> None:
         """Pause or resume the training of one policy; None: of all. What is recorded and scored meanwhile waits."""

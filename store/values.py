@@ -884,6 +884,25 @@ class RecordStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """What the gateways do now.
+
+    Attributes:
+        in_flight: requests in flight.
+        newest_main_at: when the newest main request came (Unix time, seconds), as far as the newest turns show it.
+        asked_at: when a person last asked to train now; 0.0: never.
+    """
+
+    in_flight: int
+    newest_main_at: float
+    asked_at: float
+
+    def quiet_s(self, now: float) -> float:
+        """Return the seconds since the last main request; 0 while a request is in flight."""
+        return 0.0 if self.in_flight else max(0.0, now - self.newest_main_at)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LearningMetrics:
     """What `/metrics` reads of learning.
 
