@@ -43,6 +43,7 @@ from proxy.endpoints import (
     COMPLETIONS,
     CONVERSATIONS,
     COUNT,
+    FATE,
     FEEDBACK,
     FORWARDED_PREFIX,
     HEALTH,
@@ -438,6 +439,8 @@ class Proxy:
             await send_json(send, 200, await self._status(principal))
         elif endpoint is FEEDBACK:
             await self._feedback(scope["headers"], receive, send, principal)
+        elif endpoint is FATE:
+            await self._fate(send, principal.key_name, path.removeprefix(FATE.path[:-1]))
         elif endpoint is MODELS:
             await send_json(send, 200, {"object": "list", "data": await self._model_cards(principal)})
         elif endpoint is MODEL:
@@ -649,6 +652,29 @@ class Proxy:
         reason = await self._why_untrained(turn_id)
         answer = {} if reason is None else {"trains": False, "reason": reason}
         await send_json(send, 200, {"status": status, "turn_id": turn_id, **answer})
+
+    async def _fate(self, send: Send, key_name: str, turn_id: str) -> None:
+        try:
+            record = await self._record.get()
+            await wait_recorded(record, self._journal.folder, _FEEDBACK_WAIT_S)
+            found = await record.turn_progress(key_name, turn_id)
+        except RecordError as exc:
+            log.warning("the fate of a turn could not be read: %s", exc)
+            await send_error(
+                send, 503, "The record cannot be read now. Retry the request.", kind="server_error"
+            )
+            return
+        if found is None:
+            await send_error(send, 404, "No turn of this key matches.", code="unknown_turn")
+            return
+        fate = found.fate
+        answer = {
+            "turn_id": turn_id,
+            "policy": found.policy,
+            "stage": fate.stage,
+            "drop_reason": fate.drop_reason,
+        }
+        await send_json(send, 200, {**answer, "version": fate.trained_in_version, "is_live": found.is_live})
 
     async def _why_untrained(self, turn_id: str) -> str | None:
         """Return why no version learns from feedback on this turn: its stage, or why it was dropped; None: one may."""

@@ -71,6 +71,7 @@ from store.values import (
     Tip,
     Tips,
     TurnFate,
+    TurnProgress,
     UnusedComplaint,
     Verdict,
     Waiting,
@@ -608,6 +609,10 @@ class Record:
     async def fates(self, turn_ids: Sequence[str]) -> dict[str, TurnFate]:
         """Return where these turns stand in life."""
         return await self._database.read(person.fates, turn_ids)
+
+    async def turn_progress(self, key_name: str, turn_id: str) -> TurnProgress | None:
+        """Return how far a turn of this key has come on its way into the live version; None: it is not recorded."""
+        return await self._database.read(person.turn_progress, key_name, turn_id)
 
     async def trajectories(
         self,
