@@ -180,7 +180,8 @@ def _object(config: Json, *names: str) -> Json:
             raise ConfigError(
                 f"{'.'.join(names[: position + 1])} in OpenClaw's configuration is not an object"
             )
-    return here
+    found: Json = here
+    return found
 
 
 def difference(before: Json, after: Json, path: Path, secrets: list[str]) -> str:

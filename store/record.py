@@ -233,6 +233,14 @@ class Record:
         """Return the newest turn that answered ``response`` to a last user text ``prompt`` (CLaaS's feedback body)."""
         return await self._database.read(proxy.find_exchange, key_name, prompt, response)
 
+    async def turns_answering(self, key_name: str, response: str) -> list[tuple[str, float, list[Json]]]:
+        """Return the newest turns of a key that answered ``response``: id, time, messages of the prompt."""
+        return await self._database.read(proxy.turns_answering, key_name, response)
+
+    async def feedback_keys(self, prefix: str) -> list[tuple[str, str]]:
+        """Return idempotency key and turn of the feedback whose key begins so, oldest first."""
+        return await self._database.read(proxy.feedback_keys, prefix)
+
     async def add_feedback(self, feedback: Feedback) -> bool:
         """Store explicit feedback; a turn that waited for an answer (or had none) is up for scoring.
 

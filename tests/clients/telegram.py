@@ -37,9 +37,7 @@ class BotApi:
             "date": int(time.time()), "text": text, "from": person, "chat": {**person, "type": "private"},
         }  # fmt: skip
         if text.startswith("/"):
-            message["entities"] = [
-                {"type": "bot_command", "offset": 0, "length": len(text.split()[0])}
-            ]
+            message["entities"] = [{"type": "bot_command", "offset": 0, "length": len(text.split()[0])}]
         with self._news:
             self._number += 1
             self._updates.append(

@@ -38,7 +38,7 @@ def client_gateway(record_file: Path) -> Iterator[Gateway]:
         yield gateway
 
 
-async def _score(record: Record) -> None:
+async def score(record: Record) -> None:
     chain = build_scorer_chain(read_settings({"judge": "none"}))
     await chain.start()
     worker = Worker(record, chain)
@@ -50,7 +50,7 @@ async def _score(record: Record) -> None:
 def check_record(gateway: Gateway, api: str) -> list[dict[str, Any]]:
     """Check the turns of the three texts: one session, all main, each linked to the last, and scored; returns them."""
     gateway.rows(4)
-    gateway.in_record(_score)
+    gateway.in_record(score)
     rows = gateway.rows(4)
     assert [row["kind"] for row in rows] == ["main"] * 4
     assert [row["relation"] for row in rows] == ["first", "next", "next", "next"]
