@@ -35,7 +35,7 @@ async def poll_ratings(record: Record, settings: Settings, *, every_s: float = _
     while True:
         problem = ""
         try:
-            items = await asyncio.to_thread(_fetch, settings.open_webui_url, settings.open_webui_token)
+            items = await asyncio.to_thread(fetch_ratings, settings.open_webui_url, settings.open_webui_token)
             await take_ratings(record, items, settings.open_webui_key)
         except (OSError, ValueError, http.client.HTTPException, RecordError) as exc:
             problem = f"ratings of Open WebUI at {settings.open_webui_url} cannot be read: {exc}"
@@ -45,7 +45,7 @@ async def poll_ratings(record: Record, settings: Settings, *, every_s: float = _
         await asyncio.sleep(every_s)
 
 
-def _fetch(url: str, token: str) -> list[Any]:
+def fetch_ratings(url: str, token: str) -> list[Any]:
     """Return the export. Raises: OSError (urllib's errors too), ValueError: it is no list."""
     request = urllib.request.Request(url.rstrip("/") + _PATH, headers={"authorization": f"Bearer {token}"})
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by way of a web proxy

@@ -95,11 +95,14 @@ def running_bot_api() -> Iterator[BotApi]:
             given = json.loads(raw or b"{}") if is_json else dict(parse_qsl(raw.decode("latin-1")))
             result = api.call(self.path.partition("?")[0].rpartition("/")[2], given)
             body = json.dumps({"ok": True, "result": result}).encode()
-            self.send_response(200)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            try:
+                self.send_response(200)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+            except ConnectionError:
+                self.close_connection = True  # the bot gave up this long poll, as it does when it stops
 
         do_GET = do_POST
 

@@ -33,11 +33,11 @@ class Stack:
     folder: Path
 
     def row_of(self, part: str) -> dict[str, Any]:
-        """Return the turn whose last message holds a text."""
-        return next(row for row in self.gateway.rows(1) if part in json.dumps(row["messages"][-1]))
+        """Return the turn whose prompt holds a text."""
+        return next(row for row in self.gateway.rows(1) if part in json.dumps(row["messages"]))
 
     def score(self, part: str) -> dict[str, Any]:
-        """Score what waits, and return the turn whose last message holds a text."""
+        """Score what waits, and return the turn whose prompt holds a text."""
         self.gateway.in_record(score)
         return self.row_of(part)
 
