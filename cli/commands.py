@@ -545,6 +545,20 @@ async def _resume(record: Record, settings: Settings, arguments: argparse.Namesp
     return 0
 
 
+async def _train(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
+    waiting = sum(one.scored for one in (await record.waiting()).values())
+    await record.ask_to_train()
+    if not waiting:
+        print("nothing is scored and waits to be trained; `run.py status` shows where turns are")
+        return 0
+    print(
+        f"asked to train {waiting} turn{'s' if waiting > 1 else ''} now; `run.py status` shows the progress"
+    )
+    if await record.is_paused():
+        print("all training is paused: `run.py resume` ends that")
+    return 0
+
+
 async def _verify(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
     if arguments.receipt is not None:
         return await verify_receipt(record, settings, arguments.receipt)
@@ -588,6 +602,7 @@ COMMANDS: dict[str, Command] = {
     "pin": _command(_pin),
     "pause": _command(_pause),
     "resume": _command(_resume),
+    "train": _command(_train),
     "verify": _command(_verify),
     "forget": forget,
     "retrain": retrain,
