@@ -25,11 +25,6 @@ class EventSynthesizer(ABC):
         self._turn_id = ""
         self._events: list[bytes] = []
 
-    def begin(self, turn_id: str) -> bytes:
-        self._start(turn_id)
-        self._emit_opening()
-        return self._flush()
-
     def feed(self, chunk: Any) -> bytes:
         self._take(self._reader.feed(chunk))
         return self._flush()
@@ -47,9 +42,6 @@ class EventSynthesizer(ABC):
     @abstractmethod
     def _take(self, parts: Sequence[Part]) -> None:
         """Add parts to the reply, with their events."""
-
-    @abstractmethod
-    def _emit_opening(self) -> None: ...
 
     @abstractmethod
     def _emit_closing(self) -> None: ...

@@ -70,12 +70,31 @@ class MessageSynthesizer(EventSynthesizer):
         self._blocks: list[Json] = []
         self._pieces: list[str] = []  # of the open block
         self._is_open = False
+        self._has_begun = False
 
-    def _emit_opening(self) -> None:
-        usage = {**_usage(None), "output_tokens": 1}
+    def begin(self, turn_id: str) -> bytes:
+        self._start(turn_id)
+        return b""  # the first chunk has the number of prompt tokens
+
+    def feed(self, chunk: Any) -> bytes:
+        parts = self._reader.feed(chunk)
+        self._begin(chunk)
+        self._take(parts)
+        return self._flush()
+
+    def _begin(self, chunk: Any) -> None:
+        if self._has_begun or self._reader.error is not None:
+            return
+        self._has_begun = True
+        ids = chunk.get("prompt_token_ids") if isinstance(chunk, dict) else None
+        usage = {**_usage({"prompt_tokens": len(ids or ())}), "output_tokens": 1}
         message = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         self._emit("message_start", message=message)
         self._emit("ping")
+
+    def end(self) -> bytes:
+        self._begin(None)
+        return super().end()
 
     def _emit_closing(self) -> None:
         self._close_block()

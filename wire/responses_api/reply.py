@@ -169,9 +169,11 @@ class ResponseSynthesizer(EventSynthesizer):
         self._calls = 0
         self._messages = 0
 
-    def _emit_opening(self) -> None:
+    def begin(self, turn_id: str) -> bytes:
+        self._start(turn_id)
         self._emit("response.created", response=self._response)
         self._emit("response.in_progress", response=self._response)
+        return self._flush()
 
     def _emit_closing(self) -> None:
         self._complete(time.time())
