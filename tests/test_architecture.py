@@ -37,6 +37,7 @@ LAYERS = {
     },
     "bench": {
         "bench",
+        "dashboard",
         "evals",
         "models",
         "trainer",
