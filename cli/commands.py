@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cli.backup import backup, restore
 from cli.compare import compare
 from cli.forget import forget, verify_receipt
 from cli.home_files import note_export
@@ -612,4 +613,6 @@ COMMANDS: dict[str, Command] = {
     "import": import_turns,
     "compare": compare,
     "recover": recover,
+    "backup": backup,
+    "restore": restore,
 }
