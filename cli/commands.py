@@ -24,7 +24,7 @@ from cli.compare import compare
 from cli.forget import forget, verify_receipt
 from cli.home_files import note_export
 from cli.import_turns import import_turns
-from cli.live import ask_proxy, is_in_trouble, store_line, traffic_lines
+from cli.live import ask_proxy, is_in_trouble, store_line, traffic_lines, version_lines
 from cli.opened_record import open_record
 from cli.policies import chosen_policy, given_policy
 from cli.recover import recover
@@ -83,17 +83,18 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
     live = ask_proxy(settings)
     try:
         status: RecordStatus | None
-        status, unused, traffic, tried = asyncio.run(_read_status(settings, arguments))
+        status, unused, traffic, tried, refused = asyncio.run(_read_status(settings, arguments))
         problem = None
     except RecordError as exc:
         if live is None:
             raise
-        status, unused, traffic, tried, problem = None, [], [], [], str(exc)
+        status, unused, traffic, tried, refused, problem = None, [], [], [], [], str(exc)
     store = live["store"] if live is not None else None
     if arguments.json:
         found = {**status.to_json(), "sentence": sentence(status)} if status is not None else {}
         found |= {"releases": [{"policy": one.policy, **releases.to_json(one)} for one in tried]}
         found |= {"unused_complaints": [unused_json(complaint) for complaint in unused]}
+        found |= {"refused_versions": {adapter.name: adapter.reason for adapter in refused}}
         found |= {"client_warnings": [warning.to_json() for warning in clients.warnings_of(traffic)]}
         found |= {"store": store, "proxy": live["proxy"] if live else None, "record_error": problem}
         print(json.dumps(found, default=str, indent=2))
@@ -105,6 +106,7 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
                 *releases.status_lines(tried),
                 *lines_of(unused),
                 *clients.status_lines(clients.warnings_of(traffic)),
+                *version_lines(live["proxy"] if live is not None else None, refused),
             ]:
                 console.print(escape(line))
         else:
@@ -119,7 +121,9 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
 
 async def _read_status(
     settings: Settings, arguments: argparse.Namespace
-) -> tuple[RecordStatus, list[UnusedComplaint], list[ClientTraffic], list[CanaryRelease]]:
+) -> tuple[
+    RecordStatus, list[UnusedComplaint], list[ClientTraffic], list[CanaryRelease], list[AdapterVersion]
+]:
     given = given_policy(settings, arguments)
     async with open_record(settings, waits=not arguments.no_wait) as record:
         since = time.time() - DAYS * 86_400
@@ -127,7 +131,9 @@ async def _read_status(
         policies = [given] if given else policies_of(settings.policy, {settings.policy, *status.live})
         unused = [one for policy in policies for one in await record.unused_complaints(policy, since)]
         tried = await record.canary_releases(given, stages=OPEN_RELEASES)
-        return status, unused, await record.client_traffic(clients.WINDOW), tried
+        versions = [one for policy in policies for one in await record.adapters(policy)]
+        refused = [one for one in versions if one.state is AdapterState.REFUSED]
+        return status, unused, await record.client_traffic(clients.WINDOW), tried, refused
 
 
 def _print_status(console: Console, status: RecordStatus) -> None:

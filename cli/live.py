@@ -6,10 +6,11 @@ import http.client
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 
 from store.errors import ConfigError
 from store.settings import Settings
-from store.values import Json
+from store.values import AdapterVersion, Json
 
 #: The proxy gives its record two seconds before it answers without it; a crowded machine needs longer. A refused connection is reported at once.
 _TIMEOUT_S = 20.0
@@ -97,3 +98,16 @@ def traffic_lines(proxy: Json) -> list[str]:
         counts = ", ".join(f"{name} in {count} requests" for name, count in sorted(tools.items()))
         lines.append(f"hosted tools that were left out: {counts}")
     return lines
+
+
+def version_lines(proxy: Json | None, refused: Sequence[AdapterVersion]) -> list[str]:
+    """Return what `status` says about versions that an engine does not serve as the trainer made them.
+
+    Args:
+        proxy: of the running gateway; None: none runs.
+        refused: refused versions, of any policy.
+    """
+    attested: Json = {} if proxy is None else proxy["backend"].get("attested") or {}
+    return [f"{adapter.name} is refused: {adapter.reason}" for adapter in refused] + [
+        f"{name} is {outcome}" for name, outcome in sorted(attested.items())
+    ]

@@ -30,6 +30,7 @@ from store.values import (
     adapter_name,
 )
 from trainer.anchors import Anchors
+from trainer.attestation import FixedText
 from trainer.batch import Sample, SampleKind
 from trainer.checkpoint import (
     WrittenVersion,
@@ -160,6 +161,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
             share=effort.canaries * self.wish_questions,
             max_tokens=effort.anchor_tokens,
         )
+        self._fixed_text = FixedText(policy)
         self._new_wishes: Json = {}
         self._before: Mapping[str, Any] | None = None
         self._trained: tuple[str, ...] = ()
@@ -517,6 +519,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
             },
             metrics=metrics,
             model=self._model_digests(),
+            attestation=self._fixed_text.attest(self._before, adapter_name(self.name, self.version)),
         )
         return written, metrics
 

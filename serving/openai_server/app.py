@@ -40,6 +40,7 @@ from serving.openai_server.schemas import (
     build_usage,
     check_context_length,
     check_token_ids,
+    echo_prompt,
     merge_chunks,
     parse_body,
     tool_use,
@@ -428,6 +429,7 @@ class OpenAIServer:
                     deliver=results.put,
                     n=n,
                     first_index=number * n,
+                    scores_prompt=bool(body.echo) and body.logprobs is not None,
                 )
             )
         head = self._head(f"cmpl-{uuid.uuid4().hex}", "text_completion", body.model)
@@ -436,20 +438,27 @@ class OpenAIServer:
 
         def choice_of(index: int, chunk: OutputChunk, *, opening: bool) -> dict[str, Any]:
             logprobs = None
+            prompt_ids = prompts[index // n]
+            echoes = bool(body.echo) and opening
             if body.logprobs is not None:
                 logprobs, offsets[index] = build_completion_logprobs(
                     chunk.logprobs, vocabulary, offsets[index], as_token_ids=as_token_ids
                 )
+                if echoes:
+                    logprobs = echo_prompt(
+                        logprobs, prompt_ids, chunk.prompt_logprobs, vocabulary, as_token_ids=as_token_ids
+                    )
+                    offsets[index] += sum(len(vocabulary.text(token_id)) for token_id in prompt_ids)
             choice: dict[str, Any] = {
                 "index": index,
-                "text": chunk.text,
+                "text": (vocabulary.decode(prompt_ids) if echoes else "") + chunk.text,
                 "logprobs": logprobs,
                 "finish_reason": chunk.finish_reason,
                 "stop_reason": chunk.stop_reason,
             }
             if body.return_token_ids:
                 choice["token_ids"] = list(chunk.token_ids)
-                choice["prompt_token_ids"] = list(prompts[index // n]) if opening else None
+                choice["prompt_token_ids"] = list(prompt_ids) if opening else None
             return choice
 
         def usage() -> dict[str, int]:

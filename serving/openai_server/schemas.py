@@ -295,8 +295,8 @@ def _refuse_completion_fields(body: CompletionBody, limits: EngineLimits) -> Non
             f"logprobs above 0 are not supported by {limits.name}: it reports only the sampled tokens' own",
             param="logprobs",
         )
-    if body.echo:
-        raise _unsupported("echo", limits)
+    if body.echo and body.logprobs is not None and "prompt_logprobs" in limits.unsupported:
+        raise _unsupported("echo with logprobs", limits)
     if body.suffix:
         raise _unsupported("suffix", limits)
 
@@ -426,6 +426,25 @@ def build_completion_logprobs(
         ],
     }
     return columns, offset
+
+
+def echo_prompt(
+    columns: dict[str, Any],
+    prompt_ids: Sequence[int],
+    logprobs: Sequence[float],
+    vocabulary: Vocabulary,
+    *,
+    as_token_ids: bool,
+) -> dict[str, Any]:
+    """Return a logprobs object that begins with the prompt's tokens; the first has no log-probability."""
+    entries = [
+        TokenLogprob(token_id=token_id, logprob=logprob, top=())
+        for token_id, logprob in zip(prompt_ids, (0.0, *logprobs), strict=True)
+    ]
+    echoed, length = build_completion_logprobs(entries, vocabulary, 0, as_token_ids=as_token_ids)
+    echoed["token_logprobs"][0] = None
+    shifted = {**columns, "text_offset": [length + offset for offset in columns["text_offset"]]}
+    return {name: [*echoed[name], *shifted[name]] for name in columns}
 
 
 def _call_object(call: ToolCall, call_id: str) -> dict[str, Any]:
@@ -568,6 +587,7 @@ def merge_chunks(chunks: Sequence[OutputChunk]) -> OutputChunk:
         stop_reason=last.stop_reason,
         error=last.error,
         status=last.status,
+        prompt_logprobs=chunks[0].prompt_logprobs,
     )
 
 

@@ -70,7 +70,8 @@ class TokenLogprob:
 class OutputChunk:
     """The output of one step for one sequence. `text` can be empty while a character or a stop string is incomplete.
 
-    `error` and its HTTP `status` accompany the finish_reason "error".
+    `error` and its HTTP `status` accompany the finish_reason "error". `prompt_logprobs` [P - 1], of the prompt's tokens after the first, come with
+    the first chunk where the job asks for them.
     """
 
     text: str
@@ -80,3 +81,4 @@ class OutputChunk:
     stop_reason: str | int | None = None
     error: str | None = None
     status: int = 500
+    prompt_logprobs: tuple[float, ...] = ()
