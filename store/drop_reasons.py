@@ -1,4 +1,4 @@
-"""The sentence of each drop reason, for people: what kept a turn from teaching. The record keeps the codes."""
+"""What each drop reason means and what a user can do about it. The record keeps the codes."""
 
 from __future__ import annotations
 
@@ -27,6 +27,25 @@ SENTENCES: dict[DropReason, str] = {
     DropReason.GATE_REJECTED: "the gate rejected two versions made of it",
     DropReason.STEP_FAILED: "every step that it was part of failed",
     DropReason.FORGOTTEN: "you asked for it to be forgotten",
+}
+
+#: What a user can do, where anything helps.
+REMEDIES: dict[DropReason, str] = {
+    DropReason.SIDE_TURN: "`run.py explain TURN`; send the header `X-Turn-Type: main` where that is wrong",
+    DropReason.REQUEST_REFUSED: "read the error; usually a parameter is wrong",
+    DropReason.UPSTREAM_ERROR: "see `logs/backend.log`",
+    DropReason.NO_TOKENS: "use a backend that reports them",
+    DropReason.TOKEN_MISMATCH: "report it as a defect",
+    DropReason.CONSTRAINED: "say what to do differently",
+    DropReason.ABSTAINED: "say what to do differently",
+    DropReason.NO_SIGNAL: "say what to do differently",
+    DropReason.OVER_LIMIT: "raise `--most-verdicts-per-hour`",
+    DropReason.STALE: "raise `--learning max_staleness`",
+    DropReason.HINT_IRRELEVANT: "say it in other words",
+    DropReason.TOO_LONG: "use shorter contexts or a machine with more memory",
+    DropReason.OUT_OF_MEMORY: "use shorter contexts or a machine with more memory",
+    DropReason.GATE_REJECTED: "`run.py versions` has the reason",
+    DropReason.STEP_FAILED: "see `logs/trainer.log`",
 }
 
 

@@ -50,7 +50,7 @@ LAYERS = {
     # of recorder only MODULES_ALLOWED
     "dashboard": {"dashboard", "serving", "recorder", "store"},  # of recorder only MODULES_ALLOWED
     "cli": {"cli", "dashboard", "evals", "recorder", "scorers", "migrations", "store", "serving"},
-    "scripts": {"scripts", "proxy", "store"},  # what the generated reference is made from
+    "scripts": {"scripts", "cli", "proxy", "store"},  # what the generated reference is made from
     "run": {"cli"},
 }
 #: (package, package) -> the only modules of the second that the first may import.

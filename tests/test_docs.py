@@ -12,14 +12,15 @@ import pytest
 
 from cli.arguments import build_parser, given_settings
 from proxy.endpoints import ENDPOINTS, FEEDBACK_FIELDS, REQUEST_HEADERS, RESPONSE_HEADERS
-from scripts.generate_reference import FOLDER, render_http, render_settings
+from scripts.generate_reference import FOLDER, PAGES
+from store.drop_reasons import REMEDIES, SENTENCES
 from store.lifecycle import DropReason
 from store.schema import TRAJECTORY_COLUMNS
 from store.settings import read_settings
 from store.version import VERSION
 
 ROOT = Path(__file__).parent.parent
-GENERATED = {FOLDER / "settings.md", FOLDER / "http.md"}
+GENERATED = {FOLDER / name for name in PAGES}
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 RESEARCH = sorted((ROOT / "research").glob("*.md"))
 AT_THE_ROOT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
@@ -71,10 +72,10 @@ def test_no_private_word_occurs(path: Path) -> None:
     assert [match[0] for match in PRIVATE.finditer(text)] == []
 
 
-def test_the_generated_reference_is_what_the_code_generates() -> None:
+@pytest.mark.parametrize("name", PAGES)
+def test_the_generated_reference_is_what_the_code_generates(name: str) -> None:
     """Update with ``python -m scripts.generate_reference``."""
-    assert (FOLDER / "settings.md").read_text(encoding="utf-8") == render_settings()
-    assert (FOLDER / "http.md").read_text(encoding="utf-8") == render_http()
+    assert (FOLDER / name).read_text(encoding="utf-8") == PAGES[name]()
 
 
 def test_every_endpoint_and_header_of_the_reference_is_used_by_the_proxy() -> None:
@@ -100,11 +101,9 @@ def test_the_sql_reference_has_the_columns_of_the_view_in_their_order() -> None:
     assert tuple(re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE)) == TRAJECTORY_COLUMNS
 
 
-def test_the_operating_guide_lists_every_drop_reason() -> None:
-    text = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
-    section = text.partition("## Dropped turns")[2].partition("\n## ")[0]
-    first_cells = re.findall(r"^\| (`.+?) \|", section, flags=re.MULTILINE)
-    assert {code for cell in first_cells for code in re.findall(r"`(\w+)`", cell)} == set(DropReason)
+def test_every_drop_reason_has_a_sentence_and_each_remedy_a_reason() -> None:
+    assert set(SENTENCES) == set(DropReason)
+    assert set(REMEDIES) < set(DropReason)
 
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/architecture.md"])
