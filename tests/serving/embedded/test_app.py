@@ -563,7 +563,9 @@ def test_sigterm_in_the_middle_of_a_stream_tells_the_client_and_ends_cleanly(tin
         assert version_info[-1] == "data: [DONE]"
 
 
-async def test_a_prompt_is_scored_as_the_same_tokens_are_when_they_are_sampled(http: httpx.AsyncClient) -> None:
+async def test_a_prompt_is_scored_as_the_same_tokens_are_when_they_are_sampled(
+    http: httpx.AsyncClient,
+) -> None:
     """With `echo`, whole and streamed; the prompt is longer than one chunk of a scored prefill."""
     body: dict[str, Any] = {
         "model": "tiny", "prompt": "The capital of France", "max_tokens": 80, "temperature": 0, "logprobs": 0,
@@ -587,4 +589,6 @@ async def test_a_prompt_is_scored_as_the_same_tokens_are_when_they_are_sampled(h
         columns["token_logprobs"][1 : len(ids)], abs=1e-5
     )
     two = (await http.post("/v1/completions", json={**asked, "n": 2})).json()["choices"]
-    assert [choice["logprobs"]["token_logprobs"][1:5] for choice in two] == [columns["token_logprobs"][1:5]] * 2
+    assert [choice["logprobs"]["token_logprobs"][1:5] for choice in two] == [
+        columns["token_logprobs"][1:5]
+    ] * 2
