@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 import orjson
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -32,6 +33,7 @@ from dashboard.evaluations import find_folder, list_runs
 from dashboard.forgetting import Forgetting
 from dashboard.sign_in import COOKIE, COOKIE_S, Session, SignIn
 from dashboard.views import StatusCache, Viewer
+from store.catch_up import read_recorder_state
 from store.errors import RecordError
 from store.journal import EntryKind, JournalWriter
 from store.keys import DEFAULT, KeyFile, Keyring
@@ -42,6 +44,7 @@ from store.settings import Settings
 from store.texts import last_user_text, strip_controls
 from store.values import Feedback, Selection, new_feedback_id
 from store.version import VERSION
+from telemetry.record_metrics import render_metrics
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +146,7 @@ class Dashboard:
         # The paths that users of CLaaS know.
         found.append(Route("/v1/dashboard", self._page(self._steps), methods=["GET"]))
         found.append(Route("/v1/eval", self._page(self._evaluations), methods=["GET"]))
+        found.append(Route("/metrics", self._metrics, methods=["GET"]))
         return found
 
     async def close(self) -> None:
@@ -321,6 +325,30 @@ class Dashboard:
         return self._render(
             name, viewer, section="live", status=status, processes=views.processes(status, time.time())
         )
+
+    async def _metrics(self, request: Request) -> Response:
+        """Answer Prometheus. Programs get a status without a page."""
+        plain = {"content-type": CONTENT_TYPE_LATEST, "cache-control": "no-store"}
+        if not (self._settings.metrics_public or self._keys.is_open):
+            try:
+                viewer = self._viewer(self._session(request), request)
+            except NoSignIn:
+                return Response(
+                    "Send an owner's key as a Bearer token, or start Patina with --metrics-public.\n",
+                    401,
+                    {"www-authenticate": "Bearer"},
+                    "text/plain",
+                )
+            if not viewer.is_owner:
+                return Response("Only an owner's key may read the metrics.\n", 403, media_type="text/plain")
+        try:
+            record = await self._record.get()
+            status, learning = await self._status.of_owner(record), await record.learning_metrics()
+        except RecordError as exc:
+            return Response(f"{exc}\n", 503, media_type="text/plain")
+        recorder = read_recorder_state(self._settings.journal_folder)
+        page = render_metrics(status, learning, recorder, [self._settings.metrics_file], time.time())
+        return Response(page, headers=plain)
 
     async def _evaluations(self, request: Request, viewer: Viewer) -> Response:
         _require_owner(viewer)

@@ -92,6 +92,10 @@ class StatusCache:
         """Return the owner's counts, which are kept a while, or those of another viewer's own turns."""
         if not viewer.is_owner:
             return await record.status(policy=viewer.policy, key_name=viewer.key_name)
+        return await self.of_owner(record)
+
+    async def of_owner(self, record: Record) -> RecordStatus:
+        """Return the counts of all turns."""
         if self._found is None or time.monotonic() - self._at > self.max_age_s:
             self._found, self._at = await record.status(), time.monotonic()
         return self._found

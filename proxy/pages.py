@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 DASHBOARD = "/dashboard"
-#: Paths that users of CLaaS know.
-_OTHERS = ("/v1/dashboard", "/v1/eval")
+METRICS = "/metrics"
+#: Prometheus' path, and paths that users of CLaaS know.
+_OTHERS = (METRICS, "/v1/dashboard", "/v1/eval")
 
 
 def is_page_path(path: str) -> bool:

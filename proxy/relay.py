@@ -199,6 +199,10 @@ class _Exchange:
 
     turn_id: str
     created_at: float
+    sent_at: float | None = None
+    first_chunk_at: float | None = None
+    backend_ended_at: float | None = None
+    traceparent: str = ""
     principal: Principal
     raw: bytes
     chat: ChatRequest
@@ -458,6 +462,7 @@ class ChatRelay:
                 api=detail,
                 is_translated=api is not None,
                 connection=client_connection(scope),
+                traceparent=get_header(scope["headers"], b"traceparent") or "",
             )
             await self._exchange(exchange, scope, receive, send, path)
         except WireError as exc:
@@ -590,6 +595,10 @@ class ChatRelay:
             logprob_mode=capabilities.logprob_mode,
             size=exchange.size,
             api=exchange.api,
+            sent_at=exchange.sent_at,
+            first_chunk_at=exchange.first_chunk_at,
+            backend_ended_at=exchange.backend_ended_at,
+            traceparent=exchange.traceparent,
         )
 
     # ---- to the backend
@@ -661,6 +670,7 @@ class ChatRelay:
             body, exchange.injection = build_request(
                 exchange.raw, exchange.chat, fields=fields, served_model=lease.name
             )
+            exchange.sent_at = time.time()
             try:
                 reply = await self._backend.open("POST", path, headers, body)
             except (UpstreamUnreachable, UpstreamConnectTimeout):
@@ -738,6 +748,8 @@ class ChatRelay:
                 raise exchange.error_body.fault
             return
         async for data in reply.chunks():
+            if exchange.first_chunk_at is None:
+                exchange.first_chunk_at = time.time()
             exchange.size += len(data)
             exchange.reply_size += len(data)
             if (
@@ -748,6 +760,7 @@ class ChatRelay:
                 exchange.templates, exchange.template_attempts = [], _MAX_TEMPLATE_ATTEMPTS
                 exchange.assembler.give_up(_TOO_LARGE)
             yield data
+        exchange.backend_ended_at = time.time()
 
     async def _send_body_unchanged(
         self, exchange: _Exchange, reply: BackendReply, send: Send, encoding: str | None

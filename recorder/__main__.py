@@ -19,10 +19,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from recorder.old_journal import convert_old_journal
+from recorder.telemetry import RecorderTelemetry
 from recorder.worker import RecorderWorker
 from store.errors import ConfigError, RecordCorrupt, RecordError, RecordUnavailable
 from store.record import Record
 from store.settings import Settings
+from telemetry.otlp import OtlpExporter
 
 #: Longest wait for another process's write; after that the write counts as failed in `status` and is repeated.
 _BUSY_S = 1.0
@@ -77,6 +79,14 @@ async def check_record(url: str) -> None:
     await record.close()
 
 
+def open_telemetry(settings: Settings) -> RecorderTelemetry:
+    """Return what measures, with an exporter where an endpoint is set. Raises: ConfigError."""
+    exporter = None
+    if settings.otlp_endpoint:
+        exporter = OtlpExporter(settings.otlp_endpoint, headers=settings.otlp_headers, service="recorder")
+    return RecorderTelemetry(settings.metrics_file, exporter, with_content=settings.otlp_content)
+
+
 def _take_over(settings: Settings) -> None:
     """Take over what an earlier version left. If that fails, the file stays where it is, and the next start tries again."""
     try:
@@ -118,6 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             worker = RecorderWorker(
                 settings.journal_folder,
                 lambda: Record.open(settings.database_url, busy_timeout_s=_BUSY_S),
+                open_telemetry(settings),
             )
             asyncio.run(worker.stop(_ONCE_S) if arguments.once else _serve(worker))
     except (ConfigError, RecordError) as exc:

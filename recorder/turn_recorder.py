@@ -48,6 +48,7 @@ class TurnRecorder:
     Args:
         open_record: opens the record; called repeatedly while the record is unavailable.
         on_unwritable: called with an exchange or feedback that can never be written, and why.
+        on_written: called with each exchange after its transaction, and the turn of its first choice.
         weights: evidence code -> weight, for experiments.
     """
 
@@ -55,10 +56,12 @@ class TurnRecorder:
         self,
         open_record: Callable[[], Awaitable[Record]],
         on_unwritable: Callable[[ClassifiedExchange | Feedback, str], None] | None = None,
+        on_written: Callable[[ClassifiedExchange, NewTurn], None] | None = None,
         weights: Mapping[str, float] = WEIGHTS,
     ) -> None:
         self._open_record = open_record
         self._on_unwritable = on_unwritable
+        self._on_written = on_written
         self._weights = weights
         self._opening_lock = asyncio.Lock()
         self._turn_index = TurnIndex()
@@ -191,7 +194,9 @@ class TurnRecorder:
         ]
         unmatched = await record.write_turns(turns, done, feedback=feedback, offsets=offsets)
         for captured in captures:
-            del self._linked[captured.turn_id]
+            written = self._linked.pop(captured.turn_id)
+            if self._on_written is not None:
+                self._on_written(captured, written[0])
         self.written += len(turns)
         return unmatched
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import orjson
 
 from recorder.journal_reader import MAX_ENTRIES, Batch, JournalReader
+from recorder.telemetry import RecorderTelemetry
 from recorder.turn_recorder import TurnRecorder
 from recorder.turns import ClassifiedExchange, classify_exchange
 from store.errors import RecordError
@@ -43,11 +44,20 @@ class RecorderWorker:
     Args:
         folder: the journal.
         open_record: opens the record; called repeatedly while the record is unavailable.
+        telemetry: measures what is written; None: nothing does.
     """
 
-    def __init__(self, folder: Path, open_record: Callable[[], Awaitable[Record]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        open_record: Callable[[], Awaitable[Record]],
+        telemetry: RecorderTelemetry | None = None,
+    ) -> None:
         self._folder = folder
-        self._turns = TurnRecorder(open_record, self._on_unwritable)
+        self._telemetry = telemetry
+        self._turns = TurnRecorder(
+            open_record, self._on_unwritable, telemetry.observe if telemetry is not None else None
+        )
         self._entries: dict[str, Entry] = {}  # of the batch that is being written, by turn or feedback id
         self._prefix_cache = PrefixCache()
         self._reader: JournalReader | None = None
@@ -89,6 +99,8 @@ class RecorderWorker:
             except RecordError as exc:
                 log.warning("the last heartbeat was not written: %s", exc)
             await record.close()
+        if self._telemetry is not None:
+            await asyncio.to_thread(self._telemetry.close)
 
     async def _record_forever(self) -> None:
         cleaned_at = 0.0
@@ -214,6 +226,8 @@ class RecorderWorker:
                 except RecordError as exc:
                     self._beat_error = str(exc)[:300]  # noticed here also while nothing is to be recorded
             self._write_state()
+            if self._telemetry is not None:
+                await self._telemetry.tick(record)
             await asyncio.sleep(_HEARTBEAT_S)
 
     def _heartbeat(self, state: str) -> Heartbeat:

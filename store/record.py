@@ -22,6 +22,7 @@ from store.queries import (
     forget,
     journal,
     lineage,
+    metrics,
     person,
     proxy,
     replies,
@@ -44,11 +45,13 @@ from store.values import (
     DroppedTurn,
     Feedback,
     Forgotten,
+    GivenVerdict,
     GpuLease,
     GpuRole,
     Heartbeat,
     Json,
     JudgedTurn,
+    LearningMetrics,
     LineageStep,
     NewTurn,
     RecentVerdict,
@@ -442,6 +445,18 @@ class Record:
             key_name: count only turns of this key, and leave out the processes.
         """
         return await self._database.read(person.status, policy=policy, key_name=key_name)
+
+    async def learning_metrics(self) -> LearningMetrics:
+        """Return what `/metrics` reads of learning."""
+        return await self._database.read(metrics.learning_metrics)
+
+    async def verdicts_after(self, verdict_id: int | None, limit: int = 500) -> list[GivenVerdict]:
+        """Return up to ``limit`` verdicts behind one, oldest first; of None: the newest one alone."""
+        return await self._database.read(metrics.verdicts_after, verdict_id, limit)
+
+    async def steps_finished_after(self, finished_at: float, limit: int = 50) -> list[StepReport]:
+        """Return up to ``limit`` steps that ended after a time (Unix time, seconds), the first to end first."""
+        return await self._database.read(metrics.steps_finished_after, finished_at, limit)
 
     async def client_traffic(self, window: int) -> list[ClientTraffic]:
         """Return the clients of the newest ``window`` turns and what became of their turns, the busiest first."""

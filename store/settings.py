@@ -219,6 +219,24 @@ class Settings(BaseSettings):
         "web pages that may call from a browser, separated by commas, or *; default: none",
         "serving",
     )
+    metrics_public: bool = _field(
+        False, "PATINA_METRICS_PUBLIC", "serve /metrics without a key; default: an owner's key", "serving"
+    )
+    otlp_endpoint: str = _field(
+        "",
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "base URL of an OpenTelemetry collector (OTLP over HTTP) for spans and metrics; default: none",
+        "serving",
+    )
+    otlp_headers: str = _field(
+        "", "OTEL_EXPORTER_OTLP_HEADERS", "headers for --otlp-endpoint: name=value,name=value", "serving"
+    )
+    otlp_content: bool = _field(
+        False,
+        "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT",
+        "send the text of messages and replies to --otlp-endpoint as well",
+        "serving",
+    )
     upstream_api_key: str = _field("", "PATINA_UPSTREAM_API_KEY", "key sent to --upstream", "serving")
     judge: str = _field(
         "auto",
@@ -566,6 +584,11 @@ class Settings(BaseSettings):
         """Where this machine reaches the gateway, without ``/v1``."""
         host = self.proxy_host if self.proxy_host not in ("0.0.0.0", "::") else "localhost"
         return f"http://{f'[{host}]' if ':' in host else host}:{self.proxy_port}"
+
+    @property
+    def metrics_file(self) -> Path:
+        """Metrics of the recorder, which `/metrics` includes."""
+        return self.home / "metrics.prom"
 
     @property
     def keys_file(self) -> Path:

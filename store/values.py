@@ -853,6 +853,34 @@ class RecordStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LearningMetrics:
+    """What `/metrics` reads of learning.
+
+    Attributes:
+        verdicts: their number by (value, source); value None: the scorer abstained.
+        newest: the newest version of each policy, published or not.
+        feedback_to_live_s: by policy: seconds from the newest feedback in the live version until it went live.
+    """
+
+    verdicts: Mapping[tuple[int | None, str], int]
+    newest: tuple[AdapterVersion, ...]
+    feedback_to_live_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenVerdict:
+    """A verdict with its turn's ids, for a span."""
+
+    verdict_id: int
+    turn_id: str
+    completion_id: str | None
+    session_id: str
+    value: int | None
+    source: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """Scored turns that no step has claimed yet."""
 

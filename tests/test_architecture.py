@@ -15,10 +15,11 @@ ROOT = Path(__file__).parent.parent
 LAYERS = {
     "store": {"store"},
     "migrations": {"migrations", "store"},
+    "telemetry": {"telemetry", "store"},
     "wire": {"wire", "store"},
     "serving": {"serving", "store"},
     "proxy": {"proxy", "serving", "wire", "store"},
-    "recorder": {"recorder", "wire", "store"},
+    "recorder": {"recorder", "telemetry", "wire", "store"},
     "scorers": {"scorers", "serving", "store"},
     "trainer": {"trainer", "serving", "store"},
     "models": {"models", "trainer", "scorers"},  # only MODULES_ALLOWED
@@ -48,7 +49,13 @@ LAYERS = {
         "migrations",
     },
     # of recorder only MODULES_ALLOWED
-    "dashboard": {"dashboard", "serving", "recorder", "store"},  # of recorder only MODULES_ALLOWED
+    "dashboard": {
+        "dashboard",
+        "serving",
+        "recorder",
+        "telemetry",
+        "store",
+    },  # of recorder only MODULES_ALLOWED
     "cli": {"cli", "dashboard", "evals", "recorder", "scorers", "migrations", "store", "serving"},
     "scripts": {"scripts", "cli", "proxy", "store"},  # what the generated reference is made from
     "run": {"cli"},
@@ -79,6 +86,7 @@ OWNERS = {
     "torch": {"trainer", "serving.embedded", "models", "bench", "evals"},
     "transformers": {"trainer", "serving.embedded", "serving.tinker", "models", "bench", "evals"},
     "peft": {"trainer", "serving.embedded", "models", "bench"},
+    "llguidance": {"serving.embedded.grammar"},
     "tinker": {"serving.tinker", "trainer.tinker"},
     "openai": {"evals", "bench"},
     "matplotlib": {"evals", "bench"},
@@ -102,6 +110,7 @@ SANS_IO = {
     "serving.openai_server.token_text",
     "serving.openai_server.toolcalls",
     "serving.openai_server.values",
+    "serving.openai_server.structured",
     "serving.openai_server.schemas",
     "serving.tinker.model_names",
     "serving.vllm.memory_plan",

@@ -17,6 +17,8 @@ def decoding_constraint(body: Json) -> str:
     choice = body.get("tool_choice")
     if choice == "required" or isinstance(choice, dict):
         return "tool_choice forces a call"
+    if isinstance(body.get("function_call"), dict):
+        return "function_call forces a call"
     wanted = body.get("response_format")
     if isinstance(wanted, dict) and wanted.get("type") not in (None, "text"):
         return f"response_format {wanted.get('type')}"

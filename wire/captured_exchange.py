@@ -25,6 +25,9 @@ class CapturedExchange:
         fault: why the whole exchange cannot train (the client disconnected, an error), or None.
         size: bytes of request and reply.
         api: the API that the client speaks, where it is not chat: its name and what the chat request does not hold of its request.
+        sent_at: when the request went to the backend (Unix time, seconds); None: it did not.
+        first_chunk_at, backend_ended_at: when the first and the last bytes of the reply's body came.
+        traceparent: of the request (W3C Trace Context), or "".
     """
 
     turn_id: str
@@ -44,6 +47,10 @@ class CapturedExchange:
     logprob_mode: LogprobMode
     size: int
     api: Json | None = None
+    sent_at: float | None = None
+    first_chunk_at: float | None = None
+    backend_ended_at: float | None = None
+    traceparent: str = ""
 
     @property
     def is_whole(self) -> bool:
@@ -55,6 +62,8 @@ _SCALAR_FIELDS = (
     "turn_id", "created_at", "finished_at", "key_name", "client", "policy", "adapter_version", "status_code", "streamed",
     "temperature", "size",
 )  # fmt: skip
+#: Fields that entries of 0.2.0 do not have.
+_NEWER_FIELDS = ("sent_at", "first_chunk_at", "backend_ended_at", "traceparent")
 
 
 def dump_exchange(captured: CapturedExchange, raw: bytes | None) -> bytes:
@@ -66,7 +75,7 @@ def dump_exchange(captured: CapturedExchange, raw: bytes | None) -> bytes:
     chat = captured.chat
     head = orjson.dumps(
         {
-            **{name: getattr(captured, name) for name in _SCALAR_FIELDS},
+            **{name: getattr(captured, name) for name in (*_SCALAR_FIELDS, *_NEWER_FIELDS)},
             "options": captured.options,
             "reply": captured.reply,
             "fault": captured.fault,
@@ -95,6 +104,7 @@ def load_exchange(payload: bytes, prefix_cache: PrefixCache | None = None) -> Ca
     completions = tuple(_restore_completion(values) for values in reply.pop("completions"))
     return CapturedExchange(
         **{name: value[name] for name in _SCALAR_FIELDS},
+        **{name: value[name] for name in _NEWER_FIELDS if name in value},
         options=RequestOptions(
             **{
                 **options,

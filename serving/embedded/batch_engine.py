@@ -21,10 +21,11 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from serving.embedded.adapters import Adapter
+from serving.embedded.grammar import Grammar
 from serving.embedded.kv_cache import BatchKvCache
 from serving.embedded.model import Model
 from serving.embedded.sampling import SamplingBatch, edit_logits, sample
-from serving.openai_server.engine import Job
+from serving.openai_server.engine import GrammarError, Job
 from serving.openai_server.token_text import TokenText
 from serving.openai_server.values import LogprobsMode, OutputChunk
 
@@ -59,6 +60,7 @@ class _Sequence:
     __slots__ = (
         "adapter",
         "counts",
+        "grammar",
         "ids",
         "index",
         "job",
@@ -75,13 +77,17 @@ class _Sequence:
         self.index = job.first_index + number
         self.params = job.params
         self.adapter = job.adapter
+        self.grammar: Grammar | None = None if job.grammar is None else job.grammar.copy()
+        if self.grammar is not None:
+            # The grammar decides where the reply may end.
+            self.params = replace(job.params, min_tokens=0, ignore_eos=False)
         self.ids = list(job.prompt_ids)
         self.prompt_tokens = len(self.ids)
         self.prompt_logprobs: list[float] = []
         seed = job.params.seed
         # Each of n samples has its own random stream, so none depends on the length of the others.
         self.rng = random.Random(None if seed is None else f"{seed}/{number}")
-        self.text = TokenText(job.params, model.vocabulary, model.end_ids)
+        self.text = TokenText(self.params, model.vocabulary, model.end_ids)
         self.counts: Counter[int] = Counter()
         self.prompt_set = frozenset(self.ids) if job.params.repetition_penalty != 1.0 else frozenset[int]()
 
@@ -376,6 +382,14 @@ class BatchEngine:
                 if one.params.edits_logits:
                     ends = one.params.stop_token_ids | self.model.end_ids
                     edit_logits(edited, row, one.params, one.prompt_set, one.counts, ends)
+        failed: dict[int, str] = {}
+        for row, one in enumerate(rows):
+            if one.grammar is not None:
+                edited = raw.clone() if edited is raw else edited
+                try:
+                    one.grammar.mask(edited[row])
+                except GrammarError as error:
+                    failed[row] = str(error)
         forced = {
             row: one.job.forced_ids[one.sampled]
             for row, one in enumerate(rows)
@@ -391,7 +405,10 @@ class BatchEngine:
                 if sampled_tokens.top and one.params.top_logprobs
                 else []
             )
-            chunk = self._build_chunk(one, sampled_tokens.ids[row], sampled_tokens.logprobs[row], top)
+            if row in failed:
+                chunk = _grammar_failure(failed[row])
+            else:
+                chunk = self._build_chunk(one, sampled_tokens.ids[row], sampled_tokens.logprobs[row], top)
             self._outbox.append((one.job, one.index, chunk))
             if chunk.finish_reason is not None:
                 finished.append(first + row)
@@ -406,6 +423,11 @@ class BatchEngine:
             one.counts[token_id] += 1
         is_last = one.sampled >= one.params.max_tokens or len(one.ids) >= self.model.max_model_len
         chunk = one.text.take(token_id, logprob, top, is_last=is_last)
+        if one.grammar is not None and chunk.finish_reason is None:
+            try:
+                one.grammar.accept(token_id)
+            except GrammarError as error:
+                return _grammar_failure(str(error))
         if one.sampled == 1 and one.prompt_logprobs:
             chunk = replace(chunk, prompt_logprobs=tuple(one.prompt_logprobs))
         return chunk
@@ -444,3 +466,14 @@ class BatchEngine:
                     job.deliver(index, chunk)
 
         self._post(deliver)
+
+
+def _grammar_failure(reason: str) -> OutputChunk:
+    return OutputChunk(
+        text="",
+        token_ids=(),
+        logprobs=(),
+        finish_reason="error",
+        error=f"the schema cannot be enforced: {reason}",
+        status=400,
+    )

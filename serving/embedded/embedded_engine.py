@@ -10,9 +10,10 @@ from typing import Any
 
 from serving.embedded.adapters import Adapter, read_adapter
 from serving.embedded.batch_engine import BatchEngine, EmbeddedJob
+from serving.embedded.grammar import Grammar, GrammarCompiler
 from serving.embedded.model import Model
 from serving.model_digests import digest_served_model
-from serving.openai_server.engine import EngineLimits
+from serving.openai_server.engine import EngineLimits, GrammarError
 from serving.openai_server.values import LogprobsMode, SamplingDefaults
 from serving.openai_server.vocabulary import Vocabulary
 from store.manifest import check_version
@@ -38,8 +39,12 @@ class EmbeddedEngine:
         self.model = model
         self._options = options
         self._engine: BatchEngine | None = None
+        self._grammars, self._note = _make_compiler(model)
         self.limits = EngineLimits(
-            name="the built-in engine", max_sequences=options.max_num_seqs, option="--max-num-seqs"
+            name="the built-in engine",
+            max_sequences=options.max_num_seqs,
+            option="--max-num-seqs",
+            is_constrained=self._grammars is not None,
         )
 
     @property
@@ -95,6 +100,11 @@ class EmbeddedEngine:
     def cancel(self, job: EmbeddedJob) -> None:
         self.engine.cancel(job)
 
+    def compile_grammar(self, grammar: str) -> Grammar:
+        if self._grammars is None:
+            raise GrammarError(self._note)
+        return self._grammars.compile(grammar)
+
     def load(self, name: str, path: str) -> Adapter:
         source = self._options.model_name
         check_version(Path(path), model=digest_served_model(source) if source else None)
@@ -112,13 +122,21 @@ class EmbeddedEngine:
             "device": str(self.model.device),
             "capabilities": {
                 "tools": True,
-                "constrained": False,
+                "constrained": self.limits.is_constrained,
                 "adapter_slots": self._options.max_loras,
-                "notes": [
-                    "no constrained decoding: response_format is refused, and a required call is opened for the model, not held to its schema"
-                ],
+                "notes": [self._note] if self._note else [],
             },
         }
 
     def stats(self) -> Mapping[str, Any]:
         return asdict(self.engine.stats())
+
+
+def _make_compiler(model: Model) -> tuple[GrammarCompiler | None, str]:
+    """Return the compiler of grammars, or None with the reason: the library does not read every tokenizer."""
+    try:
+        return GrammarCompiler(model.vocabulary, model.end_ids), ""
+    except ValueError as error:
+        return None, (
+            f"no constrained decoding ({error}): response_format is refused, and a required call is opened for the model, not held to its schema"
+        )

@@ -22,7 +22,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from serving.openai_server.engine import Job, LoadedAdapter, SamplingEngine
+from serving.openai_server.engine import GrammarError, Job, LoadedAdapter, SamplingEngine
 from serving.openai_server.guard import KeyGuard
 from serving.openai_server.prompts import render_chat
 from serving.openai_server.schemas import (
@@ -31,6 +31,7 @@ from serving.openai_server.schemas import (
     CompletionBody,
     DetokenizeBody,
     LoadAdapterBody,
+    OutputForm,
     RequestError,
     TokenizeBody,
     UnloadAdapterBody,
@@ -42,9 +43,10 @@ from serving.openai_server.schemas import (
     check_token_ids,
     echo_prompt,
     merge_chunks,
+    output_form,
     parse_body,
-    tool_use,
 )
+from serving.openai_server.structured import json_schema_of
 from serving.openai_server.toolcalls import ToolCallParser
 from serving.openai_server.values import OutputChunk, SamplingParams
 from store.errors import AdapterError, UpstreamError
@@ -296,6 +298,17 @@ class OpenAIServer:
             template_arguments=body.chat_template_kwargs,
         )
 
+    async def _output_form(self, body: ChatBody | CompletionBody) -> tuple[OutputForm, Any]:
+        """Return the form of the reply, and its compiled grammar or None."""
+        form = output_form(body, self.engine.limits, tags_are_tokens=self.engine.vocabulary.has_tool_tags)
+        if not form.grammar:
+            return form, None
+        try:
+            return form, await asyncio.to_thread(self.engine.compile_grammar, form.grammar)
+        except GrammarError as error:
+            field = "response_format" if json_schema_of(body.response_format) is not None else "tools"
+            raise RequestError(f"{field}: the schema cannot be enforced: {error}", param=field) from error
+
     def _check_sequence_count(self, max_sequences: int) -> None:
         limits = self.engine.limits
         if max_sequences > limits.max_sequences:
@@ -326,12 +339,12 @@ class OpenAIServer:
         check_token_ids(body, vocabulary)
         n = body.n or 1
         self._check_sequence_count(n)
-        use = tool_use(body, self.engine.limits)
+        form, grammar = await self._output_form(body)
         if len(raw) <= _INLINE_BYTES:
             prompt_ids = self._render(body, body.messages)
         else:
             prompt_ids = await asyncio.to_thread(self._render, body, body.messages)
-        forced = vocabulary.encode(use.forced, add_special_tokens=False) if use.forced else []
+        forced = vocabulary.encode(form.forced, add_special_tokens=False) if form.forced else []
         requested_tokens = body.max_completion_tokens or body.max_tokens
         remaining_tokens = check_context_length(len(prompt_ids), requested_tokens, self.engine.max_model_len)
         params = body.sampling_params(
@@ -344,11 +357,12 @@ class OpenAIServer:
         results = ResultStream(n)
         job: Job[Any] = Job(
             prompt_ids=prompt_ids,
-            params=replace(params, keep_tool_tags=use.parse),
+            params=replace(params, keep_tool_tags=form.parses_calls),
             adapter=adapter,
             deliver=results.put,
             n=n,
             forced_ids=forced,
+            grammar=grammar,
         )
         head = self._head(f"chatcmpl-{uuid.uuid4().hex}", "chat.completion", body.model)
         if body.stream:
@@ -358,11 +372,12 @@ class OpenAIServer:
                 index=index,
                 vocabulary=vocabulary,
                 head=head,
-                parser=ToolCallParser() if use.parse else None,
+                parser=ToolCallParser() if form.parses_calls else None,
                 wants_logprobs=bool(body.logprobs),
                 wants_ids=bool(body.return_token_ids),
                 as_token_ids=bool(body.return_tokens_as_token_ids),
-                one_call=body.parallel_tool_calls is False,
+                one_call=body.parallel_tool_calls is False or bool(body.functions),
+                is_legacy=bool(body.functions),
             )
             for index in range(n)
         ]
@@ -405,6 +420,7 @@ class OpenAIServer:
         prompts = _prompts(body, vocabulary.encode)
         n = body.n or 1
         self._check_sequence_count(n)
+        _, grammar = await self._output_form(body)
         as_token_ids = bool(body.return_tokens_as_token_ids)
         results = ResultStream(n * len(prompts))
         jobs: list[Job[Any]] = []
@@ -430,6 +446,7 @@ class OpenAIServer:
                     n=n,
                     first_index=number * n,
                     scores_prompt=bool(body.echo) and body.logprobs is not None,
+                    grammar=grammar,
                 )
             )
         head = self._head(f"cmpl-{uuid.uuid4().hex}", "text_completion", body.model)

@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from serving.openai_server.values import LogprobsMode, OutputChunk, SamplingDefaults, SamplingParams
 from serving.openai_server.vocabulary import Vocabulary
+from store.errors import WireError
 
 
 class LoadedAdapter(Protocol):
@@ -22,6 +23,10 @@ class LoadedAdapter(Protocol):
 AdapterT = TypeVar("AdapterT", bound=LoadedAdapter)
 
 
+class GrammarError(WireError):
+    """A grammar cannot be compiled, or a reply cannot be continued under it; the message is the reason."""
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class Job(Generic[AdapterT]):
     """One prompt to continue `n` times with one adapter (None: the base model).
@@ -31,6 +36,7 @@ class Job(Generic[AdapterT]):
         first_index: index of the first of the n choices.
         forced_ids: prescribed beginning of the reply.
         scores_prompt: the prompt's own log-probabilities are delivered too.
+        grammar: holds the reply to a grammar; of this engine's `compile_grammar`.
     """
 
     prompt_ids: Sequence[int]
@@ -41,6 +47,7 @@ class Job(Generic[AdapterT]):
     first_index: int = 0
     forced_ids: Sequence[int] = ()
     scores_prompt: bool = False
+    grammar: Any = None
     cancelled: bool = False
 
 
@@ -51,7 +58,8 @@ class EngineLimits:
     Attributes:
         name: the engine's display name.
         unsupported: request fields that are refused unless they have no effect; `forced_call`: a required tool call.
-        response_format_advice: alternative to `response_format`.
+        is_constrained: a grammar holds replies to a schema and to a required tool call.
+        response_format_advice: alternative to `response_format` where it is not.
         max_sequences: completions in one request.
         option: command-line option that sets `max_sequences`; "" where there is none.
     """
@@ -59,6 +67,7 @@ class EngineLimits:
     name: str
     max_sequences: int
     unsupported: frozenset[str] = field(default_factory=frozenset)
+    is_constrained: bool = False
     response_format_advice: str = "Ask for JSON in the prompt, or serve the model with vLLM."
     option: str = ""
 
@@ -112,6 +121,10 @@ class SamplingEngine(Protocol[AdapterT]):
 
     def cancel(self, job: Job[AdapterT]) -> None:
         """Cancel a job. Nothing more is delivered for it."""
+        ...
+
+    def compile_grammar(self, grammar: str) -> Any:
+        """Compile a grammar for `Job.grammar`; blocks. Raises: GrammarError."""
         ...
 
     def load(self, name: str, path: str) -> AdapterT:

@@ -29,9 +29,12 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
         if role not in _ROLES:
             raise RequestError(f"messages[{i}].role must be one of {', '.join(_ROLES)}", param="messages")
         clean = {key: copy.deepcopy(value) for key, value in message.items() if value is not None}
-        clean["role"] = "system" if role == "developer" else role
+        clean["role"] = {"developer": "system", "function": "tool"}.get(role, role)
         clean["content"] = _text_of(message.get("content"), i)
+        single = clean.pop("function_call", None)  # the older form of a call
         calls = clean.get("tool_calls")
+        if single is not None and not calls:
+            calls = [{"type": "function", "function": single}]
         if calls is None or calls == []:
             clean.pop("tool_calls", None)
         else:

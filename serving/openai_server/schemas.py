@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serving.openai_server.engine import EngineLimits
+from serving.openai_server.structured import build_grammar, json_schema_of
 from serving.openai_server.toolcalls import ToolCall, ToolCallParser
 from serving.openai_server.values import (
     FinishReason,
@@ -271,8 +272,11 @@ def _refuse_engine_fields(body: _SamplingBody, limits: EngineLimits) -> None:
         raise _unsupported(name, limits)
     if body.best_of not in (None, body.n or 1):
         raise _unsupported("best_of", limits)
-    wanted = body.response_format
-    if wanted is not None and not (isinstance(wanted, dict) and wanted.get("type") == "text"):
+    try:
+        schema = json_schema_of(body.response_format)
+    except ValueError as error:
+        raise RequestError(str(error), param="response_format") from error
+    if schema is not None and not limits.is_constrained:
         raise RequestError(
             f"response_format is not supported by {limits.name}: it has no constrained decoding. "
             f"{limits.response_format_advice}",
@@ -283,10 +287,25 @@ def _refuse_engine_fields(body: _SamplingBody, limits: EngineLimits) -> None:
 def _check_chat(body: ChatBody) -> None:
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
-    if body.functions or body.function_call not in (None, "none"):
-        raise RequestError("functions is the old form; send tools", param="functions")
     if not body.messages:
         raise RequestError("messages must not be empty", param="messages")
+    if body.functions is not None or body.function_call is not None:
+        _read_legacy_functions(body)
+    for i, tool in enumerate(body.tools or ()):
+        function = tool.get("function") if tool.get("type", "function") == "function" else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RequestError(f"tools[{i}] must be a function with a name", param="tools")
+
+
+def _read_legacy_functions(body: ChatBody) -> None:
+    """Read `functions` and `function_call`, which `tools` and `tool_choice` replaced."""
+    if body.tools is not None:
+        raise RequestError("send either tools or functions, the older form", param="functions")
+    functions, choice = body.functions, body.function_call
+    if not isinstance(functions, list) or not functions:
+        raise RequestError("functions must be a list of functions", param="functions")
+    body.tools = [{"type": "function", "function": function} for function in functions]
+    body.tool_choice = {"type": "function", "function": choice} if isinstance(choice, dict) else choice
 
 
 def _refuse_completion_fields(body: CompletionBody, limits: EngineLimits) -> None:
@@ -331,40 +350,71 @@ def check_context_length(prompt_tokens: int, requested_tokens: int | None, max_m
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolUse:
-    """The meaning of `tools` and `tool_choice`: whether to parse calls, and the prescribed beginning of the reply."""
+class OutputForm:
+    """The form that a request prescribes for its reply.
 
-    parse: bool
+    Attributes:
+        parses_calls: tool calls are looked for in the text.
+        grammar: holds the reply to a schema or a call; "": free text. Only of an engine with `EngineLimits.is_constrained`.
+        forced: prescribed beginning, for an engine without grammars.
+    """
+
+    parses_calls: bool = False
+    grammar: str = ""
     forced: str = ""
 
 
-def tool_use(body: ChatBody, limits: EngineLimits) -> ToolUse:
-    """Interpret `tool_choice`. A required or named call is opened by a prescribed prefix, which the model continues.
+def output_form(body: _SamplingBody, limits: EngineLimits, *, tags_are_tokens: bool) -> OutputForm:
+    """Interpret `response_format`, `tools` and `tool_choice`. Raises: RequestError.
 
-    The prefix ends where a model would end a token (no space after the colon); otherwise the model would continue inside a token that it
-    never saw split there.
+    Without a grammar, a required or named call is opened by a prescribed prefix, which the model continues. The prefix ends where a model would
+    end a token (no space after the colon); otherwise the model would continue inside a token that it never saw split there.
     """
-    choice = body.tool_choice
-    if choice in (None, "auto"):
-        return ToolUse(parse=bool(body.tools))
-    if choice == "none":
-        return ToolUse(parse=False)
-    if not body.tools:
+    schema = json_schema_of(body.response_format)
+    tools: list[dict[str, Any]] = []
+    choice: Any = None
+    if isinstance(body, ChatBody):
+        choice, tools = body.tool_choice, [tool["function"] for tool in body.tools or ()]
+        if choice not in (None, "auto", "none"):
+            return _forced_call(body, choice, tools, limits, tags_are_tokens=tags_are_tokens)
+    parses = bool(tools) and choice != "none"
+    if schema is None:
+        return OutputForm(parses_calls=parses)
+    grammar = build_grammar(
+        schema, tools if parses else (), many_calls=_many_calls(body), tags_are_tokens=tags_are_tokens
+    )
+    return OutputForm(parses_calls=parses, grammar=grammar)
+
+
+def _forced_call(
+    body: ChatBody, choice: Any, tools: list[dict[str, Any]], limits: EngineLimits, *, tags_are_tokens: bool
+) -> OutputForm:
+    if not tools:
         raise RequestError("tool_choice needs tools", param="tool_choice")
+    name = None
+    if choice != "required":
+        function = choice.get("function") if isinstance(choice, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        tools = [tool for tool in tools if tool["name"] == name]
+        if not tools:
+            raise RequestError(
+                "tool_choice must be none, auto, required, or one of the tools", param="tool_choice"
+            )
+    if limits.is_constrained:
+        many = name is None and _many_calls(body)
+        grammar = build_grammar(None, tools, many_calls=many, tags_are_tokens=tags_are_tokens)
+        return OutputForm(parses_calls=True, grammar=grammar)
     if "forced_call" in limits.unsupported:
         raise RequestError(
             f"a required tool call is not supported by {limits.name}; leave tool_choice at auto",
             param="tool_choice",
         )
-    if choice == "required":
-        return ToolUse(parse=True, forced="<tool_call>")
-    name = choice.get("function", {}).get("name") if isinstance(choice, dict) else None
-    names = [tool.get("function", {}).get("name") for tool in body.tools]
-    if not isinstance(name, str) or name not in names:
-        raise RequestError(
-            "tool_choice must be none, auto, required, or one of the tools", param="tool_choice"
-        )
-    return ToolUse(parse=True, forced=f'<tool_call>\n{{"name": "{name}", "arguments":')
+    forced = "<tool_call>" if name is None else f'<tool_call>\n{{"name": "{name}", "arguments":'
+    return OutputForm(parses_calls=True, forced=forced)
+
+
+def _many_calls(body: _SamplingBody) -> bool:
+    return isinstance(body, ChatBody) and body.parallel_tool_calls is not False and not body.functions
 
 
 # ---- responses
@@ -463,7 +513,7 @@ def _new_call_id() -> str:
 class ChatChoice:
     """One choice of a chat completion while it grows: engine output in, stream chunks out, the whole message at the end.
 
-    `head` holds the fields that begin every chunk (id, object, created, model).
+    `head` holds the fields that begin every chunk (id, object, created, model). `is_legacy`: a call has the form of `function_call`.
     """
 
     index: int
@@ -474,6 +524,7 @@ class ChatChoice:
     wants_ids: bool
     as_token_ids: bool
     one_call: bool = False
+    is_legacy: bool = False
     content: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -499,11 +550,16 @@ class ChatChoice:
                 number = len(self.calls)
                 call = _call_object(part, _new_call_id())
                 self.calls.append(call)
+                if self.is_legacy:
+                    deltas.append({"function_call": call["function"]})
+                    continue
                 opened = {**call, "function": {"name": part.name, "arguments": ""}}
                 deltas.append({"tool_calls": [{"index": number, **opened}]})
                 deltas.append({"tool_calls": [{"index": number, "function": {"arguments": part.arguments}}]})
         if output.finish_reason is not None:
-            self.finish_reason = openai_finish_reason(output.finish_reason, bool(self.calls))
+            self.finish_reason = openai_finish_reason(
+                output.finish_reason, bool(self.calls), is_legacy=self.is_legacy
+            )
             self.stop_reason = output.stop_reason
         return deltas
 
@@ -551,7 +607,9 @@ class ChatChoice:
             "content": None if self.calls and not content else content,
             "refusal": None,
         }
-        if self.calls:
+        if self.calls and self.is_legacy:
+            message["function_call"] = self.calls[0]["function"]
+        elif self.calls:
             message["tool_calls"] = self.calls
         choice: dict[str, Any] = {
             "index": self.index,
@@ -568,10 +626,12 @@ class ChatChoice:
 
 
 def openai_finish_reason(
-    reason: FinishReason, called: bool
-) -> Literal["stop", "length", "tool_calls", "abort", "error"]:
+    reason: FinishReason, called: bool, *, is_legacy: bool = False
+) -> Literal["stop", "length", "tool_calls", "function_call", "abort", "error"]:
     """Return OpenAI's finish reason: a completion that ended by itself and called a tool ends with `tool_calls`."""
-    return "tool_calls" if called and reason == "stop" else reason
+    if called and reason == "stop":
+        return "function_call" if is_legacy else "tool_calls"
+    return reason
 
 
 def merge_chunks(chunks: Sequence[OutputChunk]) -> OutputChunk:

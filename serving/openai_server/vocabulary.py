@@ -26,6 +26,7 @@ class Vocabulary:
         added = tokenizer.added_tokens_decoder
         self.special = frozenset(token_id for token_id, token in added.items() if token.special)
         tags = {token_id for token_id, token in added.items() if token.content in (OPEN, CLOSE)}
+        self.has_tool_tags = len(tags) == 2
         self._special_but_tags = self.special - tags
         self.size = max(size, len(tokenizer))
         self._table: list[bytes] | None = None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.model_digests import digest_served_model
-from serving.openai_server.engine import EngineLimits, Job
+from serving.openai_server.engine import EngineLimits, GrammarError, Job
 from serving.openai_server.schemas import merge_chunks
 from serving.openai_server.token_text import TokenText
 from serving.openai_server.values import LogprobsMode, OutputChunk, SamplingDefaults, SamplingParams
@@ -170,6 +170,9 @@ class TinkerEngine:
         await self.connection.stop()
 
     # ---- versions
+
+    def compile_grammar(self, grammar: str) -> Any:
+        raise GrammarError("Tinker's sampling API takes no grammar")
 
     def load(self, name: str, path: str) -> TinkerAdapter:
         check_version(Path(path), model=digest_served_model(self._settings.model_path))

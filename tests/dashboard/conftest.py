@@ -95,10 +95,9 @@ def keys(tmp_path: Path) -> KeyFile:
     return KeyFile(tmp_path / "keys.json")
 
 
-@pytest_asyncio.fixture
-async def page(record_url: str, tmp_path: Path, keys: KeyFile) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the page; it has no cookie yet."""
-    dashboard = Dashboard(
+@pytest.fixture
+def dashboard(record_url: str, tmp_path: Path, keys: KeyFile) -> Dashboard:
+    return Dashboard(
         settings=read_settings({"home": tmp_path}),
         record=RecordHandle(lambda: Record.open(record_url)),
         keys=Keyring(OWNER_KEY, named=keys),
@@ -108,9 +107,12 @@ async def page(record_url: str, tmp_path: Path, keys: KeyFile) -> AsyncIterator[
         first_key=OWNER_KEY,
         settings_file=tmp_path / "settings.json",
     )
-    record = await Record.open(record_url)
+
+
+@pytest_asyncio.fixture
+async def page(record: Record, dashboard: Dashboard) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the page; it has no cookie yet."""
     await fill(record)
-    await record.close()
     transport = httpx.ASGITransport(create_app(dashboard))
     async with httpx.AsyncClient(transport=transport, base_url="http://patina.test") as client:
         yield client

@@ -45,7 +45,9 @@ def test_pages_get_cookies_and_credentials_and_their_redirects_come_back(
         posted = browser.post("/dashboard/rollback", data={"version": "0"}, headers=headers)
         assert (posted.status_code, posted.headers["location"]) == (303, "/dashboard/versions")
         assert posted.headers["set-cookie"] == "a=b"
-        for path in ("/dashboard", "/dashboard/turns/a%20b?x=1", "/v1/dashboard?page=2", "/v1/eval"):
+        for path in (
+            "/dashboard", "/dashboard/turns/a%20b?x=1", "/v1/dashboard?page=2", "/v1/eval", "/metrics",
+        ):  # fmt: skip
             assert browser.get(path).text == "ok"
         led = browser.get("/", headers={"accept": "text/html"})
         assert (led.status_code, led.headers["location"]) == (303, "/dashboard")
@@ -54,7 +56,7 @@ def test_pages_get_cookies_and_credentials_and_their_redirects_come_back(
     assert (method, path, body) == ("POST", "/dashboard/rollback", b"version=0")
     assert (sent[b"cookie"], sent[b"authorization"]) == (b"patina_session=x", b"Bearer y")
     assert [one[1] for one in pages.seen[1:]] == [
-        "/dashboard", "/dashboard/turns/a%20b?x=1", "/v1/dashboard?page=2", "/v1/eval",
+        "/dashboard", "/dashboard/turns/a%20b?x=1", "/v1/dashboard?page=2", "/v1/eval", "/metrics",
     ]  # fmt: skip
 
 

@@ -14,11 +14,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel, ConfigDict, Field
 
 from serving.model_digests import digest_served_model
 from store.manifest import ADAPTER_WEIGHTS, MANIFEST, ModelDigests, build_manifest
@@ -232,18 +233,72 @@ async def test_a_tool_call_comes_back_whole_and_as_deltas(parrot: str) -> None:
         assert plain.choices[0].finish_reason == "stop"
 
 
-async def test_a_required_call_is_opened_for_the_model(parrot: str) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{parrot}/v1", api_key="none", max_retries=0) as client:
-        named: Any = {"type": "function", "function": {"name": "get_weather"}}
-        reply = await client.chat.completions.create(
-            model="parrot", messages=HI, tools=WEATHER, tool_choice=named, max_tokens=200, temperature=0
-        )
-    message = reply.choices[0].message.model_dump()
-    opened = '<tool_call>\n{"name": "get_weather", "arguments":'
-    if message["tool_calls"]:  # the model went on from the opening as it was taught
-        assert message["tool_calls"][0]["function"]["name"] == "get_weather"
-    else:  # or it did not, and nothing of what it wrote is lost
-        assert message["content"].startswith(opened)
+class Person(BaseModel):
+    """What is asked for."""
+
+    model_config = ConfigDict(extra="forbid")
+    age: Annotated[int, Field(ge=0, le=99)]
+    mood: Literal["good", "bad"]
+
+
+async def test_parse_gives_objects_also_from_streams_and_several_samples(client: openai.AsyncOpenAI) -> None:
+    options: dict[str, Any] = {"model": "tiny", "messages": HI, "response_format": Person, "max_tokens": 100}
+    reply = await client.chat.completions.parse(**options, n=3, seed=1)
+    assert all(isinstance(choice.message.parsed, Person) for choice in reply.choices)
+    assert {choice.finish_reason for choice in reply.choices} == {"stop"}
+    async with client.chat.completions.stream(**options) as stream:
+        final = await stream.get_final_completion()
+    assert isinstance(final.choices[0].message.parsed, Person)
+    completion: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "p", "schema": Person.model_json_schema()},
+    }
+    text = await client.completions.create(
+        model="tiny", prompt="A person:", max_tokens=100, extra_body={"response_format": completion}
+    )
+    assert Person.model_validate_json(text.choices[0].text)
+
+
+async def test_tools_of_parse_and_functions_are_called_with_valid_arguments(
+    client: openai.AsyncOpenAI,
+) -> None:
+    tool: Any = openai.pydantic_function_tool(Person, name="note")
+    options: dict[str, Any] = {"model": "tiny", "messages": HI, "max_tokens": 200}
+    reply = await client.chat.completions.parse(
+        **options, tools=[tool], tool_choice="required", parallel_tool_calls=False
+    )
+    (call,) = reply.choices[0].message.tool_calls or []
+    assert isinstance(call.function.parsed_arguments, Person)
+    older: dict[str, Any] = {
+        **options,
+        "functions": [{"name": "note", "parameters": Person.model_json_schema()}],
+        "function_call": {"name": "note"},
+    }
+    whole = (await client.chat.completions.create(**older)).choices[0]
+    assert (whole.finish_reason, whole.message.tool_calls) == ("function_call", None)
+    assert whole.message.function_call is not None
+    assert Person.model_validate_json(whole.message.function_call.arguments)
+    parts = [
+        chunk.choices[0].delta.function_call
+        async for chunk in await client.chat.completions.create(**older, stream=True)
+    ]
+    assert "".join(part.arguments or "" for part in parts if part)
+    history = [
+        *HI,
+        {"role": "assistant", "content": None, "function_call": whole.message.function_call.model_dump()},
+        {"role": "function", "name": "note", "content": "noted"},
+    ]
+    assert (await client.chat.completions.create(**{**options, "messages": history})).choices
+
+
+async def test_a_schema_that_cannot_be_enforced_is_a_400_with_the_reason(client: openai.AsyncOpenAI) -> None:
+    wrong: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {"const": 1}}}}
+    with pytest.raises(openai.BadRequestError, match="Unimplemented keys") as caught:
+        await client.chat.completions.create(model="tiny", messages=HI, response_format=wrong)
+    assert caught.value.param == "response_format"
+    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "strin"}}}]
+    with pytest.raises(openai.BadRequestError, match="Invalid type"):
+        await client.chat.completions.create(model="tiny", messages=HI, tools=tools, tool_choice="required")
 
 
 async def test_a_stop_string_trims_the_text_but_not_the_ids(http: httpx.AsyncClient) -> None:

@@ -96,6 +96,7 @@ class RunningEngine:
         *,
         n: int = 1,
         forced: tuple[int, ...] = (),
+        grammar: Any = None,
         **options: Any,
     ) -> Call:
         # Random models end their turns at odd places; most tests want a fixed number of tokens.
@@ -113,6 +114,7 @@ class RunningEngine:
             deliver=lambda index, chunk: call.take(index, chunk),
             n=n,
             forced_ids=forced,
+            grammar=grammar,
         )
         call = Call(job=job)
         assert self.engine.submit(job)

@@ -13,13 +13,14 @@ from serving.openai_server.schemas import (
     ChatBody,
     ChatChoice,
     CompletionBody,
+    OutputForm,
     RequestError,
     build_completion_logprobs,
     check_context_length,
     check_token_ids,
     merge_chunks,
+    output_form,
     parse_body,
-    tool_use,
 )
 from serving.openai_server.toolcalls import ToolCallParser
 from serving.openai_server.values import OutputChunk, SamplingDefaults, SamplingParams, TokenLogprob
@@ -63,7 +64,6 @@ def chat(**fields: Any) -> ChatBody:
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
-        ({"functions": [{"name": "f"}]}, "functions"),
         ({"best_of": 3}, "best_of"),
     ],
 )
@@ -136,21 +136,21 @@ def test_the_context_is_checked_before_the_engine_sees_the_prompt() -> None:
         check_context_length(0, None, 16)
 
 
-def test_tool_choice_says_whether_to_look_for_calls_and_how_to_begin() -> None:
-    assert not tool_use(chat(), LIMITS).parse
-    assert tool_use(chat(tools=TOOLS), LIMITS).parse
-    assert not tool_use(chat(tools=TOOLS, tool_choice="none"), LIMITS).parse
-    assert tool_use(chat(tools=TOOLS, tool_choice="required"), LIMITS).forced == "<tool_call>"
+def test_without_a_grammar_a_forced_call_is_opened_for_the_model() -> None:
+    def form(**fields: Any) -> OutputForm:
+        return output_form(chat(**fields), LIMITS, tags_are_tokens=True)
+
+    assert not form().parses_calls
+    assert form(tools=TOOLS).parses_calls
+    assert not form(tools=TOOLS, tool_choice="none").parses_calls
+    assert form(tools=TOOLS, tool_choice="required").forced == "<tool_call>"
     named = {"type": "function", "function": {"name": "f"}}
-    assert (
-        tool_use(chat(tools=TOOLS, tool_choice=named), LIMITS).forced
-        == '<tool_call>\n{"name": "f", "arguments":'
-    )
+    assert form(tools=TOOLS, tool_choice=named).forced == '<tool_call>\n{"name": "f", "arguments":'
     for wrong in ("sometimes", {"function": {"name": "g"}}):
         with pytest.raises(RequestError, match="tool_choice must be"):
-            tool_use(chat(tools=TOOLS, tool_choice=wrong), LIMITS)
+            form(tools=TOOLS, tool_choice=wrong)
     with pytest.raises(RequestError, match="needs tools"):
-        tool_use(chat(tool_choice="required"), LIMITS)
+        form(tool_choice="required")
 
 
 def chunk(vocabulary: Vocabulary, text: str, **more: Any) -> OutputChunk:

@@ -1,0 +1,83 @@
+"""Structured output: what a request asks for as a grammar in llguidance's Lark dialect. Pure.
+
+JSON is written as models write it, `{"a": 1, "b": [2]}`: free white space would let a small model never come to an end. Properties come in the
+order of the schema. `oneOf` is read as `anyOf`. Unknown keywords are refused when the grammar is compiled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from serving.openai_server.toolcalls import CLOSE, OPEN
+
+_JSON_OPTIONS = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "coerce_one_of": True,
+}
+
+
+def json_schema_of(response_format: Any) -> dict[str, Any] | None:
+    """Return the JSON schema that a `response_format` asks for; None: free text.
+
+    Raises: ValueError, one sentence.
+    """
+    if response_format is None:
+        return None
+    kind = response_format.get("type") if isinstance(response_format, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind != "json_schema":
+        raise ValueError("response_format.type must be text, json_object or json_schema")
+    named = response_format.get("json_schema")
+    schema = named.get("schema") if isinstance(named, dict) else None
+    if not isinstance(schema, dict):
+        raise ValueError("response_format needs json_schema.schema, an object")
+    return schema
+
+
+def build_grammar(
+    schema: Mapping[str, Any] | None,
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    many_calls: bool,
+    tags_are_tokens: bool,
+) -> str:
+    """Return the grammar of a reply that is a JSON value, one of the calls, or either.
+
+    Args:
+        schema: of the JSON value; None: a reply must be a call.
+        tools: functions that may be called.
+        many_calls: several calls may follow each other.
+        tags_are_tokens: the tokenizer has the tags of a call as tokens of their own.
+    """
+    rules = []
+    starts = []
+    if schema is not None:
+        starts.append("answer")
+        rules.append(f"answer: {_json(schema)}")
+    if tools:
+        starts.append('call ("\\n" call)*' if many_calls else "call")
+        opened, closed = (OPEN, CLOSE) if tags_are_tokens else (json.dumps(OPEN), json.dumps(CLOSE))
+        names = " | ".join(f"call_{i}" for i in range(len(tools)))
+        rules.append(f'call: {opened} "\\n" ({names}) "\\n" {closed}')
+    for i, tool in enumerate(tools):
+        begin = f'{{"name": {json.dumps(tool["name"], ensure_ascii=False)}, "arguments": '
+        rules.append(f'call_{i}: {json.dumps(begin, ensure_ascii=False)} arguments_{i} "}}"')
+        rules.append(f"arguments_{i}: {_json(_parameters(tool))}")
+    return "\n".join([f"start: {' | '.join(starts)}", *rules, ""])
+
+
+def _parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema of a call's arguments, which are an object also where the schema leaves that open."""
+    schema = tool.get("parameters")
+    return {"type": "object"} if not isinstance(schema, dict) or not schema else schema
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": _JSON_OPTIONS}, ensure_ascii=False)

@@ -1,0 +1,165 @@
+"""Prometheus metrics of learning, read from the record when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from store.values import Heartbeat, Json, LearningMetrics, RecordStatus
+
+_PHASES = {"teach_s": "teach", "train_s": "train", "gate_s": "gate"}
+#: Counters of a gateway's heartbeat, and what each counts.
+_GATEWAY_COUNTERS = {
+    "passed_through": "Requests that were forwarded and not recorded.",
+    "unfinished": "Replies whose client disconnected.",
+    "unrecorded": "Requests that could not be recorded.",
+    "busy": "Requests that were refused because too many large ones were in flight.",
+    "upstream_errors": "Errors of the backend.",
+}
+#: Fields of the recorder's state, with name and meaning.
+_RECORDER = {
+    "lag_turns": ("patina_store_lag_turns", "Journal entries that are not recorded."),
+    "lag_s": ("patina_store_lag_seconds", "Age of the oldest journal entry that is not recorded."),
+    "rejected": ("patina_store_rejected_entries", "Journal entries that can never be recorded."),
+}
+
+
+def render_metrics(
+    status: RecordStatus, learning: LearningMetrics, recorder: Json | None, files: Iterable[Path], now: float
+) -> bytes:
+    """Return the page `/metrics` in Prometheus' text format.
+
+    Args:
+        recorder: its newest state (`store.catch_up.read_recorder_state`); None: there is none.
+        files: metrics that other processes wrote; a missing one is left out.
+        now: Unix time, seconds.
+    """
+    registry = CollectorRegistry()
+    registry.register(_RecordCollector(status, learning, recorder or {}, now))
+    parts = [generate_latest(registry)]
+    for path in files:
+        try:
+            parts.append(path.read_bytes())
+        except FileNotFoundError:
+            continue
+    return b"".join(parts)
+
+
+class _RecordCollector(Collector):
+    def __init__(self, status: RecordStatus, learning: LearningMetrics, recorder: Json, now: float) -> None:
+        self._status, self._learning, self._recorder, self._now = status, learning, recorder, now
+
+    def collect(self) -> Iterable[Metric]:
+        status = self._status
+        yield _gauges("patina_turns", "Recorded turns by kind.", "kind", status.kinds)
+        yield _gauges("patina_turn_stage", "Main turns by stage.", "stage", status.stages)
+        yield _gauges("patina_dropped", "Dropped main turns by reason.", "reason", status.drop_reasons)
+        yield _gauges("patina_versions", "Adapter versions by state.", "state", status.versions)
+        yield _gauges("patina_live_version", "The version that serves.", "policy", status.live)
+        yield _gauges(
+            "patina_training_paused", "1: training is paused.", "policy",
+            {"": int(status.training != "running"), **dict.fromkeys(status.paused, 1)},
+        )  # fmt: skip
+        yield _gauges(
+            "patina_feedback_to_live_seconds",
+            "Seconds from the newest feedback in the live version until it went live.",
+            "policy",
+            self._learning.feedback_to_live_s,
+        )
+        yield self._verdicts()
+        yield from self._version_metrics()
+        yield from self._process_metrics()
+        yield from self._gateway_metrics()
+        for field, (name, help) in _RECORDER.items():
+            if isinstance(value := self._recorder.get(field), int | float):
+                yield GaugeMetricFamily(name, help, value=value)
+
+    def _verdicts(self) -> Metric:
+        family = GaugeMetricFamily(
+            "patina_verdicts", "Verdicts by value and source.", labels=("value", "source")
+        )
+        for (value, source), count in self._learning.verdicts.items():
+            family.add_metric(("abstained" if value is None else str(value), source), count)
+        return family
+
+    def _version_metrics(self) -> Iterable[Metric]:
+        phases = GaugeMetricFamily(
+            "patina_step_seconds", "Seconds of each phase of the newest version.", labels=("policy", "phase")
+        )
+        distance = GaugeMetricFamily(
+            "patina_kl_to_base", "Divergence of the newest version from the base model (nats a token), as the gate measured it.",
+            labels=("policy",),
+        )  # fmt: skip
+        gate = GaugeMetricFamily(
+            "patina_gate", "Measures of the gate for the newest version.", labels=("policy", "measure")
+        )
+        for version in self._learning.newest:
+            for name, phase in _PHASES.items():
+                if isinstance(seconds := version.metrics.get(name), int | float):
+                    phases.add_metric((version.policy, phase), seconds)
+            after = (version.metrics.get("gate") or {}).get("after") or {}
+            for name, value in after.items():
+                if isinstance(value, int | float):
+                    gate.add_metric((version.policy, name), float(value))
+            if isinstance(kl := after.get("kl"), int | float):
+                distance.add_metric((version.policy,), kl)
+        yield from (phases, distance, gate)
+
+    def _process_metrics(self) -> Iterable[Metric]:
+        age = GaugeMetricFamily(
+            "patina_process_heartbeat_age_seconds",
+            "Age of a process's newest heartbeat.",
+            labels=("process",),
+        )
+        restarts = CounterMetricFamily(
+            "patina_process_restarts", "Restarts by the supervisor.", labels=("process",)
+        )
+        for beat in self._status.heartbeats:
+            age.add_metric((beat.process,), max(0.0, self._now - beat.at))
+            if beat.process == "supervisor":
+                for name, one in beat.detail.items():
+                    if isinstance(one, dict) and "restarts" in one:
+                        restarts.add_metric((str(name),), one["restarts"])
+        yield from (age, restarts)
+
+    def _gateway_metrics(self) -> Iterable[Metric]:
+        gateways = [beat for beat in self._status.heartbeats if beat.process.startswith("proxy")]
+        yield GaugeMetricFamily(
+            "patina_in_flight", "Requests in flight.", value=_total(gateways, "in_flight")
+        )
+        for name, help in _GATEWAY_COUNTERS.items():
+            yield CounterMetricFamily(f"patina_{name}", help, value=_total(gateways, name))
+        not_captured: dict[str, int] = {}
+        for beat in gateways:
+            for reason, count in (beat.detail.get("not_captured") or {}).items():
+                not_captured[reason] = not_captured.get(reason, 0) + count
+        found = CounterMetricFamily(
+            "patina_not_captured", "Requests that could not be captured, by reason.", labels=("reason",)
+        )
+        for reason, count in sorted(not_captured.items()):
+            found.add_metric((reason,), count)
+        yield found
+        lost = [(beat.detail.get("journal") or {}).get("lost", 0) for beat in gateways]
+        yield CounterMetricFamily(
+            "patina_lost_turns", "Turns that neither journal nor memory could take.", value=sum(lost)
+        )
+        held = [(beat.detail.get("backend") or {}).get("held", 0) for beat in gateways]
+        yield GaugeMetricFamily(
+            "patina_held", "Requests that wait for a version or the device.", value=sum(held)
+        )
+
+
+def _gauges(name: str, help: str, label: str, values: Mapping[str, Any]) -> Metric:
+    family = GaugeMetricFamily(name, help, labels=(label,))
+    for key, value in values.items():
+        family.add_metric((key,), value)
+    return family
+
+
+def _total(beats: Iterable[Heartbeat], name: str) -> int:
+    return sum(int(beat.detail.get(name, 0)) for beat in beats)

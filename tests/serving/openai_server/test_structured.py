@@ -1,0 +1,95 @@
+"""The grammar of a reply, from the fields of a request."""
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+
+from serving.openai_server.engine import EngineLimits
+from serving.openai_server.schemas import ChatBody, OutputForm, RequestError, output_form, parse_body
+
+LIMITS = EngineLimits(name="an engine", max_sequences=4, is_constrained=True)
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "f", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "g"}},
+]
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+
+
+def form(*, tags: bool = True, **fields: Any) -> OutputForm:
+    body = {"messages": [{"role": "user", "content": "hi"}]} | fields
+    return output_form(parse_body(ChatBody, orjson.dumps(body), LIMITS), LIMITS, tags_are_tokens=tags)
+
+
+def rules(made: OutputForm) -> dict[str, str]:
+    return dict(line.split(": ", 1) for line in made.grammar.splitlines())
+
+
+def test_a_format_is_the_whole_reply() -> None:
+    made = form(response_format=FORMAT)
+    assert rules(made)["start"] == "answer"
+    written = json.loads(rules(made)["answer"].removeprefix("%json "))
+    assert {**written, "x-guidance": None} == {**SCHEMA, "x-guidance": None}
+    assert not made.parses_calls
+    assert '"type": "object"' in form(response_format={"type": "json_object"}).grammar
+    assert not form(response_format={"type": "text"}).grammar
+
+
+def test_a_client_cannot_change_the_grammars_options() -> None:
+    schema = {**SCHEMA, "x-guidance": {"lenient": True}}
+    made = form(response_format={"type": "json_schema", "json_schema": {"schema": schema}})
+    assert "lenient" not in made.grammar
+
+
+def test_tools_beside_a_format_leave_the_model_the_choice() -> None:
+    made = form(response_format=FORMAT, tools=TOOLS)
+    assert rules(made)["start"] == 'answer | call ("\\n" call)*'
+    assert made.parses_calls
+    assert rules(form(response_format=FORMAT, tools=TOOLS, tool_choice="none"))["start"] == "answer"
+
+
+def test_a_required_call_is_one_of_the_tools_and_a_named_one_that_tool_once() -> None:
+    required = rules(form(tools=TOOLS, tool_choice="required"))
+    assert required["start"] == 'call ("\\n" call)*'
+    assert required["call"] == '<tool_call> "\\n" (call_0 | call_1) "\\n" </tool_call>'
+    assert rules(form(tools=TOOLS, tool_choice="required", parallel_tool_calls=False))["start"] == "call"
+    named = rules(form(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "g"}}))
+    assert named["start"] == "call"
+    assert named["call_0"] == json.dumps('{"name": "g", "arguments": ') + ' arguments_0 "}"'
+    assert '"type": "object"' in named["arguments_0"]
+
+
+def test_tags_that_are_no_tokens_are_text() -> None:
+    made = rules(form(tools=TOOLS, tool_choice="required", tags=False))
+    assert made["call"] == '"<tool_call>" "\\n" (call_0 | call_1) "\\n" "</tool_call>"'
+
+
+def test_functions_are_tools_in_an_older_form() -> None:
+    functions = [tool["function"] for tool in TOOLS]
+    assert form(functions=functions) == OutputForm(parses_calls=True)
+    assert form(functions=functions, function_call="none") == OutputForm()
+    named = form(functions=functions, function_call={"name": "f"})
+    assert named == form(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "f"}})
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": [1]}}}, "response_format"),
+        ({"functions": []}, "functions"),
+        ({"function_call": "auto"}, "functions"),
+        ({"functions": [{"name": "f"}], "tools": TOOLS}, "functions"),
+        ({"functions": [{"title": "f"}]}, "tools"),
+        ({"functions": [{"name": "f"}], "function_call": {"name": "h"}}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+    ],
+)
+def test_a_form_that_is_wrong_names_its_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        form(**fields)
+    assert (caught.value.param, caught.value.status) == (param, 400)
