@@ -21,6 +21,7 @@ from rich.table import Table
 
 from cli import clients, releases
 from cli.compare import compare
+from cli.conflicts import conflict_lines, find_conflicts
 from cli.forget import forget, verify_receipt
 from cli.home_files import note_export
 from cli.import_turns import import_turns
@@ -61,6 +62,8 @@ from store.values import (
 
 #: In fewer columns `versions` leaves out what a person asks for least, so that the reasons can be read.
 _NARROW = 120
+#: Turns whose verdicts are read at once.
+_PAGE = 500
 #: How long `rollback` waits to see the earlier version serve.
 _SWAP_WAIT_S = 60.0
 
@@ -249,7 +252,7 @@ async def _trajectories(record: Record, settings: Settings, arguments: argparse.
         and (stage is None or row["stage"] == stage.value)
     )
     if arguments.format == "jsonl":
-        code = await _write_jsonl(wanted, arguments.output)
+        code = await _write_jsonl(_with_judgements(record, wanted), arguments.output)
     else:
         code = await _write_dataset(wanted, arguments.output)
     if arguments.output is not None:
@@ -276,6 +279,24 @@ def _trajectory_table(rows: list[Json]) -> Table:
             f"{row['adapter_version']}" + (f"→{trained}" if trained is not None else ""),
         )
     return table
+
+
+async def _with_judgements(record: Record, rows: AsyncIterator[Json]) -> AsyncIterator[Json]:
+    """Yield rows of the view, each with its verdicts (votes and answers of the judge), explicit feedback and drop detail."""
+    pending: list[Json] = []
+    async for row in rows:
+        pending.append(row)
+        if len(pending) == _PAGE:
+            for one in await _judged(record, pending):
+                yield one
+            pending = []
+    for one in await _judged(record, pending):
+        yield one
+
+
+async def _judged(record: Record, rows: Sequence[Json]) -> list[Json]:
+    found = await record.judgements([row["turn_id"] for row in rows])
+    return [{**row, **found.get(row["turn_id"], {})} for row in rows]
 
 
 async def _write_jsonl(rows: AsyncIterator[Json], output: Path | None) -> int:
@@ -407,9 +428,18 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
     turns = list(reversed(await record.trained_turns(policy, version=arguments.version)))
     unused = await _unused_turns(record, adapter)
     tried = [one for one in await record.canary_releases(policy) if one.version == adapter.version]
+    conflicts = find_conflicts(turns, await record.trained_turns(policy))
     if arguments.json:
         shown = {
             **_version_json(adapter),
+            "conflicts": [
+                {
+                    "newer": newer.turn_id,
+                    "older": older.turn_id,
+                    "taken_back": list(labels),
+                }
+                for newer, older, labels in conflicts
+            ],
             "release": releases.to_json(tried[0]) if tried else None,
             "turns": [_turn_json(t) for t in turns],
             "unused_turns": [
@@ -426,6 +456,8 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
     )
     if adapter.reason:
         console.print(f"because: {escape(adapter.reason)}")
+    for line in conflict_lines(conflicts):
+        console.print(escape(line))
     for release in tried:
         console.print(escape(releases.sentence(release)))
         for line in releases.number_lines(release):
