@@ -147,9 +147,9 @@ def _add_record_commands(command: _AddCommand) -> None:
     trajectories = command("trajectories", "show or export the recorded turns")
     trajectories.add_argument(
         "--format",
-        choices=["table", "jsonl", "datasets"],
+        choices=["table", "jsonl", "datasets", "preferences"],
         default="table",
-        help="datasets: a folder load_from_disk reads",
+        help="datasets: a folder load_from_disk reads; preferences: judged turns as text (prompt, chosen, rejected, hint)",
     )
     trajectories.add_argument(
         "--output", type=Path, help="file (jsonl) or folder (datasets) to write; default: stdout"
@@ -204,6 +204,8 @@ def _add_control_commands(command: _AddCommand) -> None:
         ("resume", "go on training"),
     ):
         add_policy_arguments(command(name, help), "all")
+    train = command("train", "train what is scored now, whatever --train-when and --batch-size say")
+    train.add_argument("--now", action="store_true", required=True, help="begin now")
     command("recover", "salvage a damaged record into a fresh file; Patina must be stopped")
     page = command("open", "print a link that signs you in to the web page, and open it in a browser")
     page.add_argument(

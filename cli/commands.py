@@ -28,6 +28,7 @@ from cli.import_turns import import_turns
 from cli.live import ask_proxy, is_in_trouble, store_line, traffic_lines, version_lines
 from cli.opened_record import open_record
 from cli.policies import chosen_policy, given_policy
+from cli.preferences import preferences
 from cli.recover import recover
 from cli.retrain import retrain
 from cli.text import LONG, clip
@@ -251,7 +252,9 @@ async def _trajectories(record: Record, settings: Settings, arguments: argparse.
         if (arguments.session is None or row["session_id"] == arguments.session)
         and (stage is None or row["stage"] == stage.value)
     )
-    if arguments.format == "jsonl":
+    if arguments.format == "preferences":
+        code = await _write_jsonl(preferences(wanted), arguments.output)
+    elif arguments.format == "jsonl":
         code = await _write_jsonl(_with_judgements(record, wanted), arguments.output)
     else:
         code = await _write_dataset(wanted, arguments.output)
@@ -314,7 +317,7 @@ async def _write_jsonl(rows: AsyncIterator[Json], output: Path | None) -> int:
         temporary.replace(output)
     except OSError as exc:
         raise ConfigError(f"cannot write {output}: {exc.strerror or exc}") from exc
-    print(f"{count} turns written to {output}", file=sys.stderr)
+    print(f"{count} lines written to {output}", file=sys.stderr)
     return 0
 
 
@@ -583,6 +586,20 @@ async def _resume(record: Record, settings: Settings, arguments: argparse.Namesp
     return 0
 
 
+async def _train(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
+    waiting = sum(one.scored for one in (await record.waiting()).values())
+    await record.ask_to_train()
+    if not waiting:
+        print("nothing is scored and waits to be trained; `run.py status` shows where turns are")
+        return 0
+    print(
+        f"asked to train {waiting} turn{'s' if waiting > 1 else ''} now; `run.py status` shows the progress"
+    )
+    if await record.is_paused():
+        print("all training is paused: `run.py resume` ends that")
+    return 0
+
+
 async def _verify(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
     if arguments.receipt is not None:
         return await verify_receipt(record, settings, arguments.receipt)
@@ -626,6 +643,7 @@ COMMANDS: dict[str, Command] = {
     "pin": _command(_pin),
     "pause": _command(_pause),
     "resume": _command(_resume),
+    "train": _command(_train),
     "verify": _command(_verify),
     "forget": forget,
     "retrain": retrain,

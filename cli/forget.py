@@ -12,12 +12,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
+import fcntl
 import json
+import os
 import secrets
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 from cli.home_files import (
@@ -93,18 +96,29 @@ async def _forget(settings: Settings, arguments: argparse.Namespace, selection: 
             _print(_closure_json(closure), _closure_lines(closure), arguments.json)
             return 0
         key = receipt_key(settings.home)
-        was_paused = await record.is_paused()
-        await record.set_paused(True)
-        try:
-            done = await record.forget(selection, with_replies=with_replies, key=key)
-            receipt = await _clean_up(record, settings, selection, done)
-        finally:
-            await record.set_paused(was_paused)
+        # Each restores whether training was paused, so they run one after the other.
+        with await asyncio.to_thread(_take_lock, settings.home):
+            was_paused = await record.is_paused()
+            await record.set_paused(True)
+            try:
+                done = await record.forget(selection, with_replies=with_replies, key=key)
+                receipt = await _clean_up(record, settings, selection, done)
+            finally:
+                await record.set_paused(was_paused)
         signed = sign(receipt, key)
         path = write_receipt(settings.home, signed)
         lines = [*_closure_lines(done.closure), *_outcome_lines(receipt), f"Receipt: {path}"]
         _print(signed, lines, arguments.json)
         return 0 if receipt["complete"] else 1
+
+
+def _take_lock(home: Path) -> BinaryIO:
+    """Return the file whose lock only one process that forgets holds; closing it releases the lock."""
+    folder = home / "run"
+    folder.mkdir(exist_ok=True, mode=0o700)
+    file = open(os.open(folder / "forget.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600), "rb")  # noqa: SIM115
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
 
 
 async def _clean_up(record: Record, settings: Settings, selection: Selection, done: Forgotten) -> Json:
@@ -209,7 +223,7 @@ async def _wait_for_trainer(record: Record) -> None:
             beat is None
             or time.time() - beat.at > SILENT_S
             or not is_alive(beat.pid)
-            or beat.state != "training"
+            or not beat.state.startswith("training")
         ):
             return
         await asyncio.sleep(_POLL_S)

@@ -30,11 +30,11 @@ from starlette.staticfiles import StaticFiles
 from dashboard import views
 from dashboard.chat import ChatPanel
 from dashboard.evaluations import find_folder, list_runs
-from dashboard.forgetting import Forgetting
 from dashboard.sign_in import COOKIE, COOKIE_S, Session, SignIn
 from dashboard.views import StatusCache, Viewer
 from store.catch_up import read_recorder_state
 from store.errors import RecordError
+from store.forgetting import Forgetting
 from store.journal import EntryKind, JournalWriter
 from store.keys import DEFAULT, KeyFile, Keyring
 from store.policies import group_of, policies_of, policy_name
@@ -384,8 +384,13 @@ class Dashboard:
 
     async def _training(self, request: Request, viewer: Viewer) -> Response:
         _require_change(viewer)
-        policy = None if viewer.is_owner else viewer.policy
-        await (await self._record.get()).set_paused(request.state.form.get("paused") == "1", policy=policy)
+        record = await self._record.get()
+        if request.state.form.get("now") == "1":
+            _require_owner(viewer)
+            await record.ask_to_train()
+        else:
+            policy = None if viewer.is_owner else viewer.policy
+            await record.set_paused(request.state.form.get("paused") == "1", policy=policy)
         return RedirectResponse(PREFIX, 303)
 
     async def _feedback(self, request: Request, viewer: Viewer) -> Response:

@@ -30,6 +30,7 @@ from serving.http import HttpBackend
 from serving.ports import bind, listen
 from serving.protocol import BackendClient
 from store.errors import ConfigError, RecordError
+from store.forgetting import Forgetting
 from store.journal import JournalWriter
 from store.record import Record
 from store.settings import Settings, ensure_api_key, open_keyring
@@ -99,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_local=is_local,
         worker=arguments.worker,
         dashboard_url=arguments.dashboard_url,
+        settings_file=arguments.settings,
     )
 
 
@@ -119,6 +121,7 @@ def serve(
     is_local: bool,
     worker: int = 1,
     dashboard_url: str = "",
+    settings_file: Path | None = None,
 ) -> int:
     """Serve on a bound socket and return the exit code."""
     crashed = False
@@ -145,6 +148,7 @@ def serve(
         name=gateway_name(worker),
         locks=VersionLocks(settings.version_locks_folder) if settings.workers > 1 else None,
         pages=HttpBackend(dashboard_url, speaks_vllm=False) if dashboard_url else None,
+        forgetting=Forgetting(settings_file) if settings_file is not None and worker == 1 else None,
         on_crash=crash,
     )
     config = uvicorn.Config(

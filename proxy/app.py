@@ -47,6 +47,7 @@ from proxy.endpoints import (
     FORWARDED_PREFIX,
     HEALTH,
     HEALTH_DETAIL,
+    JOBS,
     MESSAGES,
     MODEL,
     MODELS,
@@ -54,21 +55,26 @@ from proxy.endpoints import (
     RESPONSES,
     ROOT,
     STATUS,
+    STORED,
+    STORED_ONE,
     TOKENS,
     Endpoint,
     find_endpoint,
     is_messages_path,
 )
 from proxy.feedback import FeedbackBody, parse_feedback
+from proxy.fine_tuning import FineTuningJobs
 from proxy.heap import trim_heap
 from proxy.pages import DASHBOARD, is_page_path, wants_page
 from proxy.relay import BACKEND_WAIT_S, JOURNAL_WAIT_S, ChatRelay, Counters, PassThrough
 from proxy.store_state import add_up, describe_store
+from proxy.stored_completions import StoredCompletions
 from proxy.version_locks import VersionLocks
 from serving.protocol import BackendClient
 from serving.vllm.gpu_sharing import GpuSharingBackend
 from store.catch_up import SILENT_S, read_recorder_state, wait_recorded
 from store.errors import RecordError, RecordUnavailable, WireError
+from store.forgetting import Forgetting
 from store.hashing import digest
 from store.hosts import is_local_host
 from store.journal import EntryKind, JournalWriter, Lag
@@ -126,6 +132,7 @@ class Proxy:
         accepts_any_model: the policy answers for unknown model names; None: where it is the only one.
         name: of this process, one of several gateways on one port.
         locks: on adapter versions, shared with the other gateways.
+        forgetting: forgets the turns of completions that clients deleted; None: another gateway does.
         on_crash: called when a background task ends with an unexpected error; the process should exit.
     """
 
@@ -148,6 +155,7 @@ class Proxy:
         name: str = "proxy",
         locks: VersionLocks | None = None,
         pages: BackendClient | None = None,
+        forgetting: Forgetting | None = None,
         on_crash: Callable[[], None] = lambda: None,
     ) -> None:
         self._page_client = pages
@@ -196,6 +204,9 @@ class Proxy:
         )
         self._native_apis = native_apis
         self._apis = ApiRelay(self._chat, backend, self._alias, self._record, journal, is_local=is_local)
+        self._stored = StoredCompletions(self._record, journal, self._append_feedback)
+        self._jobs = FineTuningJobs(self._record, self._alias, policy, created_at=self._started)
+        self._forgetting = forgetting
         self._feedback_keys: dict[str, None] = {}  # of the newest feedback that may not be recorded yet
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -208,6 +219,8 @@ class Proxy:
         """Start the background work."""
         for work in (self._alias.run(), self._heartbeat_loop()):
             self._spawn(work)
+        if self._forgetting is not None:
+            self._spawn(self._forgetting.run(self._record))
         if isinstance(self._backend, GpuSharingBackend):
             self._spawn(self._backend.run(lambda: self._record.record))
 
@@ -296,10 +309,12 @@ class Proxy:
             "unrecorded_by_path": dict(counters.passed_paths),
             "tools_left_out": dict(counters.left_out),
             "native_apis": self._native_apis,
+            "is_local": self._is_local,
             "requests_refused": counters.requests_refused,
             "upstream_errors": counters.upstream_errors,
             "heartbeat_errors": self._heartbeat_errors,
             "refused_fields": self._chat.refused,
+            "forgetting": None if self._forgetting is None else self._forgetting.state(),
             "keys_problem": getattr(self._keys, "problem", None),
             "journal": self._journal.state(),
             "backend": self._alias.state(),
@@ -426,6 +441,8 @@ class Proxy:
             )
         elif endpoint is not None and endpoint.is_translated:
             await self._dispatch_api(endpoint, scope, receive, send, principal, path, session)
+        elif endpoint is JOBS:
+            await self._jobs(scope, send, principal=principal, path=path)
         elif endpoint is STATUS:
             await send_json(send, 200, await self._status(principal))
         elif endpoint is FEEDBACK:
@@ -460,6 +477,8 @@ class Proxy:
             await self._apis.conversations(scope, receive, send, key_name=principal.key_name, path=path)
         elif endpoint is MESSAGES:
             await self._apis.create_message(scope, receive, send, principal=principal, session=session)
+        elif endpoint in (STORED, STORED_ONE):
+            await self._stored(scope, receive, send, key_name=principal.key_name, path=path)
         elif endpoint is COUNT:
             await self._apis.count_message_tokens(scope, receive, send, principal=principal)
 

@@ -9,12 +9,11 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from proxy.asgi import BodyTooLarge, ClientDisconnected, read_body, send_error, send_json
-from proxy.item_pages import page, read_query
+from proxy.item_pages import page, read_metadata, read_query
 from store.errors import RecordError
 from store.record_handle import RecordHandle
 from store.values import Conversation, Json, RecordedTurn
@@ -26,7 +25,7 @@ from wire.responses_api.request import history_of
 log = logging.getLogger(__name__)
 
 PREFIX = "/v1/conversations"
-_MAX_ITEMS, _MAX_PAIRS, _MAX_NAME, _MAX_VALUE = 20, 16, 64, 512
+_MAX_ITEMS = 20
 
 #: Returns the newest turn of a conversation.
 NewestTurn = Callable[[str, str], Awaitable[RecordedTurn | None]]
@@ -74,7 +73,7 @@ class Conversations:
                 )
             else:
                 if method == "POST":
-                    metadata = _metadata(body)
+                    metadata = read_metadata(body)
                     await record.update_conversation(conversation_id, metadata)
                     found = Conversation(
                         conversation_id=conversation_id,
@@ -102,7 +101,7 @@ class Conversations:
         messages_of(items, {})  # refuses what could not be served later
         made = Conversation(
             conversation_id=f"conv_{uuid.uuid4().hex}",
-            metadata=_metadata(body),
+            metadata=read_metadata(body),
             items=items,
             created_at=time.time(),
         )
@@ -114,21 +113,6 @@ class Conversations:
         newest = await self._newest_turn(key_name, found.conversation_id)
         messages = history_of(newest) if newest is not None else messages_of(found.items, {})
         return input_items(messages, found.conversation_id)[::-1]
-
-
-def _metadata(body: Json) -> Json:
-    given: Any = body.get("metadata") or {}
-    is_valid = isinstance(given, dict) and len(given) <= _MAX_PAIRS
-    if not is_valid or not all(
-        isinstance(value, str) and len(name) <= _MAX_NAME and len(value) <= _MAX_VALUE
-        for name, value in given.items()
-    ):
-        raise Untranslatable(
-            f"metadata holds at most {_MAX_PAIRS} pairs of texts of at most {_MAX_NAME} and {_MAX_VALUE} characters.",
-            param="metadata",
-        )
-    found: Json = given
-    return found
 
 
 def _shown(found: Conversation) -> Json:

@@ -56,6 +56,25 @@ CHAT = Endpoint(
     path="/v1/chat/completions",
     summary="a chat request: forwarded and recorded; the reply has the header `x-patina-turn`",
 )
+STORED = Endpoint(
+    method="GET",
+    path="/v1/chat/completions",
+    summary="the key's chat completions in the record; `model`, `metadata[k]`, `after`, `limit`, `order`, `stored=all`",
+    is_translated=True,
+)
+STORED_ONE = Endpoint(
+    method="any",
+    path="/v1/chat/completions/*",
+    summary="`GET` one and its `messages`; `POST` its metadata (`feedback`, `rating`, `thumbs`, `score` are feedback); "
+    "`DELETE`: hidden at once, then forgotten",
+    is_translated=True,
+)
+JOBS = Endpoint(
+    method="any",
+    path="/v1/fine_tuning/jobs*",
+    summary="training as OpenAI shows it: one job for each policy, its `events` and `checkpoints`; `POST …/pause`, `…/resume`",
+    is_local_only=True,
+)
 RESPONSES = Endpoint(
     method="POST",
     path="/v1/responses",
@@ -122,6 +141,9 @@ MODEL = Endpoint(
 #: In the order in which they are tried.
 ENDPOINTS = (
     CHAT,
+    STORED,
+    STORED_ONE,
+    JOBS,
     RESPONSES,
     TOKENS,
     RESPONSE,

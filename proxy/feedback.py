@@ -30,7 +30,7 @@ class FeedbackBody:
     idempotency_key: str | None
 
 
-_THUMBS: Mapping[Any, float] = {
+THUMBS: Mapping[Any, float] = {
     "up": 1.0, "down": -1.0, "+1": 1.0, "-1": -1.0, "good": 1.0, "bad": -1.0, "positive": 1.0, "negative": -1.0,
     "like": 1.0, "dislike": -1.0, "👍": 1.0, "👎": -1.0,
 }  # fmt: skip
@@ -80,14 +80,14 @@ def _score(body: Json) -> float | None:
     if thumbs is not None:
         if isinstance(thumbs, bool):
             return 1.0 if thumbs else -1.0
-        found = _THUMBS.get(thumbs.lower()) if isinstance(thumbs, str) else None
+        found = THUMBS.get(thumbs.lower()) if isinstance(thumbs, str) else None
         if found is None:
             raise WireError('thumbs is "up" or "down"')
         return found
     rating = body.get("rating")
     if rating is not None:
-        if isinstance(rating, str) and rating.lower() in _THUMBS:
-            return _THUMBS[rating.lower()]
+        if isinstance(rating, str) and rating.lower() in THUMBS:
+            return THUMBS[rating.lower()]
         if isinstance(rating, bool) or not isinstance(rating, int | float) or not 1 <= rating <= 5:
             raise WireError('rating is a number from 1 to 5, or "up" or "down"')
         return (float(rating) - 3.0) / 2.0

@@ -1,17 +1,44 @@
-"""Pages of lists, as OpenAI's API gives them. Sans-IO."""
+"""Pages of lists and metadata, as in OpenAI's API. Sans-IO."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import parse_qsl
 
 from store.values import Json
+from wire.api_translation import Untranslatable
 
 _DEFAULT, _MOST = 20, 100
+_MAX_PAIRS, _MAX_NAME, _MAX_VALUE = 16, 64, 512
 
 
 def read_query(query: bytes) -> dict[str, str]:
     return dict(parse_qsl(query.decode("latin-1")))
+
+
+def read_limit(options: Mapping[str, str]) -> int:
+    """Return how many items a page holds."""
+    limit = options.get("limit", "")
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 9):
+        return _DEFAULT
+    return min(_MOST, max(1, int(limit)))
+
+
+def read_metadata(body: Json) -> Json:
+    """Return the metadata of a request. Raises: Untranslatable: it is not what OpenAI takes."""
+    given: Any = body.get("metadata") or {}
+    is_valid = isinstance(given, dict) and len(given) <= _MAX_PAIRS
+    if not is_valid or not all(
+        isinstance(value, str) and len(name) <= _MAX_NAME and len(value) <= _MAX_VALUE
+        for name, value in given.items()
+    ):
+        raise Untranslatable(
+            f"metadata holds at most {_MAX_PAIRS} pairs of texts of at most {_MAX_NAME} and {_MAX_VALUE} characters.",
+            param="metadata",
+        )
+    found: Json = given
+    return found
 
 
 def page(newest_first: list[Json], options: Mapping[str, str]) -> Json:
@@ -20,10 +47,7 @@ def page(newest_first: list[Json], options: Mapping[str, str]) -> Json:
     names = [item["id"] for item in items]
     if options.get("after") in names:
         items = items[names.index(options["after"]) + 1 :]
-    limit = options.get("limit", "")
-    most = (
-        min(_MOST, max(1, int(limit))) if limit.isascii() and limit.isdigit() and len(limit) < 9 else _DEFAULT
-    )
+    most = read_limit(options)
     shown = items[:most]
     return {
         "object": "list",

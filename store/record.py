@@ -27,6 +27,7 @@ from store.queries import (
     proxy,
     replies,
     scorer,
+    stored,
     story,
     trainer,
 )
@@ -34,6 +35,7 @@ from store.queries import closure as closures
 from store.queries.turns import TurnWriter
 from store.values import (
     BASE_VERSION,
+    Activity,
     AdapterVersion,
     AliasMove,
     AnsweredTurn,
@@ -64,6 +66,8 @@ from store.values import (
     ServedTurn,
     StatedHint,
     StepReport,
+    StoredCompletion,
+    StoredQuery,
     Tip,
     Tips,
     TurnFate,
@@ -75,7 +79,7 @@ from store.values import (
 from store.verify import verify
 
 #: Newest migration this code knows. A test holds it against `migrations/`.
-SCHEMA_REVISION = "0030"
+SCHEMA_REVISION = "0032"
 
 
 class Record:
@@ -188,6 +192,28 @@ class Record:
     async def hide_turn(self, key_name: str, turn_id: str) -> None:
         """Stop showing a response to its client."""
         await self._database.write(replies.hide_turn, key_name, turn_id)
+
+    async def list_completions(
+        self, key_name: str, wanted: StoredQuery
+    ) -> tuple[list[StoredCompletion], bool] | None:
+        """Return a page of a key's chat completions, and whether more follow; None: there is no completion ``after``."""
+        return await self._database.read(stored.list_completions, key_name, wanted)
+
+    async def stored_completion(self, key_name: str, reference: str) -> StoredCompletion | None:
+        """Return a chat completion by the id that its client saw; None: there is none, or it was deleted."""
+        return await self._database.read(stored.find_completion, key_name, reference)
+
+    async def set_completion_metadata(self, turn_id: str, metadata: Json) -> None:
+        """Replace a completion's metadata."""
+        await self._database.write(stored.set_metadata, turn_id, metadata)
+
+    async def delete_completion(self, turn_id: str, now: float | None = None) -> None:
+        """Hide a completion from its client; `turns_to_forget` has its turn from now on."""
+        await self._database.write(stored.delete, turn_id, _now(now))
+
+    async def turns_to_forget(self) -> list[tuple[str, str]]:
+        """Return (turn, key name) of deleted completions that are still recorded, in the order of deletion."""
+        return await self._database.read(stored.turns_to_forget)
 
     async def add_conversation(self, key_name: str, conversation: Conversation) -> None:
         await self._database.write(replies.add_conversation, key_name, conversation)
@@ -502,6 +528,14 @@ class Record:
         return await self._database.write(
             person.refuse, policy, version, reason=reason, ancestor=ancestor, actor=actor, now=_now(now)
         )
+
+    async def activity(self, now: float | None = None) -> Activity:
+        """Return what the gateways do now, and when a person last asked to train."""
+        return await self._database.read(trainer.activity, _now(now))
+
+    async def ask_to_train(self, now: float | None = None) -> None:
+        """Let what is scored by now be trained, whatever the schedule and the size of a batch."""
+        await self._database.write(trainer.ask_to_train, _now(now))
 
     async def set_paused(self, paused: bool, now: float | None = None, *, policy: str | None = None) -> None:
         """Pause or resume the training of one policy; None: of all. What is recorded and scored meanwhile waits."""

@@ -131,6 +131,16 @@ api_requests = Table(
     Column("is_hidden", Boolean, nullable=False),  # its client deleted the response
 )
 
+stored_completions = Table(
+    "stored_completions",
+    metadata,
+    # A row only where its client changed something.
+    Column("turn_id", _ID, ForeignKey("turns.turn_id", ondelete="CASCADE"), primary_key=True),
+    Column("metadata", Text),  # JSON; null: as the request sent it
+    Column("deleted_at", Float),  # it is hidden from its client and waits to be forgotten
+    Index(None, "deleted_at"),
+)
+
 conversations = Table(
     "conversations",
     metadata,

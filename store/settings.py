@@ -28,6 +28,7 @@ from store.errors import ConfigError
 from store.hosts import is_loopback
 from store.keys import KeyFile, Keyring, new_key, read_key_file, write_secret
 from store.learning import DEFAULTS, LearningConfig, parse_learning, split_learning
+from store.training_schedule import TrainingSchedule, parse_schedule
 
 #: Folder that holds the packages: a checkout, or site-packages where Patina was installed by pip.
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -367,6 +368,16 @@ class Settings(BaseSettings):
         "train on fewer turns than --batch-size once one has waited so long",
         "learning",
     )
+    train_when: str = _field(
+        "always",
+        "PATINA_TRAIN_WHEN",
+        "when a step may begin: always, idle (no main request for --idle-minutes; a request that comes during a step interrupts "
+        "it), manual (`run.py train --now`), or a time of day such as 23:00-07:00",
+        "learning",
+    )
+    idle_minutes: float = _field(
+        30.0, "PATINA_IDLE_MINUTES", "--train-when idle: minutes without a main request", "learning"
+    )
     seed: int = _field(0, "PATINA_SEED", "seed of training", "learning")
 
     @field_validator("learning", mode="before")
@@ -407,6 +418,7 @@ class Settings(BaseSettings):
         "prm_temperature",
         "max_wait_s",
         "max_hold",
+        "idle_minutes",
         "max_model_len",
     )
     @classmethod
@@ -468,6 +480,12 @@ class Settings(BaseSettings):
     @classmethod
     def _urls(cls, value: str) -> str:
         return ",".join(_checked_url(one.strip()) for one in split_urls(value))
+
+    @field_validator("train_when")
+    @classmethod
+    def _is_a_schedule(cls, value: str) -> str:
+        parse_schedule(value, 0.0)
+        return value
 
     @field_validator("home")
     @classmethod
@@ -584,6 +602,10 @@ class Settings(BaseSettings):
         """Where this machine reaches the gateway, without ``/v1``."""
         host = self.proxy_host if self.proxy_host not in ("0.0.0.0", "::") else "localhost"
         return f"http://{f'[{host}]' if ':' in host else host}:{self.proxy_port}"
+
+    @property
+    def schedule(self) -> TrainingSchedule:
+        return parse_schedule(self.train_when, self.idle_minutes)
 
     @property
     def metrics_file(self) -> Path:

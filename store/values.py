@@ -199,6 +199,46 @@ class RecordedTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredCompletion:
+    """A chat completion, read back for a client.
+
+    Attributes:
+        completion_id: the id that its client saw.
+        choices: of one request, one turn each.
+    """
+
+    completion_id: str
+    policy: str
+    adapter_version: int
+    metadata: Json
+    choices: tuple[RecordedTurn, ...]
+
+    @property
+    def turn(self) -> RecordedTurn:
+        return self.choices[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredQuery:
+    """Which completions a client lists.
+
+    Attributes:
+        model: a model name of the request, a policy, or a version `policy@N`; None: any.
+        metadata: pairs that they have.
+        after: id of the completion before the page.
+        is_oldest_first: the order.
+        with_unstored: also those of requests with ``store: false``.
+    """
+
+    model: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    after: str | None = None
+    limit: int = 20
+    is_oldest_first: bool = False
+    with_unstored: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """A conversation that a client created by name; ``items`` are those that it began with."""
 
@@ -850,6 +890,25 @@ class RecordStatus:
 
     def to_json(self) -> Json:
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """What the gateways do now.
+
+    Attributes:
+        in_flight: requests in flight.
+        newest_main_at: when the newest main request came (Unix time, seconds), as far as the newest turns show it.
+        asked_at: when a person last asked to train now; 0.0: never.
+    """
+
+    in_flight: int
+    newest_main_at: float
+    asked_at: float
+
+    def quiet_s(self, now: float) -> float:
+        """Return the seconds since the last main request; 0 while a request is in flight."""
+        return 0.0 if self.in_flight else max(0.0, now - self.newest_main_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -14,6 +15,9 @@ from store.errors import AdapterError, ConfigError, PatinaError, RecordError
 from store.record import Record
 from store.settings import Settings
 from store.values import Json
+
+#: On a machine without a GPU replies and other programs come before training.
+_NICE = 10
 
 
 def main() -> int:
@@ -46,6 +50,8 @@ async def _run(settings: Settings) -> int:
     from trainer.worker import Worker
 
     torch.set_num_threads(settings.resolved_threads)
+    if not torch.cuda.is_available():
+        os.nice(_NICE)
     log = _wandb_log(settings) if settings.wandb_project else None
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

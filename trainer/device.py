@@ -1,4 +1,6 @@
-"""One GPU shared in time (`--colocate sleep`), the trainer's side; `serving.vllm.gpu_sharing` is the engine's and describes the protocol.
+"""The device that training runs on: its own, shared in time with vLLM (`--colocate sleep`), or free for as long as people are idle.
+
+`serving.vllm.gpu_sharing` is the engine's side of the sharing and describes the protocol.
 
 The trainer leases the GPU to make a version. At every boundary (between micro-batches, between optimizer steps) the engine may ask it to
 yield: it moves what it can off the GPU, requests a new lease, and continues when that is granted.
@@ -20,11 +22,14 @@ from serving.vllm.gpu_sharing import LEASE_S, POLL_S
 from store.errors import RecordError
 from store.record import Record
 from store.settings import Settings
+from store.training_schedule import IDLE
 from store.values import GpuLease, GpuRole, Json
 
 _WRITE_S = 1.0
 #: A trainer that has not written its row for so long stops at the next boundary, because the engine may wake once the lease has expired.
 _SAFE_S = LEASE_S / 3
+#: `--train-when idle`: a step that requests interrupted goes on after so many seconds without one.
+QUIET_S = 10.0
 
 
 class Device(Protocol):
@@ -194,6 +199,66 @@ class SharedDevice:
         self._written_at = time.monotonic()
 
 
+class IdleDevice(ExclusiveDevice):
+    """A device whose steps wait at their next boundary while people send requests (`--train-when idle`).
+
+    Args:
+        record: shows the requests in flight and the newest main request.
+        quiet_s: seconds without a main request after which the step goes on.
+        poll_s: seconds between two looks.
+    """
+
+    def __init__(self, record: Record, *, quiet_s: float = QUIET_S, poll_s: float = 0.5) -> None:
+        super().__init__()
+        self._record = record
+        self._quiet_s = quiet_s
+        self._poll_s = poll_s
+        self._is_quiet = threading.Event()
+        self._is_quiet.set()
+        self._leased_at = 0.0
+        self._waited_s = 0.0
+        self._waits = 0
+
+    @asynccontextmanager
+    async def lease(self) -> AsyncIterator[None]:
+        self._leased_at = time.time()
+        watching = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            self._is_quiet.set()
+
+    def boundary(self) -> None:
+        if self._is_quiet.is_set():
+            return
+        self._waits += 1
+        began = time.monotonic()
+        self._is_quiet.wait()
+        self._waited_s += time.monotonic() - began
+
+    def state(self) -> Json:
+        return {
+            "is_interrupted": not self._is_quiet.is_set(),
+            "interrupted_s": round(self._waited_s, 3),
+            "interruptions": self._waits,
+        }
+
+    async def _watch(self) -> None:
+        """Check whether people send requests. A step that a person asked for is not interrupted."""
+        while True:
+            with contextlib.suppress(RecordError):  # looked at again soon
+                now = await self._record.activity()
+                is_new = now.in_flight > 0 or now.newest_main_at > self._leased_at
+                is_asked = now.asked_at > now.newest_main_at
+                if is_new and not is_asked and now.quiet_s(time.time()) < self._quiet_s:
+                    self._is_quiet.clear()
+                else:
+                    self._is_quiet.set()
+            await asyncio.sleep(self._poll_s)
+
+
 def _nothing() -> None:
     return
 
@@ -202,4 +267,6 @@ def make_device(settings: Settings, record: Record) -> Device:
     """Return how the trainer and the serving engine share the device."""
     if settings.backend == "vllm" and settings.colocate == "sleep":
         return SharedDevice(record)
+    if settings.schedule.mode == IDLE and settings.backend != "tinker":
+        return IdleDevice(record)
     return ExclusiveDevice()

@@ -36,6 +36,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -54,6 +55,7 @@ from store.lifecycle import DropReason
 from store.policies import policies_of
 from store.record import Record
 from store.settings import Settings, training_settings
+from store.training_schedule import ALWAYS
 from store.values import (
     BASE_VERSION,
     OPEN_RELEASES,
@@ -168,12 +170,14 @@ class _Due:
         edits: what the owner changed in the playbook.
         edit_id: number of the newest edit.
         takes_turns: False: it is made of withdrawn wishes alone.
+        is_asked_for: a person asked to train what waits now.
     """
 
     policy: str
     edits: tuple[Edit, ...]
     edit_id: int
     takes_turns: bool
+    is_asked_for: bool
 
 
 def make_workshop(settings: Settings, device: Device, pinned: Json | None = None) -> VersionTrainer:
@@ -315,6 +319,9 @@ class Worker:
             names = ", ".join(adapter_name(*one) for one in sorted(tried.items()))
             self._state = f"waiting: {names} on trial" if names else "waiting"
             return False
+        if reason := await self._reason_to_wait(due):
+            self._state = reason
+            return False
         self._policy = due.policy
         await self._on_thread(self._ready().check)
         self._state = "waiting for the device"
@@ -332,6 +339,15 @@ class Worker:
         self._pauses.pop(due.policy, None)
         return True
 
+    async def _reason_to_wait(self, due: _Due) -> str:
+        """Return why the schedule lets no step begin now, or "". What a person asked to train now does not wait."""
+        schedule = self._settings.schedule
+        if schedule.mode == ALWAYS or due.is_asked_for:
+            return ""
+        now = time.time()
+        quiet_s = (await self._record.activity(now)).quiet_s(now)
+        return schedule.reason_to_wait(datetime.fromtimestamp(now), quiet_s)
+
     def _is_pausing(self, policy: str | None) -> bool:
         pause = self._pauses.get(policy)
         return pause is not None and time.monotonic() < pause.until
@@ -343,17 +359,26 @@ class Worker:
         edits = await self._record.all_wish_edits(edit_id) if self._plan.selects_hints else {}
         live = {policy: move.version for policy, move in (await self._record.aliases()).items()}
         stopped = {*await self._record.paused_policies(), *tried}
+        asked_at = (await self._record.activity()).asked_at
         found: list[tuple[float, _Due]] = []
         for policy in policies_of(self._settings.policy, {*waiting, *live}):
             if policy in stopped or self._is_pausing(policy):
                 continue
             changed = tuple(Edit(turn_id=edit.turn_id, text=edit.text) for edit in edits.get(policy, ()))
-            since = self._batch_since(waiting.get(policy))
+            one = waiting.get(policy)
+            is_asked_for = one is not None and one.oldest_since is not None and one.oldest_since <= asked_at
+            since = one.oldest_since if one is not None and is_asked_for else self._batch_since(one)
             has_batch = since is not None
             if since is None and await self._may_unlearn(policy, live.get(policy, BASE_VERSION), changed):
                 since = self._unlearning[policy].since
             if since is not None:
-                due = _Due(policy=policy, edits=changed, edit_id=edit_id, takes_turns=has_batch)
+                due = _Due(
+                    policy=policy,
+                    edits=changed,
+                    edit_id=edit_id,
+                    takes_turns=has_batch,
+                    is_asked_for=is_asked_for,
+                )
                 found.append((max(since, self._served_at.get(policy, 0.0)), due))
         return min(found, key=lambda one: (one[0], one[1].policy))[1] if found else None
 
@@ -656,12 +681,14 @@ class Worker:
     async def _beat(self) -> None:
         while True:
             try:
+                device = self._device.state()
+                interrupted = ": interrupted by requests" if device.get("is_interrupted") else ""
                 await self._record.heartbeat(
                     Heartbeat(
                         process="trainer",
                         pid=os.getpid(),
-                        state=self._state,
-                        detail={**self._counters.to_json(), "policy": self._policy} | self._device.state(),
+                        state=self._state + interrupted,
+                        detail={**self._counters.to_json(), "policy": self._policy} | device,
                         at=time.time(),
                     )
                 )

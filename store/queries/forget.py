@@ -39,6 +39,7 @@ _ABOUT_TURNS = (
     schema.wish_edits,
     schema.turn_states,
     schema.api_requests,
+    schema.stored_completions,
 )
 
 

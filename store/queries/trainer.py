@@ -20,6 +20,7 @@ from store.queries.common import (
     bodies,
     chain_messages,
     completion_of,
+    control,
     decode_verdict_detail,
     lock_aliases,
     move,
@@ -30,6 +31,7 @@ from store.queries.forget import forgotten_among
 from store.values import (
     BASE_VERSION,
     LOOP_SOURCE,
+    Activity,
     AdapterState,
     AdapterVersion,
     LogprobMode,
@@ -37,9 +39,18 @@ from store.values import (
     ScoredTurn,
     StepReport,
     StepRole,
+    TurnKind,
     Verdict,
     Waiting,
+    gateway_name,
 )
+
+#: Name in `controls`: when a person last asked to train now.
+TRAIN_NOW = "train_now"
+#: An older heartbeat is of a gateway that hangs or is gone.
+_SILENT_S = 5.0
+#: The newest turns among which the newest main turn is looked for.
+_ACTIVITY_TURNS = 200
 
 
 def waiting(connection: sa.Connection, *, hint_only: bool = False) -> dict[str, Waiting]:
@@ -73,6 +84,28 @@ def waiting(connection: sa.Connection, *, hint_only: bool = False) -> dict[str, 
         row.policy: Waiting(scored=int(row.scored), ready=int(row.ready), oldest_since=row.oldest_since)
         for row in rows
     }
+
+
+def activity(connection: sa.Connection, now: float) -> Activity:
+    """Return what the gateways do now (Unix time, seconds). Heartbeats that are older than some seconds do not count."""
+    h, t = schema.heartbeats.c, schema.turns.c
+    beats = connection.execute(
+        sa.select(h.detail).where(h.process.startswith(gateway_name(1)), h.at > now - _SILENT_S)
+    ).scalars()
+    newest = sa.select(t.kind, t.created_at).order_by(t.created_at.desc()).limit(_ACTIVITY_TURNS).subquery()
+    main = connection.execute(
+        sa.select(sa.func.max(newest.c.created_at)).where(newest.c.kind == TurnKind.MAIN.value)
+    ).scalar_one()
+    return Activity(
+        in_flight=sum(int(json.loads(detail).get("in_flight", 0)) for detail in beats),
+        newest_main_at=float(main or 0.0),
+        asked_at=float(control(connection, TRAIN_NOW) or 0.0),
+    )
+
+
+def ask_to_train(connection: sa.Connection, now: float) -> None:
+    """Let what is scored by now be trained, whatever the schedule and the size of a batch."""
+    upsert(connection, schema.controls, {"name": TRAIN_NOW, "value": repr(now), "at": now}, ["name"])
 
 
 def claim(

@@ -261,6 +261,8 @@ def test_every_route_shows_a_key_only_what_is_its_own(people: People, tmp_path: 
         for target in (f"/v1/responses/{response.id}", f"/v1/conversations/{conversation.id}"):
             seen = ask(people.gateway.url, bearer(people.keys[name]), method="GET", target=target, body=b"")
             assert seen.status == status
+    _check_stored(people)
+    checked["/v1/chat/completions/*"] = checked["/v1/fine_tuning/jobs*"] = None
     foreign = b'{"model": "tiny.ann@1", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}], "input": "a"}'
     for target in (
         "/v1/responses",
@@ -280,6 +282,20 @@ def test_every_route_shows_a_key_only_what_is_its_own(people: People, tmp_path: 
         assert "ann" not in ask(people.gateway.url, method="GET", target=target, body=b"").body.decode()
         checked[target] = None
     assert set(checked) == {endpoint.path for endpoint in ENDPOINTS}
+
+
+def _check_stored(people: People) -> None:
+    """Check stored completions of one's own key; a training job of the key's own policy, an owner of all."""
+    stored = people.client("ann").chat.completions.list().data[0].id
+    for name, status in (("bob", 404), ("boss", 404), ("ann", 200)):
+        for target in (f"/v1/chat/completions/{stored}", f"/v1/chat/completions/{stored}/messages"):
+            seen = ask(people.gateway.url, bearer(people.keys[name]), method="GET", target=target, body=b"")
+            assert seen.status == status
+    assert not people.json("dan", "/v1/chat/completions")["data"]
+    for name, status in (("bob", 404), ("eve", 404), ("ann", 200), ("boss", 200)):
+        target = "/v1/fine_tuning/jobs/ftjob-tiny.ann/events"
+        seen = ask(people.gateway.url, bearer(people.keys[name]), method="GET", target=target, body=b"")
+        assert seen.status == status
 
 
 @pytest.mark.parametrize("target", ["/v1/embeddings", "/v1/responses", "/v1/messages"])

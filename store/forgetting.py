@@ -1,8 +1,10 @@
-"""Runs `run.py forget` for the web page: a process of its own, because training again takes minutes."""
+"""Runs `run.py forget` for the web page and for clients that delete a completion: a process of its own, because training again takes
+minutes."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import time
 from dataclasses import dataclass
@@ -10,10 +12,16 @@ from pathlib import Path
 
 import orjson
 
+from store.errors import RecordError
+from store.record_handle import RecordHandle
 from store.settings import child_environment
 from store.values import Json
 
+log = logging.getLogger(__name__)
+
 _KEPT = 50
+#: How often deleted completions are looked for.
+_LOOK_S = 2.0
 
 
 @dataclass(slots=True)
@@ -50,15 +58,42 @@ class Forgetting:
         self._tasks: set[asyncio.Task[None]] = set()
         self.jobs: list[Job] = []
 
-    def start(self, turn_id: str, key_name: str) -> None:
-        """Forget a turn in the background; nothing when that is under way."""
+    def start(self, turn_id: str, key_name: str) -> asyncio.Task[None] | None:
+        """Forget a turn in the background; None when that is under way."""
         if any(job.turn_id == turn_id and job.state == "running" for job in self.jobs):
-            return
+            return None
         job = Job(turn_id, key_name, time.time())
         self.jobs = [job, *self.jobs][:_KEPT]
         task = asyncio.create_task(self._run(job))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    def state(self) -> Json:
+        """Return the number of jobs by state and the newest error, for `status`."""
+        states = [job.state for job in self.jobs]
+        error = next((job.error for job in self.jobs if job.error), None)
+        return {**{name: states.count(name) for name in sorted(set(states))}, "last_error": error}
+
+    async def run(self, record: RecordHandle) -> None:
+        """Forget, one after the other, the turns of completions that their clients deleted; a failure is not tried again before a restart."""
+        tried: set[str] = set()
+        while True:
+            try:
+                waiting = await (await record.get()).turns_to_forget()
+            except RecordError as exc:
+                log.warning("deleted completions wait to be forgotten: %s", exc)
+                waiting = []
+            for turn_id, key_name in waiting:
+                if turn_id not in tried:
+                    tried.add(turn_id)
+                    task = self.start(turn_id, key_name)
+                    job = self.jobs[0]
+                    if task is not None:
+                        await task
+                    if job.error:
+                        log.error("%s was deleted and cannot be forgotten: %s", turn_id, job.error)
+            await asyncio.sleep(_LOOK_S)
 
     async def _run(self, job: Job) -> None:
         command = [

@@ -1,0 +1,164 @@
+"""Training as OpenAI's API shows fine-tuning: one open job for each policy. Its checkpoints are the policy's versions, its events what the gate
+said of them. A job is paused and resumed; jobs are not created, because every policy has one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from starlette.types import Scope, Send
+
+from proxy.adapters import Alias, ServedPolicy
+from proxy.asgi import send_error, send_json
+from proxy.auth import Principal
+from proxy.item_pages import page, read_query
+from store.errors import RecordError
+from store.record import Record
+from store.record_handle import RecordHandle
+from store.values import BASE_VERSION, AdapterState, AdapterVersion, Json, StepReport, adapter_name
+from wire.api_translation import Untranslatable
+
+log = logging.getLogger(__name__)
+
+PREFIX = "/v1/fine_tuning/jobs"
+_JOB = "ftjob-"
+_NO_CREATION = "Every policy has one open job, which trains on what is recorded: jobs are not created or cancelled. Pause it instead."
+
+
+class FineTuningJobs:
+    """Serves ``/v1/fine_tuning/jobs``.
+
+    Args:
+        shared_policy: paused and resumed by owners only.
+        created_at: time of a job whose policy has no version yet.
+    """
+
+    def __init__(self, record: RecordHandle, alias: Alias, shared_policy: str, *, created_at: float) -> None:
+        self._record = record
+        self._alias = alias
+        self._shared_policy = shared_policy
+        self._created_at = created_at
+
+    async def __call__(self, scope: Scope, send: Send, *, principal: Principal, path: str) -> None:
+        job_id, _, action = path.removeprefix(PREFIX).removeprefix("/").partition("/")
+        try:
+            answer = await self._answer(
+                scope["method"], job_id, action, read_query(scope.get("query_string") or b""), principal
+            )
+            await send_json(send, 200, answer)
+        except Untranslatable as exc:
+            await send_error(send, exc.status, str(exc), code=exc.code, param=exc.param)
+        except RecordError as exc:
+            log.warning("training could not be read or changed: %s", exc)
+            await send_error(
+                send, 503, "The record cannot be used now. Retry the request.", kind="server_error"
+            )
+
+    async def _answer(
+        self, method: str, job_id: str, action: str, options: Mapping[str, str], principal: Principal
+    ) -> Json:
+        served = {
+            f"{_JOB}{one.policy}": one
+            for one in self._alias.served(group=principal.adapter, is_owner=principal.is_owner)
+        }
+        if (method, job_id) == ("POST", "") or action == "cancel":
+            raise Untranslatable(_NO_CREATION, status=400)
+        record = await self._record.get()
+        if not job_id:
+            return page([await self._job(record, one) for one in served.values()][::-1], options)
+        one = served.get(job_id)
+        if one is None or (method, action) not in _ACTIONS:
+            raise Untranslatable(f"Fine-tuning job '{job_id}' not found.", status=404, code="not_found")
+        if action == "events":
+            # Reasons can quote what the people behind other keys wrote.
+            is_mine = principal.is_owner or one.policy != self._shared_policy
+            events = [
+                *(_step_event(step, is_mine) for step in await record.steps(one.policy) if step.error),
+                *(_version_event(each, is_mine) for each in await record.adapters(one.policy)),
+            ]
+            return page(sorted(events, key=lambda event: -event["created_at"]), options)
+        if action == "checkpoints":
+            versions = await record.adapters(one.policy)
+            return page(
+                [_checkpoint(job_id, each) for each in versions[::-1] if _is_published(each)], options
+            )
+        if action:
+            if one.policy == self._shared_policy and not principal.is_owner:
+                raise Untranslatable(
+                    "Several keys share this policy: only an owner's key pauses it.", status=403
+                )
+            await record.set_paused(action == "pause", policy=one.policy)
+        return await self._job(record, one)
+
+    async def _job(self, record: Record, one: ServedPolicy) -> Json:
+        versions = await record.adapters(one.policy)
+        is_paused = await record.is_paused(one.policy)
+        return {
+            "id": f"{_JOB}{one.policy}",
+            "object": "fine_tuning.job",
+            "created_at": int(versions[0].created_at if versions else self._created_at),
+            "model": adapter_name(one.policy, BASE_VERSION),
+            "fine_tuned_model": adapter_name(one.policy, one.version) if one.version else None,
+            # OpenAI's SDK knows no state for a pause.
+            "status": "queued" if is_paused else "running",
+            "metadata": {"paused": str(is_paused).lower()},
+            "error": None,
+            "finished_at": None,
+            "hyperparameters": {"batch_size": "auto", "learning_rate_multiplier": "auto", "n_epochs": "auto"},
+            "organization_id": "patina",
+            "result_files": [],
+            "seed": 0,
+            "trained_tokens": None,
+            "training_file": "record",
+            "validation_file": None,
+        }
+
+
+_ACTIONS = frozenset(
+    {("GET", ""), ("GET", "events"), ("GET", "checkpoints"), ("POST", "pause"), ("POST", "resume")}
+)
+
+
+def _is_published(version: AdapterVersion) -> bool:
+    return version.state is AdapterState.PUBLISHED
+
+
+def _version_event(version: AdapterVersion, with_reason: bool) -> Json:
+    message = f"{adapter_name(version.policy, version.version)} {version.state.value}"
+    return {
+        "object": "fine_tuning.job.event",
+        "id": f"ftevent-{version.policy}@{version.version}",
+        "created_at": int(version.created_at),
+        "level": "info" if _is_published(version) else "warn",
+        "message": f"{message}: {version.reason}" if with_reason and version.reason else message,
+        "type": "metrics",
+        "data": {name: value for name, value in version.metrics.items() if isinstance(value, int | float)},
+    }
+
+
+def _step_event(step: StepReport, with_reason: bool) -> Json:
+    """Return the event of a step that failed; the others end in a version."""
+    return {
+        "object": "fine_tuning.job.event",
+        "id": f"ftevent-{step.step_id}",
+        "created_at": int(step.finished_at or step.started_at),
+        "level": "error",
+        "message": f"a step failed: {step.error}" if with_reason else "a step failed",
+        "type": "message",
+    }
+
+
+def _checkpoint(job_id: str, version: AdapterVersion) -> Json:
+    loss = version.metrics.get("loss")
+    return {
+        "object": "fine_tuning.job.checkpoint",
+        "id": f"ftckpt-{version.policy}@{version.version}",
+        "created_at": int(version.created_at),
+        "fine_tuned_model_checkpoint": adapter_name(version.policy, version.version),
+        "fine_tuning_job_id": job_id,
+        "step_number": version.version,
+        "metrics": {
+            "step": version.version,
+            **({"train_loss": loss} if isinstance(loss, int | float) else {}),
+        },
+    }

@@ -1,0 +1,59 @@
+"""When training may begin (`--train-when`). Sans-IO."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+ALWAYS, IDLE, MANUAL = "always", "idle", "manual"
+_WINDOW = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSchedule:
+    """When a step may begin.
+
+    Attributes:
+        mode: "always", "idle", "manual" or "window".
+        idle_s: seconds without a main request that count as idle.
+        window: of each day, in minutes from midnight, local time: (first, end); it may contain midnight.
+    """
+
+    mode: str
+    idle_s: float
+    window: tuple[int, int] = (0, 0)
+
+    def reason_to_wait(self, now: datetime, quiet_s: float) -> str:
+        """Return why no step may begin, or "".
+
+        Args:
+            now: local time.
+            quiet_s: seconds since the last main request; 0 while one is in flight.
+        """
+        if self.mode == MANUAL:
+            return "waiting for `run.py train --now`"
+        if self.mode == IDLE and quiet_s < self.idle_s:
+            return f"waiting until no request came for {self.idle_s / 60:g} min"
+        if self.mode == "window":
+            first, end = self.window
+            minute = now.hour * 60 + now.minute
+            is_inside = first <= minute < end if first < end else minute >= first or minute < end
+            if not is_inside:
+                return f"waiting until {first // 60:02}:{first % 60:02}"
+        return ""
+
+
+def parse_schedule(text: str, idle_minutes: float) -> TrainingSchedule:
+    """Read `--train-when`. Raises: ValueError: it is none of its forms."""
+    idle_s = idle_minutes * 60
+    if text in (ALWAYS, IDLE, MANUAL):
+        return TrainingSchedule(mode=text, idle_s=idle_s)
+    found = _WINDOW.fullmatch(text)
+    if found is None:
+        raise ValueError("must be always, idle, manual or a time of day such as 23:00-07:00")
+    first_hour, first_minute, end_hour, end_minute = map(int, found.groups())
+    first, end = first_hour * 60 + first_minute, end_hour * 60 + end_minute
+    if first == end:
+        raise ValueError("its window is empty: begin and end are equal")
+    return TrainingSchedule(mode="window", idle_s=idle_s, window=(first, end))
