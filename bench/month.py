@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from uuid import uuid4
 
-from cli.main import main as run_command
 from evals.client import MAX_REPLY_TOKENS
 from evals.preferences import PREFERENCES, tasks
 from evals.simulated_user import Interaction, Request, SimulatedUser, scenario
@@ -26,7 +25,7 @@ from migrations import upgrade
 from scorers.reader import read_turn
 from store.lifecycle import Stage
 from store.record import Record
-from store.settings import Settings, read_settings
+from store.settings import REPOSITORY, Settings, read_settings
 from store.values import (
     BASE_VERSION,
     AdapterState,
@@ -144,17 +143,11 @@ class Month:
         if not chosen:
             return
         turn, started = chosen[0], time.monotonic()
-        # It is the command itself: it opens the record again and starts the process that trains again.
-        given = [
-            "forget",
-            turn.turn_id,
-            "--home",
-            str(self._settings.home),
-            "--threads",
-            "1",
-            "--keep-replies",
-        ]
-        code = await asyncio.to_thread(run_command, given)
+        given = ["--home", str(self._settings.home), "--threads", "1", "--keep-replies"]
+        given += ["--batch-size", str(self._settings.batch_size), "--seed", str(self._settings.seed)]
+        # The command itself, which opens the record beside this process.
+        command = [sys.executable, str(REPOSITORY / "run.py"), "forget", turn.turn_id, *given]
+        code = await (await asyncio.create_subprocess_exec(*command)).wait()
         live = (await self._record.aliases())[policy].version
         adapter = await self._record.adapter(policy, live)
         if live == BASE_VERSION or adapter is None:

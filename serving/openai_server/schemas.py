@@ -6,6 +6,7 @@ that have no effect.
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -469,7 +470,7 @@ def build_completion_logprobs(
         offset += len(vocabulary.text(entry.token_id))
     columns = {
         "text_offset": offsets,
-        "token_logprobs": [entry.logprob for entry in entries],
+        "token_logprobs": [None if math.isnan(entry.logprob) else entry.logprob for entry in entries],
         "tokens": [token(entry.token_id) for entry in entries],
         "top_logprobs": [
             {token(token_id): logprob for token_id, logprob in entry.top} or None for entry in entries
@@ -478,23 +479,12 @@ def build_completion_logprobs(
     return columns, offset
 
 
-def echo_prompt(
-    columns: dict[str, Any],
-    prompt_ids: Sequence[int],
-    logprobs: Sequence[float],
-    vocabulary: Vocabulary,
-    *,
-    as_token_ids: bool,
-) -> dict[str, Any]:
-    """Return a logprobs object that begins with the prompt's tokens; the first has no log-probability."""
-    entries = [
-        TokenLogprob(token_id=token_id, logprob=logprob, top=())
-        for token_id, logprob in zip(prompt_ids, (0.0, *logprobs), strict=True)
-    ]
-    echoed, length = build_completion_logprobs(entries, vocabulary, 0, as_token_ids=as_token_ids)
-    echoed["token_logprobs"][0] = None
-    shifted = {**columns, "text_offset": [length + offset for offset in columns["text_offset"]]}
-    return {name: [*echoed[name], *shifted[name]] for name in columns}
+def echoed_entries(prompt_ids: Sequence[int], logprobs: Sequence[float]) -> list[TokenLogprob]:
+    """Return a prompt's tokens as entries of the logprobs object; the first has no log-probability. [] where the prompt was not scored."""
+    if len(logprobs) != len(prompt_ids) - 1:
+        return []
+    pairs = zip(prompt_ids, (math.nan, *logprobs), strict=True)
+    return [TokenLogprob(token_id=token_id, logprob=logprob, top=()) for token_id, logprob in pairs]
 
 
 def _call_object(call: ToolCall, call_id: str) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
-    """One sampled id, its log-probability, and the most likely (id, logprob) pairs in its place."""
+    """One id, its log-probability (NaN: the first of an echoed prompt), and the most likely (id, logprob) pairs in its place."""
 
     token_id: int
     logprob: float
