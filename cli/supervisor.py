@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.backend import BackendPlan, plan_backend, resolve
+from cli.start_checks import check_start, notes_on_environment
 from migrations import upgrade
 from serving.ports import bind, free_port
 from store.errors import ConfigError, RecordError
@@ -109,6 +110,7 @@ def serve(settings: Settings) -> int:
         key, is_new = ensure_api_key(settings)
         path = settings.home / "run" / "settings.json"
         settings, why = resolve(settings)
+        check_start(settings)
         backend = plan_backend(settings)
         settings = settings.model_copy(update={"colocate": backend.colocate})
         if backend.command:
@@ -116,6 +118,8 @@ def serve(settings: Settings) -> int:
         settings.dump(path)
         _announce(settings, key, is_new)
         _explain(backend, why)
+        for note in notes_on_environment(settings, child_environment()):
+            print(f"patina: {note}", file=sys.stderr, flush=True)
         return asyncio.run(_supervise(settings, plan(settings, path, backend)))
 
 
