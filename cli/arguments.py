@@ -178,9 +178,9 @@ def _add_record_commands(command: _AddCommand) -> None:
     trajectories = command("trajectories", "show or export the recorded turns")
     trajectories.add_argument(
         "--format",
-        choices=["table", "jsonl", "datasets"],
+        choices=["table", "jsonl", "datasets", "preferences"],
         default="table",
-        help="datasets: a folder load_from_disk reads",
+        help="datasets: a folder load_from_disk reads; preferences: judged turns as text (prompt, chosen, rejected, hint)",
     )
     trajectories.add_argument(
         "--output", type=Path, help="file (jsonl) or folder (datasets) to write; default: stdout"

@@ -27,6 +27,7 @@ from cli.import_turns import import_turns
 from cli.live import ask_proxy, is_in_trouble, store_line, traffic_lines
 from cli.opened_record import open_record
 from cli.policies import chosen_policy, given_policy
+from cli.preferences import preferences
 from cli.recover import recover
 from cli.retrain import retrain
 from cli.text import LONG, clip
@@ -242,7 +243,9 @@ async def _trajectories(record: Record, settings: Settings, arguments: argparse.
         if (arguments.session is None or row["session_id"] == arguments.session)
         and (stage is None or row["stage"] == stage.value)
     )
-    if arguments.format == "jsonl":
+    if arguments.format == "preferences":
+        code = await _write_jsonl(preferences(wanted), arguments.output)
+    elif arguments.format == "jsonl":
         code = await _write_jsonl(wanted, arguments.output)
     else:
         code = await _write_dataset(wanted, arguments.output)
@@ -287,7 +290,7 @@ async def _write_jsonl(rows: AsyncIterator[Json], output: Path | None) -> int:
         temporary.replace(output)
     except OSError as exc:
         raise ConfigError(f"cannot write {output}: {exc.strerror or exc}") from exc
-    print(f"{count} turns written to {output}", file=sys.stderr)
+    print(f"{count} lines written to {output}", file=sys.stderr)
     return 0
 
 

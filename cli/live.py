@@ -11,6 +11,10 @@ from store.errors import ConfigError
 from store.settings import Settings
 from store.values import Json
 
+_NOT_LEARNING = (
+    "not learning: another server serves the model (--upstream). Turns are recorded, scored and exported (trajectories --format preferences). To "
+    "learn, Patina needs token ids, log-probabilities and LoRA adapters at runtime: --backend vllm (also with --upstream), tinker or embedded"
+)
 #: The proxy gives its record two seconds before it answers without it; a crowded machine needs longer. A refused connection is reported at once.
 _TIMEOUT_S = 20.0
 
@@ -83,6 +87,8 @@ _API_NAMES = {"chat": "chat", "responses": "Responses", "messages": "Messages", 
 def traffic_lines(proxy: Json) -> list[str]:
     """Return what `status` says about requests by API: those translated to chat, and those that are not recorded."""
     lines = []
+    if proxy.get("is_local") is False:
+        lines.append(_NOT_LEARNING)
     apis: Json = proxy.get("recorded_by_api") or {}
     if set(apis) - {"chat"}:
         counts = " · ".join(f"{count} {_API_NAMES.get(name, name)}" for name, count in apis.items())

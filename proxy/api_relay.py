@@ -31,6 +31,7 @@ from wire.api_translation import CHAT_PATH, ApiRequest, Untranslatable, read_err
 from wire.headers import Headers, content_length, forward_request_headers, get_header
 from wire.messages_api.reply import MessageSynthesizer
 from wire.messages_api.request import translate_request as translate_message
+from wire.reply_strip import read_reply
 from wire.responses_api.items import input_items, turn_of
 from wire.responses_api.reply import ResponseSynthesizer, instructions_of
 from wire.responses_api.request import (
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 #: Another gateway may have issued a response a moment ago: longest wait until it is recorded.
 _RECORD_WAIT_S = 20.0
 _COUNT_WAIT_S = 60.0
+#: Fields of a chat request that `/tokenize` takes.
+_TOKENIZED = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message")
 #: Request headers that belong to the translated body or to the other API.
 _NOT_FOR_CHAT = frozenset(
     {b"accept-encoding", b"anthropic-version", b"anthropic-beta", b"content-type", b"x-api-key"}
@@ -102,7 +105,7 @@ class ApiRelay:
         translated = TranslatedSend(send, lambda status, body: (status, body))
 
         async def translate(raw: bytes) -> ApiRequest:
-            request = translate_message(raw)
+            request = translate_message(raw, can_continue=self._is_local)
             chat = orjson.loads(request.chat)
             synthesizer = MessageSynthesizer(
                 chat["model"],
@@ -261,7 +264,7 @@ class ApiRelay:
         """Serve ``POST /v1/messages/count_tokens``."""
 
         async def translate(raw: bytes) -> ApiRequest:
-            return translate_message(raw, is_count=True)
+            return translate_message(raw, is_count=True, can_continue=self._is_local)
 
         count = await self._answer_count(scope, receive, send, translate, principal)
         if count is not None:
@@ -306,7 +309,7 @@ class ApiRelay:
             if lease.name is not None:
                 chat["model"] = lease.name
             path, field = ("/tokenize", "count") if self._is_local else (CHAT_PATH, "prompt_tokens")
-            names = ("model", "messages", "tools") if self._is_local else tuple(chat)
+            names = _TOKENIZED if self._is_local else tuple(chat)
             body = {
                 name: chat[name]
                 for name in names
@@ -329,7 +332,8 @@ class ApiRelay:
         if reply.status >= 400:
             message, code, _ = read_error(reply.status, found)
             raise Untranslatable(message, status=reply.status, code=code)
-        counted = orjson.loads(found)
+        counted, _ = read_reply(found)
+        counted = counted if isinstance(counted, dict) else {}
         value = counted.get(field) if self._is_local else (counted.get("usage") or {}).get(field)
         if not isinstance(value, int):
             raise UpstreamError(f"the backend at {self._backend.address} did not count the tokens")

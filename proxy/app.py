@@ -300,6 +300,7 @@ class Proxy:
             "unrecorded_by_path": dict(counters.passed_paths),
             "tools_left_out": dict(counters.left_out),
             "native_apis": self._native_apis,
+            "is_local": self._is_local,
             "requests_refused": counters.requests_refused,
             "upstream_errors": counters.upstream_errors,
             "heartbeat_errors": self._heartbeat_errors,

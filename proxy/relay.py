@@ -988,6 +988,8 @@ class ChatRelay:
         if exchange.chunks_read < _NULL_STYLE_CHUNKS:
             exchange.chunks_read += 1
             self._observe_null_style(exchange, chunk)
+        if exchange.is_translated and chunk.get("prompt_token_ids"):
+            return event  # the other API's reply begins with their number
         injection = exchange.injection
         if injection.usage and is_usage_only(chunk):
             return event if exchange.is_translated else b""  # other APIs show the usage

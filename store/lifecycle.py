@@ -86,6 +86,8 @@ for _stage in Stage:
 
 #: Only these drops may be revived: the turn itself is sound, there only was no feedback yet.
 REVIVABLE = frozenset({DropReason.ABSTAINED, DropReason.NO_SIGNAL, DropReason.NO_NEXT_STATE})
+#: Those of turns that are scored when something follows. A turn without tokens has a verdict then, and stays dropped.
+RESCORED = REVIVABLE | {DropReason.NO_TOKENS}
 
 
 def advance(stage: Stage, event: Event) -> Stage:

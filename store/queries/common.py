@@ -12,7 +12,7 @@ from sqlalchemy.engine import Row
 from store import schema
 from store.errors import RecordError
 from store.hashing import ROOT, exact_json
-from store.lifecycle import REVIVABLE, Event, Stage, advance, sources
+from store.lifecycle import RESCORED, Event, Stage, advance, sources
 from store.values import (
     AdapterState,
     AdapterVersion,
@@ -63,7 +63,7 @@ def answer(connection: sa.Connection, turn_id: str, at: float) -> None:
         [turn_id],
         Event.REVIVE,
         at,
-        extra=schema.turn_states.c.drop_reason.in_([r.value for r in REVIVABLE]),
+        extra=schema.turn_states.c.drop_reason.in_([r.value for r in RESCORED]),
         drop_reason=None,
         detail=None,
     )

@@ -16,6 +16,8 @@ from store.queries.common import bodies, chain_messages, completion_of, encode_v
 from store.values import AnsweredTurn, Feedback, NextState, Relation, Verdict
 
 _HOUR_S = 3_600.0
+#: Drop reasons of turns that do not count towards the verdicts of an hour.
+_NOT_COUNTED = [DropReason.OVER_LIMIT.value, DropReason.NO_TOKENS.value]
 
 
 def answered(connection: sa.Connection, limit: int, *, exclude: Iterable[str] = ()) -> list[AnsweredTurn]:
@@ -86,6 +88,8 @@ def add_verdict(
     Args:
         most_per_hour: verdicts of one key within an hour that may train; a turn beyond them is dropped. 0: no limit.
     """
+    if drop is None and not _has_tokens(connection, verdict.turn_id):
+        drop = DropReason.NO_TOKENS
     has_signal = bool(verdict.value or verdict.hint)
     if drop is None and most_per_hour and has_signal and _trainable(connection, verdict) >= most_per_hour:
         drop = DropReason.OVER_LIMIT
@@ -120,6 +124,16 @@ def add_verdict(
         )
 
 
+def _has_tokens(connection: sa.Connection, turn_id: str) -> bool:
+    t = schema.turns.c
+    row = connection.execute(
+        sa.select(t.turn_id).where(
+            t.turn_id == turn_id, t.completion_token_ids != "[]", t.sampling_logprobs != "[]"
+        )
+    ).one_or_none()
+    return row is not None
+
+
 def _trainable(connection: sa.Connection, verdict: Verdict) -> int:
     """Return how many other turns of the same key got something to teach in the hour before this verdict."""
     t, lv, v = schema.turns.c, schema.turn_states.c, schema.verdicts.c
@@ -134,7 +148,7 @@ def _trainable(connection: sa.Connection, verdict: Verdict) -> int:
             # The stage is as old as the newest verdict at most, and the index is over it.
             lv.stage.in_([Stage.SCORED.value, Stage.CLAIMED.value, Stage.TRAINED.value, Stage.DROPPED.value]),
             lv.stage_since > since,
-            sa.func.coalesce(lv.drop_reason, "") != DropReason.OVER_LIMIT.value,
+            sa.func.coalesce(lv.drop_reason, "").not_in(_NOT_COUNTED),
             lv.turn_id != verdict.turn_id,
             t.key_name == key,
             v.created_at > since,

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from store import schema
 from store.database import Prepared, insert_ignore, present
 from store.hashing import ROOT, chain, digest, text_key, wire_json
-from store.lifecycle import REVIVABLE, DropReason, Event, Stage, advance, sources
+from store.lifecycle import RESCORED, DropReason, Event, Stage, advance, sources
 from store.queries.common import full_ids, move
 from store.values import Json, KindCorrection, LinkCorrection, NewTurn, NextState, TurnKind
 
@@ -426,7 +426,7 @@ def _answer(event: Event, **values: Any) -> list[Prepared]:
     for stage in sources(event):
         where = [lv.turn_id == sa.bindparam("of_turn"), lv.stage == sa.literal_column(f"'{stage.value}'")]
         if event is Event.REVIVE:
-            reasons = ", ".join(f"'{reason.value}'" for reason in sorted(REVIVABLE))
+            reasons = ", ".join(f"'{reason.value}'" for reason in sorted(RESCORED))
             where.append(sa.literal_column(f"drop_reason IN ({reasons})"))
         statement = (
             sa.update(schema.turn_states)

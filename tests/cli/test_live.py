@@ -7,6 +7,12 @@ def test_only_chat_needs_no_line() -> None:
     assert traffic_lines({"recorded_by_api": {"chat": 3}, "unrecorded_by_path": {}}) == []
 
 
+def test_an_endpoint_of_others_is_named_with_what_learning_needs() -> None:
+    (line,) = traffic_lines({"is_local": False})
+    assert line.startswith("not learning: another server serves the model (--upstream)")
+    assert "--backend vllm" in line
+
+
 def test_translated_and_forwarded_requests_are_counted() -> None:
     proxy = {
         "recorded_by_api": {"chat": 3, "responses": 2, "messages": 1},

@@ -188,6 +188,32 @@ def test_a_message_is_recorded_as_a_chat_turn(gateway: Gateway, claude: anthropi
         final = stream.get_final_message()
     assert [block.type for block in final.content] == ["thinking", "text"]
     assert final.usage.input_tokens > 0
+    with claude.messages.stream(
+        model="tiny", max_tokens=50, messages=[{"role": "user", "content": "Where?"}]
+    ) as stream:
+        first = next(iter(stream))
+        assert first.type == "message_start"
+        assert first.message.usage.input_tokens == stream.get_final_message().usage.input_tokens > 0
+    with pytest.raises(anthropic.InternalServerError, match="did not count the tokens"):
+        # This backend has no tokenizer.
+        claude.messages.count_tokens(model="tiny", messages=[{"role": "user", "content": "Where?"}])
+
+
+def test_a_prefilled_reply_is_continued_and_linked(gateway: Gateway, claude: anthropic.Anthropic) -> None:
+    asked: list[Any] = [{"role": "user", "content": "Where?"}]
+    begun: Any = {"role": "assistant", "content": "In"}
+    reply = claude.messages.create(
+        model="tiny", max_tokens=50, messages=[*asked, begun], extra_body=scripted(text=" Norway.")
+    )
+    assert reply.content[0].to_dict()["text"] == " Norway."
+    assert gateway.upstream.seen[-1].body["continue_final_message"] is True
+    whole: Any = {"role": "assistant", "content": "In Norway."}
+    claude.messages.create(
+        model="tiny", max_tokens=50, messages=[*asked, whole, {"role": "user", "content": "Shorter!"}]
+    )
+    first, second = gateway.rows(2)
+    assert second["parent_turn_id"] == first["turn_id"]
+    assert first["next_text"] == "Shorter!"
 
 
 def test_errors_have_the_shape_of_their_api(gateway: Gateway, claude: anthropic.Anthropic) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from store.errors import IllegalTransition
-from store.lifecycle import REVIVABLE, TRANSITIONS, DropReason, Event, Stage, advance, sources
+from store.lifecycle import RESCORED, REVIVABLE, TRANSITIONS, DropReason, Event, Stage, advance, sources
 
 
 def test_the_happy_life() -> None:
@@ -40,5 +40,6 @@ def test_a_claim_is_possible_from_one_stage_only_so_nothing_trains_twice() -> No
 
 
 def test_broken_turns_are_never_revived() -> None:
-    broken = {DropReason.TOKEN_MISMATCH, DropReason.NO_TOKENS, DropReason.UNFINISHED, DropReason.SIDE_TURN}
-    assert REVIVABLE.isdisjoint(broken | {DropReason.OPTED_OUT, DropReason.FORGOTTEN})
+    broken = {DropReason.TOKEN_MISMATCH, DropReason.UNFINISHED, DropReason.SIDE_TURN}
+    assert RESCORED.isdisjoint(broken | {DropReason.OPTED_OUT, DropReason.FORGOTTEN})
+    assert {DropReason.NO_TOKENS} == RESCORED - REVIVABLE  # scored, and never trained on

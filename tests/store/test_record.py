@@ -3,6 +3,7 @@ import json
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -335,6 +336,36 @@ async def test_feedback_after_the_verdict_asks_for_a_new_one_and_after_training_
     await record.publish(adapter(1), [turn_id], step(1), worker="w")
     await record.add_feedback(replace(given, feedback_id="late", idempotency_key="late"))
     assert (await record.fates([turn_id]))[turn_id].stage is Stage.TRAINED
+
+
+@pytest.mark.parametrize(
+    "lacks", [{"token_ids": ()}, {"sampling_logprobs": ()}, {"token_ids": (), "sampling_logprobs": ()}]
+)
+async def test_a_turn_without_tokens_is_scored_and_stays_dropped(record: Record, lacks: Any) -> None:
+    turn = make_turn("a", main_drop_reason=DropReason.NO_TOKENS, drop_reason=DropReason.NO_TOKENS)
+    turn = replace(turn, completion=replace(turn.completion, **lacks))
+    await record.write_turns([turn])
+    assert (await record.fates(["a"]))["a"].drop_reason is DropReason.NO_TOKENS
+    reacted = make_turn(
+        "b", parent_turn_id="a", turn_index=1, next_state=make_answer("a", "b", "shorter please")
+    )
+    await record.write_turns([reacted])
+    assert [one.turn_id for one in await record.answered(10)] == ["a"]
+    await record.add_verdict(make_verdict("a"), most_per_hour=1)
+    row = next(row for row in await record.trajectories() if row["turn_id"] == "a")
+    assert (row["stage"], row["drop_reason"], row["verdict"], row["hint"]) == (
+        "dropped",
+        "no_tokens",
+        -1,
+        "shorter please",
+    )
+    assert await record.claim("patina-tiny", 8, worker="w", lease_s=60) == []
+    # what is said later is scored as well
+    given = Feedback(
+        feedback_id="f", turn_id="a", score=1.0, text="", idempotency_key="k", created_at=2_000.0
+    )
+    assert await record.add_feedback(given)
+    assert [one.turn_id for one in await record.answered(10)] == ["a"]
 
 
 async def test_feedback_revives_a_turn_dropped_for_lack_of_it_but_not_a_broken_one(record: Record) -> None:

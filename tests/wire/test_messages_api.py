@@ -77,6 +77,30 @@ def test_blocks_become_chat_messages_and_results_come_first() -> None:
     ]
 
 
+def test_a_failed_tool_is_named_as_failed() -> None:
+    def result(content: Any, **more: Any) -> Any:
+        block = {"type": "tool_result", "tool_use_id": "c", "content": content, **more}
+        return chat_of(raw(messages=[{"role": "user", "content": [block]}]))["messages"][0]["content"]
+
+    assert result("no such file", is_error=True) == "Error: no such file"
+    assert result("no such file", is_error=False) == "no such file"
+    image = {"type": "image", "source": {"type": "url", "url": "u"}}
+    assert result([image], is_error=True)[0] == {"type": "text", "text": "Error: "}
+
+
+def test_an_assistant_message_at_the_end_is_continued_where_the_backend_can() -> None:
+    def continued(content: Any) -> Any:
+        body = raw(messages=[*USER, {"role": "assistant", "content": content}])
+        return orjson.loads(translate_request(body, can_continue=True).chat)
+
+    chat = continued("It is")
+    assert chat["messages"][-1] == {"role": "assistant", "content": "It is"}
+    assert (chat["add_generation_prompt"], chat["continue_final_message"]) == (False, True)
+    for wrong in ("", [{"type": "tool_use", "id": "c", "name": "weather", "input": {}}]):
+        with pytest.raises(Untranslatable, match="end with a user message"):
+            continued(wrong)
+
+
 def call_of(name: str, arguments: str) -> dict[str, Any]:
     return {"id": name, "type": "function", "function": {"name": "weather", "arguments": arguments}}
 

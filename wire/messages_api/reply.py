@@ -71,22 +71,32 @@ class MessageSynthesizer:
         self._pieces: list[str] = []  # of the open block
         self._is_open = False
         self._events: list[bytes] = []
+        self._has_begun = False
 
     # ---- ReplySynthesizer
 
     def begin(self, turn_id: str) -> bytes:
         self._start(turn_id)
-        usage = {**_usage(None), "output_tokens": 1}
+        return b""  # the first chunk has the number of prompt tokens
+
+    def feed(self, chunk: Any) -> bytes:
+        parts = self._reader.feed(chunk)
+        self._begin(chunk)
+        self._take(parts)
+        return self._flush()
+
+    def _begin(self, chunk: Any) -> None:
+        if self._has_begun or self._reader.error is not None:
+            return
+        self._has_begun = True
+        ids = chunk.get("prompt_token_ids") if isinstance(chunk, dict) else None
+        usage = {**_usage({"prompt_tokens": len(ids or ())}), "output_tokens": 1}
         message = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         self._emit("message_start", message=message)
         self._emit("ping")
-        return self._flush()
-
-    def feed(self, chunk: Any) -> bytes:
-        self._take(self._reader.feed(chunk))
-        return self._flush()
 
     def end(self) -> bytes:
+        self._begin(None)
         self._take(self._reader.finish())
         self._close_block()
         if self._reader.error is not None:

@@ -57,17 +57,20 @@ _CONSUMED = frozenset(
         "effort",
     }
 )
+#: How a model reads that a tool failed.
+_ERROR = "Error: "
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 #: Claude Code names device, account and session in one field.
 _CLAUDE_CODE_USER = re.compile(r"(user_.+)_session_([0-9a-f-]{36})")
 _THINKING_TYPES = frozenset({"enabled", "adaptive"})
 
 
-def translate_request(raw: bytes, *, is_count: bool = False) -> ApiRequest:
+def translate_request(raw: bytes, *, is_count: bool = False, can_continue: bool = False) -> ApiRequest:
     """Translate a request.
 
     Args:
         is_count: it asks how many tokens the prompt has, and names no limit.
+        can_continue: the backend continues an assistant message at the end.
 
     Raises:
         Untranslatable: it cannot be served.
@@ -88,12 +91,14 @@ def translate_request(raw: bytes, *, is_count: bool = False) -> ApiRequest:
     for position, message in enumerate(given):
         messages += _messages(message, position, inputs)
     messages = arrange_system_messages(messages)
-    if messages[-1]["role"] == "assistant":
-        raise Untranslatable(
-            "This server does not continue an assistant message: the conversation must end with a user message."
-        )
     chat: Json = {name: value for name, value in body.items() if name not in _CONSUMED and value is not None}
     chat["messages"] = messages
+    if messages[-1]["role"] == "assistant":
+        if not can_continue or not messages[-1]["content"] or "tool_calls" in messages[-1]:
+            raise Untranslatable(
+                "This server does not continue this assistant message: the conversation must end with a user message."
+            )
+        chat |= {"add_generation_prompt": False, "continue_final_message": True}
     if limit is not None and not is_count:
         chat["max_tokens"] = limit
     if body.get("stop_sequences"):
@@ -239,6 +244,10 @@ def _tool_result(block: Json, where: str) -> Json:
         raise Untranslatable(f"{where}.content: must be a string or a list of blocks")
     if not isinstance(block.get("tool_use_id"), str):
         raise Untranslatable(f"{where}.tool_use_id: Field required")
+    if block.get("is_error") is True:  # chat has no field for it
+        content = (
+            f"{_ERROR}{content}" if isinstance(content, str) else [{"type": "text", "text": _ERROR}, *content]
+        )
     return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}
 
 
