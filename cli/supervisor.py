@@ -44,6 +44,8 @@ _SETTLED_S = 30.0
 _KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 #: A process that is killed sooner is treated like one that ends by itself: whatever kills it, kills it at every start.
 _KILLED_AT_START_S = 0.5
+#: A signal to the whole group (a terminal, systemd) reaches this process as well: until then nothing is started again.
+_GROUP_SIGNAL_S = 0.25
 #: Longer than the gateways give requests in flight (`proxy.__main__.GRACE_S`).
 _STOP_S = 15.0
 _LOG_LIMIT = 10 * 1024 * 1024
@@ -238,6 +240,7 @@ async def _keep_running(child: Child) -> None:
             raise ConfigError(f"the {child.name} cannot start: {child.last_words().removeprefix('patina: ')}")
         lived = time.time() - child.started_at
         pause = restart_pause(pause, exit_code=child.last_exit, lived_s=lived)
+        await asyncio.sleep(_GROUP_SIGNAL_S)
         print(
             f"patina: the {child.name} ended with code {child.last_exit} after {lived:.0f} s; "
             f"starting it again {f'in {pause:.2g} s' if pause else 'now'} (log: {child.log})",
