@@ -65,7 +65,7 @@ def share_chart(shares: Sequence[Share], *, title: str) -> str:
         )
     points = " ".join(f"{x(i):.1f},{y(one.value):.1f}" for i, one in enumerate(shares))
     parts.append(f'<polyline class="line" points="{points}"/>')
-    every = math.ceil(len(shares) / 12)
+    every = math.ceil(len(shares) / 6)
     for index, one in enumerate(shares):
         parts.append(
             f'<line class="interval" x1="{x(index):.1f}" x2="{x(index):.1f}" y1="{y(one.low):.1f}" y2="{y(one.high):.1f}"/>'
