@@ -352,13 +352,19 @@ async def _versions(record: Record, settings: Settings, arguments: argparse.Name
             time.strftime("%m-%d %H:%M", time.localtime(adapter.created_at)),
             str(metrics.get("turns", "")),
             *(() if is_narrow else (adapter.method, _number(metrics.get("loss")))),
-            _number(metrics.get("kl_to_base")),
+            _number(_distance(metrics)),
             escape(clip(_reason(adapter, tried.get(adapter.version)), LONG)),
         )
     console.print(table)
     reachable = [a.version for a in found if a.state is AdapterState.PUBLISHED]
     console.print(f"rollback can reach: {ranges([BASE_VERSION, *reachable])}")
     return 0
+
+
+def _distance(metrics: Json) -> Any:
+    """Return the divergence from the base model on the gate's questions, or on the step's own turns where no gate measured it."""
+    after = (metrics.get("gate") or {}).get("after") or {}
+    return after.get("kl", metrics.get("kl_to_base"))
 
 
 def _reason(adapter: AdapterVersion, release: CanaryRelease | None) -> str:
@@ -503,7 +509,12 @@ async def _rollback(record: Record, settings: Settings, arguments: argparse.Name
             return 1
         await asyncio.sleep(0.02)
     took = time.monotonic() - start
-    print(f"{name} is live" + (f" ({took:.2f} s)" if serving is not None else "; Patina is not running now"))
+    if serving is not None:
+        print(f"{name} is live ({took:.2f} s)")
+    elif settings.trains_locally:
+        print(f"{name} is live when Patina runs; it is not running now")
+    else:
+        print(f"{name} is set; the endpoint behind --upstream serves its own model")
     return 0
 
 
