@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 _WIDTH, _HEIGHT = 720, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 12, 34
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 12, 34
 
 
 @dataclass(frozen=True, slots=True)
