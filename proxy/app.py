@@ -83,10 +83,19 @@ from store.forgetting import Forgetting
 from store.hashing import digest
 from store.hosts import is_local_host
 from store.journal import EntryKind, JournalWriter, Lag
-from store.lifecycle import REVIVABLE, Stage
+from store.lifecycle import may_teach
 from store.record import Record
 from store.record_handle import RecordHandle
-from store.values import BASE_VERSION, AdapterState, Feedback, Heartbeat, Json, adapter_name, new_feedback_id
+from store.values import (
+    BASE_VERSION,
+    AdapterState,
+    Feedback,
+    Heartbeat,
+    Json,
+    adapter_name,
+    may_hold_hint,
+    new_feedback_id,
+)
 from store.version import VERSION
 from wire.api_translation import Untranslatable
 from wire.error_codes import rewrite_error
@@ -680,7 +689,7 @@ class Proxy:
         except (RecordError, OSError) as exc:
             await self._refuse_feedback(send, exc)
             return
-        reason = await self._why_untrained(turn_id)
+        reason = await self._why_untrained(turn_id, body)
         answer = {} if reason is None else {"trains": False, "reason": reason}
         await send_json(send, 200, {"status": status, "turn_id": turn_id, **answer})
 
@@ -694,18 +703,18 @@ class Proxy:
             headers=[(b"retry-after", b"1")],
         )
 
-    async def _why_untrained(self, turn_id: str) -> str | None:
-        """Return why no version learns from feedback on this turn: its stage, or why it was dropped; None: one may."""
+    async def _why_untrained(self, turn_id: str, body: FeedbackBody) -> str | None:
+        """Return why no version learns from this feedback: its turn's stage, or why that was dropped; None: one may."""
         record = self._record.record
         try:
             fate = None if record is None else (await record.fates([turn_id])).get(turn_id)
         except RecordError:
             return None  # the feedback is in the journal all the same
-        if fate is None:
+        if fate is None or may_teach(
+            fate.stage, fate.drop_reason, has_words=may_hold_hint(body.text, body.score)
+        ):
             return None
-        if fate.drop_reason is not None:
-            return None if fate.drop_reason in REVIVABLE else fate.drop_reason.value
-        return fate.stage.value if fate.stage in (Stage.CLAIMED, Stage.TRAINED) else None
+        return fate.stage.value if fate.drop_reason is None else fate.drop_reason.value
 
     async def _find_turn(self, key_name: str, body: FeedbackBody) -> str | None:
         """Return the id of the turn that feedback is about: a recently issued one, or a recorded one.

@@ -112,7 +112,7 @@ class FeedbackBatches:
         *,
         find_turn: Callable[[str, FeedbackBody], Awaitable[str | None]],
         append: Callable[[str, str, FeedbackBody, str], Awaitable[str]],
-        why_untrained: Callable[[str], Awaitable[str | None]],
+        why_untrained: Callable[[str, FeedbackBody], Awaitable[str | None]],
     ) -> None:
         self._record = record
         self._lora = lora
@@ -142,7 +142,10 @@ class FeedbackBatches:
             named = replace(one, idempotency_key=one.idempotency_key or f"{request_id}.{at}")
             if await self._append(key_name, turn_id, named, _feedback_id(request_id, at)) == "recorded":
                 fresh.append(_feedback_id(request_id, at))
-        why = {turn_id: await self._why_untrained(turn_id) for turn_id in turns}
+        why = {
+            turn_id: await self._why_untrained(turn_id, one)
+            for turn_id, one in zip(turns, body.items, strict=True)
+        }
         answer: Json = {
             "status": "queued",
             "request_id": request_id,

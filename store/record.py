@@ -656,6 +656,10 @@ class Record:
                 yield row
             after = (rows[-1]["created_at"], rows[-1]["turn_id"])
 
+    async def judgements(self, turn_ids: Sequence[str]) -> dict[str, Json]:
+        """Return, by turn, every verdict with its detail, explicit feedback, and why it was dropped."""
+        return await self._database.read(person.judgements, turn_ids)
+
     # -------------------------------------------------------------- dashboard
 
     async def judged_turns(self, policy: str, limit: int, key_name: str | None = None) -> list[JudgedTurn]:

@@ -481,6 +481,36 @@ def trajectories(
     return [_trajectory(row) for row in rows]
 
 
+def judgements(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, Json]:
+    """Return, by turn, what was made of it beside the view's columns: every verdict with its detail, explicit feedback, why it was dropped."""
+    v, f, lv = schema.verdicts.c, schema.feedback.c, schema.turn_states.c
+    ids = list(turn_ids)
+    found: dict[str, Json] = {
+        row.turn_id: {"drop_detail": row.detail, "verdicts": [], "feedback": []}
+        for row in connection.execute(sa.select(lv.turn_id, lv.detail).where(lv.turn_id.in_(ids)))
+    }
+    verdicts = sa.select(
+        v.turn_id,
+        v.value,
+        v.hint,
+        v.hint_is_reaction,
+        v.wishes,
+        v.source,
+        v.confidence,
+        v.detail,
+        v.created_at,
+    )
+    for verdict in connection.execute(verdicts.where(v.turn_id.in_(ids)).order_by(v.verdict_id)):
+        one = dict(verdict._mapping)
+        one |= {name: json.loads(one[name]) for name in ("wishes", "detail")}
+        found[one.pop("turn_id")]["verdicts"].append(one)
+    given = sa.select(f.turn_id, f.score, f.text, f.created_at).where(f.turn_id.in_(ids))
+    for entry in connection.execute(given.order_by(f.created_at, f.feedback_id)):
+        one = dict(entry._mapping)
+        found[one.pop("turn_id")]["feedback"].append(one)
+    return found
+
+
 def alias_moves(connection: sa.Connection, policy: str) -> list[AliasMove]:
     """Return where the alias pointed over time, oldest first."""
     c = schema.alias_moves.c

@@ -111,9 +111,9 @@ def test_a_batch_is_polled_by_its_id_and_the_same_batch_is_not_recorded_twice(pe
     assert done["timing_ms"] == {
         "sleep": 0, "distill": 1500, "save": 0, "wake": 0, "logprobs": 500, "total": 2000,
     }  # fmt: skip
-    # No version learns from more about a trained turn.
+    # No version learns from a thumb for a trained turn.
     trained = next(one["turn_id"] for one in done["turns"] if one["stage"] == "trained")
-    more = {"requests": [{"lora_id": "tiny.ann", "turn_id": trained, "feedback": "And louder."}]}
+    more = {"requests": [{"lora_id": "tiny.ann", "turn_id": trained, "thumbs": "up"}]}
     noted = call(people, "ann", "POST", "/v1/feedback?wait=true", more)
     assert (noted.status_code, noted.json()["status"], noted.json()["why"]) == (202, "noted", ["trained"])
 
