@@ -128,8 +128,18 @@ FEEDBACK = Endpoint(
 )
 FATE = Endpoint(
     method="GET",
-    path="/v1/feedback/*",
+    path="/v1/patina/turns/*",
     summary="what became of a turn (its id): `stage`, `drop_reason`, the `version` that it trained, `is_live` when that or a later one serves",
+)
+FEEDBACK_STATE = Endpoint(
+    method="GET", path="/v1/feedback/*", summary="what became of a batch of feedback, by its `request_id`"
+)
+LORA = Endpoint(
+    method="any",
+    path="/v1/lora*",
+    summary="as in CLaaS: `POST /v1/lora/init` binds a `lora_id` to the policy of the key, `GET /v1/lora?prefix=` lists, `DELETE "
+    "/v1/lora?lora_id=` removes it and makes the base model live, `GET /v1/lora/export?lora_id=[&version=]` returns a zip for PEFT and vLLM",
+    is_local_only=True,
 )
 MODELS = Endpoint(
     method="GET",
@@ -162,6 +172,8 @@ ENDPOINTS = (
     STATUS,
     FEEDBACK,
     FATE,
+    FEEDBACK_STATE,
+    LORA,
     MODELS,
     MODEL,
 )
@@ -182,6 +194,13 @@ REQUEST_HEADERS: Mapping[str, str] = {
 RESPONSE_HEADERS: Mapping[str, str] = {
     "x-patina-turn": "the turn's id, for `/v1/feedback` and `explain`",
     "x-request-id": "the same id, where the backend sends none of its own",
+}
+
+#: Fields of a batch of feedback (CLaaS).
+BATCH_FIELDS: Mapping[str, str] = {
+    "requests": "1 to 64 items: the fields above, and `lora_id`, the same in each (also `response_id`, `training`)",
+    "orchestration": "`sleep_before`, `wake_after`, `wake_on_failure`, `sleep_level`: read, and named in `ignored`",
+    "?wait=true": "in the query: the answer comes after the step (at most 600 s): status 200 with `distill_result`, `timing_ms`",
 }
 
 #: Fields of a feedback body.

@@ -116,7 +116,7 @@ export default definePluginEntry({
       const start = Date.now();
       const end = start + (config.waitSeconds ?? WAIT_S) * 1000;
       for (;;) {
-        const fate = (await ask("GET", `/feedback/${turnId}`)) as Fate;
+        const fate = (await ask("GET", `/patina/turns/${turnId}`)) as Fate;
         if (fate.version !== null && fate.is_live) {
           return `learnt in ${fate.policy}@${fate.version} (${Math.round((Date.now() - start) / 1000)} s)`;
         }

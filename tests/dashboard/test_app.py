@@ -118,6 +118,7 @@ async def test_another_key_changes_nothing_of_others(
         ("pin", {"version": "1", "stays": "1"}),
         ("canary", {"version": "1"}),
         ("training", {"paused": "1"}),
+        ("training", {"now": "1"}),
         ("policy", {"policy": POLICY}),
         ("try", {"text": "hi"}),
         ("turns/t1/feedback", {"thumbs": "down"}),
@@ -128,6 +129,7 @@ async def test_another_key_changes_nothing_of_others(
     record = await Record.open(record_url)
     assert (await record.aliases())[POLICY].version == 1
     assert not await record.is_paused()
+    assert (await record.activity()).asked_at == 0
     await record.close()
 
 
@@ -174,6 +176,9 @@ async def test_rollback_and_pause_take_effect(page: httpx.AsyncClient, record_ur
     for paused in (True, False):
         await page.post("/dashboard/training", data={"csrf": csrf, "paused": "01"[paused]})
         assert await record.is_paused() is paused
+    await page.post("/dashboard/training", data={"csrf": csrf, "now": "1"})
+    assert (await record.activity()).asked_at > 0
+    assert not await record.is_paused()
     await record.close()
 
 
