@@ -182,8 +182,11 @@ def test_opencode(client_gateway: Gateway, tmp_path: Path) -> None:
     (tmp_path / "opencode.json").write_text(json.dumps(config))
 
     def ask(text: str, is_later: bool) -> str:
-        command = [str(program), "run", *(["--continue"] if is_later else []), text]
-        return run(command, tmp_path, HOME=str(tmp_path), XDG_DATA_HOME=str(tmp_path / "data"))
+        command = [str(program), "run", "--model", "patina/tiny", *(["--continue"] if is_later else []), text]
+        return run(
+            command, tmp_path, HOME=str(tmp_path), XDG_DATA_HOME=str(tmp_path / "data"),
+            XDG_CONFIG_HOME=str(tmp_path / "config"), OPENCODE_CONFIG=str(tmp_path / "opencode.json"),
+        )  # fmt: skip
 
     _converse(ask)
     check_record(client_gateway, "chat", has_side=True)

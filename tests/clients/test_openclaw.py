@@ -109,4 +109,5 @@ def test_a_scheduled_run_is_a_side_turn(stack: Stack) -> None:
     program.run("cron", "run", made["id"])
     row = until(lambda: next((row for row in stack.gateway.rows(1) if "Name a colour" in json.dumps(row["messages"])), None), "the run", 240)  # fmt: skip
     assert row["kind"] == "side"
-    assert row["drop_detail"] == "header"
+    traffic = stack.gateway.in_record(lambda record: record.client_traffic(100))
+    assert sum(one.side_reasons["client_header"] for one in traffic) >= 1
