@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cli.backup import backup, restore
 from cli.compare import compare
 from cli.conflicts import conflict_lines, find_conflicts
 from cli.forget import forget, verify_receipt
@@ -664,4 +665,6 @@ COMMANDS: dict[str, Command] = {
     "import": import_turns,
     "compare": compare,
     "recover": recover,
+    "backup": backup,
+    "restore": restore,
 }
