@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,9 @@ _GROUPS = {
     "record": "record",
 }
 
+
+#: What argparse says of a command that does not exist.
+_WRONG_CHOICE = re.compile(r"argument (COMMAND): invalid choice: '([^']*)' \(choose from (.*)\)")
 
 _SHARED = "the shared one, or the only one that has versions"
 
@@ -90,14 +95,40 @@ class Parser(argparse.ArgumentParser):
     """argparse with one sentence instead of a usage page when something is wrong."""
 
     def error(self, message: str) -> typing.NoReturn:
+        if found := _WRONG_CHOICE.match(message):
+            near = difflib.get_close_matches(found[2], re.findall(r"'([^']+)'", found[3]), 1)
+            message = f"there is no {found[1].lower()} {found[2]}" + (
+                f"; did you mean {near[0]}?" if near else ""
+            )
         self.exit(2, f"patina: {message} (see --help)\n")
+
+    def check_flags(self, argv: Sequence[str]) -> None:
+        """Name the first flag that no command has, before its value is read as a command."""
+        known = _flags(self)
+        for word in argv:
+            name = word.partition("=")[0]
+            if word == "--":
+                return
+            if name.startswith("--") and not any(one.startswith(name) for one in known):
+                near = difflib.get_close_matches(name, known, 1)
+                self.error(f"there is no flag {name}" + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def _flags(parser: argparse.ArgumentParser) -> set[str]:
+    """Return the long flags of a parser and its commands."""
+    found: set[str] = set()
+    for action in parser._actions:
+        found.update(one for one in action.option_strings if one.startswith("--"))
+        if isinstance(action, argparse._SubParsersAction):
+            found.update(*(_flags(command) for command in action.choices.values()))
+    return found
 
 
 #: Adds a subcommand: (name, help) -> its parser.
 _AddCommand = Callable[[str, str], argparse.ArgumentParser]
 
 
-def build_parser(prog: str = "run.py") -> argparse.ArgumentParser:
+def build_parser(prog: str = "run.py") -> Parser:
     """Return the whole command line. Without a command everything is started; the commands inspect or control it."""
     shared = settings_parser()
     parser = Parser(

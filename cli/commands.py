@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cli import clients, releases
 from cli.compare import compare
 from cli.forget import forget, verify_receipt
 from cli.home_files import note_export
@@ -35,6 +34,7 @@ from cli.unused import DAYS, lines_of
 from cli.unused import to_json as unused_json
 from evals.console import table_console
 from serving.model_digests import digest_served_model
+from store import client_warnings, releases
 from store.catch_up import SILENT_S
 from store.drop_reasons import sentence_of
 from store.errors import AdapterError, ConfigError, RecordError
@@ -95,7 +95,7 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
         found = {**status.to_json(), "sentence": sentence(status)} if status is not None else {}
         found |= {"releases": [{"policy": one.policy, **releases.to_json(one)} for one in tried]}
         found |= {"unused_complaints": [unused_json(complaint) for complaint in unused]}
-        found |= {"client_warnings": [warning.to_json() for warning in clients.warnings_of(traffic)]}
+        found |= {"client_warnings": [warning.to_json() for warning in client_warnings.warnings_of(traffic)]}
         found |= {"store": store, "proxy": live["proxy"] if live else None, "record_error": problem}
         print(json.dumps(found, default=str, indent=2))
     else:
@@ -105,7 +105,7 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
             for line in [
                 *releases.status_lines(tried),
                 *lines_of(unused),
-                *clients.status_lines(clients.warnings_of(traffic)),
+                *client_warnings.status_lines(client_warnings.warnings_of(traffic)),
             ]:
                 console.print(escape(line))
         else:
@@ -128,7 +128,7 @@ async def _read_status(
         policies = [given] if given else policies_of(settings.policy, {settings.policy, *status.live})
         unused = [one for policy in policies for one in await record.unused_complaints(policy, since)]
         tried = await record.canary_releases(given, stages=OPEN_RELEASES)
-        return status, unused, await record.client_traffic(clients.WINDOW), tried
+        return status, unused, await record.client_traffic(client_warnings.WINDOW), tried
 
 
 def _print_status(console: Console, status: RecordStatus) -> None:
@@ -195,11 +195,11 @@ def _brief(beat: Heartbeat) -> str:
 
 
 async def _clients(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
-    traffic = await record.client_traffic(clients.WINDOW)
-    found = clients.warnings_of(traffic)
+    traffic = await record.client_traffic(client_warnings.WINDOW)
+    found = client_warnings.warnings_of(traffic)
     if arguments.json:
         shown = {
-            "clients": [clients.to_json(one) for one in traffic],
+            "clients": [client_warnings.to_json(one) for one in traffic],
             "warnings": [warning.to_json() for warning in found],
         }
         print(json.dumps(shown, indent=2))
@@ -352,13 +352,19 @@ async def _versions(record: Record, settings: Settings, arguments: argparse.Name
             time.strftime("%m-%d %H:%M", time.localtime(adapter.created_at)),
             str(metrics.get("turns", "")),
             *(() if is_narrow else (adapter.method, _number(metrics.get("loss")))),
-            _number(metrics.get("kl_to_base")),
+            _number(_distance(metrics)),
             escape(clip(_reason(adapter, tried.get(adapter.version)), LONG)),
         )
     console.print(table)
     reachable = [a.version for a in found if a.state is AdapterState.PUBLISHED]
     console.print(f"rollback can reach: {ranges([BASE_VERSION, *reachable])}")
     return 0
+
+
+def _distance(metrics: Json) -> Any:
+    """Return the divergence from the base model on the gate's questions, or on the step's own turns where no gate measured it."""
+    after = (metrics.get("gate") or {}).get("after") or {}
+    return after.get("kl", metrics.get("kl_to_base"))
 
 
 def _reason(adapter: AdapterVersion, release: CanaryRelease | None) -> str:
@@ -503,7 +509,12 @@ async def _rollback(record: Record, settings: Settings, arguments: argparse.Name
             return 1
         await asyncio.sleep(0.02)
     took = time.monotonic() - start
-    print(f"{name} is live" + (f" ({took:.2f} s)" if serving is not None else "; Patina is not running now"))
+    if serving is not None:
+        print(f"{name} is live ({took:.2f} s)")
+    elif settings.trains_locally:
+        print(f"{name} is live when Patina runs; it is not running now")
+    else:
+        print(f"{name} is set; the endpoint behind --upstream serves its own model")
     return 0
 
 

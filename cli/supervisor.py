@@ -1,6 +1,7 @@
 """Start the processes and keep them running. They communicate through HTTP, the journal and the record only.
 
-Rules: a process that dies is started again, with a growing pause while it keeps dying. Exit code 2 means a wrong set-up: the
+Rules: a process that dies is started again, at once where something else killed it, with a growing pause while it keeps ending by itself
+(`restart_pause`). Exit code 2 means a wrong set-up: the
 process has printed one sentence about it, and everything stops. The processes end with the supervisor, also after kill -9.
 """
 
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.backend import BackendPlan, plan_backend, resolve
+from cli.start_checks import check_start, notes_on_environment
 from migrations import upgrade
 from serving.ports import bind, free_port
 from store.errors import ConfigError, RecordError
@@ -35,9 +37,15 @@ from store.settings import (
 from store.values import Heartbeat, gateway_name
 
 _PR_SET_PDEATHSIG = 1
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 2.0
-#: A process that lived so long is not "dying again" when it dies.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
+#: A process that lived so long is not "dying again" when it ends by itself.
 _SETTLED_S = 30.0
+#: Signals that come from outside, the kernel's out-of-memory killer included. Others (SIGSEGV, SIGABRT) are a process's own failure.
+_KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+#: A process that is killed sooner is treated like one that ends by itself: whatever kills it, kills it at every start.
+_KILLED_AT_START_S = 0.5
+#: A signal to the whole group (a terminal, systemd) reaches this process as well: until then nothing is started again.
+_GROUP_SIGNAL_S = 0.25
 #: Longer than the gateways give requests in flight (`proxy.__main__.GRACE_S`).
 _STOP_S = 15.0
 _LOG_LIMIT = 10 * 1024 * 1024
@@ -109,6 +117,7 @@ def serve(settings: Settings) -> int:
         key, is_new = ensure_api_key(settings)
         path = settings.home / "run" / "settings.json"
         settings, why = resolve(settings)
+        check_start(settings)
         backend = plan_backend(settings)
         settings = settings.model_copy(update={"colocate": backend.colocate})
         if backend.command:
@@ -116,6 +125,8 @@ def serve(settings: Settings) -> int:
         settings.dump(path)
         _announce(settings, key, is_new)
         _explain(backend, why)
+        for note in notes_on_environment(settings, child_environment()):
+            print(f"patina: {note}", file=sys.stderr, flush=True)
         return asyncio.run(_supervise(settings, plan(settings, path, backend)))
 
 
@@ -220,7 +231,7 @@ async def _keep_running(child: Child) -> None:
     Raises:
         ConfigError: it ended with exit code 2: its last words are the sentence.
     """
-    pause = _FIRST_PAUSE_S
+    pause = 0.0
     while True:
         await child.start()
         assert child.process is not None
@@ -228,15 +239,30 @@ async def _keep_running(child: Child) -> None:
         if child.last_exit == 2:
             raise ConfigError(f"the {child.name} cannot start: {child.last_words().removeprefix('patina: ')}")
         lived = time.time() - child.started_at
-        pause = _FIRST_PAUSE_S if lived > _SETTLED_S else min(pause * 2, _LONGEST_PAUSE_S)
+        pause = restart_pause(pause, exit_code=child.last_exit, lived_s=lived)
+        await asyncio.sleep(_GROUP_SIGNAL_S)
         print(
             f"patina: the {child.name} ended with code {child.last_exit} after {lived:.0f} s; "
-            f"starting it again in {pause:.2g} s (log: {child.log})",
+            f"starting it again {f'in {pause:.2g} s' if pause else 'now'} (log: {child.log})",
             file=sys.stderr,
             flush=True,
         )
         await asyncio.sleep(pause)
         child.restarts += 1
+
+
+def restart_pause(last_s: float, *, exit_code: int, lived_s: float) -> float:
+    """Return the seconds to wait before a process is started again.
+
+    Args:
+        last_s: the pause before this start; 0 for the first one.
+        exit_code: of the process, negative for a signal.
+    """
+    if -exit_code in _KILLS and lived_s >= _KILLED_AT_START_S:
+        return 0.0
+    if lived_s > _SETTLED_S:
+        return _FIRST_PAUSE_S
+    return min(max(_FIRST_PAUSE_S, 2 * last_s), _LONGEST_PAUSE_S)
 
 
 async def _beat(settings: Settings, children: list[Child]) -> None:

@@ -3,6 +3,10 @@
 With httptools, uvicorn limits neither: a head could grow without end, and a client that never finishes its request would keep its connection.
 A refused request gets an error in the OpenAI format, and the connection is closed. There is no limit on a client that reads slowly: it holds
 back the backend (uvicorn stops writing, the relay stops reading) and costs a connection, not memory.
+
+A response may be complete before its request's body has arrived (401, 413, 503). Closing a connection with unread bytes resets it, and a
+client that still sends would lose the response. So the rest of the body is read and discarded, within `DRAIN_S` and `DRAIN_BYTES`: then the next
+request follows on the connection, or, where the connection is to be closed, only its sending side is closed until the client closes too.
 """
 
 from __future__ import annotations
@@ -23,6 +27,9 @@ HEAD_TIMEOUT_S = 30.0
 #: A body must bring at least `BODY_MIN_BYTES` in each such window.
 BODY_WINDOW_S = 60.0
 BODY_MIN_BYTES = 1024
+#: Longest time and most bytes for which a client may go on sending after its response. nginx's `lingering_time` is 30 s, too.
+DRAIN_S = 30.0
+DRAIN_BYTES = 256 << 20
 
 _REASONS = {
     400: b"Bad Request",
@@ -40,14 +47,21 @@ class ClientConnection:
     """A request's connection beyond ASGI: reports its loss at once, and writes a head and a body as one piece.
 
     It wraps the transport that uvicorn's protocol writes to, and delegates everything else.
+
+    Args:
+        transport: the connection's.
+        must_drain: whether bytes of the client may still be on their way. Called when the connection is to be closed.
     """
 
-    __slots__ = ("_buffered", "_is_lost", "_transport", "on_lost")
+    __slots__ = ("_buffered", "_is_lost", "_must_drain", "_transport", "is_draining", "on_lost")
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, must_drain: Callable[[], bool]) -> None:
         self._transport = transport
+        self._must_drain = must_drain
         self._buffered: list[bytes] | None = None
         self._is_lost = False
+        #: The sending side is closed; what arrives is discarded.
+        self.is_draining = False
         #: Called when the connection is lost.
         self.on_lost: Callable[[], None] | None = None
 
@@ -73,13 +87,21 @@ class ClientConnection:
         elif not self._is_lost:  # uvicorn notifies only the newest of several pipelined requests
             self._transport.write(data)
 
+    def abandon(self) -> None:
+        """Close at once, also while the client sends."""
+        self._transport.close()
+
     def close(self) -> None:
         if self._buffered is not None:
             self.flush_writes()
-        self._transport.close()
+        if self.is_draining or self._is_lost or self._transport.is_closing() or not self._must_drain():
+            self._transport.close()
+        else:
+            self.is_draining = True
+            self._transport.write_eof()
 
     def is_closing(self) -> bool:
-        return self._transport.is_closing()
+        return self.is_draining or self._transport.is_closing()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -90,6 +112,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     head_timeout_s = HEAD_TIMEOUT_S
     body_window_s = BODY_WINDOW_S
+    drain_s = DRAIN_S
+    drain_bytes = DRAIN_BYTES
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -99,6 +123,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._received_bytes = 0  # bytes of the newest piece from the network
         self._body_bytes = 0
+        self._drained_bytes = 0
+        self._waits_for_100 = False
         # Runs only for requests that arrive in several pieces: most arrive in one and need no timer.
         self._timer: asyncio.TimerHandle | None = None
 
@@ -106,7 +132,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # narrowed by uvicorn
         super().connection_made(transport)
-        self._connection = ClientConnection(transport)
+        self._connection = ClientConnection(transport, self._must_drain)
         self.transport = self._connection  # type: ignore[assignment]  # all of a transport that is used there
         self._start_timer()
 
@@ -116,6 +142,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._connection.mark_lost()
 
     def data_received(self, data: bytes) -> None:
+        if self._connection.is_draining:
+            self._drain(len(data))
+            return
         if self._is_refused:
             return
         self._received_bytes = len(data)
@@ -131,6 +160,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._start_timer()
 
     def on_message_begin(self) -> None:
+        self._unset_keepalive_if_required()  # set by an earlier request of the same piece
         super().on_message_begin()
         self._is_in_head = True
 
@@ -149,22 +179,64 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.scope["extensions"] = {CONNECTION_EXTENSION: self._connection}  # type: ignore[dict-item]  # an object, not a dictionary: it never leaves this process
         self._is_in_body = True
-        self._body_bytes = 0
+        self._body_bytes = self._drained_bytes = 0
+        # A client that got its response instead of a "100 Continue" may send the body or not: the connection ends with that response.
+        self._waits_for_100 = self.expect_100_continue and self.cycle.keep_alive
+        if self._waits_for_100:
+            self.cycle.keep_alive = False
 
     def _head_size(self) -> int:
         """Return the size of the head alone: a body may have arrived in the same piece."""
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
     def on_body(self, body: bytes) -> None:
-        if not self._is_refused:
-            self._body_bytes += len(body)
-            super().on_body(body)
+        if self._is_refused or self._connection.is_draining:
+            return
+        self._body_bytes += len(body)
+        if self.cycle.response_complete:
+            self._drain(len(body))
+            return
+        if self._waits_for_100:
+            self._waits_for_100 = False
+            self.cycle.keep_alive = True
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._is_refused:
-            self._stop_timer()
-            self._is_in_body = False
-            super().on_message_complete()
+        if self._is_refused or self._connection.is_draining:
+            return
+        self._stop_timer()
+        self._is_in_body = False
+        super().on_message_complete()
+        if self.cycle.response_complete:  # uvicorn's timer ended when the body went on
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_in_body and self.cycle.response_complete and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._start_drain_timer()
+
+    # ---- the rest of a body whose response is complete
+
+    def _must_drain(self) -> bool:
+        """Return whether the client may still send, and start the drain then."""
+        if not (self._is_in_body or self._is_refused):
+            return False
+        self.flow.resume_reading()
+        self._start_drain_timer()
+        return True
+
+    def _start_drain_timer(self) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(self.drain_s, self._connection.abandon)
+
+    def _drain(self, count: int) -> None:
+        self._drained_bytes += count
+        if self._drained_bytes > self.drain_bytes:
+            self._connection.abandon()
 
     # ---- timers
 
@@ -210,7 +282,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         cycle = self.cycle
         is_free = cycle is None or cycle.response_complete  # no response to an earlier request is in flight
-        if is_free or (self._is_in_body and not cycle.response_started):
+        if (is_free and not self._is_in_body) or (self._is_in_body and not cycle.response_started):
             body = build_error_body(message, kind="invalid_request_error", code=code)
             self.transport.write(
                 b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"

@@ -79,7 +79,7 @@ from store.values import (
 from store.verify import verify
 
 #: Newest migration this code knows. A test holds it against `migrations/`.
-SCHEMA_REVISION = "0032"
+SCHEMA_REVISION = "0033"
 
 
 class Record:
@@ -472,6 +472,10 @@ class Record:
         """
         return await self._database.read(person.status, policy=policy, key_name=key_name)
 
+    async def heartbeats(self) -> tuple[Heartbeat, ...]:
+        """Return the newest heartbeat of each process."""
+        return await self._database.read(person.heartbeats)
+
     async def learning_metrics(self) -> LearningMetrics:
         """Return what `/metrics` reads of learning."""
         return await self._database.read(metrics.learning_metrics)
@@ -548,6 +552,14 @@ class Record:
     async def paused_policies(self) -> list[str]:
         """Return the policies that are paused one by one."""
         return await self._database.read(person.paused_policies)
+
+    async def try_version(self, policy: str, version: int, *, share: float, now: float | None = None) -> None:
+        """Begin a canary release: a published version serves a share of the new conversations.
+
+        Raises:
+            RecordError: there is no such version, it cannot serve, or it is live.
+        """
+        await self._database.write(person.try_version, policy, version, share, _now(now))
 
     async def pins(self, policy: str) -> list[int]:
         """Return the versions of a policy whose files stay whatever their number or size is."""
@@ -655,6 +667,12 @@ class Record:
     async def step_page(self, policy: str, page: int, per_page: int) -> tuple[int, int, list[StepReport]]:
         """Return how many steps a policy has, the number of the page (clamped), and its steps, newest first."""
         return await self._database.read(dashboard.step_page, policy, page, per_page)
+
+    async def step_samples(
+        self, steps: Sequence[StepReport], key_name: str | None = None
+    ) -> dict[str, list[Json]]:
+        """Return the first turns of each step's batch, by step id, each with its reply, what followed, and its verdict."""
+        return await self._database.read(dashboard.step_samples, steps, key_name)
 
     async def turn_tokens(self, turn_id: str) -> tuple[list[int], list[float]]:
         """Return the token ids of a reply and their log-probabilities; empty where there are none."""

@@ -37,6 +37,7 @@ LAYERS = {
     },
     "bench": {
         "bench",
+        "dashboard",
         "evals",
         "models",
         "trainer",
@@ -149,6 +150,7 @@ SANS_IO = {
     "wire.api_translation",
     "wire.chat_reply",
     "wire.error_codes",
+    "wire.event_synthesizer",
     "wire.messages_api.reply",
     "wire.messages_api.request",
     "wire.responses_api.items",

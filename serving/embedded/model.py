@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import logging as transformers_logging
 
 from serving.embedded.adapters import Adapter, AdapterSelector
+from serving.embedded.devices import usable_device
 from serving.embedded.kv_cache import BatchKvCache, build_mask
 from serving.openai_server.values import SamplingDefaults
 from serving.openai_server.vocabulary import Vocabulary
@@ -166,7 +167,7 @@ def load_model(
     folder = Path(name).expanduser()
     local = folder.is_dir()
     source = str(folder) if local else name
-    target_device = _device(device)
+    target_device = usable_device(device)
     try:
         config = AutoConfig.from_pretrained(source, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
@@ -195,19 +196,6 @@ def load_model(
 def default_threads(parameters: int, cores: int) -> int:
     """Return the number of threads for a model of this size: a tiny one is slower with several."""
     return 1 if parameters < _SINGLE_THREAD_MAX_PARAMETERS else cores
-
-
-def _device(wanted: str) -> torch.device:
-    if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(wanted)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"--device {wanted} cannot be used: {str(error).strip().splitlines()[0]}"
-        ) from error
-    return device
 
 
 def _dtype(wanted: str, config: Any, device: torch.device) -> torch.dtype:

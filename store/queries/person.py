@@ -33,6 +33,9 @@ from store.values import (
     WishEdit,
 )
 
+#: Turns of one key that its status counts: over more, a request would take seconds.
+OWN_TURNS = 10_000
+
 
 def status(
     connection: sa.Connection, *, policy: str | None = None, key_name: str | None = None
@@ -41,7 +44,7 @@ def status(
 
     Args:
         policy: count only turns, versions and steps of this policy.
-        key_name: count only turns of this key, and leave out the processes.
+        key_name: count only the newest turns of this key, at most `OWN_TURNS`, and leave out the processes.
     """
     t, lv, s, a = schema.turns.c, schema.turn_states.c, schema.steps.c, schema.adapters.c
 
@@ -56,8 +59,17 @@ def status(
 
     turns, states = of(t.policy), of(lv.policy)
     if key_name is not None:
-        turns.append(t.key_name == key_name)
-        states.append(lv.turn_id.in_(sa.select(t.turn_id).where(t.key_name == key_name)))
+        own = schema.turns.alias("own").c
+        newest_own = (
+            sa.select(own.turn_id)
+            .where(own.key_name == key_name)
+            .order_by(own.created_at.desc())
+            .limit(OWN_TURNS)
+        )
+        turns.append(t.turn_id.in_(newest_own))
+        # The expressions keep SQLite from an index over everyone's turns.
+        states = [sa.func.coalesce(lv.policy, "") == policy] if policy is not None else []
+        states.append(lv.turn_id.in_(newest_own))
     kinds = counts(t.kind, *turns)
     newest_first = s.started_at.desc()
     newest = connection.execute(
@@ -66,7 +78,6 @@ def status(
     error = connection.execute(
         sa.select(s.error).where(s.error.is_not(None), *of(s.policy)).order_by(newest_first).limit(1)
     ).scalar_one_or_none()
-    beats = connection.execute(sa.select(schema.heartbeats).order_by(schema.heartbeats.c.process))
     return RecordStatus(
         turns=sum(kinds.values()),
         kinds=kinds,
@@ -78,14 +89,16 @@ def status(
         last_error=error,
         training=control(connection, "training") or "running",
         paused=tuple(name for name in paused_policies(connection) if policy in (None, name)),
-        heartbeats=tuple(
-            Heartbeat(
-                process=row.process, pid=row.pid, state=row.state, detail=json.loads(row.detail), at=row.at
-            )
-            for row in beats
-        )
-        if key_name is None
-        else (),
+        heartbeats=heartbeats(connection) if key_name is None else (),
+    )
+
+
+def heartbeats(connection: sa.Connection) -> tuple[Heartbeat, ...]:
+    """Return the newest heartbeat of each process, in order of their names."""
+    rows = connection.execute(sa.select(schema.heartbeats).order_by(schema.heartbeats.c.process))
+    return tuple(
+        Heartbeat(process=row.process, pid=row.pid, state=row.state, detail=json.loads(row.detail), at=row.at)
+        for row in rows
     )
 
 
@@ -141,11 +154,7 @@ def rollback(
         RecordError: there is no such version, it never passed the gate, or its files are gone.
     """
     if version != BASE_VERSION:
-        found = adapter(connection, policy, version)
-        if found is None:
-            raise RecordError(f"{policy} has no version {version}")
-        if found.state is not AdapterState.PUBLISHED:
-            raise RecordError(f"{found.name} cannot serve: it is {found.state.value} ({found.reason})")
+        _servable(connection, policy, version)
     lock_aliases(connection)
     canary.supersede(connection, policy, now, f"{actor} made version {version} live")
     connection.execute(
@@ -206,6 +215,30 @@ def is_paused(connection: sa.Connection, policy: str | None = None) -> bool:
 def paused_policies(connection: sa.Connection) -> list[str]:
     """Return the policies that are paused one by one."""
     found: list[str] = json.loads(control(connection, "paused_policies") or "[]")
+    return found
+
+
+def try_version(connection: sa.Connection, policy: str, version: int, share: float, now: float) -> None:
+    """Begin a canary release: a published version serves a share of the new conversations.
+
+    Raises:
+        RecordError: there is no such version, it cannot serve, or it is live.
+    """
+    found = _servable(connection, policy, version)
+    lock_aliases(connection)
+    move = aliases(connection).get(policy)
+    live = BASE_VERSION if move is None else move.version
+    if live == version:
+        raise RecordError(f"{found.name} is live")
+    canary.begin(connection, policy, version, live, share, now)
+
+
+def _servable(connection: sa.Connection, policy: str, version: int) -> AdapterVersion:
+    found = adapter(connection, policy, version)
+    if found is None:
+        raise RecordError(f"{policy} has no version {version}")
+    if found.state is not AdapterState.PUBLISHED:
+        raise RecordError(f"{found.name} cannot serve: it is {found.state.value} ({found.reason})")
     return found
 
 

@@ -23,10 +23,13 @@ class FakeTransport:
     def close(self) -> None:
         self.is_closed = True
 
+    def is_closing(self) -> bool:
+        return self.is_closed
+
 
 def line_with(transport: FakeTransport) -> ClientConnection:
     untyped: Any = transport
-    return ClientConnection(untyped)
+    return ClientConnection(untyped, lambda: False)
 
 
 async def never() -> Any:

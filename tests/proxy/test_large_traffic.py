@@ -60,12 +60,11 @@ def text_of(seen: bytes, is_stream: bool) -> str:
 def test_large_requests_beyond_the_memory_are_asked_to_come_again_and_small_ones_pass(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Small enough for the socket's buffers: the answer comes before the body is read, and this client reads no answer while it sends.
-    monkeypatch.setattr(relay, "_LARGE_REQUEST_BYTES", 100_000)
-    monkeypatch.setattr(relay, "MAX_HELD_BYTES", 300_000)
-    large = chat(user="x" * 120_000)
+    # Larger than the socket's buffers: the response comes before the body is read, and this client reads none while it sends.
+    monkeypatch.setattr(relay, "MAX_HELD_BYTES", 20 << 20)
+    large = chat(user="x" * (12 << 20))
     held = gateway.proxy._chat
-    held._held_bytes = 250_000  # of other requests in flight
+    held._held_bytes = 10 << 20  # of other requests in flight
     status, headers, seen = post(f"{gateway.url}/v1/chat/completions", large)
     assert (status, headers["retry-after"]) == (503, "1")
     assert json.loads(seen)["error"]["code"] == "overloaded"
