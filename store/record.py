@@ -553,6 +553,22 @@ class Record:
         """Return the policies that are paused one by one."""
         return await self._database.read(person.paused_policies)
 
+    async def lora_names(self) -> dict[str, dict[str, str]]:
+        """Return the policies by the names that clients gave them, by key (CLaaS's `lora_id`)."""
+        return await self._database.read(person.lora_names)
+
+    async def bind_lora(self, key_name: str, name: str, policy: str, *, most: int) -> bool:
+        """Bind a name of a key to a policy; False, with nothing written, when the key has ``most`` names."""
+        return await self._database.write(person.bind_lora, key_name, name, policy, most, _now(None))
+
+    async def unbind_lora(self, key_name: str, name: str) -> str | None:
+        """Remove a name of a key; returns the policy that it meant, or None."""
+        return await self._database.write(person.unbind_lora, key_name, name, _now(None))
+
+    async def feedback_turns(self, feedback_ids: Sequence[str]) -> list[str]:
+        """Return the turns that recorded feedback is about, in the order of its ids."""
+        return await self._database.read(proxy.feedback_turns, feedback_ids)
+
     async def try_version(self, policy: str, version: int, *, share: float, now: float | None = None) -> None:
         """Begin a canary release: a published version serves a share of the new conversations.
 
@@ -639,6 +655,10 @@ class Record:
             for row in rows:
                 yield row
             after = (rows[-1]["created_at"], rows[-1]["turn_id"])
+
+    async def judgements(self, turn_ids: Sequence[str]) -> dict[str, Json]:
+        """Return, by turn, every verdict with its detail, explicit feedback, and why it was dropped."""
+        return await self._database.read(person.judgements, turn_ids)
 
     # -------------------------------------------------------------- dashboard
 

@@ -58,7 +58,7 @@ LAYERS = {
         "store",
     },  # of recorder only MODULES_ALLOWED
     "cli": {"cli", "dashboard", "evals", "recorder", "scorers", "migrations", "store", "serving"},
-    "scripts": {"scripts", "cli", "proxy", "store"},  # what the generated reference is made from
+    "scripts": {"scripts", "evals", "cli", "proxy", "store"},  # what the generated reference is made from
     "run": {"cli"},
 }
 #: (package, package) -> the only modules of the second that the first may import.

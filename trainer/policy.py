@@ -398,6 +398,11 @@ class LocalPolicy(Texts):
         return logprobs, torch.arange(columns, device=self.device) < lengths[:, None]
 
     @torch.no_grad()
+    def trained_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probabilities [T - 1] of a text's tokens after the first, under the weights that are trained."""
+        values, _ = self.response_logprobs([token_ids[:1]], [token_ids[1:]])
+        return [float(value) for value in values[0]]
+
     def logprobs_of(
         self,
         hidden: Tensor,

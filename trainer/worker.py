@@ -204,7 +204,12 @@ class Worker:
     """One trainer process. Make it, then `run` it."""
 
     def __init__(
-        self, record: Record, settings: Settings, *, log: Callable[[Json], None] | None = None
+        self,
+        record: Record,
+        settings: Settings,
+        *,
+        log: Callable[[Json], None] | None = None,
+        trainer: VersionTrainer | None = None,
     ) -> None:
         self._record = record
         self._settings = settings
@@ -212,7 +217,7 @@ class Worker:
         self._name = f"trainer-{os.getpid()}-{uuid4().hex[:8]}"
         self._thread = WeightsThread()
         self._on_thread = self._thread.run
-        self._trainer: VersionTrainer | None = None
+        self._trainer = trainer
         self._state = "loading"
         self._counters = _Counters()
         self._failures: Counter[str] = Counter()

@@ -66,13 +66,33 @@ class Model:
         Row i of the cache gets ids[i], the same number Q of tokens in all rows (shorter ones are padded at the end: causality hides the
         padding, and the row's next tokens overwrite it), the first at index starts[i].
         """
+        logits = self._run(cache, ids, starts, adapters, last)
+        if logits.shape[1] != 1:
+            logits = logits[torch.arange(len(last)), torch.tensor(last)][:, None]
+        return logits[:, 0].to(torch.float32)
+
+    def forward_all(
+        self, cache: BatchKvCache, ids: Sequence[int], start: int, adapter: Adapter | None
+    ) -> Tensor:
+        """Return logits [Q, V] in float32 at every position of one row's new tokens; otherwise as `forward`."""
+        return self._run(cache, [ids], [start], [adapter], None)[0].to(torch.float32)
+
+    def _run(
+        self,
+        cache: BatchKvCache,
+        ids: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        adapters: Sequence[Adapter | None],
+        last: Sequence[int] | None,
+    ) -> Tensor:
+        """Return logits [B, 1, V] at the positions `last` where the network can leave out the others, else [B, Q, V]."""
         length = len(ids[0])
         self.loras.activate(adapters)
         cache.begin(starts, length, self.device)
         begin = torch.tensor(starts, device=self.device)[:, None]
         position = begin + torch.arange(length, device=self.device) if length > 1 else begin
         arguments: dict[str, Any] = {}
-        if self._supports_logits_to_keep and length > 1:
+        if last is not None and self._supports_logits_to_keep and length > 1:
             arguments["logits_to_keep"] = torch.tensor(last, device=self.device)[:, None]
         logits: Tensor = self.network(
             input_ids=torch.tensor(ids, device=self.device),
@@ -82,9 +102,7 @@ class Model:
             use_cache=True,
             **arguments,
         ).logits
-        if logits.shape[1] != 1:
-            logits = logits[torch.arange(len(last)), torch.tensor(last)][:, None]
-        return logits[:, 0].to(torch.float32)
+        return logits
 
     def _mask(self, starts: Sequence[int], length: int) -> Any:
         """Return the attention mask in the form that the model's layers expect: one for all, or one for each layer type."""

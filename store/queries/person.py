@@ -218,6 +218,36 @@ def paused_policies(connection: sa.Connection) -> list[str]:
     return found
 
 
+def lora_names(connection: sa.Connection) -> dict[str, dict[str, str]]:
+    """Return the policies by the names that clients gave them, by key (CLaaS's `lora_id`)."""
+    found: dict[str, dict[str, str]] = json.loads(control(connection, "lora_names") or "{}")
+    return found
+
+
+def bind_lora(
+    connection: sa.Connection, key_name: str, name: str, policy: str, most: int, now: float
+) -> bool:
+    """Bind a name of a key to a policy; False, with nothing written, when the key has ``most`` names."""
+    every = lora_names(connection)
+    mine = every.setdefault(key_name, {})
+    if name not in mine and len(mine) >= most:
+        return False
+    mine[name] = policy
+    value = {"name": "lora_names", "value": json.dumps(every), "at": now}
+    upsert(connection, schema.controls, value, ["name"])
+    return True
+
+
+def unbind_lora(connection: sa.Connection, key_name: str, name: str, now: float) -> str | None:
+    """Remove a name of a key; returns the policy that it meant, or None."""
+    every = lora_names(connection)
+    policy = every.get(key_name, {}).pop(name, None)
+    if policy is not None:
+        value = {"name": "lora_names", "value": json.dumps(every), "at": now}
+        upsert(connection, schema.controls, value, ["name"])
+    return policy
+
+
 def try_version(connection: sa.Connection, policy: str, version: int, share: float, now: float) -> None:
     """Begin a canary release: a published version serves a share of the new conversations.
 
@@ -449,6 +479,36 @@ def trajectories(
         query = query.where(sa.tuple_(*order) > sa.tuple_(*(sa.literal(value) for value in after)))
     rows = connection.execute(query)
     return [_trajectory(row) for row in rows]
+
+
+def judgements(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, Json]:
+    """Return, by turn, what was made of it beside the view's columns: every verdict with its detail, explicit feedback, why it was dropped."""
+    v, f, lv = schema.verdicts.c, schema.feedback.c, schema.turn_states.c
+    ids = list(turn_ids)
+    found: dict[str, Json] = {
+        row.turn_id: {"drop_detail": row.detail, "verdicts": [], "feedback": []}
+        for row in connection.execute(sa.select(lv.turn_id, lv.detail).where(lv.turn_id.in_(ids)))
+    }
+    verdicts = sa.select(
+        v.turn_id,
+        v.value,
+        v.hint,
+        v.hint_is_reaction,
+        v.wishes,
+        v.source,
+        v.confidence,
+        v.detail,
+        v.created_at,
+    )
+    for verdict in connection.execute(verdicts.where(v.turn_id.in_(ids)).order_by(v.verdict_id)):
+        one = dict(verdict._mapping)
+        one |= {name: json.loads(one[name]) for name in ("wishes", "detail")}
+        found[one.pop("turn_id")]["verdicts"].append(one)
+    given = sa.select(f.turn_id, f.score, f.text, f.created_at).where(f.turn_id.in_(ids))
+    for entry in connection.execute(given.order_by(f.created_at, f.feedback_id)):
+        one = dict(entry._mapping)
+        found[one.pop("turn_id")]["feedback"].append(one)
+    return found
 
 
 def alias_moves(connection: sa.Connection, policy: str) -> list[AliasMove]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from store.lifecycle import DropReason
+from store.manifest import read_attestation
 from store.settings import read_settings
 from store.values import ScoredTurn
 from tests.trainer.test_worker import ScriptedGate
@@ -51,6 +52,10 @@ def test_a_batch_of_thanks_rehearses_what_was_asked_for(tmp_path: Path) -> None:
     outcome = trainer.attempt(past, [], [], 1)
     assert outcome.written is not None
     assert outcome.metrics["replayed"] == 0
+    attestation = read_attestation(outcome.written.path)
+    assert attestation is not None
+    assert attestation.version != attestation.parent == attestation.base  # made from the base model
+    assert attestation.version == tuple(trainer.policy.trained_logprobs(attestation.token_ids))
     trainer.commit(1)
     assert trainer.remembered == ("past-2",)  # the same words count once
     short = [
