@@ -296,7 +296,7 @@ def test_forms_and_tools_of_the_other_apis_are_held_or_refused(backend: Backend,
         tool_choice={"type": "tool", "name": "get_weather"},
         extra_body={"temperature": 0},
     )
-    by_chat = {
+    by_chat: dict[str, Any] = {
         "tools": [{"type": "function", "function": {"name": "get_weather", "parameters": schema}}],
         "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
         "max_tokens": 200,
