@@ -9,8 +9,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Two processes. A file stays on one of them, because its tests share a server and, in tests/e2e, its record. `make test WORKERS=` uses one process.
-WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
+# A file stays on one process, because its tests share a server and, in tests/e2e, its record. `make test WORKERS=` uses one process.
+# Many tests wait for other processes: a third worker uses that time. `test-all`, which CI runs, has two.
+WORKERS ?= -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # Tests of pure code and of the store: no server, no training.
 QUICK := tests/test_architecture.py tests/test_docs.py tests/store tests/cli tests/recorder/test_linking.py tests/recorder/test_classify.py \
@@ -22,9 +23,11 @@ QUICK := tests/test_architecture.py tests/test_docs.py tests/store tests/cli tes
 run: $(VENV)/.installed
 	$(BIN)/python run.py --method combine $(ARGS)
 
+test: PROCESSES = 3
 test: static
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) -m "not long_run and not vllm and not tinker" --durations=30 $(ARGS)
 
+test-all: PROCESSES = 2
 test-all: static
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) --durations=30 $(ARGS)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,9 @@ _GROUPS = {
     "record": "record",
 }
 
+
+#: What argparse says of a command that does not exist.
+_WRONG_CHOICE = re.compile(r"argument (COMMAND): invalid choice: '([^']*)' \(choose from (.*)\)")
 
 _SHARED = "the shared one, or the only one that has versions"
 
@@ -90,14 +95,40 @@ class Parser(argparse.ArgumentParser):
     """argparse with one sentence instead of a usage page when something is wrong."""
 
     def error(self, message: str) -> typing.NoReturn:
+        if found := _WRONG_CHOICE.match(message):
+            near = difflib.get_close_matches(found[2], re.findall(r"'([^']+)'", found[3]), 1)
+            message = f"there is no {found[1].lower()} {found[2]}" + (
+                f"; did you mean {near[0]}?" if near else ""
+            )
         self.exit(2, f"patina: {message} (see --help)\n")
+
+    def check_flags(self, argv: Sequence[str]) -> None:
+        """Name the first flag that no command has, before its value is read as a command."""
+        known = _flags(self)
+        for word in argv:
+            name = word.partition("=")[0]
+            if word == "--":
+                return
+            if name.startswith("--") and not any(one.startswith(name) for one in known):
+                near = difflib.get_close_matches(name, known, 1)
+                self.error(f"there is no flag {name}" + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def _flags(parser: argparse.ArgumentParser) -> set[str]:
+    """Return the long flags of a parser and its commands."""
+    found: set[str] = set()
+    for action in parser._actions:
+        found.update(one for one in action.option_strings if one.startswith("--"))
+        if isinstance(action, argparse._SubParsersAction):
+            found.update(*(_flags(command) for command in action.choices.values()))
+    return found
 
 
 #: Adds a subcommand: (name, help) -> its parser.
 _AddCommand = Callable[[str, str], argparse.ArgumentParser]
 
 
-def build_parser(prog: str = "run.py") -> argparse.ArgumentParser:
+def build_parser(prog: str = "run.py") -> Parser:
     """Return the whole command line. Without a command everything is started; the commands inspect or control it."""
     shared = settings_parser()
     parser = Parser(
@@ -207,6 +238,10 @@ def _add_control_commands(command: _AddCommand) -> None:
     train = command("train", "train what is scored now, whatever --train-when and --batch-size say")
     train.add_argument("--now", action="store_true", required=True, help="begin now")
     command("recover", "salvage a damaged record into a fresh file; Patina must be stopped")
+    backup = command("backup", "record, journal, versions and keys in one file; Patina may run")
+    backup.add_argument("file", type=Path, metavar="FILE", help="a new file")
+    restore = command("restore", "put a home back from a backup; Patina must be stopped")
+    restore.add_argument("file", type=Path, metavar="FILE", help="what `backup` wrote")
     page = command("open", "print a link that signs you in to the web page, and open it in a browser")
     page.add_argument(
         "--browser", action=argparse.BooleanOptionalAction, default=True, help="open the link in a browser"

@@ -2,7 +2,7 @@
 
 `--backend auto`: with `--upstream` nothing of ours is started; the built-in model is served by the built-in engine; any other by one's own
 Tinker server where TINKER_BASE_URL names one, else by vLLM where this machine has an NVIDIA GPU and an environment for it, else by the built-in
-engine. The hosted Tinker costs money and sees the conversations: it is never chosen, only mentioned.
+engine. The hosted Tinker costs money and sees the conversations: it is never chosen; where its key is all there is, the user is asked.
 """
 
 from __future__ import annotations
@@ -54,7 +54,11 @@ class BackendPlan:
 
 
 def choose(settings: Settings, *, has_gpu: bool, has_vllm: bool) -> tuple[Choice, str]:
-    """Return what serves and why (the rule is in this file's head)."""
+    """Return what serves and why (the rule is in this file's head).
+
+    Raises:
+        ConfigError: a choice that only the user can make.
+    """
     if settings.backend != "auto":
         return cast(Choice, settings.backend), "as given"
     if settings.upstream:
@@ -68,9 +72,9 @@ def choose(settings: Settings, *, has_gpu: bool, has_vllm: bool) -> tuple[Choice
     if has_gpu:
         return "embedded", "there is a GPU but no environment for vLLM (scripts/install_vllm.py makes one)"
     if settings.tinker_api_key:
-        return (
-            "embedded",
-            "there is no GPU; --backend tinker would serve and train it at Tinker with your TINKER_API_KEY",
+        raise ConfigError(
+            f"there is no GPU, and TINKER_API_KEY is set: give --backend tinker to serve and train {settings.model_name} at "
+            "Tinker, where prompts and replies then go, or --backend embedded to run it on this CPU"
         )
     return "embedded", "there is no GPU"
 

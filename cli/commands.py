@@ -19,12 +19,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cli import clients, releases
+from cli.backup import backup, restore
 from cli.compare import compare
+from cli.conflicts import conflict_lines, find_conflicts
 from cli.forget import forget, verify_receipt
 from cli.home_files import note_export
 from cli.import_turns import import_turns
-from cli.live import ask_proxy, is_in_trouble, store_line, traffic_lines
+from cli.live import ask_proxy, is_in_trouble, store_line, traffic_lines, version_lines
 from cli.opened_record import open_record
 from cli.policies import chosen_policy, given_policy
 from cli.preferences import preferences
@@ -35,10 +36,11 @@ from cli.unused import DAYS, lines_of
 from cli.unused import to_json as unused_json
 from evals.console import table_console
 from serving.model_digests import digest_served_model
+from store import client_warnings, releases
 from store.catch_up import SILENT_S
 from store.drop_reasons import sentence_of
 from store.errors import AdapterError, ConfigError, RecordError
-from store.integrity import check_adapter
+from store.integrity import check_adapter, readmit_version
 from store.lifecycle import DropReason, Stage
 from store.policies import policies_of
 from store.processes import is_alive
@@ -62,6 +64,8 @@ from store.values import (
 
 #: In fewer columns `versions` leaves out what a person asks for least, so that the reasons can be read.
 _NARROW = 120
+#: Turns whose verdicts are read at once.
+_PAGE = 500
 #: How long `rollback` waits to see the earlier version serve.
 _SWAP_WAIT_S = 60.0
 
@@ -84,18 +88,19 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
     live = ask_proxy(settings)
     try:
         status: RecordStatus | None
-        status, unused, traffic, tried = asyncio.run(_read_status(settings, arguments))
+        status, unused, traffic, tried, refused = asyncio.run(_read_status(settings, arguments))
         problem = None
     except RecordError as exc:
         if live is None:
             raise
-        status, unused, traffic, tried, problem = None, [], [], [], str(exc)
+        status, unused, traffic, tried, refused, problem = None, [], [], [], [], str(exc)
     store = live["store"] if live is not None else None
     if arguments.json:
         found = {**status.to_json(), "sentence": sentence(status)} if status is not None else {}
         found |= {"releases": [{"policy": one.policy, **releases.to_json(one)} for one in tried]}
         found |= {"unused_complaints": [unused_json(complaint) for complaint in unused]}
-        found |= {"client_warnings": [warning.to_json() for warning in clients.warnings_of(traffic)]}
+        found |= {"refused_versions": {adapter.name: adapter.reason for adapter in refused}}
+        found |= {"client_warnings": [warning.to_json() for warning in client_warnings.warnings_of(traffic)]}
         found |= {"store": store, "proxy": live["proxy"] if live else None, "record_error": problem}
         print(json.dumps(found, default=str, indent=2))
     else:
@@ -105,7 +110,8 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
             for line in [
                 *releases.status_lines(tried),
                 *lines_of(unused),
-                *clients.status_lines(clients.warnings_of(traffic)),
+                *client_warnings.status_lines(client_warnings.warnings_of(traffic)),
+                *version_lines(live["proxy"] if live is not None else None, refused),
             ]:
                 console.print(escape(line))
         else:
@@ -120,7 +126,9 @@ def _status(settings: Settings, arguments: argparse.Namespace) -> int:
 
 async def _read_status(
     settings: Settings, arguments: argparse.Namespace
-) -> tuple[RecordStatus, list[UnusedComplaint], list[ClientTraffic], list[CanaryRelease]]:
+) -> tuple[
+    RecordStatus, list[UnusedComplaint], list[ClientTraffic], list[CanaryRelease], list[AdapterVersion]
+]:
     given = given_policy(settings, arguments)
     async with open_record(settings, waits=not arguments.no_wait) as record:
         since = time.time() - DAYS * 86_400
@@ -128,7 +136,9 @@ async def _read_status(
         policies = [given] if given else policies_of(settings.policy, {settings.policy, *status.live})
         unused = [one for policy in policies for one in await record.unused_complaints(policy, since)]
         tried = await record.canary_releases(given, stages=OPEN_RELEASES)
-        return status, unused, await record.client_traffic(clients.WINDOW), tried
+        versions = [one for policy in policies for one in await record.adapters(policy)]
+        refused = [one for one in versions if one.state is AdapterState.REFUSED]
+        return status, unused, await record.client_traffic(client_warnings.WINDOW), tried, refused
 
 
 def _print_status(console: Console, status: RecordStatus) -> None:
@@ -195,11 +205,11 @@ def _brief(beat: Heartbeat) -> str:
 
 
 async def _clients(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
-    traffic = await record.client_traffic(clients.WINDOW)
-    found = clients.warnings_of(traffic)
+    traffic = await record.client_traffic(client_warnings.WINDOW)
+    found = client_warnings.warnings_of(traffic)
     if arguments.json:
         shown = {
-            "clients": [clients.to_json(one) for one in traffic],
+            "clients": [client_warnings.to_json(one) for one in traffic],
             "warnings": [warning.to_json() for warning in found],
         }
         print(json.dumps(shown, indent=2))
@@ -246,7 +256,7 @@ async def _trajectories(record: Record, settings: Settings, arguments: argparse.
     if arguments.format == "preferences":
         code = await _write_jsonl(preferences(wanted), arguments.output)
     elif arguments.format == "jsonl":
-        code = await _write_jsonl(wanted, arguments.output)
+        code = await _write_jsonl(_with_judgements(record, wanted), arguments.output)
     else:
         code = await _write_dataset(wanted, arguments.output)
     if arguments.output is not None:
@@ -273,6 +283,24 @@ def _trajectory_table(rows: list[Json]) -> Table:
             f"{row['adapter_version']}" + (f"→{trained}" if trained is not None else ""),
         )
     return table
+
+
+async def _with_judgements(record: Record, rows: AsyncIterator[Json]) -> AsyncIterator[Json]:
+    """Yield rows of the view, each with its verdicts (votes and answers of the judge), explicit feedback and drop detail."""
+    pending: list[Json] = []
+    async for row in rows:
+        pending.append(row)
+        if len(pending) == _PAGE:
+            for one in await _judged(record, pending):
+                yield one
+            pending = []
+    for one in await _judged(record, pending):
+        yield one
+
+
+async def _judged(record: Record, rows: Sequence[Json]) -> list[Json]:
+    found = await record.judgements([row["turn_id"] for row in rows])
+    return [{**row, **found.get(row["turn_id"], {})} for row in rows]
 
 
 async def _write_jsonl(rows: AsyncIterator[Json], output: Path | None) -> int:
@@ -352,13 +380,19 @@ async def _versions(record: Record, settings: Settings, arguments: argparse.Name
             time.strftime("%m-%d %H:%M", time.localtime(adapter.created_at)),
             str(metrics.get("turns", "")),
             *(() if is_narrow else (adapter.method, _number(metrics.get("loss")))),
-            _number(metrics.get("kl_to_base")),
+            _number(_distance(metrics)),
             escape(clip(_reason(adapter, tried.get(adapter.version)), LONG)),
         )
     console.print(table)
     reachable = [a.version for a in found if a.state is AdapterState.PUBLISHED]
     console.print(f"rollback can reach: {ranges([BASE_VERSION, *reachable])}")
     return 0
+
+
+def _distance(metrics: Json) -> Any:
+    """Return the divergence from the base model on the gate's questions, or on the step's own turns where no gate measured it."""
+    after = (metrics.get("gate") or {}).get("after") or {}
+    return after.get("kl", metrics.get("kl_to_base"))
 
 
 def _reason(adapter: AdapterVersion, release: CanaryRelease | None) -> str:
@@ -404,9 +438,18 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
     turns = list(reversed(await record.trained_turns(policy, version=arguments.version)))
     unused = await _unused_turns(record, adapter)
     tried = [one for one in await record.canary_releases(policy) if one.version == adapter.version]
+    conflicts = find_conflicts(turns, await record.trained_turns(policy))
     if arguments.json:
         shown = {
             **_version_json(adapter),
+            "conflicts": [
+                {
+                    "newer": newer.turn_id,
+                    "older": older.turn_id,
+                    "taken_back": list(labels),
+                }
+                for newer, older, labels in conflicts
+            ],
             "release": releases.to_json(tried[0]) if tried else None,
             "turns": [_turn_json(t) for t in turns],
             "unused_turns": [
@@ -423,6 +466,8 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
     )
     if adapter.reason:
         console.print(f"because: {escape(adapter.reason)}")
+    for line in conflict_lines(conflicts):
+        console.print(escape(line))
     for release in tried:
         console.print(escape(releases.sentence(release)))
         for line in releases.number_lines(release):
@@ -490,6 +535,9 @@ def _turn_json(turn: ScoredTurn) -> Json:
 async def _rollback(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
     start = time.monotonic()
     policy = await chosen_policy(record, settings, arguments)
+    adapter = await record.adapter(policy, arguments.version)
+    if adapter is not None and adapter.state is AdapterState.REFUSED:
+        await readmit_version(record, adapter)  # its files may have been restored
     await record.rollback(policy, arguments.version)
     name = adapter_name(policy, arguments.version) if arguments.version else f"{policy} without adapter"
     while (serving := await _serving(record, settings, policy)) is not None and serving != arguments.version:
@@ -503,7 +551,12 @@ async def _rollback(record: Record, settings: Settings, arguments: argparse.Name
             return 1
         await asyncio.sleep(0.02)
     took = time.monotonic() - start
-    print(f"{name} is live" + (f" ({took:.2f} s)" if serving is not None else "; Patina is not running now"))
+    if serving is not None:
+        print(f"{name} is live ({took:.2f} s)")
+    elif settings.trains_locally:
+        print(f"{name} is live when Patina runs; it is not running now")
+    else:
+        print(f"{name} is set; the endpoint behind --upstream serves its own model")
     return 0
 
 
@@ -612,4 +665,6 @@ COMMANDS: dict[str, Command] = {
     "import": import_turns,
     "compare": compare,
     "recover": recover,
+    "backup": backup,
+    "restore": restore,
 }

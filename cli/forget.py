@@ -93,7 +93,8 @@ async def _forget(settings: Settings, arguments: argparse.Namespace, selection: 
         with_replies = not arguments.keep_replies
         if arguments.dry_run:
             closure = await record.find_closure(selection, with_replies=with_replies)
-            _print(_closure_json(closure), _closure_lines(closure), arguments.json)
+            preview = {**_closure_json(closure), "live": dict(closure.live)}
+            _print(preview, _closure_lines(closure), arguments.json)
             return 0
         key = receipt_key(settings.home)
         # Each restores whether training was paused, so they run one after the other.
@@ -144,17 +145,10 @@ async def _clean_up(record: Record, settings: Settings, selection: Selection, do
         "at": done.at,
         "asked": selection.describe(),
         "turns": dict(done.turns),
-        "selected": list(closure.selected),
-        "continuations": list(closure.continuations),
-        "quotes": list(closure.quotes),
-        "replies": list(closure.replies),
-        "replies_removed": closure.with_replies,
-        "reactions": list(closure.reactions),
+        **_closure_json(closure),
         "messages": list(done.messages),
         "nodes": done.nodes,
-        "tainted": {policy: list(versions) for policy, versions in closure.tainted.items()},
         "live_before": dict(closure.live),
-        "clean": dict(closure.clean),
         "folders": list(done.folders),
         "copies": copies,
         "exports": exports,
@@ -278,7 +272,6 @@ def _closure_json(closure: Closure) -> Json:
         "replies_removed": closure.with_replies,
         "reactions": list(closure.reactions),
         "tainted": {policy: list(versions) for policy, versions in closure.tainted.items()},
-        "live": dict(closure.live),
         "clean": dict(closure.clean),
     }
 

@@ -6,10 +6,11 @@ import http.client
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 
 from store.errors import ConfigError
 from store.settings import Settings
-from store.values import Json
+from store.values import AdapterVersion, Json
 
 _NOT_LEARNING = (
     "not learning: another server serves the model (--upstream). Turns are recorded, scored and exported (trajectories --format preferences). To "
@@ -103,3 +104,16 @@ def traffic_lines(proxy: Json) -> list[str]:
         counts = ", ".join(f"{name} in {count} requests" for name, count in sorted(tools.items()))
         lines.append(f"hosted tools that were left out: {counts}")
     return lines
+
+
+def version_lines(proxy: Json | None, refused: Sequence[AdapterVersion]) -> list[str]:
+    """Return what `status` says about versions that an engine does not serve as the trainer made them.
+
+    Args:
+        proxy: of the running gateway; None: none runs.
+        refused: refused versions, of any policy.
+    """
+    attested: Json = {} if proxy is None else proxy["backend"].get("attested") or {}
+    return [f"{adapter.name} is refused: {adapter.reason}" for adapter in refused] + [
+        f"{name} is {outcome}" for name, outcome in sorted(attested.items())
+    ]

@@ -21,7 +21,9 @@ def patina() -> int:
 
 def main(argv: Sequence[str], *, prog: str = "run.py") -> int:
     """Run one command; returns the exit code: 0 done, 1 it found something wrong, 2 it could not be done."""
-    arguments = build_parser(prog).parse_args(argv)
+    parser = build_parser(prog)
+    parser.check_flags(argv)
+    arguments = parser.parse_args(argv)
     try:
         settings = read_settings(given_settings(arguments))
         if arguments.command is None:

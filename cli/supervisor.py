@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.backend import BackendPlan, plan_backend, resolve
+from cli.start_checks import check_start, notes_on_environment
 from migrations import upgrade
 from serving.ports import bind, free_port
 from store.errors import ConfigError, RecordError
@@ -43,6 +44,8 @@ _SETTLED_S = 30.0
 _KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 #: A process that is killed sooner is treated like one that ends by itself: whatever kills it, kills it at every start.
 _KILLED_AT_START_S = 0.5
+#: A signal to the whole group (a terminal, systemd) reaches this process as well: until then nothing is started again.
+_GROUP_SIGNAL_S = 0.25
 #: Longer than the gateways give requests in flight (`proxy.__main__.GRACE_S`).
 _STOP_S = 15.0
 _LOG_LIMIT = 10 * 1024 * 1024
@@ -114,6 +117,7 @@ def serve(settings: Settings) -> int:
         key, is_new = ensure_api_key(settings)
         path = settings.home / "run" / "settings.json"
         settings, why = resolve(settings)
+        check_start(settings)
         backend = plan_backend(settings)
         settings = settings.model_copy(update={"colocate": backend.colocate})
         if backend.command:
@@ -121,6 +125,8 @@ def serve(settings: Settings) -> int:
         settings.dump(path)
         _announce(settings, key, is_new)
         _explain(backend, why)
+        for note in notes_on_environment(settings, child_environment()):
+            print(f"patina: {note}", file=sys.stderr, flush=True)
         return asyncio.run(_supervise(settings, plan(settings, path, backend)))
 
 
@@ -234,6 +240,7 @@ async def _keep_running(child: Child) -> None:
             raise ConfigError(f"the {child.name} cannot start: {child.last_words().removeprefix('patina: ')}")
         lived = time.time() - child.started_at
         pause = restart_pause(pause, exit_code=child.last_exit, lived_s=lived)
+        await asyncio.sleep(_GROUP_SIGNAL_S)
         print(
             f"patina: the {child.name} ended with code {child.last_exit} after {lived:.0f} s; "
             f"starting it again {f'in {pause:.2g} s' if pause else 'now'} (log: {child.log})",

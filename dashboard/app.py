@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -40,9 +41,10 @@ from store.keys import DEFAULT, KeyFile, Keyring
 from store.policies import group_of, policies_of, policy_name
 from store.record import Record
 from store.record_handle import RecordHandle
+from store.releases import sentence
 from store.settings import Settings
 from store.texts import last_user_text, strip_controls
-from store.values import Feedback, Selection, new_feedback_id
+from store.values import Feedback, Heartbeat, Selection, new_feedback_id
 from store.version import VERSION
 from telemetry.record_metrics import render_metrics
 
@@ -55,7 +57,10 @@ _HERE = Path(__file__).parent
 #: Longest form (bytes), and longest text that a person may send with feedback.
 _MAX_FORM, _MAX_TEXT = 1 << 16, 4_000
 _JOURNAL_WAIT_S = 10.0
-_PER_PAGE, _MAX_PER_PAGE = 20, 200
+_PER_PAGE, _MAX_PER_PAGE, _MAX_DIGITS = 20, 100, 9
+#: Share of the new conversations that a version serves which a person tries.
+TRIAL_SHARE = 0.5
+_HEARTBEAT_S = 2.0
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -106,7 +111,7 @@ class Dashboard:
             loader=PackageLoader("dashboard"), autoescape=True, undefined=StrictUndefined, finalize=_visible, trim_blocks=True, lstrip_blocks=True
         )  # fmt: skip
         self._pages.filters |= {
-            "when": _when, "ago": _ago, "clip": _clip, "words": views.message_text, "asked": last_user_text, "path": _path,
+            "when": _when, "ago": _ago, "clip": _clip, "words": views.message_text, "asked": last_user_text, "path": _path, "release": sentence,
         }  # fmt: skip
 
     def routes(self) -> list[Route | Mount]:
@@ -129,6 +134,8 @@ class Dashboard:
         }
         post: dict[str, Page] = {
             "/rollback": self._rollback,
+            "/pin": self._pin,
+            "/canary": self._try_version,
             "/training": self._training,
             "/policy": self._choose_policy,
             "/turns/{turn_id}/feedback": self._feedback,
@@ -149,7 +156,23 @@ class Dashboard:
         found.append(Route("/metrics", self._metrics, methods=["GET"]))
         return found
 
+    async def beat(self) -> None:
+        """Write a heartbeat every few seconds."""
+        while True:
+            await self._write_heartbeat("running")
+            self._journal.maintain()
+            await asyncio.sleep(_HEARTBEAT_S)
+
+    async def _write_heartbeat(self, state: str) -> None:
+        forgetting = sum(job.state == "running" for job in self._forgetting.jobs)
+        detail = {"forgetting": forgetting, "journal": self._journal.state()}
+        beat = Heartbeat(process="dashboard", pid=os.getpid(), state=state, detail=detail, at=time.time())
+        with contextlib.suppress(RecordError):  # the pages show what is wrong; the next heartbeat comes soon
+            await (await self._record.get()).heartbeat(beat)
+
     async def close(self) -> None:
+        if self._record.record is not None:
+            await self._write_heartbeat("stopped")
         await self._journal.close()
         await self._record.close()
         await self._chat.close()
@@ -258,7 +281,7 @@ class Dashboard:
 
     async def _overview(self, request: Request, viewer: Viewer) -> Response:
         record = await self._record.get()
-        found = await views.overview(record, viewer, await self._status.get(record, viewer))
+        found = await views.overview(record, viewer)
         # htmx asks for the changing part alone.
         name = "overview_part.html" if "hx-request" in request.headers else "overview.html"
         return self._render(name, viewer, section="overview", **found)
@@ -320,11 +343,13 @@ class Dashboard:
 
     async def _live(self, request: Request, viewer: Viewer) -> Response:
         record = await self._record.get()
+        # Before the counts, which take long.
+        beats = await record.heartbeats() if viewer.is_owner else ()
+        processes = views.processes(beats, time.time())
+        work = views.work_now(processes) if viewer.is_owner else []
         status = await self._status.get(record, viewer)
         name = "live_part.html" if "hx-request" in request.headers else "live.html"
-        return self._render(
-            name, viewer, section="live", status=status, processes=views.processes(status, time.time())
-        )
+        return self._render(name, viewer, section="live", processes=processes, work=work, status=status)
 
     async def _metrics(self, request: Request) -> Response:
         """Answer Prometheus. Programs get a status without a page."""
@@ -362,16 +387,32 @@ class Dashboard:
     # ---- actions
 
     async def _rollback(self, request: Request, viewer: Viewer) -> Response:
-        _require_change(viewer)
-        number = request.state.form.get("version", "")
-        if not number.isdecimal():
-            raise HTTPException(400, "version is a number.")
+        number = _version_of(request, viewer)
         record = await self._record.get()
         try:
-            await record.rollback(viewer.policy, int(number), actor="dashboard")
+            await record.rollback(viewer.policy, number, actor="dashboard")
         except RecordError as exc:
             return self._render("problem.html", viewer, 409, title="It was not rolled back", text=str(exc))
         return RedirectResponse(f"{PREFIX}/versions", 303)
+
+    async def _pin(self, request: Request, viewer: Viewer) -> Response:
+        number = _version_of(request, viewer)
+        record = await self._record.get()
+        try:
+            await record.pin(viewer.policy, number, stays=request.state.form.get("stays") == "1")
+        except RecordError as exc:
+            return self._render("problem.html", viewer, 409, title="It was not pinned", text=str(exc))
+        return RedirectResponse(f"{PREFIX}/versions/{number}", 303)
+
+    async def _try_version(self, request: Request, viewer: Viewer) -> Response:
+        number = _version_of(request, viewer)
+        record = await self._record.get()
+        share = self._settings.canary_share or TRIAL_SHARE
+        try:
+            await record.try_version(viewer.policy, number, share=share)
+        except RecordError as exc:
+            return self._render("problem.html", viewer, 409, title="It is not tried", text=str(exc))
+        return RedirectResponse(f"{PREFIX}/versions/{number}", 303)
 
     async def _choose_policy(self, request: Request, viewer: Viewer) -> Response:
         _require_owner(viewer)
@@ -467,7 +508,10 @@ def create_app(dashboard: Dashboard) -> Starlette:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        beats = asyncio.create_task(dashboard.beat())
         yield
+        beats.cancel()
+        await asyncio.gather(beats, return_exceptions=True)
         await dashboard.close()
 
     async def on_http_error(request: Request, exc: Exception) -> Response:
@@ -493,6 +537,15 @@ def _require_owner(viewer: Viewer) -> None:
 def _require_change(viewer: Viewer) -> None:
     if not viewer.can_change:
         raise HTTPException(403, "Other keys train this policy too: only the owner's key changes it.")
+
+
+def _version_of(request: Request, viewer: Viewer) -> int:
+    """Return the version that a form names. Raises: HTTPException: the viewer may not change it, or it is no number."""
+    _require_change(viewer)
+    number = request.state.form.get("version", "")
+    if not (number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS):
+        raise HTTPException(400, "version is a number.")
+    return int(number)
 
 
 async def _form(request: Request) -> dict[str, str]:

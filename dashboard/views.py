@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from dashboard.charts import Share, share, share_chart
 from recorder.classify import MEANINGS
 from recorder.linking import LINK_MEANINGS
 from store.catch_up import SILENT_S
+from store.client_warnings import warnings_of
 from store.drop_reasons import SENTENCES, sentence_of
 from store.lifecycle import DropReason
 from store.record import Record
@@ -19,18 +21,23 @@ from store.settings import Settings, to_json
 from store.texts import content_text, last_user_text
 from store.values import (
     BASE_VERSION,
+    OPEN_RELEASES,
     AdapterState,
     AdapterVersion,
+    Heartbeat,
     Json,
     JudgedTurn,
     RecordStatus,
-    ScoredTurn,
     StepReport,
 )
 from store.wish_list import read_wishes
 
 #: Judged turns that the first page looks at, and those of one point of its second chart.
 JUDGED, GROUP = 2_000, 25
+#: Versions that the first chart shows at most, and callers whose counts are kept.
+CHART_POINTS, _MAX_CACHED = 60, 200
+#: Newest turns by which a client's traffic is judged.
+CLIENT_TURNS = 500
 #: Turns of one page of conversations, of one conversation, and dropped turns of a page.
 CONVERSATION_TURNS, SESSION_TURNS, DROPPED = 300, 400, 60
 #: Metrics that a version's page shows, with what each means.
@@ -82,43 +89,73 @@ class Viewer:
 
 @dataclass(slots=True)
 class StatusCache:
-    """The counts of the record, read at most every few seconds: over a million turns they take longer than a page may."""
+    """The counts of the record, read in the background: over a million turns they take longer than a page may.
+
+    A page shows the newest counts that were read; None: they are read for the first time.
+    """
 
     max_age_s: float = 3.0
-    _found: RecordStatus | None = field(default=None, init=False)
-    _at: float = field(default=float("-inf"), init=False)
+    wait_s: float = 0.03
+    _found: dict[tuple[str, str | None], tuple[float, RecordStatus]] = field(default_factory=dict, init=False)
+    _tasks: dict[tuple[str, str | None], asyncio.Task[RecordStatus]] = field(default_factory=dict, init=False)
 
-    async def get(self, record: Record, viewer: Viewer) -> RecordStatus:
-        """Return the owner's counts, which are kept a while, or those of another viewer's own turns."""
-        if not viewer.is_owner:
-            return await record.status(policy=viewer.policy, key_name=viewer.key_name)
-        return await self.of_owner(record)
+    async def get(self, record: Record, viewer: Viewer) -> RecordStatus | None:
+        """Return the owner's counts, or those of another viewer's own turns. Raises: RecordError: they cannot be read."""
+        who = ("", None) if viewer.is_owner else (viewer.policy, viewer.key_name)
+        return await self._newest(record, who, self.wait_s)
 
     async def of_owner(self, record: Record) -> RecordStatus:
-        """Return the counts of all turns."""
-        if self._found is None or time.monotonic() - self._at > self.max_age_s:
-            self._found, self._at = await record.status(), time.monotonic()
-        return self._found
+        """Return the counts of all turns, however long they take. Raises: RecordError: they cannot be read."""
+        found = await self._newest(record, ("", None), None)
+        assert found is not None
+        return found
+
+    async def _newest(
+        self, record: Record, who: tuple[str, str | None], wait_s: float | None
+    ) -> RecordStatus | None:
+        at, found = self._found.get(who, (float("-inf"), None))
+        if found is not None and time.monotonic() - at <= self.max_age_s:
+            return found
+        policy, key_name = who
+        if who not in self._tasks:
+            counts = record.status() if key_name is None else record.status(policy=policy, key_name=key_name)
+            self._tasks[who] = asyncio.create_task(counts)
+        task = self._tasks[who]
+        await asyncio.wait([task], timeout=wait_s)
+        if not task.done():
+            return found
+        self._tasks.pop(who, None)
+        found = task.result()
+        self._found[who] = (time.monotonic(), found)
+        while len(self._found) > _MAX_CACHED:
+            del self._found[next(iter(self._found))]
+        return found
 
 
-async def overview(record: Record, viewer: Viewer, status: RecordStatus) -> Json:
+async def overview(record: Record, viewer: Viewer) -> Json:
     """Return the first page: is it learning, and what was it asked for."""
     judged = await record.judged_turns(viewer.policy, JUDGED, viewer.key_name)
-    live = status.live.get(viewer.policy, BASE_VERSION)
+    live = await live_version(record, viewer.policy)
     by_version = shares_by_version(judged)
+    trial = next(iter(await record.canary_releases(viewer.policy, stages=OPEN_RELEASES)), None)
     return {
-        "status": status,
         "live": live,
+        "trial": trial,
         "judged": len(judged),
         "complaints": sum(turn.value == -1 for turn in judged),
         "since_complaint": since_last_complaint(judged),
         "by_version": by_version,
-        "version_chart": share_chart(by_version, title="Complaints among judged turns, by version"),
+        "version_chart": share_chart(
+            by_version[-CHART_POINTS:], title="Complaints among judged turns, by version"
+        ),
         "time_chart": share_chart(shares_over_time(judged), title="Complaints among judged turns, over time"),
         "group": GROUP,
         "is_paused": await record.is_paused(viewer.policy),
         "wishes": await read_wishes(record, viewer.policy, live) if viewer.can_change else [],
-        "trainer": next((beat for beat in status.heartbeats if beat.process == "trainer"), None),
+        "trainer": await record.beat_of("trainer") if viewer.is_owner else None,
+        "last_error": next(
+            (step.error for step in await record.steps(viewer.policy, 20) if step.error), None
+        ),
     }
 
 
@@ -162,6 +199,8 @@ async def versions(record: Record, viewer: Viewer) -> Json:
         "live": await live_version(record, viewer.policy),
         "versions": list(reversed(found)),
         "can_serve": AdapterState.PUBLISHED,
+        "pins": await record.pins(viewer.policy),
+        "releases": {one.version: one for one in await record.canary_releases(viewer.policy)},
         "moves": list(reversed(await record.alias_moves(viewer.policy)))[:20],
     }
 
@@ -177,6 +216,10 @@ async def version(record: Record, viewer: Viewer, number: int) -> Json | None:
     return {
         "adapter": adapter,
         "live": await live_version(record, viewer.policy),
+        "is_pinned": number in await record.pins(viewer.policy),
+        "release": next(
+            (one for one in await record.canary_releases(viewer.policy) if one.version == number), None
+        ),
         "turns": shown,
         "hidden": len(turns) - len(shown),
         "measures": gate_measures(gate),
@@ -243,6 +286,7 @@ async def unused(record: Record, viewer: Viewer, before: float | None) -> Json:
         "turns": [(turn, sentence_of(DropReason(turn.drop_reason), turn.detail)) for turn in found],
         "counts": [(code, SENTENCES[DropReason(code)], count) for code, count in counts.items()],
         "next_before": found[-1].dropped_at if len(found) == DROPPED else None,
+        "warnings": warnings_of(await record.client_traffic(CLIENT_TURNS)) if viewer.is_owner else [],
     }
 
 
@@ -303,29 +347,37 @@ async def steps(record: Record, viewer: Viewer, page: int, per_page: int) -> Jso
     """Return one page of the training steps, newest first; the page number is clamped."""
     count, page, found = await record.step_page(viewer.policy, page, per_page)
     pages = max(1, -(-count // per_page))
-    rows = [await _step_row(record, viewer, step) for step in found]
+    samples = await record.step_samples(found, viewer.key_name)
+    versions = {one.version: one for one in await record.adapters(viewer.policy)}
+    rows = [_step_row(step, versions.get(step.version or 0), samples[step.step_id]) for step in found]
     return {"rows": rows, "page": page, "pages": pages, "count": count, "per_page": per_page}
 
 
-async def _step_row(record: Record, viewer: Viewer, step: StepReport) -> Json:
-    adapter = await record.adapter(step.policy, step.version) if step.version is not None else None
+def _step_row(step: StepReport, adapter: AdapterVersion | None, samples: Sequence[Json]) -> Json:
     state = "failed" if step.error else adapter.state.value if adapter else "running"
-    turns: list[ScoredTurn] = []
-    if step.version is not None:
-        turns = list(reversed(await record.trained_turns(step.policy, version=step.version)))
     total = None if step.finished_at is None else (step.finished_at - step.started_at) * 1e3
     teach = _figure(step.metrics.get("teach_s"))
     return {
         "step": step,
         "state": state,
-        "adapter": adapter,
-        "batch": step.metrics.get("turns", len(turns)),
+        "phase": phase_of(step, adapter),
+        "reason": adapter.reason if adapter is not None and adapter.state is AdapterState.REJECTED else "",
+        "batch": step.metrics.get("turns", len(samples)),
         "distill_ms": None if teach is None else teach * 1e3,
         "total_ms": total,
-        "turns": [t for t in turns if viewer.is_owner or t.key_name == viewer.key_name],
+        "samples": samples,
         "metrics": step_metrics(step.metrics),
         "phases": phases(step.metrics),
     }
+
+
+def phase_of(step: StepReport, adapter: AdapterVersion | None) -> str:
+    """Return the phase that a step ended in: teacher, training, gate, or done."""
+    if adapter is not None:
+        return "gate" if adapter.state is AdapterState.REJECTED else "done"
+    if step.error is None and step.finished_at is None:
+        return "running"
+    return next((about for name, about in reversed(PHASES.items()) if name in step.metrics), "teacher")
 
 
 def settings_rows(settings: Settings, defaults: Settings) -> list[tuple[str, str, str, bool]]:
@@ -354,12 +406,39 @@ def message_text(message: Json | None) -> str:
     )
 
 
-def processes(status: RecordStatus, now: float) -> list[Json]:
+def processes(beats: Sequence[Heartbeat], now: float) -> list[Json]:
     """Return the processes with their states; those of an earlier start with more workers are left out."""
     found = []
-    for beat in status.heartbeats:
+    for beat in beats:
         age = now - beat.at
         if age > SILENT_S and beat.process.startswith("proxy-"):
             continue
-        found.append({"beat": beat, "age_s": age, "is_alive": age < SILENT_S})
+        found.append(
+            {"beat": beat, "age_s": age, "is_alive": age < SILENT_S, "details": details(beat.detail)}
+        )
     return found
+
+
+def details(detail: Json, prefix: str = "") -> list[tuple[str, str]]:
+    """Return (name, value) of what a process reports and is not empty, nested names joined by dots."""
+    found: list[tuple[str, str]] = []
+    for name, value in detail.items():
+        if isinstance(value, dict):
+            found += details(value, f"{prefix}{name}.")
+        elif value not in (None, "", 0, False, [], ()):
+            found.append((prefix + name, f"{value:g}" if isinstance(value, float) else str(value)))
+    return found
+
+
+def work_now(processes: Sequence[Json]) -> list[tuple[str, str]]:
+    """Return (label, figure) of what runs now: requests, waiting journal entries, the trainer."""
+    alive = [one["beat"] for one in processes if one["is_alive"]]
+    gateways = [beat.detail for beat in alive if beat.process.startswith("proxy")]
+    recorder = next((beat.detail for beat in alive if beat.process == "recorder"), None)
+    trainer = next((beat.state for beat in alive if beat.process == "trainer"), "not running")
+    return [
+        ("requests in flight", str(sum(detail.get("in_flight", 0) for detail in gateways))),
+        ("requests since the start", str(sum(detail.get("requests", 0) for detail in gateways))),
+        ("journal entries that wait", "–" if recorder is None else str(recorder.get("lag_turns", 0))),
+        ("trainer", trainer),
+    ]

@@ -14,14 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from evals.client import stored_key, with_v1
-from evals.console import table_console
+from evals.console import PlainConsole, table_console
 from evals.experiment import (
     RUNS_FILE,
     Case,
@@ -314,7 +313,7 @@ class ProgressReporter:
     """Progress bars on a terminal, plain lines anywhere else; an `evals.experiment.Observer`."""
 
     def __init__(self, total: int, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False)
+        self._console = console or PlainConsole(highlight=False)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -331,12 +330,7 @@ class ProgressReporter:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
     def begin(self, case: Case) -> None:

@@ -301,6 +301,7 @@ class AdapterAlias:
         self._shared = _Pointer()
         self._pointers: dict[str, _Pointer] = {policy: self._shared}
         self._loaded: set[str] = set()
+        self._attested: dict[str, str] = {}  # outcome of the newest load, by name
         self._leases: Counter[str] = Counter()  # by name, ``policy@0`` too
         self._used_at: dict[str, float] = {}
         self._demanded: dict[str, asyncio.Event] = {}  # versions that requests wait for
@@ -314,7 +315,8 @@ class AdapterAlias:
         self._cold_misses = 0
         self._load_errors = 0
         self._record_errors = 0
-        self._last_error: str | None = None
+        self._problems: dict[str, str] = {}  # by version's name: why it could not be loaded or unloaded
+        self._loop_error: str | None = None  # why the backend or the record cannot be reached now
         self._waits_for_slot = False
         self._activity: Json = {}
         self._activity_at = 0.0
@@ -361,7 +363,7 @@ class AdapterAlias:
                     await self._ready.wait()
             except TimeoutError:
                 raise UpstreamUnreachable(
-                    f"the backend at {self._backend.address} is not up: {self._last_error or 'no answer yet'}"
+                    f"the backend at {self._backend.address} is not up: {self._loop_error or 'no answer yet'}"
                 ) from None
         policy, wanted = self.resolve(model, group=group, is_owner=is_owner)
         if wanted is None:
@@ -460,12 +462,15 @@ class AdapterAlias:
     async def run(self) -> None:
         while True:
             try:
+                errors = self._record_errors
                 await self._step()
+                if self._record_errors == errors:
+                    self._loop_error = None
             except UpstreamError as exc:
                 # Most likely the supervisor restarts the backend: requests wait until the next successful check.
                 self._ready.clear()
                 self._checked_at = 0.0
-                self._last_error = str(exc)
+                self._loop_error = str(exc)
             try:
                 async with asyncio.timeout(self._poll_s):
                     await self._wake.wait()
@@ -553,11 +558,12 @@ class AdapterAlias:
         # Removed from the set first, so that no new request can take a lease on it.
         self._loaded.discard(name)
         self._used_at.pop(name, None)
+        self._attested.pop(name, None)
         try:
             await self._backend.unload_adapter(name)
         except UpstreamError as exc:
             # The adapter only takes up a slot; the next check adds it to the set again.
-            self._last_error = str(exc)
+            self._problems[name] = str(exc)
         finally:
             self._locks.free(claim)
 
@@ -596,7 +602,7 @@ class AdapterAlias:
         except RecordError as exc:
             # Each alias keeps its version: a locked or missing record must not fail requests.
             self._record_errors += 1
-            self._last_error = str(exc)
+            self._loop_error = str(exc)
             return
         for policy in policies_of(self.policy, {*moves, *self._pointers}):
             move = moves.get(policy)
@@ -679,7 +685,7 @@ class AdapterAlias:
             return _Load.FAILED
         except (AdapterError, RecordError) as exc:
             self._load_errors += 1
-            self._last_error = str(exc)
+            self._problems[name] = str(exc)
             wait = min(self._retry_s.get(name, _FIRST_RETRY_S / 2) * 2, _LAST_RETRY_S)
             self._retry_s[name] = wait
             self._retry_at[name] = time.monotonic() + wait
@@ -687,6 +693,7 @@ class AdapterAlias:
             return _Load.FAILED
         self._retry_at.pop(name, None)
         self._retry_s.pop(name, None)
+        self._problems.pop(name, None)
         return _Load.DONE
 
     async def _load(self, policy: str, version: int) -> None:
@@ -697,14 +704,14 @@ class AdapterAlias:
         if not await asyncio.to_thread(Path(adapter.path).is_dir):
             raise AdapterError(f"the folder {adapter.path} of {adapter.name} does not exist")
         await asyncio.to_thread(check_adapter, adapter)
-        await self._backend.load_adapter(adapter.name, adapter.path)
+        self._attested[adapter.name] = await self._backend.load_adapter(adapter.name, adapter.path)
         self._loaded.add(adapter.name)
         self._used_at[adapter.name] = time.monotonic()
 
     async def _refuse(self, policy: str, version: int, reason: str) -> None:
         """Refuse a version that is not what the trainer made; its newest intact ancestor becomes the target."""
         self._load_errors += 1
-        self._last_error = reason
+        self._problems[adapter_name(policy, version)] = reason
         log.error("%s is refused: %s", adapter_name(policy, version), reason)
         try:
             record = self._record()
@@ -713,7 +720,7 @@ class AdapterAlias:
                 self._pointers[policy].target = await refuse_version(record, adapter, reason)
         except RecordError as exc:
             self._record_errors += 1
-            self._last_error = f"{reason}; the record cannot note it: {exc}"
+            self._problems[adapter_name(policy, version)] = f"{reason}; the record cannot note it: {exc}"
 
     def state(self) -> Json:
         loaded: dict[str, list[int]] = {}
@@ -733,6 +740,7 @@ class AdapterAlias:
                 for policy, one in sorted(self._pointers.items())
                 if one is not self._shared
             },
+            "attested": {name: self._attested[name] for name in sorted(self._loaded & self._attested.keys())},
             "leases": dict(sorted(self._leases.items())),
             "waits_for_slot": self._waits_for_slot,
             "held": self._waited_requests,  # requests that waited for an unavailable backend
@@ -740,5 +748,5 @@ class AdapterAlias:
             "cold_misses": self._cold_misses,  # requests that the base model answered because no slot was free
             "load_errors": self._load_errors,
             "record_errors": self._record_errors,
-            "last_error": self._last_error,
+            "last_error": self._loop_error or next(reversed(self._problems.values()), None),
         }

@@ -427,22 +427,27 @@ def _link_beside(tip: Tip, kind: TurnKind, reason: LinkReason, relation: Relatio
     )
 
 
+def _link_first(kind: TurnKind, session_id: str | None, reason: LinkReason, confidence: float) -> Link:
+    """Return a link without a parent."""
+    return Link(
+        relation=Relation.FIRST,
+        kind=kind,
+        session_id=session_id,
+        parent_turn_id=None,
+        turn_index=0,
+        answered_turn_id=None,
+        messages_after=(),
+        confidence=confidence,
+        reason=reason,
+    )
+
+
 def _first_link(history: History, candidates: LinkCandidates, kind: TurnKind) -> Link:
     reason = LinkReason.OPENING if history.is_opening else LinkReason.NO_RECORDED_PREFIX
     session = None
     if candidates.orphans:
         session, reason = candidates.orphans[0].session_id, LinkReason.QUOTED_BY_SIDE_TURN
-    return Link(
-        relation=Relation.FIRST,
-        kind=kind,
-        session_id=session,
-        parent_turn_id=None,
-        turn_index=0,
-        answered_turn_id=None,
-        messages_after=(),
-        confidence=CONFIDENCE[reason],
-        reason=reason,
-    )
+    return _link_first(kind, session, reason, CONFIDENCE[reason])
 
 
 # ------------------------------------------------------------------------ quotes
@@ -603,17 +608,7 @@ def _inserted_side_answer(history: History, candidates: LinkCandidates, kind: Tu
         if quote.newest is not None:
             return _summary_link(history, candidates, quote)
         reason = LinkReason.INSERTED_SIDE_REPLY
-        return Link(
-            relation=Relation.FIRST,
-            kind=kind,
-            session_id=quote.tip.session_id,
-            parent_turn_id=None,
-            turn_index=0,
-            answered_turn_id=None,
-            messages_after=(),
-            confidence=CONFIDENCE[reason],
-            reason=reason,
-        )
+        return _link_first(kind, quote.tip.session_id, reason, CONFIDENCE[reason])
     return None
 
 
@@ -841,14 +836,4 @@ def _session_link(
             confidence=0.9,
             reason=LinkReason.NAMED_SESSION_TIP,
         )  # fmt: skip
-    return Link(
-        relation=Relation.FIRST,
-        kind=kind,
-        session_id=session,
-        parent_turn_id=None,
-        turn_index=0,
-        answered_turn_id=None,
-        messages_after=(),
-        confidence=1.0,
-        reason=LinkReason.NAMED_SESSION,
-    )
+    return _link_first(kind, session, LinkReason.NAMED_SESSION, 1.0)

@@ -16,6 +16,7 @@ from pathlib import Path
 from scorers.classifier import Classifier, Reading, default_classifier
 from scorers.features import tokens_of
 from scorers.hints import content_words, repeats_reply
+from scorers.other_answer import names_other_answer
 from scorers.reactions import (
     Reaction,
     Role,
@@ -40,6 +41,8 @@ CERTAIN = 0.95
 AGREES, AGREES_PRAISE = 0.5, 0.75
 #: ... with which it overrules a pattern that could.
 OVERRULES = 0.9
+#: Confidence of a message that only gives another name or number than the reply; a judge may disagree.
+OTHER_ANSWER = 0.8
 #: Texts with more characters are documents as often as reactions: a sentence at either end has to react by itself.
 _LONG = 300
 #: A part of a complaint is praise or a question of its own from this probability on.
@@ -130,6 +133,9 @@ def read_message(
     reading = network.read(text, reply=reply)
     reaction = read_reaction(text, reply=reply)
     value, confidence, source, reason = _decide(reaction, reading)
+    if value is None and reading.neither < OVERRULES and names_other_answer(text, reply, prompt):
+        value, confidence, source = -1, OTHER_ANSWER, "rule"
+        reason = "it only gives another name or number than the reply"
     if value != -1 and (wish := _opening_wish(text, reply, network)) is not None:
         value, confidence, source = -1, wish, "classifier"
         reason = f"classifier: complaint {wish:.2f} in a sentence of its own"

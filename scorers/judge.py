@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 #: What the OpenAI client sends where no key is needed; never a real key.
 NO_KEY = "none"
+#: Characters of an answer that the verdict keeps.
+_MOST_TEXT = 2_000
 
 
 class Judge:
@@ -110,14 +112,18 @@ class Judge:
         value: int | None = None
         confidence = 0.0
         if self._ask_verdict:
-            votes, failures = await self._poll(prompts.verdict_messages, parse_score, turn, role, text)
+            votes, failures, answers = await self._poll(
+                prompts.verdict_messages, parse_score, turn, role, text
+            )
+            detail["answers"] = answers
             value, confidence = majority(votes)
             detail["votes"] = votes
             if failures:
                 detail["unread"] = failures
         hint: str | None = None
         if self._ask_hint and value != 1:
-            hints, failures = await self._poll(prompts.hint_messages, parse_hint, turn, role, text)
+            hints, failures, answers = await self._poll(prompts.hint_messages, parse_hint, turn, role, text)
+            detail["hint_answers"] = answers
             hint = self._elect(hints, turn, detail)
             if failures:
                 detail["unread_hints"] = failures
@@ -160,11 +166,12 @@ class Judge:
         turn: AnsweredTurn,
         role: str,
         text: str,
-    ) -> tuple[list[T], list[str]]:
-        """Ask m times at once; return the answers that could be read and why the others could not."""
+    ) -> tuple[list[T], list[str], list[str]]:
+        """Ask m times at once; return the answers that could be read, why the others could not, and the text of the former."""
         vote = self._voter(build, parse, turn, role, text)
         results = await asyncio.gather(*(vote() for _ in range(self._votes)), return_exceptions=True)
         answers: list[T] = []
+        texts: list[str] = []
         unread: list[str] = []
         down: JudgeUnavailable | None = None
         for result in results:
@@ -175,9 +182,10 @@ class Judge:
             elif isinstance(result, BaseException):
                 raise result
             else:
-                answers.append(result)
+                answers.append(result[0])
+                texts.append(result[1][:_MOST_TEXT])
         if 2 * len(answers) > self._votes:
-            return answers, unread
+            return answers, unread, texts
         if down is not None:
             raise down
         raise JudgeError(unread[0])
@@ -189,14 +197,15 @@ class Judge:
         turn: AnsweredTurn,
         role: str,
         text: str,
-    ) -> Callable[[], Awaitable[T]]:
+    ) -> Callable[[], Awaitable[tuple[T, str]]]:
         """Return what asks once; the votes of a question share its marker, so that a backend can share their prompt."""
         marker = prompts.new_marker()
         request = build(turn, role, text, self._rubric, marker=marker)
         material = str(request[-1]["content"]).rpartition(f"=== {marker} END ===")[0]
 
-        async def vote() -> T:
-            return parse(await self._ask(request), marker=marker, material=material)
+        async def vote() -> tuple[T, str]:
+            answer = await self._ask(request)
+            return parse(answer, marker=marker, material=material), answer
 
         return vote
 
@@ -210,7 +219,8 @@ class Judge:
         words = next_words(turn)
         if words is None:
             raise ValueError("a self-test needs a next message")
-        return await self._voter(prompts.verdict_messages, parse_score, turn, *words)()
+        value, _ = await self._voter(prompts.verdict_messages, parse_score, turn, *words)()
+        return value
 
     async def _ask(self, messages: list[Json]) -> str:
         return await self._provider.ask(messages, temperature=self._temperature, max_tokens=self._max_tokens)

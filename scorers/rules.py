@@ -14,7 +14,7 @@ from scorers.hints import HintContext, check_hint, message_text, without_reply
 from scorers.reactions import Role, bounded, classify, read_reaction, without_code
 from scorers.tool_calls import malformed_calls
 from scorers.wish_labels import label_wishes
-from store.values import LOOP_SOURCE, AnsweredTurn, Json, Relation
+from store.values import EXPLICIT_SOURCE, LOOP_SOURCE, AnsweredTurn, Json, Relation
 
 #: Weight, in training, of what a person says about an answer for each turn of the tool loop that led to it.
 LOOP_SHARE = 0.3
@@ -49,7 +49,7 @@ def read_feedback(turn: AnsweredTurn) -> Opinion | None:
         detail["score"] = score
     if value is None and hint is None:
         return None
-    return Opinion(value=value, rank=Rank.FEEDBACK, source="feedback", hint=hint, detail=detail)
+    return Opinion(value=value, rank=Rank.FEEDBACK, source=EXPLICIT_SOURCE, hint=hint, detail=detail)
 
 
 def read_follow_up(turn: AnsweredTurn) -> Opinion | None:

@@ -6,19 +6,30 @@ that the proxy can be transparent. A POST in one piece to an ``http://`` address
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import io
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import orjson
 from yarl import URL
 
+from serving.attestation import NO_ATTESTATION, NOT_SCORED, attest, read_scores, score_request
 from serving.http_connections import ConnectionPool, PooledReply
 from serving.protocol import Capabilities, Headers, ServedModel
-from store.errors import AdapterError, UpstreamError, UpstreamTimeout, UpstreamUnreachable
+from store.errors import (
+    AdapterError,
+    AdapterMismatch,
+    UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from store.manifest import Attestation, read_attestation
 from store.values import LogprobMode
 
 #: Below the 5 s after which uvicorn (vLLM, the built-in engine) closes an idle connection: no request meets a closing connection.
@@ -31,6 +42,8 @@ _MAX_SINGLE_WRITE = 1 << 18
 
 _SHORT_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 _LOAD_TIMEOUT = aiohttp.ClientTimeout(total=120.0)
+#: Versions whose log-probabilities are kept, to compare their successors with.
+_KEPT_SCORES = 64
 
 
 class HttpReply:
@@ -101,6 +114,7 @@ class HttpBackend:
         self._host = self._url.host_port_subcomponent.encode() if self._url.host_port_subcomponent else b""
         self._prefix = self._url.raw_path.rstrip("/")
         self._pool: ConnectionPool | None = None
+        self._scores: dict[str, tuple[float, ...]] = {}  # of the newest attested adapters, by name
 
     @property
     def address(self) -> str:
@@ -271,16 +285,61 @@ class HttpBackend:
             if isinstance(card, dict) and "id" in card
         )
 
-    async def load_adapter(self, name: str, path: str) -> None:
-        """Load a LoRA folder under an immutable name."""
+    async def load_adapter(self, name: str, path: str) -> str:
+        """Load a LoRA folder under an immutable name, and compare the log-probabilities that it then serves with the trainer's."""
+        expected = await asyncio.to_thread(read_attestation, Path(path))
         status, body = await self._request(
             "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, timeout=_LOAD_TIMEOUT
         )
-        if status == 200:
-            return
-        if any(model.name == name for model in await self.models()):
-            return  # loaded already, by an earlier process
-        raise AdapterError(f"{self.address} cannot load {name} from {path}: {_describe(status, body)}")
+        if status != 200 and all(model.name != name for model in await self.models()):
+            raise AdapterError(f"{self.address} cannot load {name} from {path}: {_describe(status, body)}")
+        # With any other status it is loaded already, by an earlier process.
+        if expected is None:
+            return NO_ATTESTATION
+        try:
+            return await self._attest(name, expected)
+        except (AdapterMismatch, UpstreamError):
+            with contextlib.suppress(UpstreamError):  # then it is away, with its adapters
+                await self.unload_adapter(name)
+            raise
+
+    async def _attest(self, name: str, expected: Attestation) -> str:
+        token_ids = expected.token_ids
+        names = [model.name for model in await self.models() if model.parent is None and model.name != name]
+        if not names:
+            raise UpstreamError(f"{self.address} lists no base model beside {name}")
+        try:
+            of_base = await self._score(names[0], token_ids, stream=False)
+        except UpstreamError as exc:
+            if exc.status is not None and 400 <= exc.status < 500:
+                return f"{NOT_SCORED} ({_describe(exc.status, exc.body or b'')})"
+            raise
+        found = {
+            "reply": await self._score(name, token_ids, stream=False),
+            "stream": await self._score(name, token_ids, stream=True),
+        }
+        outcome = attest(expected, found, base=of_base, parent=self._scores.get(expected.parent_name))
+        self._scores[name] = found["reply"]
+        while len(self._scores) > _KEPT_SCORES:
+            del self._scores[next(iter(self._scores))]
+        return outcome
+
+    async def _score(self, model: str, token_ids: tuple[int, ...], *, stream: bool) -> tuple[float, ...]:
+        """Return the log-probabilities [T - 1] of a text's tokens after the first. Raises: UpstreamError."""
+        status, body = await self._request(
+            "POST", "/v1/completions", score_request(model, token_ids, stream=stream), timeout=_LOAD_TIMEOUT
+        )
+        if status != 200:
+            raise UpstreamError(
+                f"{self.address} answered {status} to a request for log-probabilities: {_describe(status, body)}",
+                status=status,
+                body=body,
+            )
+        events = _event_data(body) if stream else [body]
+        try:
+            return read_scores([orjson.loads(event) for event in events], token_ids)
+        except orjson.JSONDecodeError as exc:
+            raise UpstreamError(f"{self.address}/v1/completions did not answer JSON", status=status) from exc
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter; a missing adapter is not an error."""
@@ -335,6 +394,12 @@ def _enable_tcp_keepalive(made: socket.socket) -> None:
 def _context(card: Mapping[str, Any]) -> int | None:
     limit = card.get("max_model_len")
     return limit if isinstance(limit, int) else None
+
+
+def _event_data(body: bytes) -> list[bytes]:
+    """Return the data of a stream's events, without its end."""
+    lines = [line.removeprefix(b"data:").strip() for line in body.splitlines() if line.startswith(b"data:")]
+    return [line for line in lines if line != b"[DONE]"]
 
 
 def _describe(status: int, body: bytes) -> str:

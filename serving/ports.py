@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from store.errors import ConfigError
@@ -49,4 +50,6 @@ def listen(listener: socket.socket, *, backlog: int, option: str) -> tuple[str, 
 
 
 def _taken(host: str, port: int, exc: OSError, option: str) -> str:
+    if isinstance(exc, socket.gaierror) or exc.errno == errno.EADDRNOTAVAIL:
+        return f"{host} is not an address of this machine: give another {option.replace('-port', '-host')}"
     return f"cannot listen on {host}:{port} ({exc.strerror or exc}): stop what runs there, or give another {option}"

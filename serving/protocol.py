@@ -110,8 +110,17 @@ class BackendClient(Protocol):
         """Return the models that are served now. Raises: UpstreamError."""
         ...
 
-    async def load_adapter(self, name: str, path: str) -> None:
-        """Load a LoRA folder under an immutable name; a loaded adapter is not an error. Raises: AdapterError, UpstreamError."""
+    async def load_adapter(self, name: str, path: str) -> str:
+        """Load a LoRA folder under an immutable name; a loaded adapter is not an error.
+
+        Returns:
+            How it was attested (`serving.attestation`), or why it was not.
+
+        Raises:
+            AdapterMismatch: the backend serves other weights than the trainer published; it is unloaded.
+            AdapterError: it cannot be loaded.
+            UpstreamError: the backend failed.
+        """
         ...
 
     async def unload_adapter(self, name: str) -> None:

@@ -142,8 +142,11 @@ class ReplicatedBackend:
         replica.is_ready, replica.problem = True, None
         return models
 
-    async def load_adapter(self, name: str, path: str) -> None:
+    async def load_adapter(self, name: str, path: str) -> str:
         """Load an adapter on every ready replica; the others get it when they are ready again.
+
+        Returns:
+            How it was attested, where replicas differ each of them.
 
         Raises:
             AdapterError: a replica refused it; the others unload it.
@@ -154,6 +157,7 @@ class ReplicatedBackend:
             *(replica.engine.load_adapter(name, path) for replica in ready), return_exceptions=True
         )
         refusal: AdapterError | None = None
+        outcomes: list[str] = []
         for replica, result in zip(ready, results, strict=True):
             if isinstance(result, AdapterError):
                 refusal = result
@@ -161,12 +165,15 @@ class ReplicatedBackend:
                 replica.is_ready, replica.problem = False, str(result)
             elif isinstance(result, BaseException):
                 raise result
+            else:
+                outcomes.append(result)
         if refusal is not None:
             await self.unload_adapter(name)
             raise refusal
         if not any(replica.is_ready for replica in self._replicas):
             raise UpstreamUnreachable(f"no replica is ready at {self.address}: {self._describe_problems()}")
         self._adapters[name] = path
+        return "; ".join(dict.fromkeys(outcomes))
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter everywhere. A replica that fails is excluded until it responds again."""

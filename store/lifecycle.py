@@ -36,6 +36,8 @@ class Event(StrEnum):
     UNTRAIN = (
         "untrain"  #: the version of its batch was taken back: it is trained again without what was forgotten
     )
+    TEACH_AGAIN = "teach_again"  #: words about a trained or stale turn came: its prompt is answered anew
+    NOTHING_NEW = "nothing_new"  #: those words hold no hint: it stays trained
     REVIVE = "revive"  #: later knowledge (explicit feedback) made a dropped turn worth scoring after all
 
 
@@ -67,15 +69,20 @@ class DropReason(StrEnum):
 
 TRANSITIONS: dict[Stage, dict[Event, Stage]] = {
     Stage.RECORDED: {Event.NEXT_STATE: Stage.ANSWERED, Event.DROP: Stage.DROPPED},
-    Stage.ANSWERED: {Event.VERDICT: Stage.SCORED, Event.DROP: Stage.DROPPED},
+    Stage.ANSWERED: {
+        Event.VERDICT: Stage.SCORED,
+        Event.DROP: Stage.DROPPED,
+        Event.NOTHING_NEW: Stage.TRAINED,
+    },
     Stage.SCORED: {Event.CLAIM: Stage.CLAIMED, Event.DROP: Stage.DROPPED, Event.RECONSIDER: Stage.ANSWERED},
     Stage.CLAIMED: {
         Event.STEPPED: Stage.TRAINED,
         Event.RELEASE: Stage.SCORED,
         Event.DROP: Stage.DROPPED,
     },
-    Stage.TRAINED: {Event.UNTRAIN: Stage.SCORED},
+    Stage.TRAINED: {Event.UNTRAIN: Stage.SCORED, Event.TEACH_AGAIN: Stage.ANSWERED},
     Stage.DROPPED: {
+        Event.TEACH_AGAIN: Stage.ANSWERED,
         Event.REVIVE: Stage.ANSWERED,
         Event.RECLASSIFY: Stage.RECORDED,
         Event.UNTRAIN: Stage.SCORED,
@@ -88,6 +95,19 @@ for _stage in Stage:
 REVIVABLE = frozenset({DropReason.ABSTAINED, DropReason.NO_SIGNAL, DropReason.NO_NEXT_STATE})
 #: Those of turns that are scored when something follows. A turn without tokens has a verdict then, and stays dropped.
 RESCORED = REVIVABLE | {DropReason.NO_TOKENS}
+#: Drops after which a prompt may be answered anew, by today's policy with the words of explicit feedback as the hint.
+TEACHABLE_AGAIN = frozenset({DropReason.STALE, DropReason.HINT_IRRELEVANT, DropReason.GATE_REJECTED})
+
+
+def may_teach(stage: Stage, drop_reason: DropReason | None, *, has_words: bool) -> bool:
+    """Whether a version may still learn from explicit feedback on a turn.
+
+    Args:
+        has_words: the feedback has a text, and its score, if any, is no praise.
+    """
+    if drop_reason is not None:
+        return drop_reason in REVIVABLE or (has_words and drop_reason in TEACHABLE_AGAIN)
+    return stage is not Stage.CLAIMED and (has_words or stage is not Stage.TRAINED)
 
 
 def advance(stage: Stage, event: Event) -> Stage:

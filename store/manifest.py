@@ -1,7 +1,8 @@
 """The manifest of an adapter version: which bytes the trainer wrote, and for which model. Standard library only.
 
-`manifest.json` lies in the version's folder and names every other file with its SHA-256, and the digests of the base model, the tokenizer
-and the chat template. The record keeps the manifest's own hash. Whatever loads a version calls `check_version` first.
+`manifest.json` lies in the version's folder and names every other file with its SHA-256, the digests of the base model, the tokenizer
+and the chat template, and the trainer's log-probabilities of a fixed text (`Attestation`). The record keeps the manifest's own hash. Whatever
+loads a version calls `check_version` first.
 """
 
 from __future__ import annotations
@@ -40,6 +41,25 @@ class ModelDigests:
     base_model: str = ""
     tokenizer: str = ""
     chat_template: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attestation:
+    """Log-probabilities of a fixed text, by the trainer's weights. A backend that serves the version reports the same.
+
+    Attributes:
+        token_ids: [T] the text.
+        version: [T - 1] of each token after the first, under the version.
+        parent: [T - 1] under the version it was made from.
+        base: [T - 1] under the base model.
+        parent_name: of the version it was made from, as an engine names it.
+    """
+
+    token_ids: tuple[int, ...]
+    version: tuple[float, ...]
+    parent: tuple[float, ...]
+    base: tuple[float, ...]
+    parent_name: str
 
 
 def digest_model(folder: Path) -> ModelDigests:
@@ -94,12 +114,15 @@ def content_hash(served: Mapping[str, bytes]) -> str:
     return digest.hexdigest()
 
 
-def build_manifest(files: Mapping[str, bytes], *, name: str, model: ModelDigests) -> bytes:
+def build_manifest(
+    files: Mapping[str, bytes], *, name: str, model: ModelDigests, attestation: Attestation | None = None
+) -> bytes:
     """Return the content of `manifest.json` for a version of these files."""
     body = {
         "format": _FORMAT,
         "version": name,
         **asdict(model),
+        **({} if attestation is None else {"attestation": asdict(attestation)}),
         "files": {path: hashlib.sha256(data).hexdigest() for path, data in files.items()},
     }
     return json.dumps(body, indent=2, sort_keys=True).encode() + b"\n"
@@ -187,6 +210,35 @@ def _check_manifest(folder: Path, body: bytes, expected: str, model: ModelDigest
     for name, digest in asdict(model or ModelDigests()).items():
         if digest and found.get(name) and found[name] != digest:
             raise AdapterMismatch(f"the adapter in {folder} was trained for another {name.replace('_', ' ')}")
+
+
+def read_attestation(folder: Path) -> Attestation | None:
+    """Return the log-probabilities in a version's manifest; None where there are none, as in versions of an earlier Patina.
+
+    Raises:
+        AdapterMismatch: the manifest is torn.
+        AdapterError: it cannot be read.
+    """
+    try:
+        body = (folder / MANIFEST).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise AdapterError(f"{folder / MANIFEST} cannot be read: {error.strerror or error}") from error
+    found = _parse(folder, body).get("attestation")
+    if found is None:
+        return None
+    try:
+        values = {
+            name: tuple(float(value) for value in found[name]) for name in ("version", "parent", "base")
+        }
+        token_ids = tuple(int(value) for value in found["token_ids"])
+        attestation = Attestation(token_ids=token_ids, parent_name=str(found["parent_name"]), **values)
+    except (KeyError, TypeError, ValueError) as error:
+        raise AdapterMismatch(f"the {MANIFEST} in {folder} has a torn attestation") from error
+    if len(token_ids) < 2 or {len(one) for one in values.values()} != {len(token_ids) - 1}:
+        raise AdapterMismatch(f"the {MANIFEST} in {folder} has a torn attestation")
+    return attestation
 
 
 def _parse(folder: Path, body: bytes) -> dict[str, Any]:

@@ -79,7 +79,7 @@ from store.values import (
 from store.verify import verify
 
 #: Newest migration this code knows. A test holds it against `migrations/`.
-SCHEMA_REVISION = "0032"
+SCHEMA_REVISION = "0033"
 
 
 class Record:
@@ -472,6 +472,10 @@ class Record:
         """
         return await self._database.read(person.status, policy=policy, key_name=key_name)
 
+    async def heartbeats(self) -> tuple[Heartbeat, ...]:
+        """Return the newest heartbeat of each process."""
+        return await self._database.read(person.heartbeats)
+
     async def learning_metrics(self) -> LearningMetrics:
         """Return what `/metrics` reads of learning."""
         return await self._database.read(metrics.learning_metrics)
@@ -514,6 +518,10 @@ class Record:
         """
         await self._database.write(person.rollback, policy, version, actor=actor, now=_now(now))
 
+    async def readmit(self, policy: str, version: int, *, reason: str) -> None:
+        """Let a refused version serve again; see `store.integrity.readmit_version`."""
+        await self._database.write(person.readmit, policy, version, reason=reason)
+
     async def refuse(
         self,
         policy: str,
@@ -548,6 +556,30 @@ class Record:
     async def paused_policies(self) -> list[str]:
         """Return the policies that are paused one by one."""
         return await self._database.read(person.paused_policies)
+
+    async def lora_names(self) -> dict[str, dict[str, str]]:
+        """Return the policies by the names that clients gave them, by key (CLaaS's `lora_id`)."""
+        return await self._database.read(person.lora_names)
+
+    async def bind_lora(self, key_name: str, name: str, policy: str, *, most: int) -> bool:
+        """Bind a name of a key to a policy; False, with nothing written, when the key has ``most`` names."""
+        return await self._database.write(person.bind_lora, key_name, name, policy, most, _now(None))
+
+    async def unbind_lora(self, key_name: str, name: str) -> str | None:
+        """Remove a name of a key; returns the policy that it meant, or None."""
+        return await self._database.write(person.unbind_lora, key_name, name, _now(None))
+
+    async def feedback_turns(self, feedback_ids: Sequence[str]) -> list[str]:
+        """Return the turns that recorded feedback is about, in the order of its ids."""
+        return await self._database.read(proxy.feedback_turns, feedback_ids)
+
+    async def try_version(self, policy: str, version: int, *, share: float, now: float | None = None) -> None:
+        """Begin a canary release: a published version serves a share of the new conversations.
+
+        Raises:
+            RecordError: there is no such version, it cannot serve, or it is live.
+        """
+        await self._database.write(person.try_version, policy, version, share, _now(now))
 
     async def pins(self, policy: str) -> list[int]:
         """Return the versions of a policy whose files stay whatever their number or size is."""
@@ -628,6 +660,10 @@ class Record:
                 yield row
             after = (rows[-1]["created_at"], rows[-1]["turn_id"])
 
+    async def judgements(self, turn_ids: Sequence[str]) -> dict[str, Json]:
+        """Return, by turn, every verdict with its detail, explicit feedback, and why it was dropped."""
+        return await self._database.read(person.judgements, turn_ids)
+
     # -------------------------------------------------------------- dashboard
 
     async def judged_turns(self, policy: str, limit: int, key_name: str | None = None) -> list[JudgedTurn]:
@@ -655,6 +691,12 @@ class Record:
     async def step_page(self, policy: str, page: int, per_page: int) -> tuple[int, int, list[StepReport]]:
         """Return how many steps a policy has, the number of the page (clamped), and its steps, newest first."""
         return await self._database.read(dashboard.step_page, policy, page, per_page)
+
+    async def step_samples(
+        self, steps: Sequence[StepReport], key_name: str | None = None
+    ) -> dict[str, list[Json]]:
+        """Return the first turns of each step's batch, by step id, each with its reply, what followed, and its verdict."""
+        return await self._database.read(dashboard.step_samples, steps, key_name)
 
     async def turn_tokens(self, turn_id: str) -> tuple[list[int], list[float]]:
         """Return the token ids of a reply and their log-probabilities; empty where there are none."""

@@ -113,7 +113,8 @@ turns = Table(
     Column("main_drop_reason", String(32)),  # of a side turn: why it would not train as a main turn either
     Index(None, "key_name", "reply_key", "created_at"),
     Index(None, "key_name", "request_key", "created_at"),
-    Index(None, "key_name", "completion_key"),
+    Index(None, "key_name", "completion_key", "created_at"),
+    Index(None, "key_name", "created_at"),
     Index(None, "completion_id"),
     Index(None, "session_id", "turn_index", "parent_turn_id"),
     Index(None, "created_at"),

@@ -51,9 +51,12 @@ def _checked_url(value: str) -> str:
     return value.rstrip("/")
 
 
-def _field(default: Any, env: str, help: str, group: str = "Patina") -> Any:
-    """A setting: its default, environment name and one line of help."""
-    names = [env, *([] if env.startswith("PATINA_") else [f"PATINA_{env}"])]
+_DATABASES = ("sqlite+aiosqlite", "postgresql+asyncpg")
+
+
+def _field(default: Any, env: str, help: str, group: str = "Patina", aliases: tuple[str, ...] = ()) -> Any:
+    """A setting: its default, environment name and one line of help; ``aliases``: names that other launchers use."""
+    names = [env, *([] if env.startswith("PATINA_") else [f"PATINA_{env}"]), *aliases]
     return Field(
         default=default,
         validation_alias=AliasChoices(*names),
@@ -80,8 +83,9 @@ class Settings(BaseSettings):
     model_name: str = _field(
         BUILTIN_MODEL,
         "MODEL_NAME",
-        "built-in model, or a folder or cached name of a Hugging Face causal LM",
+        "built-in model, or a folder or cached name of a Hugging Face causal LM; also HF_CKPT, CLAAS_BASE_MODEL_ID",
         "model",
+        ("HF_CKPT", "CLAAS_BASE_MODEL_ID"),
     )
     lora_rank: int = _field(16, "LORA_RANK", "rank of the LoRA adapters", "learning")
     teacher_model_name: str = _field(
@@ -481,6 +485,20 @@ class Settings(BaseSettings):
     def _urls(cls, value: str) -> str:
         return ",".join(_checked_url(one.strip()) for one in split_urls(value))
 
+    @field_validator("database")
+    @classmethod
+    def _database_url(cls, value: str) -> str:
+        kind, separator, rest = value.partition("://")
+        if not value or kind in _DATABASES:
+            return value
+        if kind in ("sqlite", "postgresql", "postgres", "postgresql+psycopg"):
+            name = _DATABASES[0] if kind == "sqlite" else _DATABASES[1]
+            raise ValueError(f"write {name}://{re.sub('//[^/@]*@', '//…@', '//' + rest)[2:]}")
+        if not separator:
+            path = Path(value).expanduser().absolute()
+            raise ValueError(f"is a URL, not a file: write sqlite+aiosqlite:///{path}")
+        raise ValueError(f"{kind} is not supported: sqlite+aiosqlite or postgresql+asyncpg")
+
     @field_validator("train_when")
     @classmethod
     def _is_a_schedule(cls, value: str) -> str:
@@ -711,6 +729,7 @@ def _first_alias(field: str) -> str:
 
 
 def _sentence(error: Any, given: dict[str, Any]) -> str:
+    shown = re.sub(r"//[^/@']*@", "//…@", repr(error["input"]))  # a URL may hold a password
     place = str(error["loc"][0]) if error["loc"] else ""
     message: str = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if not place:
@@ -721,9 +740,9 @@ def _sentence(error: Any, given: dict[str, Any]) -> str:
     for field, info in Settings.model_fields.items():
         alias = info.validation_alias
         if isinstance(alias, AliasChoices) and place in alias.choices and field not in given:
-            return f"{place}={error['input']!r} (from the environment): {message}"
+            return f"{place}={shown} (from the environment): {message}"
         if isinstance(alias, AliasChoices) and (place in alias.choices or place == field):
-            return f"--{field.replace('_', '-')} {error['input']!r}: {message}"
+            return f"--{field.replace('_', '-')} {shown}: {message}"
     return f"{place}: {message}"
 
 
@@ -786,6 +805,8 @@ def make_private(home: Path) -> None:
     Raises:
         ConfigError: it belongs to another user, or is a shared folder that holds other things too.
     """
+    if home.exists() and not home.is_dir():
+        raise ConfigError(f"the home {home} is a file: give --home a folder")
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = home.stat()

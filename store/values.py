@@ -334,6 +334,11 @@ class Feedback:
     created_at: float
 
 
+def may_hold_hint(text: str, score: float | None) -> bool:
+    """Whether explicit feedback may say what to do differently: it has a text, and its score is no praise."""
+    return bool(text.strip()) and (score is None or score <= 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowUp:
     """The user's own text after a reply, bounded in length.
@@ -350,6 +355,8 @@ class FollowUp:
 NO_SOURCE = "none"
 
 
+#: `Verdict.source` of explicit feedback.
+EXPLICIT_SOURCE = "feedback"
 #: `Verdict.source` of a turn that shares in the verdict on the answer of its tool loop.
 LOOP_SOURCE = "rule:tool_loop"
 
@@ -410,6 +417,7 @@ class ScoredTurn:
     Attributes:
         prompt_token_ids: [P] ids the policy was given.
         verdict: the newest one; ``verdict_id`` is its number in the record, 0 where it has none.
+        is_late: an earlier verdict of this turn was in a batch.
     """
 
     turn_id: str
@@ -428,6 +436,7 @@ class ScoredTurn:
     next_text: str
     created_at: float
     verdict_id: int = 0
+    is_late: bool = False
 
 
 class AdapterState(StrEnum):

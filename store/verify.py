@@ -76,7 +76,9 @@ def _life_faults(row: Any, adapters: set[tuple[str, int]]) -> list[str]:
         faults.append(f"{len(ids)} ids but {len(logprobs)} logprobs, and it is not dropped")
     if (row.stage == Stage.DROPPED) != (row.drop_reason is not None):
         faults.append(f"stage {row.stage} with drop reason {row.drop_reason}")
-    if (row.stage == Stage.TRAINED) != (row.trained_in_version is not None):
+    # After late feedback a trained turn is answered again, and names its version until it is scored.
+    may_name = (Stage.TRAINED, Stage.ANSWERED) if row.trained_in_version is not None else (row.stage,)
+    if row.stage not in may_name or (row.stage == Stage.TRAINED and row.trained_in_version is None):
         faults.append(f"stage {row.stage} with trained_in_version {row.trained_in_version}")
     if row.trained_in_version is not None and (row.policy, row.trained_in_version) not in adapters:
         faults.append(f"trained in version {row.trained_in_version}, which is not there")

@@ -40,6 +40,7 @@ from store.manifest import (
     ADAPTER_WEIGHTS,
     MANIFEST,
     TINKER_FILE,
+    Attestation,
     ModelDigests,
     build_manifest,
     check_version,
@@ -76,6 +77,7 @@ def write_version(
     state: Mapping[str, Any],
     metrics: Mapping[str, Any],
     model: ModelDigests | None = None,
+    attestation: Attestation | None = None,
 ) -> WrittenVersion:
     """Write one version; when this returns it is on the disk and will survive a power cut.
 
@@ -85,6 +87,7 @@ def write_version(
         state: JSON the worker goes on from, see `read_state`.
         metrics: JSON; not a number is written as null.
         model: the model that it is for, for the manifest; None: unknown.
+        attestation: by which a backend that serves it is recognised; None: it is not attested.
 
     Raises:
         AdapterError: the disk is full, the folder cannot be written, or holds something else under this very name.
@@ -99,7 +102,9 @@ def write_version(
             manifest = (target / MANIFEST).read_bytes()
             return WrittenVersion(path=target, content_hash=digest, manifest_hash=hash_manifest(manifest))
         whole = {**files, STATE: _json(state), METRICS: _json(metrics)}
-        manifest = build_manifest(whole, name=adapter_name(policy, version), model=model or ModelDigests())
+        manifest = build_manifest(
+            whole, name=adapter_name(policy, version), model=model or ModelDigests(), attestation=attestation
+        )
         for name, body in {**whole, MANIFEST: manifest}.items():
             _write(unfinished / name, body)
         for folder in (unfinished / "patina", unfinished):

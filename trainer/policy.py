@@ -35,6 +35,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
+from serving.embedded.devices import usable_device
 from store.errors import AdapterError, AlignmentError, ConfigError, GateRejected
 from store.learning import DEFAULTS
 from store.manifest import ADAPTER_CONFIG, ADAPTER_WEIGHTS
@@ -122,7 +123,7 @@ class LocalPolicy(Texts):
     ) -> None:
         self.at_boundary: Callable[[], None] = _go_on
         self._parked: dict[nn.Parameter, Tensor] = {}
-        self.device = _device(device)
+        self.device = usable_device(device)
         self.name = model
         super().__init__(model)
         network, self.parameters = _load_network(model, self.device, quantize=quantize)
@@ -397,6 +398,11 @@ class LocalPolicy(Texts):
         return logprobs, torch.arange(columns, device=self.device) < lengths[:, None]
 
     @torch.no_grad()
+    def trained_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probabilities [T - 1] of a text's tokens after the first, under the weights that are trained."""
+        values, _ = self.response_logprobs([token_ids[:1]], [token_ids[1:]])
+        return [float(value) for value in values[0]]
+
     def logprobs_of(
         self,
         hidden: Tensor,
@@ -1099,17 +1105,6 @@ def _copied(value: Tensor) -> Tensor:
 
 def _padded(rows: Sequence[Sequence[int]], length: int, value: int) -> Tensor:
     return torch.tensor([[*row, *[value] * (length - len(row))] for row in rows])
-
-
-def _device(wanted: str) -> torch.device:
-    if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(wanted)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"the device {wanted} cannot be used: {first_line(error)}") from error
-    return device
 
 
 def _go_on() -> None:

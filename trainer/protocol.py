@@ -121,6 +121,8 @@ class Policy(Protocol):
         temperature: float | Sequence[float] = 1.0,
     ) -> tuple[Tensor, Tensor]: ...
 
+    def trained_logprobs(self, token_ids: Sequence[int]) -> list[float]: ...
+
     def score_with_hint(
         self,
         prompts: Sequence[Sequence[int]],

@@ -12,10 +12,9 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 from store.errors import AdapterError, ConfigError
@@ -38,9 +37,8 @@ from trainer.checkpoint import remove_version
 from trainer.device import ExclusiveDevice, make_device
 from trainer.protocol import Edit, Outcome, VersionTrainer
 from trainer.step import StepPlan
+from trainer.weights_thread import WeightsThread
 from trainer.worker import LEASE_S, RENEW_S, make_workshop
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +117,8 @@ class VersionReplay:
         self._make_trainer = make_trainer or (
             lambda wanted, state: make_workshop(wanted, self._device, state if "level" in state else None)
         )
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
+        self._thread = WeightsThread()
+        self._on_thread = self._thread.run
         self._name = f"replay-{os.getpid()}-{uuid4().hex[:8]}"
         self._trainer: VersionTrainer | None = None
         self._made_for: tuple[Any, ...] = ()
@@ -156,11 +155,7 @@ class VersionReplay:
                 await self._record.rollback(job.policy, self._tip.version, actor="retrain")
                 self._report.live = self._tip.version
         finally:
-            renewal.cancel()
-            await asyncio.gather(renewal, return_exceptions=True)
-            if self._trainer is not None:
-                await self._on_thread(self._trainer.close)
-            self._thread.shutdown(wait=True)
+            await self._thread.close(renewal, self._trainer)
         return self._report
 
     async def _replay(self, step: LineageStep) -> None:
@@ -326,9 +321,6 @@ class VersionReplay:
         while self._job.takes_turns:
             await asyncio.sleep(RENEW_S)
             await self._record.renew(self._name, LEASE_S)
-
-    async def _on_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
 def _ids(turns: Sequence[ScoredTurn]) -> tuple[tuple[str, int], ...]:

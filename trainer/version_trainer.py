@@ -22,6 +22,7 @@ from store.manifest import ModelDigests
 from store.settings import Settings, to_json
 from store.values import (
     BASE_VERSION,
+    EXPLICIT_SOURCE,
     AdapterVersion,
     Completion,
     Json,
@@ -30,6 +31,7 @@ from store.values import (
     adapter_name,
 )
 from trainer.anchors import Anchors
+from trainer.attestation import FixedText
 from trainer.batch import Sample, SampleKind
 from trainer.checkpoint import (
     WrittenVersion,
@@ -160,6 +162,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
             share=effort.canaries * self.wish_questions,
             max_tokens=effort.anchor_tokens,
         )
+        self._fixed_text = FixedText(policy)
         self._new_wishes: Json = {}
         self._before: Mapping[str, Any] | None = None
         self._trained: tuple[str, ...] = ()
@@ -343,7 +346,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
             AdapterError: the version cannot be written; the policy is as before.
         """
         started = time.monotonic()
-        turns = self._answer_imported(turns)
+        turns = self._answer_anew(turns)
         selection = None
         if self._plan.selects_hints:
             selection = self._wishes.begin(remembered, version=number, edits=edits)
@@ -401,23 +404,33 @@ class BaseVersionTrainer(ABC, Generic[P]):
             raise
         return self._finish(turns, trained, judged, written, metrics)
 
-    def _answer_imported(self, turns: Sequence[ScoredTurn]) -> Sequence[ScoredTurn]:
-        """Turns without any ids (imported ones) with a rendered prompt and what the policy answers to it; the others as they are."""
+    def _answer_anew(self, turns: Sequence[ScoredTurn]) -> Sequence[ScoredTurn]:
+        """Turns whose recorded reply cannot be trained on, with what the policy answers today and their hint; the others as they are.
+
+        They are imported turns, which have no ids and get a rendered prompt, and turns that explicit feedback was given on late: after a
+        batch had them, or after too many versions.
+        """
         if not self._plan.reads_hints:
             return turns
-        rendered = {}
+        asked = {}
         for turn in turns:
-            if turn.prompt_token_ids or turn.completion.token_ids or not turn.verdict.hint:
+            if not turn.verdict.hint:
                 continue
-            try:
-                ids = tuple(self._policy.render(turn.messages, turn.request.get("tools")))
-            except (AlignmentError, ValueError):
-                continue  # refused as a turn whose prompt was not recorded
-            if len(ids) < self._policy.max_context:
-                rendered[turn.turn_id] = replace(turn, prompt_token_ids=ids)
+            if not turn.prompt_token_ids and not turn.completion.token_ids:
+                try:
+                    ids = tuple(self._policy.render(turn.messages, turn.request.get("tools")))
+                except (AlignmentError, ValueError):
+                    continue  # refused as a turn whose prompt was not recorded
+                if len(ids) < self._policy.max_context:
+                    asked[turn.turn_id] = replace(turn, prompt_token_ids=ids)
+            elif turn.is_late or (
+                turn.verdict.source == EXPLICIT_SOURCE
+                and self._counted_version - turn.adapter_version > self._plan.max_staleness
+            ):
+                asked[turn.turn_id] = turn
         answered = resample_replies(
             self._policy,
-            list(rendered.values()),
+            list(asked.values()),
             seed=self._settings.seed + self._seed_number,
             version=self._counted_version,
             most=self._plan.resample_tokens,
@@ -517,6 +530,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
             },
             metrics=metrics,
             model=self._model_digests(),
+            attestation=self._fixed_text.attest(self._before, adapter_name(self.name, self.version)),
         )
         return written, metrics
 

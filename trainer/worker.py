@@ -34,11 +34,10 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 from store.errors import (
@@ -77,6 +76,7 @@ from trainer.device import Device, make_device
 from trainer.protocol import Edit, Outcome, Refusal, VersionTrainer
 from trainer.release_watch import ReleaseWatch
 from trainer.step import StepPlan
+from trainer.weights_thread import WeightsThread
 
 POLL_S = 0.25
 LEASE_S = 120.0
@@ -95,8 +95,6 @@ _SERVER_S = 5.0
 _RECENT = 64
 #: Turns without a verdict or hint that a step takes along at most: a session without other verdicts may teach through one.
 _BYSTANDERS = 64
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -206,14 +204,20 @@ class Worker:
     """One trainer process. Make it, then `run` it."""
 
     def __init__(
-        self, record: Record, settings: Settings, *, log: Callable[[Json], None] | None = None
+        self,
+        record: Record,
+        settings: Settings,
+        *,
+        log: Callable[[Json], None] | None = None,
+        trainer: VersionTrainer | None = None,
     ) -> None:
         self._record = record
         self._settings = settings
         self._plan = StepPlan.of(settings)
         self._name = f"trainer-{os.getpid()}-{uuid4().hex[:8]}"
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
-        self._trainer: VersionTrainer | None = None
+        self._thread = WeightsThread()
+        self._on_thread = self._thread.run
+        self._trainer = trainer
         self._state = "loading"
         self._counters = _Counters()
         self._failures: Counter[str] = Counter()
@@ -242,11 +246,7 @@ class Worker:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(stop.wait(), POLL_S)
         finally:
-            beat.cancel()
-            await asyncio.gather(beat, return_exceptions=True)
-            if self._trainer is not None:
-                await self._on_thread(self._trainer.close)
-            self._thread.shutdown(wait=True)
+            await self._thread.close(beat, self._trainer)
 
     async def _open(self, stop: asyncio.Event) -> None:
         """Make the trainer. A training server that is away is waited for: nothing here is wrong."""
@@ -696,9 +696,6 @@ class Worker:
     def _ready(self) -> VersionTrainer:
         assert self._trainer is not None  # `run` loads it before any work
         return self._trainer
-
-    async def _on_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
 def has_withdrawn_wish(metrics: Json, edits: Sequence[Edit]) -> bool:

@@ -33,6 +33,8 @@ log = logging.getLogger("patina.embedded")
 
 # Prompt tokens of one forward; bounds how long running streams wait for a long prompt.
 PREFILL_TOKENS = 512
+# The same where all positions' logits are needed, which are as large as the vocabulary each.
+SCORED_TOKENS = 64
 
 
 EmbeddedJob = Job[Adapter]
@@ -63,6 +65,7 @@ class _Sequence:
         "index",
         "job",
         "params",
+        "prompt_logprobs",
         "prompt_set",
         "prompt_tokens",
         "rng",
@@ -80,6 +83,7 @@ class _Sequence:
             self.params = replace(job.params, min_tokens=0, ignore_eos=False)
         self.ids = list(job.prompt_ids)
         self.prompt_tokens = len(self.ids)
+        self.prompt_logprobs: list[float] = []
         seed = job.params.seed
         # Each of n samples has its own random stream, so none depends on the length of the others.
         self.rng = random.Random(None if seed is None else f"{seed}/{number}")
@@ -105,6 +109,11 @@ class _PromptGroup:
     @property
     def adapter(self) -> Adapter | None:
         return self.sequences[0].adapter
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the prompt's own log-probabilities are still to be computed."""
+        return self.sequences[0].job.scores_prompt and not self.sequences[0].sampled
 
 
 @dataclass(slots=True)
@@ -274,9 +283,11 @@ class BatchEngine:
                 break
             if (self._running or taken) and not self._fits(rows, longest):
                 break
-            if taken and widest * (len(taken) + 1) > PREFILL_TOKENS:
+            if taken and (widest * (len(taken) + 1) > PREFILL_TOKENS or group.is_scored):
                 break
             taken.append(self._waiting.popleft())
+            if group.is_scored:
+                break  # it is prefilled alone
         if taken:
             self._prefill = _Prefill(taken)
 
@@ -286,16 +297,21 @@ class BatchEngine:
     def _prefill_chunk(self, prefill: _Prefill) -> None:
         rows = [one.ids for one in prefill.groups]
         longest = max(len(row) for row in rows)
-        length = min(longest - prefill.done, PREFILL_TOKENS) if len(rows) == 1 else longest
+        is_scored = prefill.groups[0].is_scored
+        most = SCORED_TOKENS if is_scored else PREFILL_TOKENS
+        length = min(longest - prefill.done, most) if len(rows) == 1 else longest
         chunk = [row[prefill.done : prefill.done + length] for row in rows]
         padded = [part + [part[-1]] * (length - len(part)) for part in chunk]
-        logits = self.model.forward(
-            prefill.cache,
-            padded,
-            [prefill.done] * len(rows),
-            [one.adapter for one in prefill.groups],
-            [len(part) - 1 for part in chunk],
-        )
+        if is_scored:
+            logits = self._score_chunk(prefill, chunk[0])
+        else:
+            logits = self.model.forward(
+                prefill.cache,
+                padded,
+                [prefill.done] * len(rows),
+                [one.adapter for one in prefill.groups],
+                [len(part) - 1 for part in chunk],
+            )
         prefill.done += length
         self._prompt_tokens += sum(len(part) for part in chunk)
         if prefill.done < longest:
@@ -320,6 +336,17 @@ class BatchEngine:
         self._running = all_sequences
         self._batch = None
         self._sample_rows(logits[torch.tensor(sources, device=logits.device)], first)
+
+    def _score_chunk(self, prefill: _Prefill, chunk: list[int]) -> torch.Tensor:
+        """Prefill a chunk of one prompt and note the log-probabilities of its next tokens; returns the last position's logits [1, V]."""
+        (group,) = prefill.groups
+        logits = self.model.forward_all(prefill.cache, chunk, prefill.done, group.adapter)
+        targets = group.ids[prefill.done + 1 : prefill.done + 1 + len(chunk)]
+        values = torch.log_softmax(logits[: len(targets)], dim=-1)
+        found = values.gather(1, torch.tensor(targets, dtype=torch.long, device=values.device)[:, None])
+        for sequence in group.sequences:
+            sequence.prompt_logprobs += found[:, 0].tolist()
+        return logits[-1:]
 
     def _decode(self) -> None:
         longest = max(len(one.ids) for one in self._running)
@@ -401,6 +428,8 @@ class BatchEngine:
                 one.grammar.accept(token_id)
             except GrammarError as error:
                 return _grammar_failure(str(error))
+        if one.sampled == 1 and one.prompt_logprobs:
+            chunk = replace(chunk, prompt_logprobs=tuple(one.prompt_logprobs))
         return chunk
 
     def _remove_row(self, row: int) -> None:

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import logging as transformers_logging
 
 from serving.embedded.adapters import Adapter, AdapterSelector
+from serving.embedded.devices import usable_device
 from serving.embedded.kv_cache import BatchKvCache, build_mask
 from serving.openai_server.values import SamplingDefaults
 from serving.openai_server.vocabulary import Vocabulary
@@ -65,13 +66,33 @@ class Model:
         Row i of the cache gets ids[i], the same number Q of tokens in all rows (shorter ones are padded at the end: causality hides the
         padding, and the row's next tokens overwrite it), the first at index starts[i].
         """
+        logits = self._run(cache, ids, starts, adapters, last)
+        if logits.shape[1] != 1:
+            logits = logits[torch.arange(len(last)), torch.tensor(last)][:, None]
+        return logits[:, 0].to(torch.float32)
+
+    def forward_all(
+        self, cache: BatchKvCache, ids: Sequence[int], start: int, adapter: Adapter | None
+    ) -> Tensor:
+        """Return logits [Q, V] in float32 at every position of one row's new tokens; otherwise as `forward`."""
+        return self._run(cache, [ids], [start], [adapter], None)[0].to(torch.float32)
+
+    def _run(
+        self,
+        cache: BatchKvCache,
+        ids: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        adapters: Sequence[Adapter | None],
+        last: Sequence[int] | None,
+    ) -> Tensor:
+        """Return logits [B, 1, V] at the positions `last` where the network can leave out the others, else [B, Q, V]."""
         length = len(ids[0])
         self.loras.activate(adapters)
         cache.begin(starts, length, self.device)
         begin = torch.tensor(starts, device=self.device)[:, None]
         position = begin + torch.arange(length, device=self.device) if length > 1 else begin
         arguments: dict[str, Any] = {}
-        if self._supports_logits_to_keep and length > 1:
+        if last is not None and self._supports_logits_to_keep and length > 1:
             arguments["logits_to_keep"] = torch.tensor(last, device=self.device)[:, None]
         logits: Tensor = self.network(
             input_ids=torch.tensor(ids, device=self.device),
@@ -81,9 +102,7 @@ class Model:
             use_cache=True,
             **arguments,
         ).logits
-        if logits.shape[1] != 1:
-            logits = logits[torch.arange(len(last)), torch.tensor(last)][:, None]
-        return logits[:, 0].to(torch.float32)
+        return logits
 
     def _mask(self, starts: Sequence[int], length: int) -> Any:
         """Return the attention mask in the form that the model's layers expect: one for all, or one for each layer type."""
@@ -166,7 +185,7 @@ def load_model(
     folder = Path(name).expanduser()
     local = folder.is_dir()
     source = str(folder) if local else name
-    target_device = _device(device)
+    target_device = usable_device(device)
     try:
         config = AutoConfig.from_pretrained(source, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
@@ -195,19 +214,6 @@ def load_model(
 def default_threads(parameters: int, cores: int) -> int:
     """Return the number of threads for a model of this size: a tiny one is slower with several."""
     return 1 if parameters < _SINGLE_THREAD_MAX_PARAMETERS else cores
-
-
-def _device(wanted: str) -> torch.device:
-    if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(wanted)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"--device {wanted} cannot be used: {str(error).strip().splitlines()[0]}"
-        ) from error
-    return device
 
 
 def _dtype(wanted: str, config: Any, device: torch.device) -> torch.dtype:

@@ -41,13 +41,15 @@ from serving.openai_server.schemas import (
     build_usage,
     check_context_length,
     check_token_ids,
+    echoed_entries,
     merge_chunks,
     output_form,
     parse_body,
 )
 from serving.openai_server.structured import json_schema_of
 from serving.openai_server.toolcalls import ToolCallParser
-from serving.openai_server.values import OutputChunk, SamplingParams
+from serving.openai_server.values import OutputChunk, SamplingParams, TokenLogprob
+from serving.openai_server.vocabulary import Vocabulary
 from store.errors import AdapterError, UpstreamError
 
 # Rendering and encoding a prompt of this many bytes takes about a millisecond; longer ones run in a thread.
@@ -420,7 +422,6 @@ class OpenAIServer:
         n = body.n or 1
         self._check_sequence_count(n)
         _, grammar = await self._output_form(body)
-        as_token_ids = bool(body.return_tokens_as_token_ids)
         results = ResultStream(n * len(prompts))
         jobs: list[Job[Any]] = []
         for number, prompt_ids in enumerate(prompts):
@@ -444,6 +445,7 @@ class OpenAIServer:
                     deliver=results.put,
                     n=n,
                     first_index=number * n,
+                    scores_prompt=bool(body.echo) and body.logprobs is not None,
                     grammar=grammar,
                 )
             )
@@ -452,21 +454,21 @@ class OpenAIServer:
         offsets = [0] * len(whole)
 
         def choice_of(index: int, chunk: OutputChunk, *, opening: bool) -> dict[str, Any]:
-            logprobs = None
-            if body.logprobs is not None:
-                logprobs, offsets[index] = build_completion_logprobs(
-                    chunk.logprobs, vocabulary, offsets[index], as_token_ids=as_token_ids
-                )
+            prompt_ids, echoes = prompts[index // n], bool(body.echo) and opening
+            echoed = echoed_entries(prompt_ids, chunk.prompt_logprobs) if echoes else []
+            logprobs, offsets[index] = _completion_logprobs(
+                body, [*echoed, *chunk.logprobs], vocabulary, offsets[index]
+            )
             choice: dict[str, Any] = {
                 "index": index,
-                "text": chunk.text,
+                "text": (vocabulary.decode(prompt_ids) if echoes else "") + chunk.text,
                 "logprobs": logprobs,
                 "finish_reason": chunk.finish_reason,
                 "stop_reason": chunk.stop_reason,
             }
             if body.return_token_ids:
                 choice["token_ids"] = list(chunk.token_ids)
-                choice["prompt_token_ids"] = list(prompts[index // n]) if opening else None
+                choice["prompt_token_ids"] = list(prompt_ids) if opening else None
             return choice
 
         def usage() -> dict[str, int]:
@@ -488,6 +490,16 @@ class OpenAIServer:
             return
         done = [choice_of(i, merge_chunks(chunks), opening=True) for i, chunks in enumerate(whole)]
         await response.reply({**head, "choices": done, "usage": usage()})
+
+
+def _completion_logprobs(
+    body: CompletionBody, entries: Sequence[TokenLogprob], vocabulary: Vocabulary, offset: int
+) -> tuple[dict[str, Any] | None, int]:
+    """Return the logprobs object of a choice, None where none was asked for, and the next text offset."""
+    if body.logprobs is None:
+        return None, offset
+    as_token_ids = bool(body.return_tokens_as_token_ids)
+    return build_completion_logprobs(entries, vocabulary, offset, as_token_ids=as_token_ids)
 
 
 def _prompts(body: CompletionBody, encode: Callable[..., list[int]]) -> list[list[int]]:

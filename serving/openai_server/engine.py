@@ -35,6 +35,7 @@ class Job(Generic[AdapterT]):
         deliver: receives (index, output); called through the engine's `post`.
         first_index: index of the first of the n choices.
         forced_ids: prescribed beginning of the reply.
+        scores_prompt: the prompt's own log-probabilities are delivered too.
         grammar: holds the reply to a grammar; of this engine's `compile_grammar`.
     """
 
@@ -45,6 +46,7 @@ class Job(Generic[AdapterT]):
     n: int = 1
     first_index: int = 0
     forced_ids: Sequence[int] = ()
+    scores_prompt: bool = False
     grammar: Any = None
     cancelled: bool = False
 

@@ -6,6 +6,7 @@ that have no effect.
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -314,8 +315,8 @@ def _refuse_completion_fields(body: CompletionBody, limits: EngineLimits) -> Non
             f"logprobs above 0 are not supported by {limits.name}: it reports only the sampled tokens' own",
             param="logprobs",
         )
-    if body.echo:
-        raise _unsupported("echo", limits)
+    if body.echo and body.logprobs is not None and "prompt_logprobs" in limits.unsupported:
+        raise _unsupported("echo with logprobs", limits)
     if body.suffix:
         raise _unsupported("suffix", limits)
 
@@ -469,13 +470,21 @@ def build_completion_logprobs(
         offset += len(vocabulary.text(entry.token_id))
     columns = {
         "text_offset": offsets,
-        "token_logprobs": [entry.logprob for entry in entries],
+        "token_logprobs": [None if math.isnan(entry.logprob) else entry.logprob for entry in entries],
         "tokens": [token(entry.token_id) for entry in entries],
         "top_logprobs": [
             {token(token_id): logprob for token_id, logprob in entry.top} or None for entry in entries
         ],
     }
     return columns, offset
+
+
+def echoed_entries(prompt_ids: Sequence[int], logprobs: Sequence[float]) -> list[TokenLogprob]:
+    """Return a prompt's tokens as entries of the logprobs object; the first has no log-probability. [] where the prompt was not scored."""
+    if len(logprobs) != len(prompt_ids) - 1:
+        return []
+    pairs = zip(prompt_ids, (math.nan, *logprobs), strict=True)
+    return [TokenLogprob(token_id=token_id, logprob=logprob, top=()) for token_id, logprob in pairs]
 
 
 def _call_object(call: ToolCall, call_id: str) -> dict[str, Any]:
@@ -628,6 +637,7 @@ def merge_chunks(chunks: Sequence[OutputChunk]) -> OutputChunk:
         stop_reason=last.stop_reason,
         error=last.error,
         status=last.status,
+        prompt_logprobs=chunks[0].prompt_logprobs,
     )
 
 

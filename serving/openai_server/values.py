@@ -59,7 +59,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
-    """One sampled id, its log-probability, and the most likely (id, logprob) pairs in its place."""
+    """One id, its log-probability (NaN: the first of an echoed prompt), and the most likely (id, logprob) pairs in its place."""
 
     token_id: int
     logprob: float
@@ -70,7 +70,8 @@ class TokenLogprob:
 class OutputChunk:
     """The output of one step for one sequence. `text` can be empty while a character or a stop string is incomplete.
 
-    `error` and its HTTP `status` accompany the finish_reason "error".
+    `error` and its HTTP `status` accompany the finish_reason "error". `prompt_logprobs` [P - 1], of the prompt's tokens after the first, come with
+    the first chunk where the job asks for them.
     """
 
     text: str
@@ -80,3 +81,4 @@ class OutputChunk:
     stop_reason: str | int | None = None
     error: str | None = None
     status: int = 500
+    prompt_logprobs: tuple[float, ...] = ()

@@ -38,7 +38,7 @@ class ServerFeatures:
         if not self.top_logprobs:
             unsupported.add("top_logprobs")
         if not self.prompt_logprobs:
-            unsupported.add("forced_call")
+            unsupported |= {"forced_call", "prompt_logprobs"}
         return EngineLimits(
             name="this Tinker server", max_sequences=_MAX_SEQUENCES, unsupported=frozenset(unsupported)
         )

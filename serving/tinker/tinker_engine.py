@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -246,7 +246,7 @@ class TinkerEngine:
             "" if job.adapter is None else job.adapter.sampler_path,
             prompt,
             n=job.n,
-            scores=bool(forced),
+            scores=bool(forced) or job.scores_prompt,
             top=params.top_logprobs,
             max_tokens=max(1, params.max_tokens - len(forced)),
             seed=None if params.seed is None else params.seed % _SEED_RANGE,
@@ -257,6 +257,10 @@ class TinkerEngine:
         )
         prefix = _forced_prefix(forced, response.prompt_logprobs, len(prompt)) if forced else []
         chunks = [self._build_chunk(params, prefix, sequence) for sequence in response.sequences]
+        if job.scores_prompt:
+            scored = _forced_prefix(prompt[1:], response.prompt_logprobs, len(prompt)) if prompt[1:] else []
+            of_prompt = tuple(logprob for _, logprob in scored)[: len(job.prompt_ids) - 1]
+            chunks = [replace(chunk, prompt_logprobs=of_prompt) for chunk in chunks]
         if len(chunks) != job.n:
             raise UpstreamError(
                 f"the Tinker server at {self.connection.address} returned {len(chunks)} samples for {job.n}"

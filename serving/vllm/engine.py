@@ -120,14 +120,14 @@ class VllmBackend(HttpBackend):
             notes=tuple(notes),
         )
 
-    async def load_adapter(self, name: str, path: str) -> None:
+    async def load_adapter(self, name: str, path: str) -> str:
         """Load a LoRA folder under an immutable name, after checking that it is complete and of this model."""
         if self._facts is not None:
             try:
                 await asyncio.to_thread(_check_files, Path(path), self._facts)
             except AdapterError as exc:
                 raise type(exc)(f"{self.address} cannot load {name}: {exc}") from exc
-        await super().load_adapter(name, path)
+        return await super().load_adapter(name, path)
 
     async def sleep(self) -> None:
         """Release the GPU (`serving.vllm.gpu_sharing.SleepableBackend`). Raises: UpstreamError."""

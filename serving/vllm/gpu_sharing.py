@@ -126,10 +126,10 @@ class GpuSharingBackend:
         async with self._awake():
             return await self._engine.capabilities()
 
-    async def load_adapter(self, name: str, path: str) -> None:
+    async def load_adapter(self, name: str, path: str) -> str:
         # Adapters are loaded into GPU memory: not while the trainer has it.
         async with self._awake():
-            await self._engine.load_adapter(name, path)
+            return await self._engine.load_adapter(name, path)
 
     async def unload_adapter(self, name: str) -> None:
         async with self._awake():

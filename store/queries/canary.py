@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Row
 
 from store import schema
+from store.database import upsert
 from store.hashing import exact_json
 from store.queries.common import aliases, chain_messages, lock_aliases
 from store.texts import first_user_text
@@ -34,21 +35,20 @@ _RECENT_S, _MOST_CONVERSATIONS = 24 * 3600.0, 2_000
 def begin(
     connection: sa.Connection, policy: str, version: int, baseline: int, share: float, now: float
 ) -> None:
-    """Insert a release that runs; an older one of the policy is superseded."""
+    """Insert a release that runs; an older one of the policy is superseded, an ended one of the version replaced."""
     supersede(connection, policy, now, f"version {version} is tried")
-    connection.execute(
-        sa.insert(schema.canary_releases).values(
-            policy=policy,
-            version=version,
-            baseline_version=baseline,
-            share=share,
-            stage=ReleaseStage.RUNNING.value,
-            started_at=now,
-            stage_since=now,
-            reason="",
-            numbers="{}",
-        )
-    )
+    release = {
+        "policy": policy,
+        "version": version,
+        "baseline_version": baseline,
+        "share": share,
+        "stage": ReleaseStage.RUNNING.value,
+        "started_at": now,
+        "stage_since": now,
+        "reason": "",
+        "numbers": "{}",
+    }
+    upsert(connection, schema.canary_releases, release, ["policy", "version"])
 
 
 def supersede(

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Row
 from store import schema
 from store.errors import RecordError
 from store.hashing import ROOT, exact_json
-from store.lifecycle import RESCORED, Event, Stage, advance, sources
+from store.lifecycle import RESCORED, TEACHABLE_AGAIN, Event, Stage, advance, sources
 from store.values import (
     AdapterState,
     AdapterVersion,
@@ -67,6 +67,28 @@ def answer(connection: sa.Connection, turn_id: str, at: float) -> None:
         drop_reason=None,
         detail=None,
     )
+
+
+def teach_again(connection: sa.Connection, turn_id: str, at: float) -> None:
+    """Words about a turn that is trained, or was refused in a batch, came: it is up for scoring again.
+
+    Until then the row still names the version that it was trained in.
+    """
+    lv = schema.turn_states.c
+    for stage, extra in (
+        (Stage.TRAINED, None),
+        (Stage.DROPPED, lv.drop_reason.in_([r.value for r in TEACHABLE_AGAIN])),
+    ):
+        move(
+            connection,
+            [turn_id],
+            Event.TEACH_AGAIN,
+            at,
+            only=(stage,),
+            extra=extra,
+            drop_reason=None,
+            detail=None,
+        )
 
 
 # ---- verdicts

@@ -11,13 +11,18 @@ import sqlalchemy as sa
 from store import schema
 from store.lifecycle import Stage
 from store.queries.common import step_of
-from store.values import ConversationRow, DroppedTurn, Json, JudgedTurn, StepReport, TurnKind
+from store.values import ConversationRow, DroppedTurn, Json, JudgedTurn, StepReport, StepRole, TurnKind
+
+#: Newest turns of a key among which its dropped ones are looked for, and samples of one step.
+_OWN_TURNS, STEP_SAMPLES = 4_000, 8
 
 
 def judged_turns(
     connection: sa.Connection, policy: str, limit: int, key_name: str | None = None
 ) -> list[JudgedTurn]:
     """Return the newest judged turns of a policy (their last verdict has a value), oldest first.
+
+    Looked for among the newest ``10 * limit`` verdicts of the record, or among the newest turns of a key.
 
     Args:
         key_name: only the turns of this key; None: of all.
@@ -33,11 +38,24 @@ def judged_turns(
         sa.select(v.turn_id, v.value, v.created_at, t.adapter_version)
         .join(schema.turns, t.turn_id == v.turn_id)
         .where(v.value.is_not(None), t.policy == policy, newest)
-        .order_by(v.verdict_id.desc())
         .limit(limit)
     )
-    rows = connection.execute(query if key_name is None else query.where(t.key_name == key_name)).all()
+    if key_name is None:
+        bound = sa.select(sa.func.max(v.verdict_id)).scalar_subquery() - 10 * limit
+        query = query.where(v.verdict_id > bound).order_by(v.verdict_id.desc())
+    else:
+        # The expression keeps SQLite from a scan of everyone's verdicts in their order.
+        query = query.where(t.turn_id.in_(_own_turns(key_name, _OWN_TURNS))).order_by(
+            sa.func.coalesce(v.verdict_id, 0).desc()
+        )
+    rows = connection.execute(query).all()
     return [JudgedTurn(**row._mapping) for row in reversed(rows)]
+
+
+def _own_turns(key_name: str, limit: int) -> sa.Select[Any]:
+    """Return the select of the ids of a key's newest turns."""
+    t = schema.turns.alias("own").c
+    return sa.select(t.turn_id).where(t.key_name == key_name).order_by(t.created_at.desc()).limit(limit)
 
 
 def conversations(
@@ -54,7 +72,8 @@ def conversations(
         sa.select(
             t.turn_id, t.session_id, t.turn_index, t.kind, t.client, t.key_name, t.created_at, t.completion, t.history_node, states.stage
         )
-        .join(schema.turn_states, states.turn_id == t.turn_id)
+        # Each turn has a state: outer, so that SQLite begins with the newest turns, not with all states.
+        .outerjoin(schema.turn_states, states.turn_id == t.turn_id)
         .order_by(t.created_at.desc(), t.turn_id)
         .limit(limit)
     )  # fmt: skip
@@ -149,7 +168,7 @@ def dropped_turns(
     before: float | None = None,
     key_name: str | None = None,
 ) -> list[DroppedTurn]:
-    """Return the newest main turns of a policy that were dropped, newest first.
+    """Return the newest main turns of a policy that were dropped, newest first; of a key, among its newest turns.
 
     Args:
         before: only those dropped earlier (Unix time, seconds).
@@ -161,14 +180,21 @@ def dropped_turns(
             t.turn_id, t.client, t.created_at, t.completion, t.history_node, states.drop_reason, states.detail, states.stage_since
         )
         .join(schema.turn_states, states.turn_id == t.turn_id)
-        .where(states.stage == Stage.DROPPED.value, states.policy == policy, t.kind == TurnKind.MAIN.value)
+        .where(sa.func.coalesce(t.kind, "") == TurnKind.MAIN.value)
         .order_by(states.stage_since.desc(), t.turn_id)
         .limit(limit)
     )  # fmt: skip
     if before is not None:
         query = query.where(states.stage_since < before)
-    if key_name is not None:
-        query = query.where(t.key_name == key_name)
+    if key_name is None:
+        query = query.where(states.stage == Stage.DROPPED.value, states.policy == policy)
+    else:
+        # The expressions keep SQLite from a scan of everyone's dropped turns.
+        wanted = (
+            sa.func.coalesce(states.stage, "") == Stage.DROPPED.value,
+            sa.func.coalesce(states.policy, "") == policy,
+        )
+        query = query.where(*wanted, t.turn_id.in_(_own_turns(key_name, _OWN_TURNS)))
     rows = connection.execute(query).all()
     messages = _last_messages(connection, (row.history_node for row in rows))
     return [
@@ -201,6 +227,68 @@ def step_page(
         .offset((page - 1) * per_page)
     )
     return count, page, [step_of(row) for row in rows]
+
+
+def step_samples(
+    connection: sa.Connection, steps: Sequence[StepReport], key_name: str | None = None
+) -> dict[str, list[Json]]:
+    """Return the first turns of each step's batch, by step id: prompt, reply, what followed, and the newest verdict.
+
+    Args:
+        key_name: only the turns of this key; None: of all.
+    """
+    t = schema.turns.c
+    ids = {step.step_id: _batch_of(connection, step) for step in steps}
+    query = sa.select(t.turn_id, t.key_name, t.completion, t.history_node).where(
+        t.turn_id.in_({one for some in ids.values() for one in some})
+    )
+    rows = [row for row in connection.execute(query) if key_name in (None, row.key_name)]
+    known = [row.turn_id for row in rows]
+    messages = _last_messages(connection, (row.history_node for row in rows))
+    followed = _followed_by(connection, known)
+    v = schema.verdicts.c
+    columns = (v.turn_id, v.value, v.hint, v.source, v.detail)
+    verdicts = {
+        row.turn_id: {"value": row.value, "hint": row.hint, "source": row.source, "votes": json.loads(row.detail).get("votes", [])}
+        for row in connection.execute(sa.select(*columns).where(v.turn_id.in_(known)).order_by(v.verdict_id))
+    }  # fmt: skip
+    found = {
+        row.turn_id: {
+            "turn_id": row.turn_id,
+            "last_message": messages.get(row.history_node),
+            "completion": row.completion,
+            "followed_by": followed.get(row.turn_id, []),
+            "verdict": verdicts.get(row.turn_id),
+        }
+        for row in rows
+    }
+    return {step_id: [found[one] for one in some if one in found] for step_id, some in ids.items()}
+
+
+def _batch_of(connection: sa.Connection, step: StepReport) -> list[str]:
+    """Return the first turns of a step's batch; of a step from before the inputs were recorded, those that name its version."""
+    s, states = schema.step_turns.c, schema.turn_states.c
+    batch = sa.select(s.turn_id).where(s.step_id == step.step_id, s.role == StepRole.BATCH.value)
+    found = list(connection.execute(batch.order_by(s.position).limit(STEP_SAMPLES)).scalars())
+    if not found and step.version is not None:
+        named = sa.select(states.turn_id).where(
+            states.policy == step.policy, states.trained_in_version == step.version
+        )
+        found = list(connection.execute(named.order_by(states.turn_id).limit(STEP_SAMPLES)).scalars())
+    return found
+
+
+def _followed_by(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, list[str]]:
+    """Return by turn the texts that followed it: next states, then explicit feedback; oldest first."""
+    found: dict[str, list[str]] = {}
+    n, f = schema.next_states.c, schema.feedback.c
+    for query in (
+        sa.select(n.turn_id, n.text).where(n.turn_id.in_(turn_ids)).order_by(n.created_at, n.by_turn_id),
+        sa.select(f.turn_id, f.text).where(f.turn_id.in_(turn_ids), f.text != "").order_by(f.created_at),
+    ):
+        for row in connection.execute(query):
+            found.setdefault(row.turn_id, []).append(row.text)
+    return found
 
 
 def turn_tokens(connection: sa.Connection, turn_id: str) -> tuple[list[int], list[float]]:

@@ -243,6 +243,10 @@ def _untrain(
         ).scalars()
         for ids in _chunks([one for one in trained if one not in removed]):
             move(connection, ids, Event.UNTRAIN, now, only=(Stage.TRAINED,), **columns)
+        late = sa.and_(
+            lv.policy == policy, lv.trained_in_version.in_(versions), lv.stage == Stage.ANSWERED.value
+        )
+        connection.execute(sa.update(schema.turn_states).where(late).values(trained_in_version=None))
         batches = {turn_id for step in steps for turn_id, _ in step.inputs.turns[StepRole.BATCH]}
         for ids in _chunks(sorted(batches - set(removed))):
             decided = lv.drop_reason.in_([reason.value for reason in _DECIDED_BY_STEP])

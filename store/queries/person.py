@@ -33,6 +33,9 @@ from store.values import (
     WishEdit,
 )
 
+#: Turns of one key that its status counts: over more, a request would take seconds.
+OWN_TURNS = 10_000
+
 
 def status(
     connection: sa.Connection, *, policy: str | None = None, key_name: str | None = None
@@ -41,7 +44,7 @@ def status(
 
     Args:
         policy: count only turns, versions and steps of this policy.
-        key_name: count only turns of this key, and leave out the processes.
+        key_name: count only the newest turns of this key, at most `OWN_TURNS`, and leave out the processes.
     """
     t, lv, s, a = schema.turns.c, schema.turn_states.c, schema.steps.c, schema.adapters.c
 
@@ -56,8 +59,17 @@ def status(
 
     turns, states = of(t.policy), of(lv.policy)
     if key_name is not None:
-        turns.append(t.key_name == key_name)
-        states.append(lv.turn_id.in_(sa.select(t.turn_id).where(t.key_name == key_name)))
+        own = schema.turns.alias("own").c
+        newest_own = (
+            sa.select(own.turn_id)
+            .where(own.key_name == key_name)
+            .order_by(own.created_at.desc())
+            .limit(OWN_TURNS)
+        )
+        turns.append(t.turn_id.in_(newest_own))
+        # The expressions keep SQLite from an index over everyone's turns.
+        states = [sa.func.coalesce(lv.policy, "") == policy] if policy is not None else []
+        states.append(lv.turn_id.in_(newest_own))
     kinds = counts(t.kind, *turns)
     newest_first = s.started_at.desc()
     newest = connection.execute(
@@ -66,7 +78,6 @@ def status(
     error = connection.execute(
         sa.select(s.error).where(s.error.is_not(None), *of(s.policy)).order_by(newest_first).limit(1)
     ).scalar_one_or_none()
-    beats = connection.execute(sa.select(schema.heartbeats).order_by(schema.heartbeats.c.process))
     return RecordStatus(
         turns=sum(kinds.values()),
         kinds=kinds,
@@ -78,14 +89,16 @@ def status(
         last_error=error,
         training=control(connection, "training") or "running",
         paused=tuple(name for name in paused_policies(connection) if policy in (None, name)),
-        heartbeats=tuple(
-            Heartbeat(
-                process=row.process, pid=row.pid, state=row.state, detail=json.loads(row.detail), at=row.at
-            )
-            for row in beats
-        )
-        if key_name is None
-        else (),
+        heartbeats=heartbeats(connection) if key_name is None else (),
+    )
+
+
+def heartbeats(connection: sa.Connection) -> tuple[Heartbeat, ...]:
+    """Return the newest heartbeat of each process, in order of their names."""
+    rows = connection.execute(sa.select(schema.heartbeats).order_by(schema.heartbeats.c.process))
+    return tuple(
+        Heartbeat(process=row.process, pid=row.pid, state=row.state, detail=json.loads(row.detail), at=row.at)
+        for row in rows
     )
 
 
@@ -141,15 +154,21 @@ def rollback(
         RecordError: there is no such version, it never passed the gate, or its files are gone.
     """
     if version != BASE_VERSION:
-        found = adapter(connection, policy, version)
-        if found is None:
-            raise RecordError(f"{policy} has no version {version}")
-        if found.state is not AdapterState.PUBLISHED:
-            raise RecordError(f"{found.name} cannot serve: it is {found.state.value} ({found.reason})")
+        _servable(connection, policy, version)
     lock_aliases(connection)
     canary.supersede(connection, policy, now, f"{actor} made version {version} live")
     connection.execute(
         sa.insert(schema.alias_moves).values(policy=policy, version=version, moved_at=now, actor=actor)
+    )
+
+
+def readmit(connection: sa.Connection, policy: str, version: int, *, reason: str) -> None:
+    """Let a refused version serve again."""
+    c = schema.adapters.c
+    connection.execute(
+        sa.update(schema.adapters)
+        .where(c.policy == policy, c.version == version, c.state == AdapterState.REFUSED.value)
+        .values(state=AdapterState.PUBLISHED.value, reason=reason)
     )
 
 
@@ -206,6 +225,60 @@ def is_paused(connection: sa.Connection, policy: str | None = None) -> bool:
 def paused_policies(connection: sa.Connection) -> list[str]:
     """Return the policies that are paused one by one."""
     found: list[str] = json.loads(control(connection, "paused_policies") or "[]")
+    return found
+
+
+def lora_names(connection: sa.Connection) -> dict[str, dict[str, str]]:
+    """Return the policies by the names that clients gave them, by key (CLaaS's `lora_id`)."""
+    found: dict[str, dict[str, str]] = json.loads(control(connection, "lora_names") or "{}")
+    return found
+
+
+def bind_lora(
+    connection: sa.Connection, key_name: str, name: str, policy: str, most: int, now: float
+) -> bool:
+    """Bind a name of a key to a policy; False, with nothing written, when the key has ``most`` names."""
+    every = lora_names(connection)
+    mine = every.setdefault(key_name, {})
+    if name not in mine and len(mine) >= most:
+        return False
+    mine[name] = policy
+    value = {"name": "lora_names", "value": json.dumps(every), "at": now}
+    upsert(connection, schema.controls, value, ["name"])
+    return True
+
+
+def unbind_lora(connection: sa.Connection, key_name: str, name: str, now: float) -> str | None:
+    """Remove a name of a key; returns the policy that it meant, or None."""
+    every = lora_names(connection)
+    policy = every.get(key_name, {}).pop(name, None)
+    if policy is not None:
+        value = {"name": "lora_names", "value": json.dumps(every), "at": now}
+        upsert(connection, schema.controls, value, ["name"])
+    return policy
+
+
+def try_version(connection: sa.Connection, policy: str, version: int, share: float, now: float) -> None:
+    """Begin a canary release: a published version serves a share of the new conversations.
+
+    Raises:
+        RecordError: there is no such version, it cannot serve, or it is live.
+    """
+    found = _servable(connection, policy, version)
+    lock_aliases(connection)
+    move = aliases(connection).get(policy)
+    live = BASE_VERSION if move is None else move.version
+    if live == version:
+        raise RecordError(f"{found.name} is live")
+    canary.begin(connection, policy, version, live, share, now)
+
+
+def _servable(connection: sa.Connection, policy: str, version: int) -> AdapterVersion:
+    found = adapter(connection, policy, version)
+    if found is None:
+        raise RecordError(f"{policy} has no version {version}")
+    if found.state is not AdapterState.PUBLISHED:
+        raise RecordError(f"{found.name} cannot serve: it is {found.state.value} ({found.reason})")
     return found
 
 
@@ -416,6 +489,36 @@ def trajectories(
         query = query.where(sa.tuple_(*order) > sa.tuple_(*(sa.literal(value) for value in after)))
     rows = connection.execute(query)
     return [_trajectory(row) for row in rows]
+
+
+def judgements(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, Json]:
+    """Return, by turn, what was made of it beside the view's columns: every verdict with its detail, explicit feedback, why it was dropped."""
+    v, f, lv = schema.verdicts.c, schema.feedback.c, schema.turn_states.c
+    ids = list(turn_ids)
+    found: dict[str, Json] = {
+        row.turn_id: {"drop_detail": row.detail, "verdicts": [], "feedback": []}
+        for row in connection.execute(sa.select(lv.turn_id, lv.detail).where(lv.turn_id.in_(ids)))
+    }
+    verdicts = sa.select(
+        v.turn_id,
+        v.value,
+        v.hint,
+        v.hint_is_reaction,
+        v.wishes,
+        v.source,
+        v.confidence,
+        v.detail,
+        v.created_at,
+    )
+    for verdict in connection.execute(verdicts.where(v.turn_id.in_(ids)).order_by(v.verdict_id)):
+        one = dict(verdict._mapping)
+        one |= {name: json.loads(one[name]) for name in ("wishes", "detail")}
+        found[one.pop("turn_id")]["verdicts"].append(one)
+    given = sa.select(f.turn_id, f.score, f.text, f.created_at).where(f.turn_id.in_(ids))
+    for entry in connection.execute(given.order_by(f.created_at, f.feedback_id)):
+        one = dict(entry._mapping)
+        found[one.pop("turn_id")]["feedback"].append(one)
+    return found
 
 
 def alias_moves(connection: sa.Connection, policy: str) -> list[AliasMove]:

@@ -16,9 +16,9 @@ from store import schema
 from store.database import insert_ignore, present, upsert
 from store.hashing import ROOT, exact_json, text_key
 from store.lifecycle import Event
-from store.queries.common import answer, chain_messages, move
+from store.queries.common import answer, chain_messages, move, teach_again
 from store.texts import last_user_text
-from store.values import Feedback, GpuLease, GpuRole, Heartbeat, Relation, Tip, Tips, TurnKind
+from store.values import Feedback, GpuLease, GpuRole, Heartbeat, Relation, Tip, Tips, TurnKind, may_hold_hint
 
 #: Turns that are returned under one key: a key of more identifies none of them.
 MAX_TIPS_PER_KEY = 64
@@ -77,7 +77,7 @@ def find_exchange(connection: sa.Connection, key_name: str, prompt: str, respons
 
 
 def add_feedback(connection: sa.Connection, feedback: Feedback) -> bool:
-    """Store explicit feedback; a turn that waited for an answer (or had none) is up for scoring.
+    """Store explicit feedback; a turn that waited for an answer (or had none) is up for scoring, with words also a trained or stale one.
 
     Returns:
         False when this idempotency key is known already; nothing changed.
@@ -96,9 +96,20 @@ def add_feedback(connection: sa.Connection, feedback: Feedback) -> bool:
     if inserted.rowcount == 0:
         return False
     answer(connection, feedback.turn_id, feedback.created_at)
+    if may_hold_hint(feedback.text, feedback.score):
+        teach_again(connection, feedback.turn_id, feedback.created_at)
     # Scored already but not yet claimed: what a person says outweighs what was guessed, so score again.
     move(connection, [feedback.turn_id], Event.RECONSIDER, feedback.created_at)
     return True
+
+
+def feedback_turns(connection: sa.Connection, feedback_ids: Sequence[str]) -> list[str]:
+    """Return the turns that recorded feedback is about, in the order of its ids."""
+    f = schema.feedback.c
+    rows = connection.execute(
+        sa.select(f.turn_id).where(f.feedback_id.in_(feedback_ids)).order_by(f.feedback_id)
+    )
+    return list(rows.scalars())
 
 
 def heartbeat(connection: sa.Connection, beat: Heartbeat) -> None:

@@ -91,6 +91,7 @@ def add_verdict(
     if drop is None and not _has_tokens(connection, verdict.turn_id):
         drop = DropReason.NO_TOKENS
     has_signal = bool(verdict.value or verdict.hint)
+    trained_in = _trained_in(connection, verdict.turn_id)
     if drop is None and most_per_hour and has_signal and _trainable(connection, verdict) >= most_per_hour:
         drop = DropReason.OVER_LIMIT
     connection.execute(
@@ -106,12 +107,21 @@ def add_verdict(
             created_at=verdict.created_at,
         )
     )
-    if drop is None:
+    if trained_in is not None and (drop is not None or not verdict.hint):
+        # Late feedback without a hint: the turn stays in the version that learned from it.
+        move(
+            connection,
+            [verdict.turn_id],
+            Event.NOTHING_NEW,
+            verdict.created_at,
+        )
+    elif drop is None:
         move(
             connection,
             [verdict.turn_id],
             Event.VERDICT,
             verdict.created_at,
+            trained_in_version=None,
         )
     else:
         move(
@@ -122,6 +132,15 @@ def add_verdict(
             only=(Stage.ANSWERED,),
             drop_reason=drop.value,
         )
+
+
+def _trained_in(connection: sa.Connection, turn_id: str) -> int | None:
+    """Return the version that was trained on this turn before late feedback on it came; None: none was."""
+    lv = schema.turn_states.c
+    found: int | None = connection.execute(
+        sa.select(lv.trained_in_version).where(lv.turn_id == turn_id, lv.stage == Stage.ANSWERED.value)
+    ).scalar_one_or_none()
+    return found
 
 
 def _has_tokens(connection: sa.Connection, turn_id: str) -> bool:

@@ -65,11 +65,14 @@ def story(connection: sa.Connection, reference: str) -> Json | None:
     )
     verdicts = _rows(
         connection,
-        sa.select(v.value, v.hint, v.wishes, v.source, v.confidence, v.created_at)
+        sa.select(v.value, v.hint, v.wishes, v.source, v.confidence, v.detail, v.created_at)
         .where(v.turn_id == turn_id)
         .order_by(v.verdict_id),
     )
-    found["verdicts"] = [{**verdict, "wishes": json.loads(verdict["wishes"])} for verdict in verdicts]
+    found["verdicts"] = [
+        {**verdict, "wishes": json.loads(verdict["wishes"]), "detail": json.loads(verdict["detail"])}
+        for verdict in verdicts
+    ]
     return found
 
 

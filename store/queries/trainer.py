@@ -38,6 +38,7 @@ from store.values import (
     RecentVerdict,
     ScoredTurn,
     StepReport,
+    StepRole,
     TurnKind,
     Verdict,
     Waiting,
@@ -448,7 +449,17 @@ def _scored(connection: sa.Connection, turn_id: str, verdict_id: int = 0) -> Sco
         next_text=next_text or "",
         created_at=row.created_at,
         verdict_id=verdict.verdict_id,
+        is_late=_is_late(connection, turn_id, verdict.verdict_id),
     )
+
+
+def _is_late(connection: sa.Connection, turn_id: str, verdict_id: int) -> bool:
+    """Whether an earlier verdict of the turn was in a batch."""
+    t = schema.step_turns.c
+    earlier = sa.and_(
+        t.turn_id == turn_id, t.role == StepRole.BATCH.value, t.verdict_id > 0, t.verdict_id < verdict_id
+    )
+    return bool(connection.execute(sa.select(sa.exists().where(earlier))).scalar_one())
 
 
 def _insert_adapter(connection: sa.Connection, adapter: AdapterVersion) -> None:

@@ -62,8 +62,8 @@ def test_flags_are_taken_before_and_after_a_command() -> None:
     [
         (["--method", "ppo"], "--method 'ppo'"),
         (["--batch-size", "none"], "--batch-size 'none'"),
-        (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
-        (["dance"], "invalid choice: 'dance'"),
+        (["--no-such-flag"], "there is no flag --no-such-flag"),
+        (["dance"], "there is no command dance"),
         (["why"], "required: version"),
         (["rollback", "yesterday"], "invalid int value: 'yesterday'"),
     ],

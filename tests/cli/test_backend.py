@@ -53,12 +53,6 @@ def vllm_python(tmp_path: Path) -> Path:
         ({"model_name": HF, "tinker_base_url": "http://h:1"}, True, True, "tinker"),
         ({"model_name": HF, "tinker_api_key": "tml-1"}, True, True, "vllm"),
         ({"model_name": HF, "tinker_api_key": "tml-1"}, True, False, "embedded"),
-        (
-            {"model_name": HF, "tinker_api_key": "tml-1"},
-            False,
-            True,
-            "embedded",
-        ),  # hosted only when asked for
         ({"model_name": HF, "backend": "embedded", "tinker_api_key": "tml-1"}, False, False, "embedded"),
         (
             {"model_name": HF, "upstream": "http://h:1", "tinker_base_url": "http://h:2"},

@@ -146,6 +146,9 @@ def test_trajectories_as_jsonl_are_whole_and_can_be_filtered(
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["turn_id"] for row in rows] == ["turn-one", "turn-two"]
     assert rows[0]["completion_token_ids"] == [5, 6]
+    assert [one["source"] for one in rows[0]["verdicts"]] == [rows[0]["verdict_source"]]
+    assert rows[0]["verdicts"][0]["detail"] == {}
+    assert (rows[1]["verdicts"], rows[1]["feedback"], rows[1]["drop_detail"]) == ([], [], None)
     main(["trajectories", "--format", "jsonl", "--stage", "recorded", "--home", str(home)])
     assert json.loads(capsys.readouterr().out)["turn_id"] == "turn-two"
     main(["trajectories", "--format", "jsonl", "--session", "unknown", "--home", str(home)])

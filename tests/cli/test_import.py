@@ -94,7 +94,7 @@ def test_an_imported_turn_is_answered_anew_and_one_without_a_hint_is_left(
             ("c", {}),
         )
     )
-    answered, left, same = trainer._answer_imported([with_hint, without, own])
+    answered, left, same = trainer._answer_anew([with_hint, without, own])
     assert answered.prompt_token_ids == own.prompt_token_ids
     assert answered.completion.token_ids
     assert answered.verdict.hint == with_hint.verdict.hint

@@ -1,6 +1,7 @@
-"""What `status` says about requests by API and path."""
+"""What `status` says about requests by API and path, and about versions."""
 
-from cli.live import traffic_lines
+from cli.live import traffic_lines, version_lines
+from store.values import AdapterState, AdapterVersion
 
 
 def test_only_chat_needs_no_line() -> None:
@@ -25,3 +26,16 @@ def test_translated_and_forwarded_requests_are_counted() -> None:
         "forwarded and not recorded: 1 to /v1/audio/speech · 4 to /v1/embeddings, --native-apis is on",
         "hosted tools that were left out: web_search in 2 requests",
     ]
+
+
+def test_a_refused_version_and_the_outcome_of_attestation_are_shown() -> None:
+    refused = AdapterVersion(
+        policy="mine", version=4, path="", content_hash="", parent_version=3, state=AdapterState.REFUSED,
+        reason="the backend serves the base model", method="combine", metrics={}, created_at=0.0,
+    )  # fmt: skip
+    proxy = {"backend": {"attested": {"mine@3": "attested: log-probabilities differ by 0.0001 at most"}}}
+    assert version_lines(proxy, [refused]) == [
+        "mine@4 is refused: the backend serves the base model",
+        "mine@3 is attested: log-probabilities differ by 0.0001 at most",
+    ]
+    assert version_lines(None, []) == version_lines({"backend": {}}, []) == []

@@ -146,3 +146,19 @@ async def test_a_child_that_is_killed_again_and_again_runs_again_each_time(
     assert one.restarts == 4
     os.kill(os.getpid(), signal.SIGTERM)
     assert await running == 0
+
+
+async def test_a_signal_to_the_whole_group_restarts_nothing(
+    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """systemd sends SIGTERM to every process of a unit: the children may end before this process has read its own."""
+    one = child(tmp_path, "recorder")
+    running = asyncio.create_task(_supervise(settings, [one]))
+    await asyncio.to_thread(until, (tmp_path / "recorder.ready").exists, "the child being ready")
+    assert one.process is not None
+    one.process.terminate()
+    await one.process.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == 0
+    assert one.restarts == 0
+    assert "starting it again" not in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -15,11 +16,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from serving.protocol import BackendClient, Capabilities
-from store.errors import AdapterError, UpstreamUnreachable
+from store.errors import AdapterError, AdapterMismatch, UpstreamUnreachable
+from store.manifest import MANIFEST, ModelDigests, build_manifest
 from store.settings import BUILTIN_FOLDER
 from store.values import LogprobMode
 from tests.contract.asking import QUESTION, Completion, ask, body_of, stream
 from tests.contract.backends import POLICY, SLOTS, Backend
+from trainer.attestation import FixedText
 from trainer.policy import LocalPolicy
 
 pytestmark = pytest.mark.slow
@@ -247,6 +250,30 @@ async def test_the_trainer_reads_the_very_log_probabilities_that_were_sampled_wi
     )
     for row, one in enumerate(completion):
         assert one.logprobs == pytest.approx(read[row][mask[row]].tolist(), abs=1e-3)
+
+
+async def test_a_loaded_version_is_attested_and_other_weights_are_refused(
+    engine: BackendClient, adapters: list[Path], tmp_path: Path
+) -> None:
+    policy = LocalPolicy(str(BUILTIN_FOLDER), device="cpu", rank=16, learning_rate=1e-4)
+    text, expected = FixedText(policy), []
+    for published in (adapters[1], adapters[2]):
+        policy.load_version(published)
+        expected.append(text.attest(policy.snapshot(), f"{POLICY}@104"))
+    for number, attestation in zip((105, 106), expected, strict=True):
+        folder = Path(shutil.copytree(adapters[1], tmp_path / str(number)))
+        files = {file: (folder / file).read_bytes() for file in os.listdir(folder)}
+        name = f"{POLICY}@{number}"
+        manifest = build_manifest(files, name=name, model=ModelDigests(), attestation=attestation)
+        (folder / MANIFEST).write_bytes(manifest)
+        if number == 105:
+            outcome = await engine.load_adapter(name, str(folder))
+            assert float(outcome.split("attested: log-probabilities differ by ")[1].split()[0]) < 1e-3
+            await engine.unload_adapter(name)
+        else:
+            with pytest.raises(AdapterMismatch, match="other weights than the trainer published"):
+                await engine.load_adapter(name, str(folder))
+            assert name not in {model.name for model in await engine.models()}
 
 
 async def test_a_name_keeps_its_weights(engine: BackendClient, adapters: list[Path]) -> None:

@@ -1,5 +1,6 @@
 """Who sees what, what a form may do, and that no text of a conversation becomes markup."""
 
+import asyncio
 import re
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from store.keys import KeyFile
 from store.record import Record
 from store.values import Heartbeat
 from tests.dashboard.conftest import HOSTILE, OWNER_KEY, POLICY, sign_in
+from tests.making import make_verdict
 
 PAGES = (
     "/dashboard", "/dashboard/", "/dashboard/versions", "/dashboard/versions/1", "/dashboard/unused", "/dashboard/conversations",
@@ -93,7 +95,7 @@ async def test_another_key_sees_the_counts_of_its_own_turns_and_no_process(
     await record.close()
     await sign_in(page)
     owner = (await page.get("/dashboard/live")).text
-    assert re.findall(r'figure">(\d+)</div><div class="label">(\w+)', owner) == [
+    assert re.findall(r'figure">(\d+)</div><div class="label">(\w+)<', owner) == [
         ("2", "recorded"),
         ("1", "trained"),
     ]
@@ -113,7 +115,10 @@ async def test_another_key_changes_nothing_of_others(
     assert csrf is not None
     for path, form in (
         ("rollback", {"version": "0"}),
+        ("pin", {"version": "1", "stays": "1"}),
+        ("canary", {"version": "1"}),
         ("training", {"paused": "1"}),
+        ("training", {"now": "1"}),
         ("policy", {"policy": POLICY}),
         ("try", {"text": "hi"}),
         ("turns/t1/feedback", {"thumbs": "down"}),
@@ -124,11 +129,23 @@ async def test_another_key_changes_nothing_of_others(
     record = await Record.open(record_url)
     assert (await record.aliases())[POLICY].version == 1
     assert not await record.is_paused()
+    assert (await record.activity()).asked_at == 0
     await record.close()
 
 
 @pytest.mark.parametrize(
-    "path", ["rollback", "training", "policy", "turns/t1/feedback", "turns/t1/forget", "try", "sign-out"]
+    "path",
+    [
+        "rollback",
+        "pin",
+        "canary",
+        "training",
+        "policy",
+        "turns/t1/feedback",
+        "turns/t1/forget",
+        "try",
+        "sign-out",
+    ],
 )
 async def test_an_action_needs_the_cookie_and_the_token_of_the_page(
     page: httpx.AsyncClient, path: str
@@ -159,7 +176,58 @@ async def test_rollback_and_pause_take_effect(page: httpx.AsyncClient, record_ur
     for paused in (True, False):
         await page.post("/dashboard/training", data={"csrf": csrf, "paused": "01"[paused]})
         assert await record.is_paused() is paused
+    await page.post("/dashboard/training", data={"csrf": csrf, "now": "1"})
+    assert (await record.activity()).asked_at > 0
+    assert not await record.is_paused()
     await record.close()
+
+
+async def test_a_version_is_pinned_and_tried_from_its_page(page: httpx.AsyncClient, record_url: str) -> None:
+    await sign_in(page)
+    csrf = await csrf_of(page)
+    record = await Record.open(record_url)
+    for stays, pins in (("1", [1]), ("0", [])):
+        sent = await page.post("/dashboard/pin", data={"csrf": csrf, "version": "1", "stays": stays})
+        assert sent.headers["location"] == "/dashboard/versions/1"
+        assert await record.pins(POLICY) == pins
+    refused = await page.post("/dashboard/canary", data={"csrf": csrf, "version": "1"})
+    assert (refused.status_code, "is live" in refused.text) == (409, True)
+    await page.post("/dashboard/rollback", data={"csrf": csrf, "version": "0"})
+    assert (await page.post("/dashboard/canary", data={"csrf": csrf, "version": "1"})).status_code == 303
+    (release,) = await record.canary_releases(POLICY)
+    assert (release.version, release.baseline_version, release.share) == (1, 0, 0.5)
+    await record.close()
+    for path in ("/dashboard", "/dashboard/versions", "/dashboard/versions/1"):
+        assert "on trial with 50% of the new conversations" in (await page.get(path)).text, path
+
+
+async def test_a_step_shows_its_samples_with_the_votes_and_where_it_ended(
+    page: httpx.AsyncClient, record_url: str
+) -> None:
+    record = await Record.open(record_url)
+    await record.add_verdict(make_verdict("t2", hint=HOSTILE, source="judge", detail={"votes": [-1, 0, -1]}))
+    await record.close()
+    await sign_in(page)
+    shown = (await page.get("/dashboard/steps")).text
+    assert "Sample 1/1" in shown
+    assert re.findall(r"\((done|teacher|gate|training)\)", shown) == ["teacher", "done"]
+    assert "votes -1, 0, -1" in (await page.get("/dashboard/turns/t2")).text
+
+
+async def test_the_process_reports_itself_in_status(page: httpx.AsyncClient, record_url: str) -> None:
+    app = page._transport.app  # type: ignore[attr-defined]
+    async with app.router.lifespan_context(app):
+        record = await Record.open(record_url)
+        for _ in range(1_000):
+            if (beat := await record.beat_of("dashboard")) is not None:
+                break
+            await asyncio.sleep(0.01)
+        assert beat is not None
+        assert beat.state == "running"
+    stopped = await record.beat_of("dashboard")
+    await record.close()
+    assert stopped is not None
+    assert stopped.state == "stopped"
 
 
 async def test_feedback_is_an_entry_of_the_journal(page: httpx.AsyncClient, tmp_path: Path) -> None:

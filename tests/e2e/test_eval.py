@@ -13,6 +13,7 @@ from store.settings import REPOSITORY, child_environment
 
 
 @pytest.mark.slow
+@pytest.mark.long_run
 @pytest.mark.timeout(300)
 def test_eval_starts_its_own_stack_and_repeating_the_command_runs_nothing(tmp_path: Path) -> None:
     command = [

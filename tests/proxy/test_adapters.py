@@ -13,7 +13,8 @@ from typing import Any
 import openai
 import pytest
 
-from store.errors import RecordError
+from store.errors import AdapterMismatch, RecordError
+from store.integrity import readmit_version
 from store.manifest import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -303,6 +304,21 @@ def test_a_version_whose_files_changed_is_refused_and_its_newest_intact_ancestor
     assert changed in refused.reason
     with pytest.raises(RecordError, match="it is refused"):
         rollback(gateway, 3)
+    with pytest.raises(AdapterMismatch):
+        gateway.in_record(lambda record: readmit_version(record, refused))
+    if changed == "added.bin":
+        (tmp_path / "tiny@3" / changed).unlink()
+    else:
+        repaired = make_adapter("tiny", 3, tmp_path, created_at=refused.created_at)  # writes its files again
+        assert repaired.manifest_hash == refused.manifest_hash
+    gateway.in_record(lambda record: readmit_version(record, refused))
+    rollback(gateway, 3)
+    is_live(gateway, 3)
+    again = gateway.in_record(lambda record: record.adapter("tiny", 3))
+    assert (again.state, again.reason) == (
+        AdapterState.PUBLISHED,
+        f"admitted again; it was refused: {refused.reason}",
+    )
 
 
 def test_a_version_from_before_manifests_is_checked_by_its_content_hash(

@@ -252,6 +252,7 @@ async def judged(recorder: TurnRecorder, record: Record, case: Case) -> dict[str
     return {v.turn_id: v.source for v in verdicts if v.source == "rule:retry"}
 
 
+@pytest.mark.long_run  # 200 conversations
 async def test_only_a_person_who_asks_again_and_goes_on_complains(record_url: str) -> None:
     cases = make_cases()
     assert len(cases) == 200

@@ -25,8 +25,9 @@ def test_a_dead_worker_gives_its_turns_back() -> None:
     assert advance(Stage.CLAIMED, Event.RELEASE) is Stage.SCORED
 
 
-def test_training_is_only_undone_for_what_a_person_forgets() -> None:
-    assert set(TRANSITIONS[Stage.TRAINED]) == {Event.FORGET, Event.UNTRAIN}
+def test_training_is_undone_for_what_a_person_forgets_and_goes_on_with_late_words_only() -> None:
+    assert set(TRANSITIONS[Stage.TRAINED]) == {Event.FORGET, Event.UNTRAIN, Event.TEACH_AGAIN}
+    assert sources(Event.TEACH_AGAIN) == (Stage.TRAINED, Stage.DROPPED)
 
 
 @pytest.mark.parametrize("stage", Stage)

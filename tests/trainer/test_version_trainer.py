@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from store.lifecycle import DropReason
+from store.manifest import read_attestation
 from store.settings import read_settings
 from store.values import ScoredTurn
 from tests.trainer.test_worker import ScriptedGate
@@ -51,6 +52,10 @@ def test_a_batch_of_thanks_rehearses_what_was_asked_for(tmp_path: Path) -> None:
     outcome = trainer.attempt(past, [], [], 1)
     assert outcome.written is not None
     assert outcome.metrics["replayed"] == 0
+    attestation = read_attestation(outcome.written.path)
+    assert attestation is not None
+    assert attestation.version != attestation.parent == attestation.base  # made from the base model
+    assert attestation.version == tuple(trainer.policy.trained_logprobs(attestation.token_ids))
     trainer.commit(1)
     assert trainer.remembered == ("past-2",)  # the same words count once
     short = [
@@ -69,7 +74,7 @@ def test_a_batch_of_thanks_rehearses_what_was_asked_for(tmp_path: Path) -> None:
 
 def test_thanks_for_a_reply_that_breaks_a_wish_reinforce_nothing(tmp_path: Path) -> None:
     # At a lower rate the version stays near the base model, whose reply would be stale otherwise.
-    trainer = make_trainer(tmp_path, learning_rate=2e-3)
+    trainer = make_trainer(tmp_path, learning_rate=2e-3, steps_per_batch=1)
     first = complaint(trainer.policy, "first", QUESTIONS[0])
     trainer.attempt([first], [], [], 1)
     trainer.commit(1)
@@ -95,7 +100,7 @@ def test_thanks_for_a_reply_that_breaks_a_wish_reinforce_nothing(tmp_path: Path)
 
 def test_the_rate_of_a_step_is_in_proportion_to_what_its_batch_asks_for(tmp_path: Path) -> None:
     # without a playbook, which would leave out thanks for long replies
-    trainer = make_trainer(tmp_path, learning_rate=1e-3, hint_gate=False)
+    trainer = make_trainer(tmp_path, learning_rate=1e-3, hint_gate=False, steps_per_batch=1)
     one = complaint(trainer.policy, "one", QUESTIONS[0])
     pleased = [thanks(trainer.policy, f"thanks-{i}", QUESTIONS[0]) for i in range(3)]
     recent = [1, -1] * 8  # a mean of 0: thanks have the advantage .3, a complaint with its hint asks for all
@@ -110,7 +115,9 @@ def test_the_rate_of_a_step_is_in_proportion_to_what_its_batch_asks_for(tmp_path
     state = read_state(outcome.written.path)
     assert state["learning_rate"] == pytest.approx(1e-3)  # it is of one batch, and no rate to go on from
 
-    whole = make_trainer(tmp_path / "other", learning_rate=1e-3, rate_by_signal=False, hint_gate=False)
+    whole = make_trainer(
+        tmp_path / "other", learning_rate=1e-3, rate_by_signal=False, hint_gate=False, steps_per_batch=1
+    )
     outcome = whole.attempt(pleased, [], recent, 1)
     assert outcome.metrics["learning_rate"] == pytest.approx(1e-3)
     trainer.attempt(pleased, [], recent, 5)
@@ -156,7 +163,7 @@ def test_where_nothing_passes_the_gate_for_long_each_attempt_begins_nearer_to_th
 
 
 def test_after_a_rollback_the_rejections_before_it_count_no_more(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path)
+    trainer = make_trainer(tmp_path, steps_per_batch=1)
     trainer._gate = ScriptedGate("facts are forgotten")  # type: ignore[assignment]  # same method
     past = [complaint(trainer.policy, "past", QUESTIONS[0])]
     for number in range(1, 5):
@@ -166,7 +173,7 @@ def test_after_a_rollback_the_rejections_before_it_count_no_more(tmp_path: Path)
 
 
 def test_a_method_without_hints_repeats_turns_as_they_were(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, method="rl")
+    trainer = make_trainer(tmp_path, method="rl", steps_per_batch=1)
     few = [thanks(trainer.policy, "a", QUESTIONS[0]), complaint(trainer.policy, "b", QUESTIONS[1])]
     trainer.attempt(few, [], [], 1)
     trainer.commit(1)
@@ -176,7 +183,7 @@ def test_a_method_without_hints_repeats_turns_as_they_were(tmp_path: Path) -> No
 def test_the_teacher_gets_the_wishes_of_earlier_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = make_trainer(tmp_path)
+    trainer = make_trainer(tmp_path, steps_per_batch=2)
     books: list[list[str]] = []
 
     def noted(*given: Any, selection: HintSelection, **more: Any) -> Prepared:
@@ -199,7 +206,7 @@ def test_the_teacher_gets_the_wishes_of_earlier_batches(
     short, spanish = "Too long. Shorter, please.", "Answer in Spanish, please."
     assert books == [[short]] * 2 + [[short, spanish]] * 2
     for given in ({"method": "rl"}, {"hint_gate": False}):
-        other = make_trainer(tmp_path / next(iter(given)), **given)
+        other = make_trainer(tmp_path / next(iter(given)), steps_per_batch=1, **given)
         monkeypatch.undo()
         other.attempt([first], [], [], 1)
         other.commit(1)
@@ -222,6 +229,7 @@ def test_a_batch_of_complaints_that_change_nothing_makes_no_version_and_keeps_wh
     assert all(torch.equal(value, before[name]) for name, value in trainer.policy.snapshot().items())
 
 
+@pytest.mark.long_run  # learns a wish and unlearns it
 def test_a_withdrawn_wish_is_unlearnt_without_a_new_turn(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, anchors=4)
     spanish = [
@@ -277,7 +285,7 @@ def test_past_complaints_are_answered_by_the_policy_of_today_and_their_verdicts_
 def test_a_turn_of_forty_thousand_tokens_is_dropped_and_neither_read_nor_answered_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = make_trainer(tmp_path)
+    trainer = make_trainer(tmp_path, steps_per_batch=1)
     policy = trainer.policy
     first = complaint(policy, "first", QUESTIONS[0])
     trainer.attempt([first], [], [], 1)

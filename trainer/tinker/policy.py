@@ -264,6 +264,22 @@ class TinkerPolicy(Texts):
             raise AlignmentError("a Tinker server tells log-probabilities at temperature 1 only")
         return self._padded_logprobs(self._client(weights), prompts, responses)
 
+    def trained_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probabilities [T - 1] of a text's tokens after the first, by the training client: not by what is sampled from its checkpoint."""
+        targets = np.array(token_ids[1:], dtype=np.int64)
+        inputs = {"target_tokens": targets, "weights": np.ones(len(targets), dtype=np.float32)}
+        datum = types.Datum(
+            model_input=_input(token_ids[:-1]),
+            loss_fn_inputs={name: types.TensorData.from_numpy(value) for name, value in inputs.items()},
+        )
+        (output,) = self.link.wait([self.training().forward([datum], "cross_entropy")])
+        values = [float(value) for value in output.loss_fn_outputs[0]["logprobs"].data]
+        if len(values) != len(targets):
+            raise AlignmentError(
+                f"the Tinker server returned {len(values)} log-probabilities for {len(targets)} targets"
+            )
+        return values
+
     def logprobs_of_version(
         self, path: str, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
     ) -> Tensor:

@@ -10,7 +10,8 @@ import orjson
 
 from store.values import Json
 from wire.api_translation import read_error
-from wire.chat_reply import CallArguments, CallOpened, ChatReplyReader, Part, Reasoning, Refusal, Text
+from wire.chat_reply import CallArguments, CallOpened, Part, Reasoning, Refusal, Text
+from wire.event_synthesizer import EventSynthesizer
 
 _STOP_REASONS = {
     "length": "max_tokens",
@@ -52,7 +53,7 @@ def _overflow(message: str) -> str:
     return f": {found[-1]} tokens > {found[-2]} maximum" if len(found) > 1 else ""
 
 
-class MessageSynthesizer:
+class MessageSynthesizer(EventSynthesizer):
     """Builds one message.
 
     Args:
@@ -62,18 +63,14 @@ class MessageSynthesizer:
     """
 
     def __init__(self, model: str, *, thinks: bool = False, stop_sequences: Sequence[str] = ()) -> None:
+        super().__init__("toolu")
         self._model = model
         self._thinks = thinks
         self._stop_sequences = tuple(stop_sequences)
-        self._reader = ChatReplyReader(fallback_id="toolu")
-        self._turn_id = ""
         self._blocks: list[Json] = []
         self._pieces: list[str] = []  # of the open block
         self._is_open = False
-        self._events: list[bytes] = []
         self._has_begun = False
-
-    # ---- ReplySynthesizer
 
     def begin(self, turn_id: str) -> bytes:
         self._start(turn_id)
@@ -97,41 +94,35 @@ class MessageSynthesizer:
 
     def end(self) -> bytes:
         self._begin(None)
-        self._take(self._reader.finish())
+        return super().end()
+
+    def _emit_closing(self) -> None:
         self._close_block()
         if self._reader.error is not None:
             status = self._reader.error.get("code")
             body = translate_error(
                 status if isinstance(status, int) else 500, orjson.dumps({"error": self._reader.error})
             )
-            self._events.append(b"event: error\ndata: " + body + b"\n\n")
-            return self._flush()
+            self._emit_bytes("error", body)
+            return
         delta = {"stop_reason": self._stop_reason(), "stop_sequence": self._stop_sequence()}
         self._emit("message_delta", delta=delta, usage=_usage(self._reader.usage))
         self._emit("message_stop")
-        return self._flush()
 
-    def whole(self, turn_id: str, reply: Any) -> bytes:
-        self._start(turn_id)
-        self._take(self._reader.feed(reply, part="message") + self._reader.finish())
+    def _finished(self) -> Json:
         self._close_block()
-        message = {
+        return {
             **self._head(),
             "content": self._blocks,
             "stop_reason": self._stop_reason(),
             "stop_sequence": self._stop_sequence(),
             "usage": _usage(self._reader.usage),
         }
-        return orjson.dumps(message)
 
     def error(self, status: int, body: bytes) -> tuple[int, bytes]:
         return status, body  # `translate_error` gives all errors of this API their shape
 
     # ---- the message
-
-    def _start(self, turn_id: str) -> None:
-        self._turn_id = turn_id
-        self._reader.fallback_id = f"toolu_{turn_id.removeprefix('turn_')}"
 
     def _head(self) -> Json:
         return {"id": message_id(self._turn_id), "type": "message", "role": "assistant", "model": self._model}
@@ -192,14 +183,6 @@ class MessageSynthesizer:
             self._delta({"type": "signature_delta", "signature": self._turn_id})
         self._emit("content_block_stop", index=len(self._blocks) - 1)
         self._pieces, self._is_open = [], False
-
-    def _emit(self, kind: str, **fields: Any) -> None:
-        event = orjson.dumps({"type": kind, **fields})
-        self._events.append(b"event: " + kind.encode() + b"\ndata: " + event + b"\n\n")
-
-    def _flush(self) -> bytes:
-        events, self._events = b"".join(self._events), []
-        return events
 
 
 def _input(arguments: str) -> Any:

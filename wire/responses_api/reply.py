@@ -17,13 +17,13 @@ from wire.api_translation import read_error
 from wire.chat_reply import (
     CallArguments,
     CallOpened,
-    ChatReplyReader,
     Part,
     Reasoning,
     Refusal,
     Text,
     completion_parts,
 )
+from wire.event_synthesizer import EventSynthesizer
 from wire.responses_api.items import item_id, seal_reasoning
 
 _ERROR_TYPES = {
@@ -141,7 +141,7 @@ class _OpenItem:
     logprobs: list[Json] = field(default_factory=list)
 
 
-class ResponseSynthesizer:
+class ResponseSynthesizer(EventSynthesizer):
     """Builds one response.
 
     Args:
@@ -154,6 +154,7 @@ class ResponseSynthesizer:
     def __init__(
         self, chat: Json, detail: Json, *, instructions: str | None, created_at: float | None = None
     ) -> None:
+        super().__init__("call")
         self._chat = chat
         self._detail = detail
         self._instructions = instructions
@@ -162,16 +163,11 @@ class ResponseSynthesizer:
         self._namespaces: Json = detail.get("namespaces") or {}
         include = detail.get("include") or ()
         self._seals = "reasoning.encrypted_content" in include
-        self._reader = ChatReplyReader()
-        self._turn_id = ""
         self._response: Json = {}
         self._open: _OpenItem | None = None
         self._number = 0
         self._calls = 0
         self._messages = 0
-        self._events: list[bytes] = []
-
-    # ---- ReplySynthesizer
 
     def begin(self, turn_id: str) -> bytes:
         self._start(turn_id)
@@ -179,21 +175,13 @@ class ResponseSynthesizer:
         self._emit("response.in_progress", response=self._response)
         return self._flush()
 
-    def feed(self, chunk: Any) -> bytes:
-        self._take(self._reader.feed(chunk))
-        return self._flush()
-
-    def end(self) -> bytes:
-        self._take(self._reader.finish())
+    def _emit_closing(self) -> None:
         self._complete(time.time())
         self._emit(f"response.{self._response['status']}", response=self._response)
-        return self._flush()
 
-    def whole(self, turn_id: str, reply: Any) -> bytes:
-        self._start(turn_id)
-        self._take(self._reader.feed(reply, part="message") + self._reader.finish())
+    def _finished(self) -> Json:
         self._complete(time.time())
-        return orjson.dumps(self._response)
+        return self._response
 
     def error(self, status: int, body: bytes) -> tuple[int, bytes]:
         message, code, param = read_error(status, body)
@@ -216,8 +204,7 @@ class ResponseSynthesizer:
     # ---- the response
 
     def _start(self, turn_id: str) -> None:
-        self._turn_id = turn_id
-        self._reader.fallback_id = f"call_{turn_id.removeprefix('turn_')}"
+        super()._start(turn_id)
         self._response = response_object(
             turn_id, self._chat, self._detail, instructions=self._instructions, created_at=self._created_at
         )
@@ -385,13 +372,8 @@ class ResponseSynthesizer:
         self._emit(kind, item_id=opened.item["id"], output_index=opened.index, **fields)
 
     def _emit(self, kind: str, **fields: Any) -> None:
-        event = {"type": kind, "sequence_number": self._number, **fields}
+        super()._emit(kind, sequence_number=self._number, **fields)
         self._number += 1
-        self._events.append(b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(event) + b"\n\n")
-
-    def _flush(self) -> bytes:
-        events, self._events = b"".join(self._events), []
-        return events
 
 
 def _new_part(key: str, text: str, logprobs: list[Json]) -> Json:

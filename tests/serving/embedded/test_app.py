@@ -616,3 +616,34 @@ def test_sigterm_in_the_middle_of_a_stream_tells_the_client_and_ends_cleanly(tin
         version_info = [line for line in queued.iter_lines() if line]
         assert "the engine is stopping" in version_info[-2]
         assert version_info[-1] == "data: [DONE]"
+
+
+async def test_a_prompt_is_scored_as_the_same_tokens_are_when_they_are_sampled(
+    http: httpx.AsyncClient,
+) -> None:
+    """With `echo`, whole and streamed; the prompt is longer than one chunk of a scored prefill."""
+    body: dict[str, Any] = {
+        "model": "tiny", "prompt": "The capital of France", "max_tokens": 80, "temperature": 0, "logprobs": 0,
+        "return_token_ids": True, "ignore_eos": True, "return_tokens_as_token_ids": True,
+    }  # fmt: skip
+    sampled = (await http.post("/v1/completions", json=body)).json()["choices"][0]
+    ids = sampled["prompt_token_ids"] + sampled["token_ids"]
+    asked = {**body, "prompt": ids, "max_tokens": 1, "echo": True}
+    echoed = (await http.post("/v1/completions", json=asked)).json()["choices"][0]
+    columns = echoed["logprobs"]
+    assert columns["tokens"][: len(ids)] == [f"token_id:{token}" for token in ids]
+    assert columns["token_logprobs"][0] is None
+    assert len(columns["token_logprobs"]) == len(columns["text_offset"]) == len(ids) + 1
+    of_reply = columns["token_logprobs"][len(ids) - 80 : len(ids)]
+    assert of_reply == pytest.approx(sampled["logprobs"]["token_logprobs"], abs=1e-3)
+    assert echoed["text"].startswith("The capital of France")
+    events = (await http.post("/v1/completions", json={**asked, "stream": True})).text
+    first = json.loads(events.split("data: ", 2)[1])["choices"][0]["logprobs"]
+    assert first["tokens"][: len(ids)] == columns["tokens"][: len(ids)]
+    assert first["token_logprobs"][1 : len(ids)] == pytest.approx(
+        columns["token_logprobs"][1 : len(ids)], abs=1e-5
+    )
+    two = (await http.post("/v1/completions", json={**asked, "n": 2})).json()["choices"]
+    assert [choice["logprobs"]["token_logprobs"][1:5] for choice in two] == [
+        columns["token_logprobs"][1:5]
+    ] * 2

@@ -33,7 +33,11 @@ def test_what_agrees_nowhere_is_not_guessed(
 def test_missing_features_are_refused_with_a_reason() -> None:
     full = ServerFeatures(mode="raw_logprobs", prompt_logprobs=True, top_logprobs=True)
     poor = ServerFeatures(mode=None, prompt_logprobs=False, top_logprobs=False)
-    assert poor.limits.unsupported - full.limits.unsupported == {"top_logprobs", "forced_call"}
+    assert poor.limits.unsupported - full.limits.unsupported == {
+        "top_logprobs",
+        "forced_call",
+        "prompt_logprobs",
+    }
     assert "logit_bias" in full.limits.unsupported
     assert len(poor.notes) == len(full.notes) + 3
     assert any("token stream" in note for note in full.notes)

@@ -86,9 +86,10 @@ class ScriptedBackend:
             raise UpstreamUnreachable("no server answers at scripted")
         return (ServedModel(name="m"),)
 
-    async def load_adapter(self, name: str, path: str) -> None:
+    async def load_adapter(self, name: str, path: str) -> str:
         self._require_awake()
         self.commands.append(f"load {name}")
+        return ""
 
     async def unload_adapter(self, name: str) -> None:
         self._require_awake()

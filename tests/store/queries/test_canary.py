@@ -105,3 +105,18 @@ async def test_pins_are_kept_by_policy_and_only_for_versions_with_files(record: 
     with pytest.raises(RecordError, match="no version 9"):
         await record.pin(POLICY, 9, stays=True)
     assert (await record.adapters(POLICY))[1].state is AdapterState.PRUNED
+
+
+async def test_a_person_tries_a_published_version_again_and_again(record: Record) -> None:
+    await publish(record, 1)
+    await publish(record, 2)
+    for version, reason in ((2, "is live"), (9, "has no version 9")):
+        with pytest.raises(RecordError, match=reason):
+            await record.try_version(POLICY, version, share=0.5)
+    for _ in range(2):
+        await record.try_version(POLICY, 1, share=0.5, now=10.0)
+        moves, (release,) = await record.routes()
+        assert moves[POLICY].version == 2
+        assert (release.version, release.baseline_version, release.share) == (1, 2, 0.5)
+        assert await record.settle_release(release, ReleaseStage.ROLLED_BACK, numbers={}, reason="worse")
+    assert await stages(record) == [(1, ReleaseStage.ROLLED_BACK)]

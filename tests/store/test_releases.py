@@ -7,8 +7,8 @@ import pytest
 
 from cli.commands import ranges
 from cli.main import main
-from cli.releases import number_lines, sentence
 from store.record import Record
+from store.releases import number_lines, sentence
 from store.values import CanaryRelease, ReleaseStage
 from tests.cli.test_commands import POLICY as CLI_POLICY
 from tests.cli.test_commands import fill

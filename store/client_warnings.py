@@ -1,4 +1,4 @@
-"""Clients whose traffic looks wrong, for `clients` and `status`. Pure: values in, sentences out.
+"""Clients whose traffic looks wrong, for `clients`, `status` and the web page. Pure: values in, sentences out.
 
 A client of which nothing can be learned is named here while its user can still mend it.
 """

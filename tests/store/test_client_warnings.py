@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cli import clients
 from cli.main import main
 from migrations import upgrade
+from store import client_warnings as clients
 from store.drop_reasons import sentence_of
 from store.lifecycle import DropReason
 from store.record import Record
