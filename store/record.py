@@ -518,6 +518,10 @@ class Record:
         """
         await self._database.write(person.rollback, policy, version, actor=actor, now=_now(now))
 
+    async def readmit(self, policy: str, version: int, *, reason: str) -> None:
+        """Let a refused version serve again; see `store.integrity.readmit_version`."""
+        await self._database.write(person.readmit, policy, version, reason=reason)
+
     async def refuse(
         self,
         policy: str,

@@ -162,6 +162,16 @@ def rollback(
     )
 
 
+def readmit(connection: sa.Connection, policy: str, version: int, *, reason: str) -> None:
+    """Let a refused version serve again."""
+    c = schema.adapters.c
+    connection.execute(
+        sa.update(schema.adapters)
+        .where(c.policy == policy, c.version == version, c.state == AdapterState.REFUSED.value)
+        .values(state=AdapterState.PUBLISHED.value, reason=reason)
+    )
+
+
 def refuse(
     connection: sa.Connection,
     policy: str,
