@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -31,7 +32,14 @@ from tests.proxy.upstream import Upstream, free_socket, running
 
 def make_adapter(policy: str, version: int, parent: Path, *, created_at: float) -> AdapterVersion:
     """Return a version whose files, with a manifest, are in a folder of ``parent``, where that exists."""
-    files = {ADAPTER_CONFIG: b"{}", ADAPTER_WEIGHTS: f"weights of {policy}@{version}".encode()}
+    data = f"weights of {policy}@{version}".encode()
+    head = json.dumps(
+        {"note": {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}}
+    ).encode()
+    files = {
+        ADAPTER_CONFIG: b'{"peft_type": "LORA", "r": 1}',
+        ADAPTER_WEIGHTS: len(head).to_bytes(8, "little") + head + data,
+    }
     manifest = build_manifest(files, name=f"{policy}@{version}", model=ModelDigests())
     folder = parent / f"{policy}@{version}"
     if parent.exists():
