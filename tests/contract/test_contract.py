@@ -326,8 +326,8 @@ async def test_a_wrong_request_is_refused_and_does_no_harm(engine: BackendClient
     assert (await ask(engine, body_of())).status == 200
 
 
-async def test_a_prompt_beyond_the_context_is_refused(engine: BackendClient) -> None:
-    completion = await ask(engine, body_of("word " * 5000))
+async def test_a_prompt_beyond_the_context_is_refused(engine: BackendClient, able: Capabilities) -> None:
+    completion = await ask(engine, body_of("word " * (able.max_model_len or 5000)))
     assert completion.status == 400
     assert completion.error
 
