@@ -238,6 +238,10 @@ def _add_control_commands(command: _AddCommand) -> None:
     train = command("train", "train what is scored now, whatever --train-when and --batch-size say")
     train.add_argument("--now", action="store_true", required=True, help="begin now")
     command("recover", "salvage a damaged record into a fresh file; Patina must be stopped")
+    backup = command("backup", "record, journal, versions and keys in one file; Patina may run")
+    backup.add_argument("file", type=Path, metavar="FILE", help="a new file")
+    restore = command("restore", "put a home back from a backup; Patina must be stopped")
+    restore.add_argument("file", type=Path, metavar="FILE", help="what `backup` wrote")
     page = command("open", "print a link that signs you in to the web page, and open it in a browser")
     page.add_argument(
         "--browser", action=argparse.BooleanOptionalAction, default=True, help="open the link in a browser"

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cli.backup import backup, restore
 from cli.compare import compare
 from cli.conflicts import conflict_lines, find_conflicts
 from cli.forget import forget, verify_receipt
@@ -39,7 +40,7 @@ from store import client_warnings, releases
 from store.catch_up import SILENT_S
 from store.drop_reasons import sentence_of
 from store.errors import AdapterError, ConfigError, RecordError
-from store.integrity import check_adapter
+from store.integrity import check_adapter, readmit_version
 from store.lifecycle import DropReason, Stage
 from store.policies import policies_of
 from store.processes import is_alive
@@ -534,6 +535,9 @@ def _turn_json(turn: ScoredTurn) -> Json:
 async def _rollback(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
     start = time.monotonic()
     policy = await chosen_policy(record, settings, arguments)
+    adapter = await record.adapter(policy, arguments.version)
+    if adapter is not None and adapter.state is AdapterState.REFUSED:
+        await readmit_version(record, adapter)  # its files may have been restored
     await record.rollback(policy, arguments.version)
     name = adapter_name(policy, arguments.version) if arguments.version else f"{policy} without adapter"
     while (serving := await _serving(record, settings, policy)) is not None and serving != arguments.version:
@@ -661,4 +665,6 @@ COMMANDS: dict[str, Command] = {
     "import": import_turns,
     "compare": compare,
     "recover": recover,
+    "backup": backup,
+    "restore": restore,
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 _WIDTH, _HEIGHT = 720, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 12, 34
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 12, 34
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def share_chart(shares: Sequence[Share], *, title: str) -> str:
         )
     points = " ".join(f"{x(i):.1f},{y(one.value):.1f}" for i, one in enumerate(shares))
     parts.append(f'<polyline class="line" points="{points}"/>')
-    every = math.ceil(len(shares) / 12)
+    every = math.ceil(len(shares) / 6)
     for index, one in enumerate(shares):
         parts.append(
             f'<line class="interval" x1="{x(index):.1f}" x2="{x(index):.1f}" y1="{y(one.low):.1f}" y2="{y(one.high):.1f}"/>'

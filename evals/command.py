@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from evals.client import stored_key, with_v1
-from evals.console import table_console
+from evals.console import PlainConsole, table_console
 from evals.experiment import (
     RUNS_FILE,
     Case,
@@ -313,7 +313,7 @@ class ProgressReporter:
     """Progress bars on a terminal, plain lines anywhere else; an `evals.experiment.Observer`."""
 
     def __init__(self, total: int, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False)
+        self._console = console or PlainConsole(highlight=False)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

@@ -44,10 +44,12 @@ from proxy.endpoints import (
     CONVERSATIONS,
     COUNT,
     FEEDBACK,
+    FEEDBACK_STATE,
     FORWARDED_PREFIX,
     HEALTH,
     HEALTH_DETAIL,
     JOBS,
+    LORA,
     MESSAGES,
     MODEL,
     MODELS,
@@ -63,8 +65,11 @@ from proxy.endpoints import (
     is_messages_path,
 )
 from proxy.feedback import FeedbackBody, parse_feedback
+from proxy.feedback_batch import BatchBody, FeedbackBatches, is_batch, parse_batch
 from proxy.fine_tuning import FineTuningJobs
 from proxy.heap import trim_heap
+from proxy.item_pages import read_query
+from proxy.lora import LoraPaths
 from proxy.pages import DASHBOARD, is_page_path, wants_page
 from proxy.relay import BACKEND_WAIT_S, JOURNAL_WAIT_S, ChatRelay, Counters, PassThrough
 from proxy.store_state import add_up, describe_store
@@ -92,8 +97,9 @@ from store.values import (
     new_feedback_id,
 )
 from store.version import VERSION
+from wire.api_translation import Untranslatable
 from wire.error_codes import rewrite_error
-from wire.headers import Headers, content_length, get_header
+from wire.headers import content_length, get_header
 from wire.messages_api.reply import translate_error
 from wire.responses_api.items import turn_of
 
@@ -204,11 +210,22 @@ class Proxy:
         )
         self._native_apis = native_apis
         self._apis = ApiRelay(self._chat, backend, self._alias, self._record, journal, is_local=is_local)
+        self._lora = LoraPaths(self._record, self._alias, policy)
+        self._batches = self._make_batches()
         self._stored = StoredCompletions(self._record, journal, self._append_feedback)
         self._jobs = FineTuningJobs(self._record, self._alias, policy, created_at=self._started)
         self._forgetting = forgetting
         self._feedback_keys: dict[str, None] = {}  # of the newest feedback that may not be recorded yet
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _make_batches(self) -> FeedbackBatches:
+        return FeedbackBatches(
+            self._record,
+            self._lora,
+            find_turn=self._find_turn,
+            append=self._append_feedback,
+            why_untrained=self._why_untrained,
+        )
 
     def _has_one_policy(self) -> bool:
         return isinstance(self._keys, str) or self._keys.is_shared
@@ -446,7 +463,12 @@ class Proxy:
         elif endpoint is STATUS:
             await send_json(send, 200, await self._status(principal))
         elif endpoint is FEEDBACK:
-            await self._feedback(scope["headers"], receive, send, principal)
+            await self._feedback(scope, receive, send, principal)
+        elif endpoint is FEEDBACK_STATE:
+            poll = self._batches.poll(path.removeprefix(FEEDBACK_STATE.path[:-1]), principal)
+            await self._answer_batch(send, _with_status(200, poll))
+        elif endpoint is LORA:
+            await self._lora(scope, receive, send, principal=principal, path=path)
         elif endpoint is MODELS:
             await send_json(send, 200, {"object": "list", "data": await self._model_cards(principal)})
         elif endpoint is MODEL:
@@ -623,16 +645,35 @@ class Proxy:
         live = next((one.version for one in served if one.policy == policy), BASE_VERSION)
         await send_json(send, 200, self._model_card(name, policy, live if version is None else version))
 
-    async def _feedback(self, headers: Headers, receive: Receive, send: Send, principal: Principal) -> None:
+    async def _answer_batch(self, send: Send, work: Awaitable[tuple[int, Json]]) -> None:
         try:
-            raw = await read_body(receive, content_length(headers))
+            status, answer = await work
+        except Untranslatable as exc:
+            await send_error(send, exc.status, str(exc), code=exc.code, param=exc.param)
+        except (RecordError, OSError) as exc:
+            await self._refuse_feedback(send, exc)
+        else:
+            await send_json(send, status, answer)
+
+    async def _submit_batch(self, body: Json, scope: Scope, principal: Principal) -> tuple[int, Json]:
+        waits = read_query(scope.get("query_string") or b"").get("wait") == "true"
+        batch: BatchBody = parse_batch(body)
+        return await self._batches.submit(batch, principal, waits=waits)
+
+    async def _feedback(self, scope: Scope, receive: Receive, send: Send, principal: Principal) -> None:
+        try:
+            raw = await read_body(receive, content_length(scope["headers"]))
         except ClientDisconnected:
             return
         except BodyTooLarge:
             await send_error(send, 413, "The request body is larger than 64 MB.", code="request_too_large")
             return
         try:
-            body = parse_feedback(orjson.loads(raw))
+            given = orjson.loads(raw)
+            if is_batch(given):
+                await self._answer_batch(send, self._submit_batch(given, scope, principal))
+                return
+            body = parse_feedback(given)
         except orjson.JSONDecodeError:
             await send_error(send, 400, "The body is not valid JSON.")
             return
@@ -646,18 +687,21 @@ class Proxy:
                 return
             status = await self._append_feedback(principal.key_name, turn_id, body)
         except (RecordError, OSError) as exc:
-            log.warning("feedback was not recorded: %s", exc)
-            await send_error(
-                send,
-                503,
-                f"The feedback cannot be kept now: {exc}. Retry the request.",
-                kind="server_error",
-                headers=[(b"retry-after", b"1")],
-            )
+            await self._refuse_feedback(send, exc)
             return
         reason = await self._why_untrained(turn_id, body)
         answer = {} if reason is None else {"trains": False, "reason": reason}
         await send_json(send, 200, {"status": status, "turn_id": turn_id, **answer})
+
+    async def _refuse_feedback(self, send: Send, exc: Exception) -> None:
+        log.warning("feedback was not recorded: %s", exc)
+        await send_error(
+            send,
+            503,
+            f"The feedback cannot be kept now: {exc}. Retry the request.",
+            kind="server_error",
+            headers=[(b"retry-after", b"1")],
+        )
 
     async def _why_untrained(self, turn_id: str, body: FeedbackBody) -> str | None:
         """Return why no version learns from this feedback: its turn's stage, or why that was dropped; None: one may."""
@@ -696,7 +740,9 @@ class Proxy:
             raise RecordUnavailable("turns wait to be recorded, and the turn may be among them")
         return turn_id
 
-    async def _append_feedback(self, key_name: str, turn_id: str, body: FeedbackBody) -> str:
+    async def _append_feedback(
+        self, key_name: str, turn_id: str, body: FeedbackBody, feedback_id: str = ""
+    ) -> str:
         """Append feedback to the journal, behind its turn; returns "recorded" or "duplicate". Raises: OSError, RecordError."""
         given = body.idempotency_key or digest("content", turn_id, repr(body.score), body.text)
         key = f"{key_name}:{given}"
@@ -707,7 +753,7 @@ class Proxy:
             return "duplicate"
         self._feedback_keys[key] = None
         feedback = Feedback(
-            feedback_id=new_feedback_id(),
+            feedback_id=feedback_id or new_feedback_id(),
             turn_id=turn_id,
             score=body.score,
             text=body.text,
@@ -722,6 +768,10 @@ class Proxy:
         while len(self._feedback_keys) > _MAX_FEEDBACK_KEYS:
             del self._feedback_keys[next(iter(self._feedback_keys))]
         return "recorded"
+
+
+async def _with_status(status: int, work: Awaitable[Json]) -> tuple[int, Json]:
+    return status, await work
 
 
 def _target_of(scope: Scope) -> str:

@@ -126,6 +126,16 @@ STATUS = Endpoint(
 FEEDBACK = Endpoint(
     method="POST", path="/v1/feedback", summary="explicit feedback on a turn (fields below); idempotent"
 )
+FEEDBACK_STATE = Endpoint(
+    method="GET", path="/v1/feedback/*", summary="what became of a batch of feedback, by its `request_id`"
+)
+LORA = Endpoint(
+    method="any",
+    path="/v1/lora*",
+    summary="as in CLaaS: `POST /v1/lora/init` binds a `lora_id` to the policy of the key, `GET /v1/lora?prefix=` lists, `DELETE "
+    "/v1/lora?lora_id=` removes it and makes the base model live, `GET /v1/lora/export?lora_id=[&version=]` returns a zip for PEFT and vLLM",
+    is_local_only=True,
+)
 MODELS = Endpoint(
     method="GET",
     path="/v1/models",
@@ -156,6 +166,8 @@ ENDPOINTS = (
     ROOT,
     STATUS,
     FEEDBACK,
+    FEEDBACK_STATE,
+    LORA,
     MODELS,
     MODEL,
 )
@@ -176,6 +188,13 @@ REQUEST_HEADERS: Mapping[str, str] = {
 RESPONSE_HEADERS: Mapping[str, str] = {
     "x-patina-turn": "the turn's id, for `/v1/feedback` and `explain`",
     "x-request-id": "the same id, where the backend sends none of its own",
+}
+
+#: Fields of a batch of feedback (CLaaS).
+BATCH_FIELDS: Mapping[str, str] = {
+    "requests": "1 to 64 items: the fields above, and `lora_id`, the same in each (also `response_id`, `training`)",
+    "orchestration": "`sleep_before`, `wake_after`, `wake_on_failure`, `sleep_level`: read, and named in `ignored`",
+    "?wait=true": "in the query: the answer comes after the step (at most 600 s): status 200 with `distill_result`, `timing_ms`",
 }
 
 #: Fields of a feedback body.

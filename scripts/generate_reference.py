@@ -15,6 +15,7 @@ from typing import Any
 
 from cli.arguments import build_parser
 from proxy.endpoints import (
+    BATCH_FIELDS,
     ENDPOINTS,
     FEEDBACK_FIELDS,
     FORWARDED_PREFIX,
@@ -129,6 +130,13 @@ The body of `POST /v1/feedback` is a JSON object. It names a turn and gives a sc
 {_pairs(FEEDBACK_FIELDS)}
 
 The answer is `{{"status": "recorded" | "duplicate", "turn_id": …}}`.
+
+A batch is `{{"requests": […], "orchestration": {{…}}}}`. The answer is 202 with `{{"status": "queued", "request_id", "lora_id", "batch_size"}}`, or
+`"status": "noted"` with `why` where no version learns from it.
+
+| field | meaning |
+|---|---|
+{_pairs(BATCH_FIELDS)}
 
 ## Errors of the proxy
 

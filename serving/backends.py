@@ -10,6 +10,7 @@ from serving.replicas import ReplicatedBackend
 from serving.vllm.engine import VllmBackend
 from serving.vllm.gpu_sharing import GpuSharingBackend
 from serving.vllm.model_folder import read_model_facts
+from store.errors import ConfigError
 from store.settings import Settings
 
 #: A restarted vLLM needs this long to load its model, and longer where it compiles kernels. Requests wait for it as long as usual clients
@@ -25,11 +26,13 @@ def make_backend_client(settings: Settings, urls: Sequence[str], *, is_local: bo
         is_local: Patina manages the backend and loads its adapters; otherwise it is a remote endpoint.
 
     Raises:
-        ConfigError: the model does not exist, or the backend's secret cannot be read.
+        ConfigError: the model does not exist, the backend's secret cannot be read, or this backend has no replicas.
     """
     if not is_local:
         return HttpBackend(urls[0], api_key=settings.upstream_api_key, speaks_vllm=False)
     if settings.backend != "vllm":
+        if len(urls) > 1:
+            raise ConfigError(f"several backends at once need --backend vllm, not {settings.backend}")
         return HttpBackend(urls[0], api_key=settings.backend_key)
     facts = read_model_facts(settings.model_path)
     engines = [

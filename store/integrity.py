@@ -1,4 +1,4 @@
-"""Refuse a version that is not what the trainer made, and make the newest intact ancestor live."""
+"""Refuse a version that is not what the trainer made, make the newest intact ancestor live, and admit a repaired version again."""
 
 from __future__ import annotations
 
@@ -49,6 +49,19 @@ async def refuse_version(record: Record, adapter: AdapterVersion, reason: str) -
     else:
         version = BASE_VERSION
     return await record.refuse(adapter.policy, adapter.version, reason=reason, ancestor=version, actor=ACTOR)
+
+
+async def readmit_version(record: Record, adapter: AdapterVersion) -> None:
+    """Let a refused version serve again whose files are what was published. Whatever loads it checks it, and attests it, again.
+
+    Raises:
+        AdapterError: they still are not, or are missing.
+        RecordError: the record is unavailable.
+    """
+    await asyncio.to_thread(check_adapter, adapter)
+    await record.readmit(
+        adapter.policy, adapter.version, reason=f"admitted again; it was refused: {adapter.reason}"
+    )
 
 
 def _is_intact(adapter: AdapterVersion) -> bool:

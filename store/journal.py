@@ -111,7 +111,7 @@ class _Segment:
     @property
     def is_recorded(self) -> bool:
         """Whether the recorder removed it, and no other program."""
-        return os.fstat(self.file).st_mode & 0o777 == _RECORDED_MODE
+        return is_marked_recorded(self.file)
 
 
 class JournalWriter:
@@ -421,6 +421,10 @@ def is_rewritten(name: str) -> bool:
 def mark_recorded(file: int) -> None:
     """Mark an open segment as recorded, before it is removed: its writer then does not write it again."""
     os.fchmod(file, _RECORDED_MODE)
+
+
+def is_marked_recorded(file: int) -> bool:
+    return os.fstat(file).st_mode & 0o777 == _RECORDED_MODE
 
 
 def journal_bytes(folder: Path) -> int:

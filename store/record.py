@@ -518,6 +518,10 @@ class Record:
         """
         await self._database.write(person.rollback, policy, version, actor=actor, now=_now(now))
 
+    async def readmit(self, policy: str, version: int, *, reason: str) -> None:
+        """Let a refused version serve again; see `store.integrity.readmit_version`."""
+        await self._database.write(person.readmit, policy, version, reason=reason)
+
     async def refuse(
         self,
         policy: str,
@@ -552,6 +556,22 @@ class Record:
     async def paused_policies(self) -> list[str]:
         """Return the policies that are paused one by one."""
         return await self._database.read(person.paused_policies)
+
+    async def lora_names(self) -> dict[str, dict[str, str]]:
+        """Return the policies by the names that clients gave them, by key (CLaaS's `lora_id`)."""
+        return await self._database.read(person.lora_names)
+
+    async def bind_lora(self, key_name: str, name: str, policy: str, *, most: int) -> bool:
+        """Bind a name of a key to a policy; False, with nothing written, when the key has ``most`` names."""
+        return await self._database.write(person.bind_lora, key_name, name, policy, most, _now(None))
+
+    async def unbind_lora(self, key_name: str, name: str) -> str | None:
+        """Remove a name of a key; returns the policy that it meant, or None."""
+        return await self._database.write(person.unbind_lora, key_name, name, _now(None))
+
+    async def feedback_turns(self, feedback_ids: Sequence[str]) -> list[str]:
+        """Return the turns that recorded feedback is about, in the order of its ids."""
+        return await self._database.read(proxy.feedback_turns, feedback_ids)
 
     async def try_version(self, policy: str, version: int, *, share: float, now: float | None = None) -> None:
         """Begin a canary release: a published version serves a share of the new conversations.

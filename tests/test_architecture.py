@@ -1,6 +1,7 @@
 """Layers, owners of libraries, and pure modules. Imports inside functions count."""
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -58,7 +59,7 @@ LAYERS = {
         "store",
     },  # of recorder only MODULES_ALLOWED
     "cli": {"cli", "dashboard", "evals", "recorder", "scorers", "migrations", "store", "serving"},
-    "scripts": {"scripts", "cli", "proxy", "store"},  # what the generated reference is made from
+    "scripts": {"scripts", "evals", "cli", "proxy", "store"},  # what the generated reference is made from
     "run": {"cli"},
 }
 #: (package, package) -> the only modules of the second that the first may import.
@@ -401,3 +402,11 @@ def test_no_function_has_more_branches_than_the_limit() -> None:
         check=False,
     )
     assert (found.returncode, found.stdout + found.stderr) == (0, "")
+
+
+def test_commands_print_by_the_console_that_strips_control_characters() -> None:
+    """Texts of clients and models must not move the cursor or rename the window of who reads them."""
+    plain = re.compile(r"(?<!Plain)Console\(")
+    sources = [path for folder in ("cli", "evals") for path in (ROOT / folder).rglob("*.py")]
+    made = [str(path) for path in sources if plain.search(path.read_text(encoding="utf-8"))]
+    assert [path for path in made if not path.endswith("evals/console.py")] == []

@@ -162,6 +162,16 @@ def rollback(
     )
 
 
+def readmit(connection: sa.Connection, policy: str, version: int, *, reason: str) -> None:
+    """Let a refused version serve again."""
+    c = schema.adapters.c
+    connection.execute(
+        sa.update(schema.adapters)
+        .where(c.policy == policy, c.version == version, c.state == AdapterState.REFUSED.value)
+        .values(state=AdapterState.PUBLISHED.value, reason=reason)
+    )
+
+
 def refuse(
     connection: sa.Connection,
     policy: str,
@@ -216,6 +226,36 @@ def paused_policies(connection: sa.Connection) -> list[str]:
     """Return the policies that are paused one by one."""
     found: list[str] = json.loads(control(connection, "paused_policies") or "[]")
     return found
+
+
+def lora_names(connection: sa.Connection) -> dict[str, dict[str, str]]:
+    """Return the policies by the names that clients gave them, by key (CLaaS's `lora_id`)."""
+    found: dict[str, dict[str, str]] = json.loads(control(connection, "lora_names") or "{}")
+    return found
+
+
+def bind_lora(
+    connection: sa.Connection, key_name: str, name: str, policy: str, most: int, now: float
+) -> bool:
+    """Bind a name of a key to a policy; False, with nothing written, when the key has ``most`` names."""
+    every = lora_names(connection)
+    mine = every.setdefault(key_name, {})
+    if name not in mine and len(mine) >= most:
+        return False
+    mine[name] = policy
+    value = {"name": "lora_names", "value": json.dumps(every), "at": now}
+    upsert(connection, schema.controls, value, ["name"])
+    return True
+
+
+def unbind_lora(connection: sa.Connection, key_name: str, name: str, now: float) -> str | None:
+    """Remove a name of a key; returns the policy that it meant, or None."""
+    every = lora_names(connection)
+    policy = every.get(key_name, {}).pop(name, None)
+    if policy is not None:
+        value = {"name": "lora_names", "value": json.dumps(every), "at": now}
+        upsert(connection, schema.controls, value, ["name"])
+    return policy
 
 
 def try_version(connection: sa.Connection, policy: str, version: int, share: float, now: float) -> None:

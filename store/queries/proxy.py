@@ -103,6 +103,15 @@ def add_feedback(connection: sa.Connection, feedback: Feedback) -> bool:
     return True
 
 
+def feedback_turns(connection: sa.Connection, feedback_ids: Sequence[str]) -> list[str]:
+    """Return the turns that recorded feedback is about, in the order of its ids."""
+    f = schema.feedback.c
+    rows = connection.execute(
+        sa.select(f.turn_id).where(f.feedback_id.in_(feedback_ids)).order_by(f.feedback_id)
+    )
+    return list(rows.scalars())
+
+
 def heartbeat(connection: sa.Connection, beat: Heartbeat) -> None:
     """Say that a process lives and what it does; its row is its own."""
     values = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -12,11 +10,7 @@ import pytest
 
 from cli.main import main
 from cli.supervisor import hold_home
-from evals.traffic import draft_of, parse_line
-from migrations import upgrade
-from recorder.turn_recorder import TurnRecorder
-from store.record import Record
-from store.settings import read_settings
+from tests.cli.recorded_home import dump_record, fill_home
 
 TURNS = 400
 
@@ -24,35 +18,7 @@ TURNS = 400
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A home whose record has `TURNS` turns in conversations of two."""
-    url = read_settings({"home": tmp_path}).database_url
-    upgrade(url)
-
-    async def fill() -> None:
-        record = await Record.open(url)
-
-        async def open_record() -> Record:
-            return record
-
-        recorder = TurnRecorder(open_record)
-        captures = []
-        for number in range(TURNS):
-            question = {"role": "user", "content": f"question {number // 2}: " + f"word{number // 2} " * 40}
-            answer = {"role": "assistant", "content": f"answer {number // 2}: " + "text " * 40}
-            messages = (
-                [question] if number % 2 == 0 else [question, answer, {"role": "user", "content": "thanks"}]
-            )
-            line = {
-                "seq": number + 1, "time": 1e9 + number, "body": {"model": "m", "messages": messages},
-                "response": {"choices": [{"index": 0, "message": answer, "finish_reason": "stop"}]},
-            }  # fmt: skip
-            captured = draft_of(parse_line(json.dumps(line).encode(), "test", number + 1))
-            assert captured is not None
-            captures.append(captured)
-        for start in range(0, TURNS, 100):
-            await recorder.write(captures[start : start + 100])
-        await record.close()
-
-    asyncio.run(fill())
+    fill_home(tmp_path, TURNS)
     return tmp_path
 
 
@@ -92,16 +58,10 @@ def test_unreadable_pages_cost_only_their_rows(home: Path, capsys: pytest.Captur
 
 def test_a_whole_record_is_copied_whole(home: Path) -> None:
     path = home / "patina.db"
-    before = dump(path)
+    before = dump_record(path)
     assert run(home, "recover") == 0
-    assert dump(path) == before
+    assert dump_record(path) == before
     assert run(home, "verify") == 0
-
-
-def dump(path: Path) -> dict[str, list[str]]:
-    tables = ("messages", "nodes", "turns", "turn_states", "next_states")
-    with closing(sqlite3.connect(path)) as database:
-        return {name: sorted(map(str, database.execute(f"SELECT * FROM {name}"))) for name in tables}
 
 
 def test_a_truncated_record_is_refused_at_the_start_with_the_way_out_and_salvaged(

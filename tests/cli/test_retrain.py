@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from cli.retrain import changed_settings
+from cli.retrain import _score_again, changed_settings
 from migrations import upgrade
 from store.record import Record
 from store.settings import read_settings
@@ -54,6 +54,21 @@ def test_a_lineage_or_turn_that_is_not_there_is_an_error(
     ):
         assert run(home, *arguments) == 2
         assert message in capsys.readouterr().err
+
+
+async def test_scored_again_the_turns_of_a_lineage_get_todays_verdicts_and_the_record_keeps_its_own(
+    record: Record,
+) -> None:
+    await fill(record)
+    await train(record, 1, "one")
+    steps = await record.lineage("patina-tiny", 1)
+    settings = read_settings({"served_model_name": "patina-tiny"})
+    found = await _score_again(record, settings, steps)
+    assert list(found) == ["one"]
+    assert (found["one"]["value"], found["one"]["hint"]) == (-1, "Shorter please!")  # the hint was "shorter"
+    assert found["one"]["wishes"] == ["shorter"]
+    (kept,) = await record.scored_turns(["one"])
+    assert kept.verdict.hint == "shorter"
 
 
 @pytest.mark.long_run  # starts a trainer process

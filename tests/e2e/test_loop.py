@@ -10,6 +10,8 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,9 +61,9 @@ def rows(stack: Stack, where: str = "1", *values: object) -> list[dict[str, Any]
         connection.close()
 
 
-def command(stack: Stack, *argv: str) -> subprocess.CompletedProcess[str]:
+def command(stack: Stack, *argv: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "run.py", *argv, "--home", str(stack.home)],
+        [sys.executable, "run.py", *argv, "--home", str(home or stack.home)],
         cwd=REPOSITORY,
         env=child_environment(),
         capture_output=True,
@@ -228,3 +230,39 @@ def test_the_record_verifies_and_each_dropped_turn_has_a_reason(stack: Stack, cl
     done = command(stack, "verify")
     assert done.returncode == 0, done.stdout
     assert all(row["drop_reason"] for row in rows(stack, "stage = 'dropped'"))
+
+
+def test_a_backup_of_the_running_home_is_restored_with_its_turns_and_versions(
+    stack: Stack, tmp_path: Path
+) -> None:
+    before = rows(stack)
+    made = command(stack, "backup", str(tmp_path / "backup"))
+    assert made.returncode == 0, made.stderr
+    home = tmp_path / "restored"
+    for argv in (["restore", str(tmp_path / "backup")], ["verify"]):
+        done = command(stack, *argv, home=home)
+        assert done.returncode == 0, done.stdout + done.stderr
+    with closing(sqlite3.connect(home / "patina.db")) as copy:
+        ids = {row[0] for row in copy.execute("SELECT turn_id FROM trajectories")}
+        paths = [Path(row[0]) for row in copy.execute("SELECT path FROM adapters WHERE state = 'published'")]
+    assert paths
+    assert all(path.is_relative_to(home) and path.is_dir() for path in paths)
+    assert {row["turn_id"] for row in before} <= ids
+    assert (home / "api_key").read_text(encoding="utf-8").strip() == stack.key
+
+
+@pytest.mark.long_run  # starts a second stack
+def test_a_restored_home_starts_and_serves_its_live_version(stack: Stack, tmp_path: Path) -> None:
+    assert command(stack, "backup", str(tmp_path / "backup")).returncode == 0
+    home = tmp_path / "restored"
+    assert command(stack, "restore", str(tmp_path / "backup"), home=home).returncode == 0
+    with Stack(stack.settings, home=home) as again:
+        assert again.key == stack.key
+        assert again.status()["live"] == stack.status()["live"]
+        with OpenAI(base_url=again.base_url, api_key=again.key, max_retries=4, timeout=90) as client:
+            ask: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTIONS[0]}]
+            assert (
+                client.chat.completions.create(model="patina-tiny", messages=ask).choices[0].message.content
+            )
+        done = command(again, "verify")
+        assert done.returncode == 0, done.stdout

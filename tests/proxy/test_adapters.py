@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from typing import Any
 import openai
 import pytest
 
-from store.errors import RecordError
+from store.errors import AdapterMismatch, RecordError
+from store.integrity import readmit_version
 from store.manifest import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -30,7 +32,14 @@ from tests.proxy.upstream import Upstream, free_socket, running
 
 def make_adapter(policy: str, version: int, parent: Path, *, created_at: float) -> AdapterVersion:
     """Return a version whose files, with a manifest, are in a folder of ``parent``, where that exists."""
-    files = {ADAPTER_CONFIG: b"{}", ADAPTER_WEIGHTS: f"weights of {policy}@{version}".encode()}
+    data = f"weights of {policy}@{version}".encode()
+    head = json.dumps(
+        {"note": {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}}
+    ).encode()
+    files = {
+        ADAPTER_CONFIG: b'{"peft_type": "LORA", "r": 1}',
+        ADAPTER_WEIGHTS: len(head).to_bytes(8, "little") + head + data,
+    }
     manifest = build_manifest(files, name=f"{policy}@{version}", model=ModelDigests())
     folder = parent / f"{policy}@{version}"
     if parent.exists():
@@ -295,6 +304,21 @@ def test_a_version_whose_files_changed_is_refused_and_its_newest_intact_ancestor
     assert changed in refused.reason
     with pytest.raises(RecordError, match="it is refused"):
         rollback(gateway, 3)
+    with pytest.raises(AdapterMismatch):
+        gateway.in_record(lambda record: readmit_version(record, refused))
+    if changed == "added.bin":
+        (tmp_path / "tiny@3" / changed).unlink()
+    else:
+        repaired = make_adapter("tiny", 3, tmp_path, created_at=refused.created_at)  # writes its files again
+        assert repaired.manifest_hash == refused.manifest_hash
+    gateway.in_record(lambda record: readmit_version(record, refused))
+    rollback(gateway, 3)
+    is_live(gateway, 3)
+    again = gateway.in_record(lambda record: record.adapter("tiny", 3))
+    assert (again.state, again.reason) == (
+        AdapterState.PUBLISHED,
+        f"admitted again; it was refused: {refused.reason}",
+    )
 
 
 def test_a_version_from_before_manifests_is_checked_by_its_content_hash(

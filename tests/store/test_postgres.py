@@ -18,6 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from evals.traffic import draft_of, parse_line
 from migrations import upgrade
@@ -27,10 +29,12 @@ from store.errors import RecordUnavailable
 from store.journal import EntryKind, JournalWriter, segments
 from store.lifecycle import Stage
 from store.record import Record
-from store.values import Feedback, Heartbeat, WishEdit
+from store.schema import metadata
+from store.values import Feedback, Heartbeat, Selection, WishEdit
 from tests.making import make_answer, make_turn, make_verdict
 from tests.proxy.test_main import process, recording, send_requests, write_settings
 from tests.proxy.upstream import Upstream, running
+from tests.store.queries.test_forget import fill, train
 from tests.store.test_record import POLICY, SHORTER, adapter, step
 from wire.captured_exchange import dump_exchange
 
@@ -257,3 +261,42 @@ async def turns_of(url: str) -> list[str]:
         return [str(row["turn_id"]) for row in await record.trajectories(limit=100_000)]
     finally:
         await record.close()
+
+
+async def test_what_is_forgotten_is_in_no_row_on_postgresql(server: str) -> None:
+    admin = create_async_engine(server, isolation_level="AUTOCOMMIT")
+    async with admin.connect() as connection:
+        await connection.execute(sa.text("CREATE DATABASE forgetting"))
+    await admin.dispose()
+    url = server.removesuffix("/postgres") + "/forgetting"
+    await asyncio.to_thread(upgrade, url)
+    record = await Record.open(url)
+    try:
+        await fill(record)
+        await train(record, 1, "three", "same")
+        done = await record.forget(Selection(turn="three"), with_replies=True, key=b"k" * 32)
+        await record.scrub()
+        assert sorted(done.turns) == ["four", "quote", "three"]
+        assert done.closure.tainted == {"patina-tiny": (1,)}
+        assert (done.closure.clean, (await record.aliases())["patina-tiny"].version) == (
+            {"patina-tiny": 0},
+            0,
+        )
+        assert await record.known_turns(["one", "two", "three", "four", "quote", "same"]) == {
+            "one",
+            "two",
+            "same",
+        }
+        assert await record.found_again(list(done.turns), list(done.messages), b"k" * 32) == []
+    finally:
+        await record.close()
+    engine = create_async_engine(url)
+    try:
+        async with engine.connect() as connection:
+            rows = {
+                table.name: (await connection.execute(sa.select(table))).all()
+                for table in metadata.sorted_tables
+            }
+    finally:
+        await engine.dispose()
+    assert [name for name, found in rows.items() if "SENTINEL" in repr(found)] == []

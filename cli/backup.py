@@ -1,0 +1,50 @@
+"""`run.py backup` and `run.py restore`: a home in one file."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from cli.supervisor import hold_home
+from store.backup import put_back, read_backup, unpacking_folder, write_backup
+from store.errors import ConfigError
+from store.settings import Settings, make_private
+
+_SQLITE = "sqlite+aiosqlite:///"
+
+
+def backup(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Write record, journal, versions and keys to a file, also while Patina runs. Raises: ConfigError."""
+    target: Path = arguments.file.expanduser().absolute()
+    made = write_backup(settings.home, _database(settings), target)
+    print(f"{target}: {made.turns} turns, {made.files} files, {made.size / 1e6:.1f} MB. It holds your keys.")
+    return 0
+
+
+def restore(settings: Settings, arguments: argparse.Namespace) -> int:
+    """Put a home back from a backup; what is there now is kept beside it.
+
+    Raises:
+        ConfigError: Patina runs, or the file is no complete backup. Nothing is changed then.
+    """
+    source: Path = arguments.file.expanduser().absolute()
+    if not source.is_file():
+        raise ConfigError(f"there is no file {source}")
+    home, database = settings.home, _database(settings)
+    with unpacking_folder(home) as folder:
+        found = read_backup(source, folder)
+        make_private(home)
+        with hold_home(home):
+            kept = put_back(folder, found.home, home, database)
+    made_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.made_at))
+    print(f"Restored {home} from {source}, made {made_at}: {found.turns} turns, {found.files} files.")
+    if kept is not None:
+        print(f"What was there is in {kept}.")
+    return 0
+
+
+def _database(settings: Settings) -> Path:
+    if not settings.database_url.startswith(_SQLITE):
+        raise ConfigError("only a home with a SQLite record can be copied; use PostgreSQL's own tools")
+    return Path(settings.database_url.removeprefix(_SQLITE))

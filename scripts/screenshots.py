@@ -1,0 +1,163 @@
+"""Make the pictures of the web page: `python -m scripts.screenshots FOLDER [--docs]`.
+
+Patina starts with the built-in model in a home of its own, a client talks and complains until versions are live, and Chromium takes a picture
+of each page, light and dark, for a phone and a desktop. `--docs` also writes the pictures of docs/images, with 128 colours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Literal
+
+import httpx
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from evals.stack import Stack
+from store.settings import REPOSITORY, child_environment, read_settings
+from store.values import Json
+
+WIDTHS = {"phone": (390, 844), "desktop": (1280, 800)}
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+#: What docs/page.md shows: (page, width, scheme).
+IN_DOCS = (
+    ("learning", "desktop", "light"), ("version", "phone", "dark"), ("version", "desktop", "light"), ("conversation", "desktop", "light"),
+    ("steps", "desktop", "dark"), ("conversations", "phone", "light"),
+)  # fmt: skip
+_DOCS_HEIGHT = 1_400
+_QUESTIONS = (
+    "What is the capital of France?",
+    "What is the plural of mouse?",
+    "What is the capital of Peru?",
+    "What is 7 times 8?",
+)
+_VERSIONS, _WAIT_S = 2, 900.0
+
+
+def talk(stack: Stack) -> None:
+    """Complain about long answers until versions are live, then thank for short ones."""
+    until = time.monotonic() + _WAIT_S
+    turn = 0
+    while (live := stack.status()["live"].get("patina-tiny", 0)) < _VERSIONS and time.monotonic() < until:
+        _converse(stack, _QUESTIONS[turn % len(_QUESTIONS)], "Shorter please, and no emoji.")
+        turn += 1
+        time.sleep(5.0)
+    if live < 1:
+        raise SystemExit("no version went live")
+    for question in _QUESTIONS:
+        _converse(stack, question, "Perfect, thank you!")
+    time.sleep(10.0)
+
+
+def _converse(stack: Stack, question: str, reaction: str) -> None:
+    asked = {"role": "user", "content": question}
+    _chat(stack, [asked, _chat(stack, [asked]), {"role": "user", "content": reaction}])
+
+
+def _chat(stack: Stack, messages: list[Json]) -> Json:
+    """Return the reply's message."""
+    body = {"model": "patina-tiny", "messages": messages}
+    headers = {"authorization": f"Bearer {stack.key}", "user-agent": "Desk/1.0"}
+    reply = httpx.post(f"{stack.base_url}/chat/completions", json=body, headers=headers, timeout=120)
+    message: Json = reply.raise_for_status().json()["choices"][0]["message"]
+    return message
+
+
+def sign_in(page: Page, home: Path) -> str:
+    """Sign in by a link; returns the address of the page."""
+    done = subprocess.run(
+        [sys.executable, "run.py", "open", "--no-browser", "--home", str(home)],
+        cwd=REPOSITORY, env=child_environment(), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    link = done.stdout.splitlines()[0]
+    page.goto(link)
+    return link.split("/dashboard/")[0] + "/dashboard"
+
+
+def pages(page: Page, base: str) -> dict[str, str]:
+    """Return the paths by name; those of a version, a conversation and a turn are looked up in the lists."""
+    page.goto(f"{base}/conversations")
+    conversation = page.locator("tr", has_text="complaint").first.locator("a").get_attribute("href") or ""
+    page.goto(base.removesuffix("/dashboard") + conversation)
+    turn = page.locator("a", has_text="Details").first.get_attribute("href") or ""
+    own = {
+        "learning": "", "versions": "/versions", "version": "/versions/1", "unused": "/unused", "conversations": "/conversations",
+        "steps": "/steps", "people": "/people", "live": "/live", "try": "/try", "evaluations": "/evaluations", "settings": "/settings",
+        "forgotten": "/forgotten",
+    }  # fmt: skip
+    return own | {
+        "conversation": conversation.removeprefix("/dashboard"),
+        "turn": turn.removeprefix("/dashboard"),
+    }
+
+
+def take(browser: Browser, home: Path, folder: Path) -> None:
+    """Write `NAME-WIDTH-SCHEME.png` of every page."""
+    for width, (w, h) in WIDTHS.items():
+        for scheme in SCHEMES:
+            context = browser.new_context(viewport={"width": w, "height": h}, color_scheme=scheme)
+            page = context.new_page()
+            page.set_default_timeout(60_000)
+            base = sign_in(page, home)
+            for name, path in pages(page, base).items():
+                page.goto(base + path)
+                if name == "steps":
+                    for _ in range(2):  # the samples are inside
+                        page.evaluate(
+                            "[...document.querySelectorAll('.step details')].slice(0, 2).forEach(d => d.open = true)"
+                        )
+                shot = folder / f"{name}-{width}-{scheme}.png"
+                page.screenshot(path=shot, full_page=True)
+                wide = page.evaluate(
+                    "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+                )
+                print(f"{shot.name}{' OVERFLOWS' if wide else ''}", flush=True)
+            context.close()
+
+
+def write_docs(folder: Path) -> None:
+    """Write the pictures of `IN_DOCS` to docs/images, cut and with few colours."""
+    for name, width, scheme in IN_DOCS:
+        picture = Image.open(io.BytesIO((folder / f"{name}-{width}-{scheme}.png").read_bytes())).convert(
+            "RGB"
+        )
+        cut = picture.crop((0, 0, picture.width, min(picture.height, _DOCS_HEIGHT)))
+        cut.quantize(128).save(
+            REPOSITORY / "docs" / "images" / f"page-{name}-{width}-{scheme}.png", optimize=True
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--docs", action="store_true")
+    parser.add_argument("--home", type=Path, help="keep the home here")
+    arguments = parser.parse_args()
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        raise SystemExit("Chromium is not installed")
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        home = arguments.home or Path(temporary)
+        with (
+            Stack(read_settings({"batch_size": 2, "max_wait_s": 3.0}), home=home) as stack,
+            sync_playwright() as playwright,
+        ):
+            talk(stack)
+            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            take(browser, home, arguments.folder)
+            browser.close()
+    if arguments.docs:
+        write_docs(arguments.folder)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,212 @@
+"""`run.py backup` and `run.py restore`: all of a home comes back, and what is no whole backup changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import shutil
+import sqlite3
+import tarfile
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from cli.main import main
+from cli.supervisor import hold_home
+from store.journal import EntryKind, JournalWriter, mark_recorded, segments
+from tests.cli.recorded_home import dump_record, fill_home
+
+TURNS = 20
+SECRET = "sk-of-this-home"
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with a record, a key, a version, a log and an export list; not to be changed."""
+    home = tmp_path_factory.mktemp("filled") / "home"
+    home.mkdir(mode=0o700)
+    fill_home(home, TURNS)
+    (home / "api_key").write_text(SECRET, encoding="utf-8")
+    version = home / "adapters" / "patina-tiny@1"
+    version.mkdir(parents=True)
+    (version / "adapter_model.safetensors").write_bytes(os.urandom(40_000))
+    (home / "logs").mkdir()
+    (home / "logs" / "proxy.log").write_text("a log", encoding="utf-8")
+    with closing(sqlite3.connect(home / "patina.db")) as database, database:
+        row = ("patina-tiny", 1, str(version), "0" * 64, "", 0, "published", "", "combine", "{}", 0.0)
+        database.execute(f"INSERT INTO adapters VALUES ({', '.join('?' * len(row))})", row)
+    return home
+
+
+@pytest.fixture
+def home(filled: Path, tmp_path: Path) -> Path:
+    """A copy of it elsewhere."""
+    shutil.copytree(filled, tmp_path / "home")
+    with closing(sqlite3.connect(tmp_path / "home" / "patina.db")) as database, database:
+        database.execute("UPDATE adapters SET path = ?", (str(tmp_path / "home/adapters/patina-tiny@1"),))
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="module")
+def archive(filled: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("archive") / "backup"
+    assert run(filled, "backup", str(path)) == 0
+    return path.read_bytes()
+
+
+def run(home: Path, *words: str) -> int:
+    return main([*words, f"--home={home}"])
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.parent.name != "run")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def version_path(home: Path) -> Path:
+    with closing(sqlite3.connect(home / "patina.db")) as database:
+        return Path(database.execute("SELECT path FROM adapters").fetchone()[0])
+
+
+def test_record_keys_and_versions_come_back_in_another_place(home: Path, tmp_path: Path) -> None:
+    backup, other = tmp_path / "backup", tmp_path / "other" / "place"
+    assert run(home, "backup", str(backup)) == 0
+    assert backup.stat().st_mode & 0o777 == 0o600
+    assert run(other, "restore", str(backup)) == 0
+    assert dump_record(other / "patina.db") == dump_record(home / "patina.db")
+    assert (other / "api_key").read_text(encoding="utf-8") == SECRET
+    assert (other / "api_key").stat().st_mode & 0o777 == 0o600
+    assert other.stat().st_mode & 0o777 == 0o700
+    assert version_path(other) == other / "adapters/patina-tiny@1"
+    assert tree(other / "adapters") == tree(home / "adapters")
+    assert not (other / "logs").exists()
+    assert sorted(path.name for path in other.parent.iterdir()) == ["place"]
+
+
+def test_what_waits_in_the_journal_is_copied_and_what_is_recorded_is_not(home: Path, tmp_path: Path) -> None:
+    async def append(name: str) -> None:
+        writer = JournalWriter(home / "journal", name)
+        writer.append(EntryKind.FEEDBACK, b"an entry")
+
+    for name in ("waiting", "recorded"):
+        asyncio.run(append(name))
+    waiting, recorded = sorted(segments(home / "journal"), key=lambda path: "recorded" in path.name)
+    with recorded.open("rb") as file:
+        mark_recorded(file.fileno())
+    assert run(home, "backup", str(tmp_path / "backup")) == 0
+    assert run(tmp_path / "other", "restore", str(tmp_path / "backup")) == 0
+    assert [path.name for path in segments(tmp_path / "other" / "journal")] == [waiting.name]
+    assert (tmp_path / "other" / "journal" / waiting.name).read_bytes() == waiting.read_bytes()
+
+
+def test_a_backup_while_the_record_is_written_is_one_moment_of_it(home: Path, tmp_path: Path) -> None:
+    is_over = threading.Event()
+
+    def write() -> None:
+        with closing(sqlite3.connect(home / "patina.db", timeout=60)) as database:
+            number = 0
+            while not is_over.is_set():
+                with database:  # the two rows of a transaction are in the copy together, or neither
+                    for name in (f"a{number}", f"b{number}"):
+                        database.execute(
+                            "INSERT INTO alias_moves (policy, version, moved_at, actor) VALUES (?, 0, 0, '')",
+                            (name,),
+                        )
+                number += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for number in range(3):
+            assert run(home, "backup", str(tmp_path / f"backup-{number}")) == 0
+    finally:
+        is_over.set()
+        writer.join()
+    for number in range(3):
+        place = tmp_path / f"place-{number}"
+        assert run(place, "restore", str(tmp_path / f"backup-{number}")) == 0
+        with closing(sqlite3.connect(place / "patina.db")) as database:
+            assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            names = {row[0] for row in database.execute("SELECT policy FROM alias_moves")}
+        pairs = {name[1:] for name in names}
+        assert names == {letter + pair for pair in pairs for letter in "ab"}
+
+
+def test_a_restore_keeps_what_was_there_beside_the_home(
+    home: Path, archive: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "backup").write_bytes(archive)
+    (home / "api_key").write_text("sk-of-today", encoding="utf-8")
+    before = tree(home)
+    assert run(home, "restore", str(tmp_path / "backup")) == 0
+    (kept,) = tmp_path.glob("home.before-*")
+    assert str(kept) in capsys.readouterr().out
+    assert tree(kept) == before
+    assert (home / "api_key").read_text(encoding="utf-8") == SECRET
+    assert version_path(home) == home / "adapters/patina-tiny@1"
+
+
+def test_a_running_home_is_copied_and_never_restored(
+    home: Path, archive: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "earlier").write_bytes(archive)
+    before = tree(home)
+    with hold_home(home):
+        assert run(home, "backup", str(tmp_path / "backup")) == 0
+        capsys.readouterr()
+        assert run(home, "restore", str(tmp_path / "earlier")) == 2
+    assert "runs on" in capsys.readouterr().err
+    assert tree(home) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["backup", "earlier", "home"]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.9, 0.999])
+def test_a_cut_backup_is_refused_with_one_sentence_and_changes_nothing(
+    home: Path, archive: bytes, tmp_path: Path, share: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cut").write_bytes(archive[: int(len(archive) * share)])
+    refused(home, tmp_path / "cut", capsys)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
+def test_a_changed_backup_is_refused(
+    home: Path, archive: bytes, tmp_path: Path, share: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = int(len(archive) * share)
+    changed = archive[:at] + bytes([archive[at] ^ 0xFF]) + archive[at + 1 :]
+    (tmp_path / "changed").write_bytes(changed)
+    refused(home, tmp_path / "changed", capsys)
+
+
+@pytest.mark.parametrize("name", ["../api_key", "home/../../api_key", "/etc/patina", "run/lock"])
+def test_a_tar_with_names_outside_the_home_is_refused(
+    home: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tarfile.open(tmp_path / "foreign", "w:gz") as made:
+        member = tarfile.TarInfo(name)
+        member.size = 1
+        made.addfile(member, io.BytesIO(b"x"))
+    refused(home, tmp_path / "foreign", capsys)
+
+
+def refused(home: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = tree(home)
+    beside = sorted(path.name for path in home.parent.iterdir())
+    assert run(home, "restore", str(source)) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert str(source) in error
+    assert tree(home) == before
+    assert sorted(path.name for path in home.parent.iterdir()) == beside
+
+
+def test_an_existing_file_is_not_written_over(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "backup").write_text("mine", encoding="utf-8")
+    assert run(home, "backup", str(tmp_path / "backup")) == 2
+    assert "exists" in capsys.readouterr().err
+    assert (tmp_path / "backup").read_text(encoding="utf-8") == "mine"
