@@ -544,7 +544,7 @@ class Proxy:
 
     async def _health(self, send: Send) -> None:
         backend = self._alias.state()
-        for name in ("policies", "leases"):  # names of keys, and who is active now
+        for name in ("policies", "leases", "attested"):  # names of keys, and who is active now
             backend.pop(name, None)
         await send_json(
             send,
@@ -799,7 +799,7 @@ def _canonical_path(path: str) -> str:
 
 def _describe_missing(path: str) -> str:
     """Return the sentence about a path that is not served."""
-    if "/deployments/" in path:
+    if "/deployments/" in path or path.startswith("/openai/"):
         return (
             f"There is no {path} here: Azure's paths are not served. Use the client for OpenAI, with the base URL ending in /v1 "
             "and the policy's name as the model."

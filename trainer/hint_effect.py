@@ -238,6 +238,7 @@ class HintMeter:
             recorded_prompt_ids=turn.prompt_token_ids,
             max_tokens=self._policy.max_context - len(turn.completion.token_ids),
             others=hints[:-1],
+            window=self._policy.window,
         )
 
     # ------------------------------------------------------------------ references

@@ -36,6 +36,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from serving.embedded.devices import usable_device
+from serving.prompt_window import window_of
 from store.errors import AdapterError, AlignmentError, ConfigError, GateRejected
 from store.learning import DEFAULTS
 from store.manifest import ADAPTER_CONFIG, ADAPTER_WEIGHTS
@@ -129,6 +130,7 @@ class LocalPolicy(Texts):
         network, self.parameters = _load_network(model, self.device, quantize=quantize)
         config = network.config.get_text_config()
         self.max_context = int(getattr(config, "max_position_embeddings", None) or 2048)
+        self.window = window_of(network.config)
         self.vocabulary_size = int(config.vocab_size)
         self.end_ids = end_ids(
             self.tokenizer,

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from serving.prompt_window import Window
 from store.lifecycle import DropReason
 from store.values import AdapterVersion, Json, ScoredTurn
 from trainer.checkpoint import WrittenVersion
@@ -86,6 +87,11 @@ class Policy(Protocol):
 
     @property
     def max_context(self) -> int: ...
+
+    @property
+    def window(self) -> Window | None:
+        """How much the engine reads of a long prompt; None: all."""
+        ...
 
     @property
     def vocabulary_size(self) -> int: ...

@@ -394,6 +394,7 @@ def _ask_for_prompts(
                         recorded_prompt_ids=sample.prompt_ids,
                         max_tokens=policy.max_context - len(sample.completion_ids),
                         others=others,
+                        window=policy.window,
                     )
                 )
             except AlignmentError as exc:

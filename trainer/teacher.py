@@ -18,6 +18,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from serving.prompt_window import Window, fit_prompt
 from store.errors import AlignmentError
 from trainer.hindsight import after_hints, with_hint
 
@@ -36,6 +37,7 @@ def teacher_prompt(
     recorded_prompt_ids: Sequence[int],
     max_tokens: int,
     others: Sequence[str] = (),
+    window: Window | None = None,
 ) -> tuple[int, ...]:
     """Ids [P'] of the prompt with the hint in context.
 
@@ -47,6 +49,7 @@ def teacher_prompt(
         recorded_prompt_ids: [P] what the engine says the policy was given.
         max_tokens: room for the prompt: the context less the completion.
         others: hints about other answers, oldest first; with any, this one comes after them in the same form.
+        window: how much of a long prompt the model reads; None: all.
 
     Raises:
         AlignmentError: "template mismatch" (no known way of writing the messages gives the recorded ids), no user
@@ -61,8 +64,12 @@ def teacher_prompt(
     refusal = ""
     for write, tools in _ways(messages, request):
         try:
-            if render(write(messages), tools, **template) != recorded:
-                continue
+            ids = render(write(messages), tools, **template)
+            if ids != recorded:
+                read = _read(partial(render, **template), write(messages), tools, ids, recorded, window)
+                if read is None:
+                    continue
+                messages, tools = read
         except AlignmentError as error:
             refusal = f": {error}"
             continue
@@ -78,6 +85,25 @@ def teacher_prompt(
     raise AlignmentError(
         f"template mismatch: no rendering of the messages gives the recorded prompt{refusal}"
     )
+
+
+def _read(
+    render: Render,
+    messages: Messages,
+    tools: list[Any] | None,
+    ids: list[int],
+    recorded: list[int],
+    window: Window | None,
+) -> tuple[Messages, list[Any] | None] | None:
+    """The messages and tools that the engine chose of a prompt that was too long; None where that is not what was recorded."""
+    if window is None or len(ids) <= window.longest:
+        return None
+    if not all(isinstance(one.get("content"), str) for one in messages):
+        return None
+    fitted = fit_prompt(render, messages, tools, ids=ids, room=window.room)
+    if fitted.ids != recorded or fitted.messages is None:
+        return None
+    return fitted.messages, fitted.tools
 
 
 def _add_hints(

@@ -16,6 +16,7 @@ from serving.model_digests import digest_served_model
 from serving.openai_server.engine import EngineLimits, GrammarError
 from serving.openai_server.values import LogprobsMode, SamplingDefaults
 from serving.openai_server.vocabulary import Vocabulary
+from serving.prompt_window import Window
 from store.manifest import check_version
 from store.version import VERSION
 
@@ -57,7 +58,11 @@ class EmbeddedEngine:
 
     @property
     def max_model_len(self) -> int:
-        return self.model.max_model_len
+        return self.model.accepts
+
+    @property
+    def window(self) -> Window | None:
+        return self.model.window
 
     @property
     def logprobs_mode(self) -> LogprobsMode:
@@ -124,9 +129,18 @@ class EmbeddedEngine:
                 "tools": True,
                 "constrained": self.limits.is_constrained,
                 "adapter_slots": self._options.max_loras,
-                "notes": [self._note] if self._note else [],
+                "notes": self._notes(),
             },
         }
+
+    def _notes(self) -> list[str]:
+        notes = [self._note] if self._note else []
+        if window := self.window:
+            notes.append(
+                f"of a prompt of more than {window.longest} tokens, {window.room} are read: the head of the system prompt and the newest messages; "
+                "usage.prompt_tokens_details.dropped_tokens counts the rest"
+            )
+        return notes
 
     def stats(self) -> Mapping[str, Any]:
         return asdict(self.engine.stats())

@@ -20,6 +20,7 @@ from serving.openai_server.engine import GrammarError
 from serving.openai_server.vocabulary import Vocabulary
 
 _PLACE = re.compile(r"\A(?:at \d+\(\d+\): )?(?:failed to compile JSON schema: )?")
+_SOURCE = re.compile(r"\s*(?:\d+ \||\^)")
 _MAX_REASON = 300
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False)
 
@@ -85,6 +86,6 @@ class GrammarCompiler:
 
 
 def _reason(message: str) -> str:
-    """Return the library's message as one line, without the place in the grammar, which the client did not write."""
-    line = " ".join(message.split())
-    return _PLACE.sub("", line)[:_MAX_REASON]
+    """Return the library's message as one line, without the lines and the place of the grammar, which the client did not write."""
+    lines = [line for line in message.splitlines() if not _SOURCE.match(line)]
+    return _PLACE.sub("", " ".join(" ".join(lines).split()))[:_MAX_REASON]

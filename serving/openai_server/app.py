@@ -7,6 +7,7 @@ new requests at once and never affects a running one.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -24,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 
 from serving.openai_server.engine import GrammarError, Job, LoadedAdapter, SamplingEngine
 from serving.openai_server.guard import KeyGuard
-from serving.openai_server.prompts import render_chat
+from serving.openai_server.prompts import normalise_messages, render_chat
 from serving.openai_server.schemas import (
     ChatBody,
     ChatChoice,
@@ -50,7 +51,10 @@ from serving.openai_server.structured import json_schema_of
 from serving.openai_server.toolcalls import ToolCallParser
 from serving.openai_server.values import OutputChunk, SamplingParams, TokenLogprob
 from serving.openai_server.vocabulary import Vocabulary
+from serving.prompt_window import Fitted, fit_ids, fit_prompt
 from store.errors import AdapterError, UpstreamError
+
+log = logging.getLogger("patina.serving")
 
 # Rendering and encoding a prompt of this many bytes takes about a millisecond; longer ones run in a thread.
 _INLINE_BYTES = 16_384
@@ -130,6 +134,7 @@ class OpenAIServer:
         self.root = root
         self.adapters: dict[str, tuple[LoadedAdapter, int]] = {}
         self._loading: set[str] = set()
+        self._cut_prompts = self._dropped_tokens = 0
         self._started = int(time.time())
         self._loop: asyncio.AbstractEventLoop | None = None
         routes = Starlette(
@@ -183,7 +188,8 @@ class OpenAIServer:
         return _Json({**self.engine.version_info(), "sampling_defaults": asdict(self.engine.defaults)})
 
     async def _stats(self, request: Request) -> Response:
-        return _Json({**self.engine.stats(), "adapters": sorted(self.adapters)})
+        cut = {"cut_prompts": self._cut_prompts, "dropped_prompt_tokens": self._dropped_tokens}
+        return _Json({**self.engine.stats(), **cut, "adapters": sorted(self.adapters)})
 
     def _model_card(self, name: str) -> dict[str, Any]:
         found = self.adapters.get(name)
@@ -299,6 +305,40 @@ class OpenAIServer:
             template_arguments=body.chat_template_kwargs,
         )
 
+    def _fit(self, body: ChatBody) -> Fitted:
+        """Return what the model reads of a conversation. Raises RequestError if it exceeds the context."""
+        messages = normalise_messages(body.messages)
+        ids = self._render(body, messages)
+        check_context_length(
+            len(ids), body.max_completion_tokens or body.max_tokens, self.engine.max_model_len
+        )
+
+        def render(some: list[dict[str, Any]], tools: list[Any] | None) -> list[int]:
+            return self._render(body.model_copy(update={"tools": tools}), some)
+
+        window = self.engine.window
+        if window is None or len(ids) <= window.longest:
+            return Fitted(ids=ids, dropped=0, messages=messages, tools=body.tools)
+        return fit_prompt(render, messages, body.tools, ids=ids, room=window.room)
+
+    def _fit_ids(self, ids: list[int], *, echoes: bool) -> list[int]:
+        window = self.engine.window
+        if window is None or len(ids) <= window.longest:
+            return ids
+        if echoes:
+            raise RequestError(
+                f"echo: this model reads prompts of up to {window.longest} tokens whole, and this one has {len(ids)}",
+                param="echo",
+            )
+        return fit_ids(ids, window.room)
+
+    def _report_cut(self, read: int, dropped: int) -> None:
+        if dropped:
+            self._cut_prompts += 1
+            self._dropped_tokens += dropped
+            level = logging.WARNING if self._cut_prompts == 1 else logging.INFO
+            log.log(level, "read %d of %d prompt tokens; the middle was left out", read, read + dropped)
+
     async def _output_form(self, body: ChatBody | CompletionBody) -> tuple[OutputForm, Any]:
         """Return the form of the reply, and its compiled grammar or None."""
         form = output_form(body, self.engine.limits, tags_are_tokens=self.engine.vocabulary.has_tool_tags)
@@ -341,17 +381,14 @@ class OpenAIServer:
         n = body.n or 1
         self._check_sequence_count(n)
         form, grammar = await self._output_form(body)
-        if len(raw) <= _INLINE_BYTES:
-            prompt_ids = self._render(body, body.messages)
-        else:
-            prompt_ids = await asyncio.to_thread(self._render, body, body.messages)
+        fitted = self._fit(body) if len(raw) <= _INLINE_BYTES else await asyncio.to_thread(self._fit, body)
+        prompt_ids, dropped = fitted.ids, fitted.dropped
+        self._report_cut(len(prompt_ids), dropped)
         forced = vocabulary.encode(form.forced, add_special_tokens=False) if form.forced else []
         requested_tokens = body.max_completion_tokens or body.max_tokens
-        remaining_tokens = check_context_length(len(prompt_ids), requested_tokens, self.engine.max_model_len)
         params = body.sampling_params(
             self.engine.defaults,
-            remaining_tokens,
-            requested_tokens=requested_tokens,
+            check_context_length(len(prompt_ids) + dropped, requested_tokens, self.engine.max_model_len),
             logprobs=bool(body.logprobs),
             top_logprobs=body.top_logprobs or 0,
         )
@@ -383,8 +420,8 @@ class OpenAIServer:
             for index in range(n)
         ]
 
-        def usage() -> dict[str, int]:
-            return build_usage(len(prompt_ids), sum(len(choice.token_ids) for choice in choices))
+        def usage() -> dict[str, Any]:
+            return build_usage(len(prompt_ids), sum(len(choice.token_ids) for choice in choices), dropped)
 
         if not body.stream:
             async with response(self.engine, [job], results):
@@ -418,7 +455,9 @@ class OpenAIServer:
         adapter = self._find_adapter(body.model)
         vocabulary = self.engine.vocabulary
         check_token_ids(body, vocabulary)
-        prompts = _prompts(body, vocabulary.encode)
+        whole_prompts = _prompts(body, vocabulary.encode)
+        prompts = [self._fit_ids(prompt_ids, echoes=bool(body.echo)) for prompt_ids in whole_prompts]
+        dropped = sum(map(len, whole_prompts)) - sum(map(len, prompts))
         n = body.n or 1
         self._check_sequence_count(n)
         _, grammar = await self._output_form(body)
@@ -427,13 +466,9 @@ class OpenAIServer:
         for number, prompt_ids in enumerate(prompts):
             # The OpenAI default of 16 tokens; only chat fills the context.
             requested_tokens = 16 if body.max_tokens is None else body.max_tokens
-            remaining_tokens = check_context_length(
-                len(prompt_ids), requested_tokens, self.engine.max_model_len
-            )
             params: SamplingParams = body.sampling_params(
                 self.engine.defaults,
-                remaining_tokens,
-                requested_tokens=requested_tokens,
+                check_context_length(len(whole_prompts[number]), requested_tokens, self.engine.max_model_len),
                 logprobs=body.logprobs is not None,
                 top_logprobs=body.logprobs or 0,
             )
@@ -449,6 +484,7 @@ class OpenAIServer:
                     grammar=grammar,
                 )
             )
+        self._report_cut(sum(map(len, prompts)), dropped)
         head = self._head(f"cmpl-{uuid.uuid4().hex}", "text_completion", body.model)
         whole: list[list[OutputChunk]] = [[] for _ in range(n * len(prompts))]
         offsets = [0] * len(whole)
@@ -471,9 +507,9 @@ class OpenAIServer:
                 choice["prompt_token_ids"] = list(prompt_ids) if opening else None
             return choice
 
-        def usage() -> dict[str, int]:
+        def usage() -> dict[str, Any]:
             sampled = sum(len(chunk.token_ids) for chunks in whole for chunk in chunks)
-            return build_usage(sum(len(prompt) for prompt in prompts), sampled)
+            return build_usage(sum(len(prompt) for prompt in prompts), sampled, dropped)
 
         async with response(self.engine, jobs, results):
             async for index, output in results:

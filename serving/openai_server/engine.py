@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from serving.openai_server.values import LogprobsMode, OutputChunk, SamplingDefaults, SamplingParams
 from serving.openai_server.vocabulary import Vocabulary
+from serving.prompt_window import Window
 from store.errors import WireError
 
 
@@ -83,7 +84,12 @@ class SamplingEngine(Protocol[AdapterT]):
 
     @property
     def max_model_len(self) -> int:
-        """Longest prompt and completion together, in tokens."""
+        """Longest prompt and completion together, in tokens, that a request may have."""
+        ...
+
+    @property
+    def window(self) -> Window | None:
+        """How much is read of a long prompt, whose middle is left out (`serving.prompt_window`); None: all."""
         ...
 
     @property

@@ -107,20 +107,19 @@ class _SamplingBody(_Body):
     def sampling_params(
         self,
         defaults: SamplingDefaults,
-        remaining_tokens: int,
+        max_tokens: int,
         *,
-        requested_tokens: int | None,
         logprobs: bool,
         top_logprobs: int,
     ) -> SamplingParams:
-        """Return the sampling parameters; `remaining_tokens` fit the context, `requested_tokens` is the request's own limit."""
+        """Return the sampling parameters."""
 
         def value(given: float | None, default: float) -> float:
             return default if given is None else given
 
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return SamplingParams(
-            max_tokens=remaining_tokens if requested_tokens is None else requested_tokens,
+            max_tokens=max_tokens,
             min_tokens=self.min_tokens or 0,
             temperature=value(self.temperature, defaults.temperature),
             top_p=value(self.top_p, defaults.top_p),
@@ -336,18 +335,21 @@ def check_token_ids(body: _SamplingBody, vocabulary: Vocabulary) -> None:
 
 
 def check_context_length(prompt_tokens: int, requested_tokens: int | None, max_model_len: int) -> int:
-    """Return how many tokens fit after the prompt. Raises RequestError if the request does not fit the context."""
+    """Return how many tokens the reply may have: what was requested, or what fits after the prompt where that is less, as vLLM does.
+
+    Raises RequestError if there is no room after the prompt, or more is requested than any reply can have.
+    """
     if prompt_tokens == 0:
         raise RequestError("the prompt is empty")
     remaining_tokens = max_model_len - prompt_tokens
-    if remaining_tokens < 1 or (requested_tokens is not None and requested_tokens > remaining_tokens):
+    if remaining_tokens < 1 or (requested_tokens is not None and requested_tokens > max_model_len):
         asked = "" if requested_tokens is None else f" and {requested_tokens} tokens were requested"
         raise RequestError(
             f"this model's maximum context length is {max_model_len} tokens, but the prompt has {prompt_tokens} tokens{asked}; "
             "shorten the messages or the completion",
             param="messages" if remaining_tokens < 1 else "max_tokens",
         )
-    return remaining_tokens
+    return remaining_tokens if requested_tokens is None else min(requested_tokens, remaining_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,13 +423,20 @@ def _many_calls(body: _SamplingBody) -> bool:
 # ---- responses
 
 
-def build_usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Return the token counts of a request; n completions of one prompt count the prompt once."""
-    return {
+def build_usage(prompt_tokens: int, completion_tokens: int, dropped_tokens: int = 0) -> dict[str, Any]:
+    """Return the token counts of a request; n completions of one prompt count the prompt once.
+
+    Args:
+        dropped_tokens: of the prompt that were not read; `prompt_tokens` are those that were.
+    """
+    usage: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "completion_tokens": completion_tokens,
     }
+    if dropped_tokens:
+        usage["prompt_tokens_details"] = {"cached_tokens": 0, "dropped_tokens": dropped_tokens}
+    return usage
 
 
 def build_chat_logprobs(

@@ -1,7 +1,8 @@
 """Structured output: what a request asks for as a grammar in llguidance's Lark dialect. Pure.
 
 JSON is written as models write it, `{"a": 1, "b": [2]}`: free white space would let a small model never come to an end. Properties come in the
-order of the schema. `oneOf` is read as `anyOf`. Unknown keywords are refused when the grammar is compiled.
+order of the schema, and an object has no others where the schema names some and is silent about more. `oneOf` is read as `anyOf`. Unknown
+keywords are refused when the grammar is compiled.
 """
 
 from __future__ import annotations
@@ -79,5 +80,46 @@ def _parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"type": "object"} if not isinstance(schema, dict) or not schema else schema
 
 
+#: Keywords whose value is a schema or a list of schemas; a map of schemas by name.
+_SCHEMAS = frozenset({"items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf"})
+_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+#: With one of these an object may have properties that are named elsewhere.
+_OPEN = frozenset(
+    {"additionalProperties", "unevaluatedProperties", "patternProperties", "anyOf", "oneOf", "allOf", "$ref"}
+)
+
+
+def _close(schema: Any) -> Any:
+    """Return a schema whose objects have no other properties than those that it names, unless it speaks of others.
+
+    A model that is unsure of the end would name property after property. What the result allows, the schema allows.
+    """
+    if isinstance(schema, list):
+        return [_close(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in _SCHEMAS:
+            found[name] = _close(value)
+        elif name in _NAMED_SCHEMAS and isinstance(value, dict):
+            found[name] = {key: _close(one) for key, one in value.items()}
+        else:
+            found[name] = value
+    if schema.get("properties") and not _OPEN & schema.keys():
+        found["additionalProperties"] = False
+    return found
+
+
+def _merges_objects(schema: Any) -> bool:
+    """Whether several schemas hold for one object: what one of them names, the others must leave open."""
+    if isinstance(schema, list):
+        return any(_merges_objects(one) for one in schema)
+    if not isinstance(schema, dict):
+        return False
+    return len(schema.get("allOf") or ()) > 1 or any(_merges_objects(one) for one in schema.values())
+
+
 def _json(schema: Mapping[str, Any]) -> str:
+    schema = schema if _merges_objects(schema) else _close(schema)
     return "%json " + json.dumps({**schema, "x-guidance": _JSON_OPTIONS}, ensure_ascii=False)

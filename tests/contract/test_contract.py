@@ -7,9 +7,11 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import openai
 import orjson
 import pytest
 import torch
@@ -22,10 +24,13 @@ from store.settings import BUILTIN_FOLDER
 from store.values import LogprobMode
 from tests.contract.asking import QUESTION, Completion, ask, body_of, stream
 from tests.contract.backends import POLICY, SLOTS, Backend
+from tests.contract.through_gateway import Clients, clients_of
 from trainer.attestation import FixedText
 from trainer.policy import LocalPolicy
 
 pytestmark = pytest.mark.slow
+
+T = TypeVar("T")
 
 WEATHER = {
     "type": "function",
@@ -186,6 +191,124 @@ async def test_a_schema_is_held_or_refused(engine: BackendClient, able: Capabili
         assert "response_format" in completion.error
 
 
+# ---- translated APIs
+
+
+@pytest.fixture(scope="module")
+def clients(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
+    with clients_of(backend, tmp_path_factory.mktemp("gateway")) as made:
+        yield made
+
+
+def exact(row: dict[str, Any]) -> list[int]:
+    """Return the recorded ids, which have one log-probability each."""
+    assert len(row["completion_token_ids"]) == len(row["sampling_logprobs"]) > 0
+    assert row["drop_reason"] in (None, "side_turn")  # a forced form alone is one
+    found: list[int] = row["completion_token_ids"]
+    return found
+
+
+def asked_at(backend: Backend, work: Callable[[BackendClient], Awaitable[T]]) -> T:
+    """Return what a client of the backend gets, in a loop of its own: the official SDKs block."""
+
+    async def run() -> T:
+        engine = backend.engine()
+        try:
+            return await work(engine)
+        finally:
+            await engine.close()
+
+    return asyncio.run(run())
+
+
+def test_every_api_is_recorded_with_the_same_tokens(backend: Backend, clients: Clients) -> None:
+    chat = asked_at(backend, lambda engine: ask(engine, body_of(max_tokens=200)))
+    greedy: dict[str, Any] = {"temperature": 0}
+    response = clients.openai.responses.create(model=POLICY, input=QUESTION, max_output_tokens=200, **greedy)
+    assert response.output_text == chat.text
+    with clients.openai.responses.stream(
+        model=POLICY, input=QUESTION, max_output_tokens=200, **greedy
+    ) as events:
+        for _ in events:
+            pass
+        streamed = events.get_final_response()
+    assert streamed.output_text == chat.text
+    asked: Any = {"model": POLICY, "max_tokens": 200, "messages": [{"role": "user", "content": QUESTION}]}
+    message = clients.claude.messages.create(**asked, extra_body=greedy)
+    assert message.content[0].to_dict()["text"] == chat.text
+    with clients.claude.messages.stream(**asked, extra_body=greedy) as stream:
+        first = next(iter(stream))
+        final = stream.get_final_message()
+    assert first.type == "message_start"
+    assert first.message.usage.input_tokens == len(chat.prompt_ids) == message.usage.input_tokens
+    for one in (response, streamed, message, final):
+        assert exact(clients.turn(one.id)) == chat.ids
+    assert clients.claude.messages.count_tokens(model=POLICY, messages=asked["messages"]).input_tokens == len(
+        chat.prompt_ids
+    )
+
+
+def test_a_response_goes_on_and_a_message_is_prefilled(clients: Clients) -> None:
+    first = clients.openai.responses.create(model=POLICY, input=QUESTION, max_output_tokens=24)
+    second = clients.openai.responses.create(
+        model=POLICY, input="Shorter, please.", previous_response_id=first.id, max_output_tokens=24
+    )
+    assert clients.turn(second.id)["parent_turn_id"] == clients.turn(first.id)["turn_id"]
+    begun: Any = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "The capital of"}]
+    message = clients.claude.messages.create(model=POLICY, max_tokens=24, messages=begun)
+    row = clients.turn(message.id)
+    assert exact(row)
+    assert row["messages"][-1] == begun[-1]
+
+
+def test_forms_and_tools_of_the_other_apis_are_held_or_refused(backend: Backend, clients: Clients) -> None:
+    able = asked_at(backend, lambda engine: engine.capabilities())
+    schema: Any = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    text: Any = {"format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}}
+    if not able.constrained:
+        with pytest.raises(openai.BadRequestError, match="response_format"):
+            clients.openai.responses.create(model=POLICY, input=QUESTION, text=text)
+        return
+    response = clients.openai.responses.create(model=POLICY, input=QUESTION, text=text, max_output_tokens=60)
+    assert re.match(r'\s*\{\s*"ok"\s*:\s*(true|false)', response.output_text)
+    exact(clients.turn(response.id))
+    function: Any = {**WEATHER["function"], "type": "function", "strict": False}  # type: ignore[dict-item]
+    response = clients.openai.responses.create(
+        model=POLICY,
+        input=QUESTION,
+        tools=[function],
+        tool_choice={"type": "function", "name": "get_weather"},
+        max_output_tokens=200,
+    )
+    calls = [item for item in response.output if item.type == "function_call"]
+    assert [call.name for call in calls] == ["get_weather"]
+    tool: Any = {"name": "get_weather", "input_schema": schema}
+    message = clients.claude.messages.create(
+        model=POLICY,
+        max_tokens=200,
+        messages=[{"role": "user", "content": QUESTION}],
+        tools=[tool],
+        tool_choice={"type": "tool", "name": "get_weather"},
+        extra_body={"temperature": 0},
+    )
+    by_chat: dict[str, Any] = {
+        "tools": [{"type": "function", "function": {"name": "get_weather", "parameters": schema}}],
+        "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+        "max_tokens": 200,
+    }
+    chat = asked_at(backend, lambda engine: ask(engine, body_of(**by_chat)))
+    (block,) = [block for block in message.content if block.type == "tool_use"]
+    assert block.name == "get_weather"
+    assert exact(clients.turn(message.id)) == chat.ids
+    if backend.kind == "embedded":
+        assert set(block.input) == {"ok"}
+
+
 # ---- what is wrong
 
 
@@ -203,8 +326,8 @@ async def test_a_wrong_request_is_refused_and_does_no_harm(engine: BackendClient
     assert (await ask(engine, body_of())).status == 200
 
 
-async def test_a_prompt_beyond_the_context_is_refused(engine: BackendClient) -> None:
-    completion = await ask(engine, body_of("word " * 5000))
+async def test_a_prompt_beyond_the_context_is_refused(engine: BackendClient, able: Capabilities) -> None:
+    completion = await ask(engine, body_of("word " * (able.max_model_len or 5000)))
     assert completion.status == 400
     assert completion.error
 

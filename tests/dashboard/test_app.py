@@ -218,7 +218,7 @@ async def test_the_process_reports_itself_in_status(page: httpx.AsyncClient, rec
     app = page._transport.app  # type: ignore[attr-defined]
     async with app.router.lifespan_context(app):
         record = await Record.open(record_url)
-        for _ in range(1_000):
+        for _ in range(6_000):
             if (beat := await record.beat_of("dashboard")) is not None:
                 break
             await asyncio.sleep(0.01)

@@ -21,7 +21,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 AXE = "axe-core@4.14.1"
 WAIT_MS = 180_000
 SECTIONS = (
-    "", "/versions", "/versions/1", "/unused", "/conversations", "/steps", "/people", "/live", "/try", "/evaluations", "/settings",
+    "", "/versions", "/versions/1", "/unused", "/conversations", "/steps", "/forgotten", "/people", "/live", "/try", "/evaluations", "/settings",
 )  # fmt: skip
 
 pytestmark = [
@@ -140,7 +140,7 @@ def test_parts_of_a_page_follow_without_a_reload_and_no_script_of_ours_is_blocke
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.goto(address(stack, "/dashboard/live"))
-    row = page.locator("tr", has_text="recorder")
+    row = page.get_by_role("row", name=re.compile("^recorder "))
     expect(row).to_contain_text("running")
     with page.expect_response(re.compile("/dashboard/live")) as answer:
         pass

@@ -74,17 +74,24 @@ def test_a_version_reaches_both_backends_from_both_hosts_and_any_process_may_die
     ended: tuple[list[str], list[str]] = ([], [])
     threads: list[threading.Thread] = []
 
-    def start_clients(host: int) -> None:
-        for _ in range(_CLIENTS):
-            name = f"host {host}, client {len(threads)}"
-            threads.append(
-                threading.Thread(target=send_requests, args=(ports[host], name, ended[host]), daemon=True)
-            )
-            threads[-1].start()
+    talking: list[list[threading.Thread]] = [[], []]
 
     def more(host: int, count: int = 10) -> Callable[[], bool]:
+        """Return whether ``count`` more replies have ended; starts clients again that ended with a connection."""
         wanted = len(ended[host]) + count
-        return lambda: len(ended[host]) >= wanted
+
+        def holds() -> bool:
+            talking[host] = [thread for thread in talking[host] if thread.is_alive()]
+            while len(talking[host]) < _CLIENTS:
+                name = f"host {host}, client {len(threads)}"
+                threads.append(
+                    threading.Thread(target=send_requests, args=(ports[host], name, ended[host]), daemon=True)
+                )
+                threads[-1].start()
+                talking[host].append(threads[-1])
+            return len(ended[host]) >= wanted
+
+        return holds
 
     with ExitStack() as stack:
         stops = [stack.enter_context(ExitStack()) for _ in backends]
@@ -104,8 +111,6 @@ def test_a_version_reaches_both_backends_from_both_hosts_and_any_process_may_die
         ]
         recorders = [stack.enter_context(recording(path)) for path in settings]
         for host in range(2):
-            start_clients(host)
-        for host in range(2):
             until(more(host), f"replies from host {host}")
 
         publish(server, 1, versions)
@@ -122,8 +127,6 @@ def test_a_version_reaches_both_backends_from_both_hosts_and_any_process_may_die
 
         stops[0].close()  # a backend dies, with streams in flight
         for host, port in enumerate(ports):
-            if not any(thread.is_alive() for thread in threads[host * _CLIENTS :][:_CLIENTS]):
-                start_clients(host)  # its clients' streams broke off
             until(more(host), f"replies of the other backend from host {host}")
             assert is_live(port, 1)
         recorders[0].kill()

@@ -23,7 +23,7 @@ from store.version import VERSION
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PACKAGES = {
-    "cli", "dashboard", "evals", "migrations", "models", "proxy", "recorder", "scorers", "serving", "store", "trainer", "wire",
+    "cli", "dashboard", "evals", "migrations", "models", "proxy", "recorder", "scorers", "serving", "store", "telemetry", "trainer", "wire",
 }  # fmt: skip
 
 

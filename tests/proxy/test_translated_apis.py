@@ -474,6 +474,7 @@ def test_doubled_and_closing_slashes_are_served(gateway: Gateway, path: str) -> 
     ("path", "sentence"),
     [
         ("/openai/deployments/tiny/chat/completions?api-version=1", "Azure's paths are not served"),
+        ("/openai/v1/chat/completions?api-version=preview", "Azure's paths are not served"),
         ("/chat/completions", "the base URL of OpenAI clients ends in /v1"),
     ],
 )

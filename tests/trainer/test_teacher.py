@@ -9,6 +9,7 @@ import pytest
 
 from serving.openai_server.prompts import render_chat
 from serving.openai_server.vocabulary import Vocabulary
+from serving.prompt_window import Window, fit_prompt
 from store.errors import AlignmentError
 from trainer.hindsight import HINT_TEMPLATE, REACTION_TEMPLATE
 from trainer.policy import LocalPolicy
@@ -33,6 +34,7 @@ def ask(
     request: dict[str, Any] | None = None,
     max_tokens: int = 2000,
     others: Sequence[str] = (),
+    window: Window | None = None,
 ) -> str:
     ids = teacher_prompt(
         policy.render,
@@ -43,6 +45,7 @@ def ask(
         recorded_prompt_ids=recorded,
         max_tokens=max_tokens,
         others=others,
+        window=window,
     )
     return str(policy.tokenizer.decode(ids))
 
@@ -264,3 +267,27 @@ def test_a_template_without_such_conversations_gets_the_turns_own_hint(policy: L
         others=["no emoji"],
     )
     assert policy.tokenizer.decode(ids) == ask(policy, QUESTION, policy.render(QUESTION))
+
+
+@pytest.mark.parametrize("others", [(), ("no emoji", "in Spanish")])
+def test_the_teacher_reads_the_part_of_a_long_prompt_that_the_policy_read(
+    policy: LocalPolicy, others: Sequence[str]
+) -> None:
+    messages = [{"role": "system", "content": "You are a patient helper. " * 400}, *QUESTION]
+    tools = [*TOOLS, *({**TOOLS[0], "function": {"name": f"other_{i}"}} for i in range(60))]
+    whole = policy.render(messages, tools)
+    recorded = fit_prompt(policy.render, messages, tools, ids=whole, room=600).ids
+    assert len(recorded) <= 600 < 800 < len(whole)
+    request = {"tools": tools}
+    text = ask(
+        policy, messages, recorded, request=request, others=others, window=Window(longest=700, room=600)
+    )
+    plain = str(policy.tokenizer.decode(recorded))
+    before, question, after = plain.partition("<|im_start|>user\n" + str(QUESTION[0]["content"]))
+    assert question
+    assert text.startswith(before)
+    assert text.endswith(after)
+    assert "shorter please" in text
+    for window in (None, Window(longest=700, room=300)):
+        with pytest.raises(AlignmentError, match="template mismatch"):
+            ask(policy, messages, recorded, request=request, window=window)

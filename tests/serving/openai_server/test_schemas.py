@@ -86,7 +86,6 @@ def test_what_no_one_knows_is_ignored_and_nulls_are_defaults() -> None:
     params = body.sampling_params(
         SamplingDefaults(temperature=0.6, top_k=20),
         100,
-        requested_tokens=None,
         logprobs=False,
         top_logprobs=0,
     )
@@ -97,9 +96,7 @@ def test_wishes_become_parameters() -> None:
     body = chat(
         temperature=0, top_p=0.5, top_k=-1, seed=4, stop=["a", ""], logit_bias={"3": -5}, ignore_eos=True
     )
-    params = body.sampling_params(
-        SamplingDefaults(top_k=20), 100, requested_tokens=7, logprobs=True, top_logprobs=2
-    )
+    params = body.sampling_params(SamplingDefaults(top_k=20), 7, logprobs=True, top_logprobs=2)
     assert params == SamplingParams(
         max_tokens=7,
         temperature=0.0,
@@ -129,7 +126,8 @@ def test_ids_outside_the_vocabulary_are_refused(vocabulary: Vocabulary) -> None:
 def test_the_context_is_checked_before_the_engine_sees_the_prompt() -> None:
     assert check_context_length(10, None, 16) == 6
     assert check_context_length(10, 6, 16) == 6
-    for prompt, requested_tokens in ((10, 7), (16, None), (20, 1)):
+    assert check_context_length(10, 16, 16) == 6  # as vLLM, which gives what is left
+    for prompt, requested_tokens in ((10, 17), (16, None), (20, 1)):
         with pytest.raises(RequestError, match=f"maximum context length is 16 tokens.*{prompt} tokens"):
             check_context_length(prompt, requested_tokens, 16)
     with pytest.raises(RequestError, match="prompt is empty"):

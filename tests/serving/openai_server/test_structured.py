@@ -31,10 +31,35 @@ def test_a_format_is_the_whole_reply() -> None:
     made = form(response_format=FORMAT)
     assert rules(made)["start"] == "answer"
     written = json.loads(rules(made)["answer"].removeprefix("%json "))
-    assert {**written, "x-guidance": None} == {**SCHEMA, "x-guidance": None}
+    assert written.pop("x-guidance")
+    assert written == {**SCHEMA, "additionalProperties": False}
     assert not made.parses_calls
     assert '"type": "object"' in form(response_format={"type": "json_object"}).grammar
     assert not form(response_format={"type": "text"}).grammar
+
+
+@pytest.mark.parametrize(
+    ("schema", "closed"),
+    [
+        ({"type": "object"}, False),
+        ({"type": "object", "properties": {"a": True}}, True),
+        ({"type": "object", "properties": {"a": True}, "additionalProperties": True}, False),
+        ({"properties": {"a": True}, "patternProperties": {"^b": True}}, False),
+        ({"properties": {"a": True}, "anyOf": [{"required": ["a"]}]}, False),
+        ({"properties": {"a": True}, "$defs": {"x": {"allOf": [True, True]}}}, False),
+    ],
+)
+def test_an_object_has_no_more_properties_than_it_names(schema: dict[str, Any], closed: bool) -> None:
+    made = form(response_format={"type": "json_schema", "json_schema": {"schema": schema}})
+    assert ('"additionalProperties": false' in made.grammar) is closed
+
+
+def test_objects_inside_are_closed_and_names_are_not_keywords() -> None:
+    inner = {"type": "object", "properties": {"properties": {"enum": [{"properties": 1}]}}}
+    schema = {"$defs": {"n": inner}, "type": "array", "items": {"$ref": "#/$defs/n"}}
+    made = form(response_format={"type": "json_schema", "json_schema": {"schema": schema}})
+    written = json.loads(rules(made)["answer"].removeprefix("%json "))
+    assert written["$defs"]["n"] == {**inner, "additionalProperties": False}
 
 
 def test_a_client_cannot_change_the_grammars_options() -> None:

@@ -1,0 +1,80 @@
+"""What `deploy/` contains can be used: names of settings, loopback ports, users without privileges, a sound systemd unit."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from store.settings import REPOSITORY, Settings
+
+DEPLOY = REPOSITORY / "deploy"
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+#: Exposure that `systemd-analyze security` may find at most, in tenths.
+MOST_EXPOSED = 20
+
+
+def setting_names() -> set[str]:
+    names = set()
+    for field in Settings.model_fields.values():
+        extra = field.json_schema_extra
+        assert isinstance(extra, dict)
+        names.add(str(extra["env"]))
+    return names
+
+
+@pytest.mark.parametrize("profile", ["cpu", "local", "tinker"])
+def test_a_profiles_example_names_settings(profile: str) -> None:
+    lines = (DEPLOY / f"{profile}.env").read_text(encoding="utf-8").splitlines()
+    given = {line.partition("=")[0] for line in lines if line and not line.startswith("#")}
+    assert given
+    assert given <= setting_names()
+    assert [name for name, service in SERVICES.items() if profile in service["profiles"]]
+
+
+def test_our_services_give_settings_by_their_names() -> None:
+    for name, service in SERVICES.items():
+        if name.startswith("patina-"):
+            assert set(service["environment"]) <= setting_names(), name
+
+
+def test_ports_are_open_on_this_machine_only() -> None:
+    published = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert published
+    assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+def test_every_service_has_one_profile_and_every_volume_is_declared() -> None:
+    for name, service in SERVICES.items():
+        assert len(service["profiles"]) == 1, name
+        for volume in service["volumes"]:
+            assert volume.split(":")[0] in COMPOSE["volumes"], name
+
+
+def test_no_container_runs_as_root() -> None:
+    dockerfile = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    stages = re.findall(r"^FROM \S+ AS (\w+)", dockerfile, flags=re.MULTILINE)
+    assert stages == ["build", "cpu", "cuda"]
+    _, _, runtime = dockerfile.partition(" AS cpu")
+    assert re.findall(r"^USER (\w+)", runtime, flags=re.MULTILINE) == ["patina"]
+    for name, service in SERVICES.items():
+        target = service.get("build", {}).get("target")
+        assert target in ("cpu", "cuda") or service["user"] not in ("", "0", "root"), name
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_the_unit_is_valid_and_hardened(tmp_path: Path) -> None:
+    text = (DEPLOY / "patina.service").read_text(encoding="utf-8")
+    unit = tmp_path / "patina.service"
+    unit.write_text(text.replace("/opt/patina/bin/patina", shutil.which("true") or ""), encoding="utf-8")
+    for command in (["verify"], ["security", "--offline=true", f"--threshold={MOST_EXPOSED}"]):
+        done = subprocess.run(
+            ["systemd-analyze", *command, str(unit)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
