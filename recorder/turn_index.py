@@ -150,7 +150,7 @@ class _Entry:
     key_name: str
     freedom: tuple[bool, bool]  #: of its reply (`_freedom`)
     templates: tuple[str, ...]  #: keys of its literal beginning and end (`_template_keys`)
-    form: str  #: the end of a main turn's prompt that may be made from a form
+    form: str  #: the end of a prompt that may be made from a form
     retried: str  #: key of its prompt; of a framework's retry, of the first prompt
 
 
@@ -304,8 +304,7 @@ class TurnIndex:
             keys.append(("opening", f"{history.root}:{normalise_line(opening)[:_OPENING_KEY_CHARS]}"))
         keys += [("order", f"{history.root}:{turn_order[-1]}") for turn_order in delegated_texts]
         templates = _template_keys(history, client)
-        is_form = bool(templates) and turn.kind is TurnKind.MAIN
-        keys += [("form", key) for key in templates if is_form]
+        keys += [("form", key) for key in templates]
         self._note_user(turn.key_name, turn.user)
         before = self._entries.get(turn.parent_turn_id or "")
         retried = before.retried if before is not None and turn.relation is Relation.FRAMEWORK_RETRY else None
@@ -349,7 +348,7 @@ class TurnIndex:
             key_name=turn.key_name,
             freedom=_freedom(turn.request),
             templates=templates,
-            form=_user_text(history)[-_FORM_CHARS:] if is_form else "",
+            form=_user_text(history)[-_FORM_CHARS:] if templates else "",
             retried=retried or turn.request_key,
         )
         self._learn(turn, history, client)
