@@ -246,6 +246,7 @@ def _add_control_commands(command: _AddCommand) -> None:
     page.add_argument(
         "--browser", action=argparse.BooleanOptionalAction, default=True, help="open the link in a browser"
     )
+    _add_openclaw(command)
     keys = command("keys", "keys by name, for several people or programs: add NAME, list, revoke NAME")
     keys.add_argument("action", choices=["add", "list", "revoke"])
     keys.add_argument("name", nargs="?", help="whose key; the first one is called default")
@@ -264,6 +265,22 @@ def _add_control_commands(command: _AddCommand) -> None:
     keys.add_argument(
         "--owner", action="store_true", help="the new key may see and use what belongs to other keys"
     )
+
+
+def _add_openclaw(command: _AddCommand) -> None:
+    openclaw = command("openclaw", "put Patina and its feedback plugin into OpenClaw's configuration")
+    openclaw.add_argument(
+        "--write",
+        action="store_true",
+        help="write it, and keep the present file as a backup; default: only show",
+    )
+    openclaw.add_argument(
+        "--config",
+        type=Path,
+        default=Path("~/.openclaw/openclaw.json"),
+        help="OpenClaw's configuration (default: %(default)s)",
+    )
+    openclaw.add_argument("--telegram-token", help="also set up Telegram with this bot's token")
 
 
 def _add_forget(command: _AddCommand) -> None:

@@ -26,6 +26,7 @@ from cli.forget import forget, verify_receipt
 from cli.home_files import note_export
 from cli.import_turns import import_turns
 from cli.live import ask_proxy, is_in_trouble, store_line, traffic_lines, version_lines
+from cli.openclaw import openclaw
 from cli.opened_record import open_record
 from cli.policies import chosen_policy, given_policy
 from cli.preferences import preferences
@@ -665,6 +666,7 @@ COMMANDS: dict[str, Command] = {
     "import": import_turns,
     "compare": compare,
     "recover": recover,
+    "openclaw": openclaw,
     "backup": backup,
     "restore": restore,
 }

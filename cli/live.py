@@ -31,7 +31,7 @@ def ask_proxy(settings: Settings) -> Json | None:
     except ConfigError:
         return None  # nothing was ever started here
     request = urllib.request.Request(f"{running.gateway_url}/v1/patina/status")
-    if key := _key(running):
+    if key := key_of(running):
         request.add_header("x-patina-key", key)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by way of a web proxy
     try:
@@ -43,7 +43,7 @@ def ask_proxy(settings: Settings) -> Json | None:
     return found if isinstance(found, dict) and isinstance(found.get("store"), dict) else None
 
 
-def _key(running: Settings) -> str:
+def key_of(running: Settings) -> str:
     if running.api_key is not None:
         return running.api_key
     try:

@@ -43,6 +43,7 @@ from proxy.endpoints import (
     COMPLETIONS,
     CONVERSATIONS,
     COUNT,
+    FATE,
     FEEDBACK,
     FEEDBACK_STATE,
     FORWARDED_PREFIX,
@@ -469,6 +470,8 @@ class Proxy:
             await self._answer_batch(send, _with_status(200, poll))
         elif endpoint is LORA:
             await self._lora(scope, receive, send, principal=principal, path=path)
+        elif endpoint is FATE:
+            await self._fate(send, principal.key_name, path.removeprefix(FATE.path[:-1]))
         elif endpoint is MODELS:
             await send_json(send, 200, {"object": "list", "data": await self._model_cards(principal)})
         elif endpoint is MODEL:
@@ -692,6 +695,29 @@ class Proxy:
         reason = await self._why_untrained(turn_id, body)
         answer = {} if reason is None else {"trains": False, "reason": reason}
         await send_json(send, 200, {"status": status, "turn_id": turn_id, **answer})
+
+    async def _fate(self, send: Send, key_name: str, turn_id: str) -> None:
+        try:
+            record = await self._record.get()
+            await wait_recorded(record, self._journal.folder, _FEEDBACK_WAIT_S)
+            found = await record.turn_progress(key_name, turn_id)
+        except RecordError as exc:
+            log.warning("the fate of a turn could not be read: %s", exc)
+            await send_error(
+                send, 503, "The record cannot be read now. Retry the request.", kind="server_error"
+            )
+            return
+        if found is None:
+            await send_error(send, 404, "No turn of this key matches.", code="unknown_turn")
+            return
+        fate = found.fate
+        answer = {
+            "turn_id": turn_id,
+            "policy": found.policy,
+            "stage": fate.stage,
+            "drop_reason": fate.drop_reason,
+        }
+        await send_json(send, 200, {**answer, "version": fate.trained_in_version, "is_live": found.is_live})
 
     async def _refuse_feedback(self, send: Send, exc: Exception) -> None:
         log.warning("feedback was not recorded: %s", exc)

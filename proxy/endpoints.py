@@ -72,7 +72,7 @@ STORED_ONE = Endpoint(
 JOBS = Endpoint(
     method="any",
     path="/v1/fine_tuning/jobs*",
-    summary="training as OpenAI shows it: one job for each policy, its `events` and `checkpoints`; `POST …/pause`, `…/resume`",
+    summary="training as OpenAI shows it: one job for each policy, its `events` and `checkpoints`; `POST …/pause`, `…/resume`, `…/rollback`",
     is_local_only=True,
 )
 RESPONSES = Endpoint(
@@ -126,6 +126,11 @@ STATUS = Endpoint(
 FEEDBACK = Endpoint(
     method="POST", path="/v1/feedback", summary="explicit feedback on a turn (fields below); idempotent"
 )
+FATE = Endpoint(
+    method="GET",
+    path="/v1/patina/turns/*",
+    summary="what became of a turn (its id): `stage`, `drop_reason`, the `version` that it trained, `is_live` when that or a later one serves",
+)
 FEEDBACK_STATE = Endpoint(
     method="GET", path="/v1/feedback/*", summary="what became of a batch of feedback, by its `request_id`"
 )
@@ -166,6 +171,7 @@ ENDPOINTS = (
     ROOT,
     STATUS,
     FEEDBACK,
+    FATE,
     FEEDBACK_STATE,
     LORA,
     MODELS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from starlette.types import Scope, Send
 
@@ -85,8 +86,10 @@ class FineTuningJobs:
         if action:
             if one.policy == self._shared_policy and not principal.is_owner:
                 raise Untranslatable(
-                    "Several keys share this policy: only an owner's key pauses it.", status=403
+                    "Several keys share this policy: only an owner's key changes it.", status=403
                 )
+            if action == "rollback":
+                return await self._job(record, await _roll_back(record, one))
             await record.set_paused(action == "pause", policy=one.policy)
         return await self._job(record, one)
 
@@ -115,8 +118,27 @@ class FineTuningJobs:
 
 
 _ACTIONS = frozenset(
-    {("GET", ""), ("GET", "events"), ("GET", "checkpoints"), ("POST", "pause"), ("POST", "resume")}
-)
+    {
+        ("GET", ""), ("GET", "events"), ("GET", "checkpoints"), ("POST", "pause"), ("POST", "resume"), ("POST", "rollback"),
+    }
+)  # fmt: skip
+
+
+async def _roll_back(record: Record, one: ServedPolicy) -> ServedPolicy:
+    """Make the version that the live one was trained from live again.
+
+    Raises:
+        Untranslatable: no version is live, or its parent cannot serve any more.
+    """
+    move = (await record.aliases()).get(one.policy)
+    version = await record.adapter(one.policy, move.version) if move is not None else None
+    if version is None:
+        raise Untranslatable("The base model is live: there is no version to take back.", status=409)
+    try:
+        await record.rollback(one.policy, version.parent_version, actor="client")
+    except RecordError as exc:
+        raise Untranslatable(f"It was not rolled back: {exc}.", status=409) from exc
+    return replace(one, version=version.parent_version)
 
 
 def _is_published(version: AdapterVersion) -> bool:

@@ -9,6 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
+from scorers.open_webui import poll_ratings
 from scorers.registry import build_scorer_chain
 from scorers.worker import Worker
 from store.errors import ConfigError, OurError
@@ -33,7 +34,13 @@ async def serve(settings: Settings, judge_url: str, judge_model: str = "") -> No
         worker = Worker(record, chain, most_per_hour=settings.most_verdicts_per_hour)
         await worker.announce("starting")  # the judge's library takes seconds to import
         await chain.start()
-        await worker.run(stop)
+        ratings = asyncio.create_task(poll_ratings(record, settings)) if settings.open_webui_url else None
+        try:
+            await worker.run(stop)
+        finally:
+            if ratings is not None:
+                ratings.cancel()
+                await asyncio.gather(ratings, return_exceptions=True)
     finally:
         await chain.close()
         await record.close()

@@ -71,6 +71,7 @@ from store.values import (
     Tip,
     Tips,
     TurnFate,
+    TurnProgress,
     UnusedComplaint,
     Verdict,
     Waiting,
@@ -231,6 +232,14 @@ class Record:
     async def find_exchange(self, key_name: str, prompt: str, response: str) -> str | None:
         """Return the newest turn that answered ``response`` to a last user text ``prompt`` (CLaaS's feedback body)."""
         return await self._database.read(proxy.find_exchange, key_name, prompt, response)
+
+    async def turns_answering(self, key_name: str, response: str) -> list[tuple[str, float, list[Json]]]:
+        """Return the newest turns of a key that answered ``response``: id, time, messages of the prompt."""
+        return await self._database.read(proxy.turns_answering, key_name, response)
+
+    async def feedback_keys(self, prefix: str) -> list[tuple[str, str]]:
+        """Return idempotency key and turn of the feedback whose key begins so, oldest first."""
+        return await self._database.read(proxy.feedback_keys, prefix)
 
     async def add_feedback(self, feedback: Feedback) -> bool:
         """Store explicit feedback; a turn that waited for an answer (or had none) is up for scoring.
@@ -628,6 +637,10 @@ class Record:
     async def fates(self, turn_ids: Sequence[str]) -> dict[str, TurnFate]:
         """Return where these turns stand in life."""
         return await self._database.read(person.fates, turn_ids)
+
+    async def turn_progress(self, key_name: str, turn_id: str) -> TurnProgress | None:
+        """Return how far a turn of this key has come on its way into the live version; None: it is not recorded."""
+        return await self._database.read(person.turn_progress, key_name, turn_id)
 
     async def trajectories(
         self,

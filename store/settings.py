@@ -254,6 +254,21 @@ class Settings(BaseSettings):
     judge_api_key: str = _field(
         "", "PATINA_JUDGE_API_KEY", "key for the judge; default: the provider's own variable", "scoring"
     )
+    open_webui_url: str = _field(
+        "",
+        "PATINA_OPEN_WEBUI_URL",
+        "address of an Open WebUI whose ratings train, e.g. http://127.0.0.1:8080; empty: none",
+        "scoring",
+    )
+    open_webui_token: str = _field(
+        "", "PATINA_OPEN_WEBUI_TOKEN", "API key of one of its administrators", "scoring"
+    )
+    open_webui_key: str = _field(
+        "default",
+        "PATINA_OPEN_WEBUI_KEY",
+        "name of the Patina key that it sends its requests with",
+        "scoring",
+    )
     rubric: str = _field(
         "", "PATINA_RUBRIC", "text file woven into the judge's question: what counts as good", "scoring"
     )
@@ -874,7 +889,7 @@ def training_settings(settings: Settings) -> dict[str, Any]:
 def to_json(settings: Settings) -> dict[str, Any]:
     """Return the settings as JSON with every secret blanked, for `status` and version metrics."""
     data: dict[str, Any] = json.loads(settings.model_dump_json())
-    for name in ("api_key", "upstream_api_key", "judge_api_key", "tinker_api_key"):
+    for name in ("api_key", "upstream_api_key", "judge_api_key", "open_webui_token", "tinker_api_key"):
         if data.get(name):
             data[name] = "***"
     for name in ("upstream", "judge_api_base", "tinker_base_url", "database"):

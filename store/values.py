@@ -742,6 +742,20 @@ class TurnFate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnProgress:
+    """How far a turn has come on its way into the live version.
+
+    Attributes:
+        policy: the one that it trains.
+        is_live: the version that it trained, or a later one made from that, is live.
+    """
+
+    fate: TurnFate
+    policy: str
+    is_live: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WishEdit:
     """What the owner changed in one wording of the playbook.
 

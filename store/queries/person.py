@@ -29,6 +29,7 @@ from store.values import (
     StatedHint,
     TurnFate,
     TurnKind,
+    TurnProgress,
     UnusedComplaint,
     WishEdit,
 )
@@ -318,6 +319,24 @@ def fates(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, TurnF
         )
         for row in rows
     }
+
+
+def turn_progress(connection: sa.Connection, key_name: str, turn_id: str) -> TurnProgress | None:
+    """Return how far a turn has come; None: it is not recorded, or another key's."""
+    t = schema.turns.c
+    policy = connection.execute(
+        sa.select(t.policy).where(t.turn_id == turn_id, t.key_name == key_name)
+    ).scalar_one_or_none()
+    fate = fates(connection, [turn_id]).get(turn_id)
+    if policy is None or fate is None:
+        return None
+    move = aliases(connection).get(policy)
+    version = move.version if move is not None else BASE_VERSION
+    trained_in = fate.trained_in_version
+    while trained_in is not None and version > trained_in:
+        made = adapter(connection, policy, version)
+        version = made.parent_version if made is not None else BASE_VERSION
+    return TurnProgress(fate=fate, policy=policy, is_live=version == trained_in)
 
 
 def add_wish_edits(connection: sa.Connection, policy: str, edits: Sequence[WishEdit], now: float) -> None:

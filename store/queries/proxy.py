@@ -18,7 +18,18 @@ from store.hashing import ROOT, exact_json, text_key
 from store.lifecycle import Event
 from store.queries.common import answer, chain_messages, move, teach_again
 from store.texts import last_user_text
-from store.values import Feedback, GpuLease, GpuRole, Heartbeat, Relation, Tip, Tips, TurnKind, may_hold_hint
+from store.values import (
+    Feedback,
+    GpuLease,
+    GpuRole,
+    Heartbeat,
+    Json,
+    Relation,
+    Tip,
+    Tips,
+    TurnKind,
+    may_hold_hint,
+)
 
 #: Turns that are returned under one key: a key of more identifies none of them.
 MAX_TIPS_PER_KEY = 64
@@ -74,6 +85,31 @@ def find_exchange(connection: sa.Connection, key_name: str, prompt: str, respons
         if last_user_text(messages).strip() == prompt.strip():
             return str(turn_id)
     return None
+
+
+def turns_answering(
+    connection: sa.Connection, key_name: str, response: str
+) -> list[tuple[str, float, list[Json]]]:
+    """Return the newest turns of a key that answered ``response``: id, time, messages of the prompt."""
+    c = schema.turns.c
+    rows = connection.execute(
+        sa.select(c.turn_id, c.created_at, c.preamble_node, c.history_node)
+        .where(c.key_name == key_name, c.completion_key == text_key(response))
+        .order_by(c.created_at.desc())
+        .limit(50)
+    ).all()
+    return [(row.turn_id, row.created_at, chain_messages(connection, ROOT, row.history_node)) for row in rows]
+
+
+def feedback_keys(connection: sa.Connection, prefix: str) -> list[tuple[str, str]]:
+    """Return idempotency key and turn of the feedback whose key begins so, oldest first."""
+    f = schema.feedback.c
+    rows = connection.execute(
+        sa.select(f.idempotency_key, f.turn_id)
+        .where(f.idempotency_key.startswith(prefix, autoescape=True))
+        .order_by(f.created_at, f.feedback_id)
+    )
+    return [(row.idempotency_key, row.turn_id) for row in rows]
 
 
 def add_feedback(connection: sa.Connection, feedback: Feedback) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from tests.proxy.upstream import Json, Seen, Upstream
 
 #: Tools of agents that run a command, the best first; then any other tool.
-_SHELLS = ("exec_command", "shell", "shell_command", "Bash", "local_shell")
+_SHELLS = ("exec_command", "shell", "shell_command", "Bash", "bash", "run_shell_command", "local_shell")
 _COMMAND = "echo patina-$((40 + 2))"
 
 

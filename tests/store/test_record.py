@@ -240,7 +240,27 @@ async def test_the_walk_from_recorded_to_trained(record: Record) -> None:
     assert (fate.stage, fate.trained_in_version) == (Stage.TRAINED, 1)
     assert (await record.aliases())[POLICY].version == 1
     assert [t.turn_id for t in await record.trained_turns(POLICY, version=1)] == [turn_id]
+    progress = await record.turn_progress("alice", turn_id)
+    assert progress is not None
+    assert (progress.policy, progress.is_live, progress.fate) == (POLICY, True, fate)
+    assert await record.turn_progress("bob", turn_id) is None
     assert await record.verify() == []
+
+
+async def test_a_turn_is_live_while_its_version_or_one_made_from_it_serves(record: Record) -> None:
+    (turn_id,) = await answered(record)
+    await record.add_verdict(make_verdict(turn_id))
+    await record.claim(POLICY, 8, worker="w", lease_s=60)
+    await record.publish(adapter(1), [turn_id], step(1), worker="w")
+    await record.publish(adapter(2), [], step(2), worker="w")
+    found = []
+    for version in (2, 1, 0):
+        if version != 2:
+            await record.rollback(POLICY, version)
+        progress = await record.turn_progress("alice", turn_id)
+        assert progress is not None
+        found.append(progress.is_live)
+    assert found == [True, True, False]
 
 
 @pytest.mark.parametrize(
