@@ -78,7 +78,7 @@ STRUCTURE: Mapping[str, tuple[str, str]] = {
     "long_system": ("", "a long system prompt"),
     "structured_opening": ("structured_one_off", "a forced schema or call on a fresh request"),
     "structured": ("", "a forced schema or call"),
-    "probe": ("probe", "room for a few tokens only, after a greeting or on a fresh request"),
+    "probe": ("probe", "room for one token on a fresh request or under an instruction, or for a few after a greeting"),
     "few_tokens": ("", "a low token limit on a request with instructions"),
     "temperature_0": ("", "temperature 0 on a fresh request"),
     "short_question": ("", "a short newest message without instructions"),
@@ -115,6 +115,7 @@ STRUCTURE: Mapping[str, tuple[str, str]] = {
     "known_system": ("", "people continue conversations under this system prompt, so that its words are no evidence"),
     "beside_main": ("text_function", "the same text was sent at the same time without this schema or token limit"),
     "template": ("text_function", "its long literal beginning stood before other texts of this client, never continued"),
+    "same_form": ("", "it writes out a recorded main turn in that turn's own form, under the same system prompt"),
     "tools_followed": ("", "a later request brought the results of tools that it called"),
     "continued": ("", "a later request continued it with a person's new words"),
 }  # fmt: skip
@@ -136,7 +137,7 @@ MEANINGS: Mapping[str, str] = {
     **LINKED,
     "conversation": "no evidence of a side turn outweighs the rest",
     "works_on_recorded_exchange": "it quotes a recorded question with its answer and does not wait for the next line",
-    "side_tool_results": "only tool results follow a side turn",
+    "side_tool_results": "only tool results or a framework's text follow a side turn",
 }  # fmt: skip
 _TOPIC_OF: Mapping[str, str] = {
     **{f"{place}_{p.code}": p.topic for place in ("ask", "role") for p in (*TOPICS, *MACHINES)},
@@ -278,7 +279,7 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
         "structured": is_structured(request),
         "structured_opening": is_structured(request) and not answered,
         "forced_tool": is_forced,
-        "probe": not answered and isinstance(limit, int) and (limit == 1 or (limit <= 5 and bool(_GREETING.match(words)))),
+        "probe": isinstance(limit, int) and ((limit == 1 and (not answered or bool(role))) or (not answered and limit <= 5 and bool(_GREETING.match(words)))),
         "few_tokens": isinstance(limit, int) and limit <= MANY_TOKENS and ("form" in ask or bool(role)),
         "temperature_0": not answered and request.get("temperature") == 0,
         "closing_instruction": bool(trailing) and not _is_output(messages, answered),

@@ -166,6 +166,7 @@ class LinkCandidates:
         awaits_next_line: the request writes out a dialogue and ends with the next speaker's name.
         concerns_past_only: the request is of a kind that exists only for past conversations: a summary, a memory.
         is_delegated: the request is fresh and repeats what a recorded turn passed to a tool.
+        same_form: the main turn whose question and answer this request writes out in the same form, and the request's new words.
         is_sample: the request draws another sample for a prompt, which is no opinion about the earlier replies.
         asked_again: turns that a person may have asked again with this request.
     """
@@ -187,6 +188,7 @@ class LinkCandidates:
     is_silent_reply: bool = False
     awaits_next_line: bool = False
     is_delegated: bool = False
+    same_form: tuple[Tip, str] | None = None
     is_sample: bool = False
     asked_again: Collection[str] = ()
     concerns_past_only: bool = False
@@ -465,7 +467,12 @@ def _quote_link(history: History, candidates: LinkCandidates, kind: TurnKind) ->
     if kind is TurnKind.MAIN:
         if history.is_opening and candidates.awaits_next_line and exchanges:
             last = max(exchanges, key=lambda q: (q.position, q.tip.is_newest, q.tip.created_at))
-            return _dialogue_link(history, last.tip)
+            text = "\n".join(
+                content_text(m.get("content")) for m in history.messages if m.get("role") == "user"
+            )
+            return _dialogue_link(last.tip, last_utterance(text))
+        if candidates.same_form is not None:
+            return _dialogue_link(*candidates.same_form)
         summaries = [q for q in distinctive if _is_summary(q) and q.newest]
         summary = max(summaries, key=lambda q: q.tip.created_at) if summaries else None
         # A summary with a recorded exchange behind it is being updated; a conversation goes on with new words.
@@ -538,9 +545,7 @@ def _side_link(quote: Quote, reason: LinkReason, kind_reason: str | None = None)
     )
 
 
-def _dialogue_link(history: History, parent: Tip) -> Link:
-    text = "\n".join(content_text(m.get("content")) for m in history.messages if m.get("role") == "user")
-    words = {"role": "user", "content": last_utterance(text)}
+def _dialogue_link(parent: Tip, words: str) -> Link:
     reason = LinkReason.WRITTEN_OUT_DIALOGUE
     return Link(
         relation=Relation.NEXT if parent.is_newest else Relation.BRANCH,
@@ -549,7 +554,7 @@ def _dialogue_link(history: History, parent: Tip) -> Link:
         parent_turn_id=parent.turn_id,
         turn_index=parent.turn_index + 1,
         answered_turn_id=parent.turn_id,
-        messages_after=(words,),
+        messages_after=({"role": "user", "content": words},),
         confidence=CONFIDENCE[reason],
         reason=reason,
     )
@@ -613,10 +618,14 @@ def _inserted_side_answer(history: History, candidates: LinkCandidates, kind: Tu
 
 
 def _continues_side_turn(history: History, run: RoleRun | None, parent: Tip) -> bool:
-    """Whether only tool results follow the parent, a side turn."""
+    """Whether only tool results or a framework's text follow the parent, a side turn."""
     if run is None or parent.kind is TurnKind.MAIN:
         return False
-    return {m.role for m in history.runs if m.end > run.end} == {"tool"}
+    if {m.role for m in history.runs if m.end > run.end} == {"tool"}:
+        return True
+    reply = content_text(history.messages[run.end - 1].get("content"))
+    said = next_state_text(history.messages_after(run.end), reply)
+    return said is not None and said[0] in ("validator", "framework")
 
 
 # ------------------------------------------------------------------- exact keys

@@ -265,6 +265,39 @@ class Quote:
         return self.question_share >= MATCH_SHARE and self.answer_share >= MATCH_SHARE
 
 
+#: Characters at the end of two prompts that are equal where both are made from one form.
+MIN_FORM_CHARS = 60
+#: Characters of a question's end that are searched for where it is written out again.
+_ASKED_CHARS = 32
+
+
+def words_in_form(text: str, before: str, answer: Sequence[str]) -> str | None:
+    """Return the new words of a prompt that is made from the form of an earlier one and writes out that one's question and answer.
+
+    None where it does not.
+
+    Args:
+        before: the earlier prompt, or its end.
+        answer: lines of the earlier reply (`TurnLines.bare_answer`).
+    """
+    ending = 0
+    for one, other in zip(reversed(text), reversed(before), strict=False):
+        if one != other:
+            break
+        ending += 1
+    if ending < MIN_FORM_CHARS or not answer or len(answer[-1]) < _MIN_SUBSTRING_CHARS:
+        return None
+    body = text[:-ending]
+    asked = _NOT_WORDS.sub("", before[:-ending].casefold())[-_ASKED_CHARS:]
+    if len(asked) < _MIN_SUBSTRING_CHARS or asked not in _NOT_WORDS.sub("", body.casefold()):
+        return None
+    lines = body.splitlines()
+    for i in range(len(lines) - 1, -1, -1):
+        if answer[-1] in _line_forms(lines[i][:_LINE_START]):
+            return _SPEAKER.sub("", "\n".join(lines[i + 1 :]).strip(), count=1).strip() or None
+    return None
+
+
 #: Shorter lines occur inside others by chance.
 _MIN_SUBSTRING_CHARS = 12
 #: A prompt or a reply counts as found from this share on.

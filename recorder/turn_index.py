@@ -51,6 +51,7 @@ from recorder.text_overlap import (
     normalise_line,
     read_prompt_lines,
     read_turn_lines,
+    words_in_form,
 )
 from recorder.turns import ClassifiedExchange
 from store.hashing import digest
@@ -89,7 +90,7 @@ _MAX_WRAPPED_CHARS, _MAX_UNWRAPPED = 20_000, 2
 _MAX_SEARCHED_TURNS = 32
 #: Turns that share lines with a prompt, at most; those of its last lines come first.
 _MAX_TURNS_FOUND = 1024
-_KEY_KINDS = ("request", "body", "session", "side", "reply", "exchange", "order", "opening")
+_KEY_KINDS = ("request", "body", "session", "side", "reply", "exchange", "order", "opening", "form")
 #: Side requests that concern only past conversations, and those that run independently of any conversation.
 _PAST_SIDE_REASONS = frozenset({"summary", "memory"})
 _INDEPENDENT_SIDE_REASONS = frozenset({"subagent", "cron"})
@@ -110,6 +111,8 @@ ASKED_AGAIN_S = (1.0, 900.0)
 _MAX_LOOP_TURNS = 32
 #: Characters of a template's literal beginning or end, and different texts around it from which on it is one.
 _TEMPLATE_CHARS, _MIN_TEMPLATE_TEXTS = 80, 2
+#: Characters of a prompt's end that are kept to recognise its form.
+_FORM_CHARS = 1500
 #: Characters of a system prompt that tell it from another one.
 _SYSTEM_HEAD_CHARS = 120
 _DIGITS = re.compile(r"\d+")
@@ -147,6 +150,7 @@ class _Entry:
     key_name: str
     freedom: tuple[bool, bool]  #: of its reply (`_freedom`)
     templates: tuple[str, ...]  #: keys of its literal beginning and end (`_template_keys`)
+    form: str  #: the end of a prompt that may be made from a form
     retried: str  #: key of its prompt; of a framework's retry, of the first prompt
 
 
@@ -299,6 +303,8 @@ class TurnIndex:
         if len(opening) >= _MIN_EDITED_OPENING_CHARS:
             keys.append(("opening", f"{history.root}:{normalise_line(opening)[:_OPENING_KEY_CHARS]}"))
         keys += [("order", f"{history.root}:{turn_order[-1]}") for turn_order in delegated_texts]
+        templates = _template_keys(history, client)
+        keys += [("form", key) for key in templates]
         self._note_user(turn.key_name, turn.user)
         before = self._entries.get(turn.parent_turn_id or "")
         retried = before.retried if before is not None and turn.relation is Relation.FRAMEWORK_RETRY else None
@@ -341,7 +347,8 @@ class TurnIndex:
             main_drop_reason=turn.main_drop_reason,
             key_name=turn.key_name,
             freedom=_freedom(turn.request),
-            templates=_template_keys(history, client),
+            templates=templates,
+            form=_user_text(history)[-_FORM_CHARS:] if templates else "",
             retried=retried or turn.request_key,
         )
         self._learn(turn, history, client)
@@ -446,6 +453,8 @@ class TurnIndex:
         if any(mine < twin.freedom for twin in self._twins(captured)):
             codes.append("beside_main")
         if history.is_opening:
+            if self._continued_form(captured) is not None:
+                return [*codes, "same_form"]
             known = [t for key in _template_keys(history, captured.client) if (t := self._templates.get(key))]
             is_template = not any(t.is_continued for t in known) and any(
                 len(t.texts - {history.request_key}) >= _MIN_TEMPLATE_TEXTS for t in known
@@ -466,6 +475,18 @@ class TurnIndex:
         if all(e.tool_count > 1 and 2 * tools < e.tool_count for e in before):
             codes.append("fewer_tools")
         return codes
+
+    def _continued_form(self, captured: ClassifiedExchange) -> tuple[Tip, str] | None:
+        """Return the main turn whose question and answer this request writes out in the same form, and the request's new words."""
+        history = captured.history
+        keys = _template_keys(history, captured.client)
+        found = {t: self._entries[t] for key in keys for t in _newest(self._holders("form", key))}
+        for entry in sorted(found.values(), key=lambda e: e.tip.created_at, reverse=True):
+            if entry.tip.kind is TurnKind.MAIN and entry.system_head == _system_head(history):
+                words = words_in_form(_user_text(history), entry.form, entry.trace.bare_answer)
+                if words is not None:
+                    return self.refresh(entry.tip), words
+        return None
 
     def _twins(self, captured: ClassifiedExchange) -> Iterator[_Entry]:
         """Yield the turns of the same text that were sent at the same time by the same client under another system prompt."""
@@ -781,6 +802,7 @@ class TurnIndex:
             is_silent_reply=any(map(is_silent_reply, captured.reply.completions)),
             awaits_next_line=not is_exact
             and next_speaker(quotable, with_system=not history.is_opening) is not None,
+            same_form=self._continued_form(captured),
             concerns_past_only=captured.kind.reason in _PAST_SIDE_REASONS,
             is_delegated=not is_exact and history.is_opening and self._is_delegated(history),
         )
@@ -1184,14 +1206,17 @@ def _template_keys(history: History, client: str) -> tuple[str, ...]:
     """Return the keys of the literal beginning and end of a fresh request that is long enough to be made from a template."""
     if not history.is_opening:
         return ()
-    texts = [content_text(m.get("content")) for m in history.messages if m.get("role") == "user"]
-    text = "\n".join(texts)
+    text = _user_text(history)
     if len(text) < 2 * _TEMPLATE_CHARS:
         return ()
     return (
         digest("begins", history.root, client, text[:_TEMPLATE_CHARS]),
         digest("ends", history.root, client, text[-_TEMPLATE_CHARS:]),
     )
+
+
+def _user_text(history: History) -> str:
+    return "\n".join(content_text(m.get("content")) for m in history.messages if m.get("role") == "user")
 
 
 def _sampling(request: Json) -> tuple[Any, Any]:

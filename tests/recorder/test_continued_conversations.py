@@ -219,3 +219,52 @@ async def test_a_corrected_turn_keeps_its_first_kind_and_waits_for_its_verdict(t
     assert [state["text"] for state in found["next_states"]] == ["No, shorter please."]
     # What its tokens teach although the schema forced them, the trainer decides.
     assert (found["stage"], found["drop_reason"]) == ("answered", None)
+
+
+def test_a_conversation_written_out_in_the_form_of_its_own_turns_continues() -> None:
+    system = {"role": "system", "content": "You are a tutor of the evening school. Your goal is to help."}
+    end = "\n\nWhat your answer has to contain: a short answer that is complete by itself, for the person who asked."
+
+    def task(words: str, *exchanges: tuple[str, str]) -> list[dict[str, Any]]:
+        written = "".join(f"User: {question}\nAssistant: {answer}\n" for question, answer in exchanges)
+        before = f"The conversation:\n{written}\n" if written else ""
+        return [system, user(f"Your task: {before}The user says: {words}{end}")]
+
+    first = (
+        "How do I turn Fahrenheit into Celsius in my program?",
+        "Take 32 off first, then use `f * 5 / 9`.",
+    )
+    second = ("no, that needs brackets around the subtraction", "Right: `(f - 32) * 5 / 9` with brackets.")
+    other = ("What can I bring to the barbecue on Saturday?", "Bring a salad and something to drink.")
+    title = [
+        user(
+            f"Write a title for this chat. Reply with the title only.\nUser: {first[0]}\nAssistant: {first[1]}"
+        )
+    ]
+    found = predict(
+        (task(first[0]), f"Thought: easy\nFinal Answer: {first[1]}"),
+        (task(other[0]), f"Thought: easy\nFinal Answer: {other[1]}"),
+        (task(second[0], first), f"Thought: hm\nFinal Answer: {second[1]}"),
+        (title, "Fahrenheit"),
+        (task("thanks, and the other way round?", first, second), "Final Answer: `c * 9 / 5 + 32`"),
+    )
+    assert [p.kind for p in found] == ["main", "main", "main", "side", "main"]
+    assert [p.answered_seq for p in found] == [None, None, found[0].seq, None, found[2].seq]
+    assert found[1].session != found[0].session == found[4].session
+
+
+@pytest.mark.parametrize("rejected", [True, False])
+def test_a_frameworks_text_after_a_side_turn_makes_it_no_persons(rejected: bool) -> None:
+    asked = [
+        user(
+            "Generate a title for this conversation. Reply with the title only.\nUser: hello\nAssistant: Hello!"
+        )
+    ]
+    reply = "A fine title that is far too long for any list"
+    text = (
+        "1 validation error for Title\nname\n  String should have at most 20 characters [type=string_too_long]"
+        if rejected
+        else "Thanks, and what about my garden?"
+    )
+    found = predict((asked, reply), ([*asked, said(reply), user(text)], "A fine title"))
+    assert found[1].kind == ("side" if rejected else "main")
