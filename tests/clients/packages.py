@@ -22,11 +22,15 @@ def _folder(*packages: str) -> Path:
 
 
 def _install(command: list[str], folder: Path, packages: tuple[str, ...]) -> None:
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, timeout=_INSTALL_S
-    )
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=False, timeout=_INSTALL_S
+        )
+    except subprocess.TimeoutExpired:
+        last = f"not done after {_INSTALL_S} s"
+    else:
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1] if done.returncode else ""
+    if last:
         shutil.rmtree(folder)
         pytest.skip(f"{' '.join(packages)} cannot be installed: {last}")
 
