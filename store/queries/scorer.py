@@ -88,7 +88,7 @@ def add_verdict(
     Args:
         most_per_hour: verdicts of one key within an hour that may train; a turn beyond them is dropped. 0: no limit.
     """
-    if drop is None and not _has_tokens(connection, verdict.turn_id):
+    if drop is None and _lacks_tokens(connection, verdict.turn_id):
         drop = DropReason.NO_TOKENS
     has_signal = bool(verdict.value or verdict.hint)
     trained_in = _trained_in(connection, verdict.turn_id)
@@ -143,14 +143,13 @@ def _trained_in(connection: sa.Connection, turn_id: str) -> int | None:
     return found
 
 
-def _has_tokens(connection: sa.Connection, turn_id: str) -> bool:
+def _lacks_tokens(connection: sa.Connection, turn_id: str) -> bool:
+    """Whether a backend reported no tokens for a turn. Imported turns have none either, and train by their hints."""
     t = schema.turns.c
-    row = connection.execute(
-        sa.select(t.turn_id).where(
-            t.turn_id == turn_id, t.completion_token_ids != "[]", t.sampling_logprobs != "[]"
-        )
-    ).one_or_none()
-    return row is not None
+    reason = connection.execute(
+        sa.select(t.main_drop_reason).where(t.turn_id == turn_id)
+    ).scalar_one_or_none()
+    return reason == DropReason.NO_TOKENS.value
 
 
 def _trainable(connection: sa.Connection, verdict: Verdict) -> int:
