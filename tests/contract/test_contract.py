@@ -194,9 +194,10 @@ async def test_a_schema_is_held_or_refused(engine: BackendClient, able: Capabili
 # ---- translated APIs
 
 
-@pytest.fixture(scope="module")
-def clients(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
-    with clients_of(backend, tmp_path_factory.mktemp("gateway")) as made:
+@pytest.fixture
+def clients(backend: Backend, tmp_path: Path) -> Iterator[Clients]:
+    """A gateway for one test: it unloads versions that its own record does not name, and so those of other tests."""
+    with clients_of(backend, tmp_path) as made:
         yield made
 
 
