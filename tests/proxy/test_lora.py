@@ -160,7 +160,8 @@ def test_a_key_lists_deletes_and_exports_only_what_is_its_own(people: People, tm
         with zipfile.ZipFile(io.BytesIO(reply.content)) as archive:
             assert archive.testzip() is None
             assert archive.namelist() == ["adapter_config.json", "adapter_model.safetensors", "metrics.json"]
-            assert archive.read("adapter_model.safetensors") == b"weights of tiny.ann@1"
+            published = tmp_path / "tiny.ann@1" / "adapter_model.safetensors"
+            assert archive.read("adapter_model.safetensors") == published.read_bytes()
     assert call(people, "ann", "GET", f"{export}ann/assistant&version=9").status_code == 404
     assert call(people, "ann", "GET", f"{export}ann/assistant&version=x").status_code == 422
     delete = "/v1/lora?lora_id=ann/assistant"
