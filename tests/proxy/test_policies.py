@@ -253,6 +253,12 @@ def test_every_route_shows_a_key_only_what_is_its_own(people: People, tmp_path: 
             ask(people.gateway.url, bearer(people.keys[name]), target="/v1/feedback", body=body).status
             == status
         )
+    # what became of a turn: of one's own turns only
+    for name, status in (("bob", 404), ("eve", 404), ("ann", 200)):
+        target = f"/v1/patina/turns/{turn}"
+        seen = ask(people.gateway.url, bearer(people.keys[name]), method="GET", target=target, body=b"")
+        assert seen.status == status
+    checked["/v1/patina/turns/*"] = None
     checked["/v1/feedback"] = checked["/v1/feedback/*"] = None  # batches: tests/proxy/test_lora.py
     checked["/v1/lora*"] = None
     # responses and conversations: of one's own key only, an owner's key too; another key's policy does not exist
