@@ -14,7 +14,8 @@ from tests.proxy.upstream import Json, Seen, Upstream
 
 #: Tools of agents that run a command, the best first; then any other tool.
 _SHELLS = ("exec_command", "shell", "shell_command", "Bash", "bash", "run_shell_command", "local_shell")
-_COMMAND = "echo patina-$((40 + 2))"
+#: It goes on a moment after its output: one client loses the output of a command that ends at once on a busy machine.
+_COMMAND = "echo patina-$((40 + 2)); sleep 1"
 
 
 class ClientBackend(Upstream):
