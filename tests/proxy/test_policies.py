@@ -205,6 +205,15 @@ def test_an_earlier_version_of_ones_own_is_loaded_on_demand(people: People, tmp_
 # ------------------------------------------------------------------ all routes x keys
 
 
+def fate_statuses(people: People, turn: str) -> dict[str, int]:
+    """Return the status with which each key is answered what became of ann's turn."""
+    target = f"/v1/patina/turns/{turn}"
+    return {
+        name: ask(people.gateway.url, bearer(people.keys[name]), method="GET", target=target, body=b"").status
+        for name in ("bob", "eve", "ann")
+    }
+
+
 def test_every_route_shows_a_key_only_what_is_its_own(people: People, tmp_path: Path) -> None:
     for policy in ("tiny", "tiny.ann", "tiny.bob"):
         people.publish(policy, 1, tmp_path)
@@ -253,11 +262,7 @@ def test_every_route_shows_a_key_only_what_is_its_own(people: People, tmp_path: 
             ask(people.gateway.url, bearer(people.keys[name]), target="/v1/feedback", body=body).status
             == status
         )
-    # what became of a turn: of one's own turns only
-    for name, status in (("bob", 404), ("eve", 404), ("ann", 200)):
-        target = f"/v1/patina/turns/{turn}"
-        seen = ask(people.gateway.url, bearer(people.keys[name]), method="GET", target=target, body=b"")
-        assert seen.status == status
+    assert fate_statuses(people, turn) == {"bob": 404, "eve": 404, "ann": 200}
     checked["/v1/patina/turns/*"] = None
     checked["/v1/feedback"] = checked["/v1/feedback/*"] = None  # batches: tests/proxy/test_lora.py
     checked["/v1/lora*"] = None
