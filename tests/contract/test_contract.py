@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from serving.protocol import BackendClient, Capabilities
 from store.errors import AdapterError, AdapterMismatch, UpstreamUnreachable
-from store.manifest import MANIFEST, ModelDigests, build_manifest
+from store.manifest import MANIFEST, Attestation, ModelDigests, build_manifest
 from store.settings import BUILTIN_FOLDER
 from store.values import LogprobMode
 from tests.contract.asking import QUESTION, Completion, ask, body_of, stream
@@ -376,6 +376,15 @@ async def test_the_trainer_reads_the_very_log_probabilities_that_were_sampled_wi
         assert one.logprobs == pytest.approx(read[row][mask[row]].tolist(), abs=1e-3)
 
 
+def attested_folder(source: Path, folder: Path, name: str, attestation: Attestation | None) -> str:
+    """Return a copy of an adapter with a manifest that carries the trainer's log-probabilities."""
+    shutil.copytree(source, folder)
+    files = {file: (folder / file).read_bytes() for file in os.listdir(folder)}
+    manifest = build_manifest(files, name=name, model=ModelDigests(), attestation=attestation)
+    (folder / MANIFEST).write_bytes(manifest)
+    return str(folder)
+
+
 async def test_a_loaded_version_is_attested_and_other_weights_are_refused(
     engine: BackendClient, adapters: list[Path], tmp_path: Path
 ) -> None:
@@ -385,19 +394,42 @@ async def test_a_loaded_version_is_attested_and_other_weights_are_refused(
         policy.load_version(published)
         expected.append(text.attest(policy.snapshot(), f"{POLICY}@104"))
     for number, attestation in zip((105, 106), expected, strict=True):
-        folder = Path(shutil.copytree(adapters[1], tmp_path / str(number)))
-        files = {file: (folder / file).read_bytes() for file in os.listdir(folder)}
         name = f"{POLICY}@{number}"
-        manifest = build_manifest(files, name=name, model=ModelDigests(), attestation=attestation)
-        (folder / MANIFEST).write_bytes(manifest)
+        folder = attested_folder(adapters[1], tmp_path / str(number), name, attestation)
         if number == 105:
-            outcome = await engine.load_adapter(name, str(folder))
+            outcome = await engine.load_adapter(name, folder)
             assert float(outcome.split("attested: log-probabilities differ by ")[1].split()[0]) < 1e-3
             await engine.unload_adapter(name)
         else:
             with pytest.raises(AdapterMismatch, match="other weights than the trainer published"):
-                await engine.load_adapter(name, str(folder))
+                await engine.load_adapter(name, folder)
             assert name not in {model.name for model in await engine.models()}
+
+
+async def test_versions_are_attested_while_clients_stream(
+    engine: BackendClient, adapters: list[Path], tmp_path: Path
+) -> None:
+    policy = LocalPolicy(str(BUILTIN_FOLDER), device="cpu", rank=16, learning_rate=1e-4)
+    policy.load_version(adapters[1])
+    attestation = FixedText(policy).attest(policy.snapshot(), f"{POLICY}@106")
+    loaded = asyncio.Event()
+    seen: list[Completion] = []
+
+    async def stream_requests(client: int) -> None:
+        while not loaded.is_set():
+            seen.append(await stream(engine, body_of(max_tokens=24, user=str(client))))
+
+    async with asyncio.TaskGroup() as group:
+        for client in range(4):
+            group.create_task(stream_requests(client))
+        for number in (107, 108, 109):
+            name = f"{POLICY}@{number}"
+            folder = attested_folder(adapters[1], tmp_path / str(number), name, attestation)
+            outcome = await engine.load_adapter(name, folder)
+            assert float(outcome.split("attested: log-probabilities differ by ")[1].split()[0]) < 1e-3
+            await engine.unload_adapter(name)
+        loaded.set()
+    assert {(each.status, each.is_ended) for each in seen} == {(200, True)}
 
 
 async def test_a_name_keeps_its_weights(engine: BackendClient, adapters: list[Path]) -> None:

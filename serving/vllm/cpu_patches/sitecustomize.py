@@ -3,6 +3,9 @@
 Rows without an adapter have index -1. vLLM's GPU kernels skip them. Its plain torch kernels for CPUs (0.32) read -1 as the last adapter's position, so
 a base-model request beside one with an adapter gets a mixture (github.com/vllm-project/vllm/pull/48421, open). The patch passes zeros for such rows,
 so that an adapter adds nothing to them; all other rows are computed as before, bit for bit.
+
+The output layer's rows of a prompt whose log-probabilities are asked for come with the indices of the batch's samples, not with their own. Beside
+another request the numbers differ, and the engine died. Such rows get no adapter output either: Patina's adapters leave the output layer alone.
 """
 
 import functools
@@ -18,12 +21,14 @@ _FUNCTIONS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
 
 
 def skip_rows_without_adapter(function: Callable[..., None]) -> Callable[..., None]:
-    """Return ``function(inputs [T, D], weights, output, indices [T], ...)`` so that rows with index -1 add nothing."""
+    """Return ``function(inputs [T, D], weights, output, indices [T], ...)`` so that rows without an adapter of their own add nothing."""
 
     @functools.wraps(function)
     def wrapped(
         inputs: Any, weights: Any, output: Any, lora_indices_tensor: Any, *args: Any, **more: Any
     ) -> None:
+        if lora_indices_tensor.shape[0] not in (1, inputs.shape[0]):
+            return  # the indices are of other rows
         without = (lora_indices_tensor < 0).unsqueeze(-1)
         function(
             inputs.masked_fill(without, 0), weights, output, lora_indices_tensor.clamp(min=0), *args, **more

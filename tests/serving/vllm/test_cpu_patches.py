@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from serving.vllm.environment import CPU_PATCHES
 
 #: As vLLM 0.32 has it, as far as it matters: a row's adapter is looked up by its index, whatever that is.
@@ -27,25 +29,48 @@ bgmv_shrink(x, w, small, index, 1.0)
 bgmv_expand(x, w, out, index, add_inputs=True)
 print(small.tolist(), out.tolist(), index.tolist())
 """
+#: The output layer over three rows of a prompt, with the indices of a batch's two samples.
+PROMPT = """
+import torch
+from vllm.lora.ops.torch_ops import bgmv_expand, bgmv_shrink
+x, w = torch.ones(3, 4), torch.ones(2, 2, 4)
+small, out = torch.zeros(3, 2), torch.full((3, 2), 0.5)
+bgmv_shrink(x, w, small, torch.tensor([0, 1]), 1.0)
+bgmv_expand(x, w, out, torch.tensor([0, 1]), add_inputs=True)
+print(small.tolist(), out.tolist())
+"""
 
 
-def test_rows_of_the_base_model_are_left_alone(tmp_path: Path) -> None:
-    package = tmp_path / "vllm" / "lora" / "ops" / "torch_ops"
-    package.mkdir(parents=True)
-    for folder in (tmp_path / "vllm", tmp_path / "vllm/lora", tmp_path / "vllm/lora/ops"):
-        (folder / "__init__.py").touch()
-    (package / "lora_ops.py").write_text(OPS)
-    (package / "__init__.py").write_text(
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A folder with the part of vLLM that is patched."""
+    folder = tmp_path / "vllm" / "lora" / "ops" / "torch_ops"
+    folder.mkdir(parents=True)
+    for one in (tmp_path / "vllm", tmp_path / "vllm/lora", tmp_path / "vllm/lora/ops"):
+        (one / "__init__.py").touch()
+    (folder / "lora_ops.py").write_text(OPS)
+    (folder / "__init__.py").write_text(
         "from vllm.lora.ops.torch_ops.lora_ops import bgmv_expand, bgmv_shrink\n"
     )
+    return tmp_path
 
-    def use(path: str) -> str:
-        environment = {**os.environ, "PYTHONPATH": path}
-        done = subprocess.run(
-            [sys.executable, "-c", USE], env=environment, capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
 
+def use(program: str, path: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_rows_of_the_base_model_are_left_alone(package: Path) -> None:
     rows = "[[{0}, {0}], [4.0, 4.0], [8.0, 8.0]] [[{1}, {1}], [4.5, 4.5], [8.5, 8.5]] [-1, 0, 1]"
-    assert use(str(tmp_path)) == rows.format("8.0", "8.5")  # the trap: the last adapter's
-    assert use(f"{CPU_PATCHES}:{tmp_path}") == rows.format("0.0", "0.5")
+    # the trap: the last adapter's
+    assert use(USE, str(package)).stdout.strip() == rows.format("8.0", "8.5")
+    assert use(USE, f"{CPU_PATCHES}:{package}").stdout.strip() == rows.format("0.0", "0.5")
+
+
+def test_rows_of_a_prompt_with_the_indices_of_other_rows_are_left_alone(package: Path) -> None:
+    unpatched = use(PROMPT, str(package))
+    assert (unpatched.returncode, unpatched.stdout) == (1, "")  # the trap: the engine dies
+    rows = "[[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]] [[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]]"
+    assert use(PROMPT, f"{CPU_PATCHES}:{package}").stdout.strip() == rows
