@@ -139,10 +139,6 @@ def test_the_engine_sleeps_while_a_step_runs_and_a_request_is_let_through(
     assert ask(client, "What is the capital of Peru?")[1]  # with either holder of the device
     until(lambda: backend(stack)["live"] > live, "the next version going live")
     until(lambda: device(stack)["holder"] == "engine", "the engine being woken")
-    for _ in range(5):  # no request may have come while the step ran
-        if device(stack)["held_requests"] > before["held_requests"]:
-            break
-        complain(client)
     # A heartbeat can fall between the turn's end and the last request's going on, and the next step may hold requests again.
     until(lambda: device(stack)["held_now"] == 0, "no request being held")
     after = device(stack)
