@@ -67,8 +67,7 @@ class Month:
             )
             for tab in range(TABS)
         ]
-        self._said: Counter[str] = Counter()
-        self._drops: Counter[str] = Counter()
+        self._reactions: Counter[str] = Counter()
         self._forgotten: Json | None = None
 
     async def play(self) -> None:
@@ -97,14 +96,12 @@ class Month:
             read = user.read(text)
             if read is not None:
                 count += 1
-                self._said[read.about if read.words else "silence"] += 1
+                self._reactions[read.about if read.words else "silence"] += 1
                 turn = self._turn(request, prompt, reply, text, read)
                 await self._record.write_turns([turn])
         for answered in await self._record.answered(limit=TABS):
             verdict, drop = read_turn(answered, now=time.time())
             await self._record.add_verdict(verdict, drop=drop)
-            if drop is not None:
-                self._drops[drop.value] += 1
         return count
 
     def _turn(
@@ -180,7 +177,7 @@ class Month:
             "versions": {state.value: fates[state.value] for state in AdapterState if fates[state.value]},
             "trained": status.stages.get(Stage.TRAINED.value, 0),
             "dropped": dict(status.drop_reasons),
-            "said": dict(self._said),
+            "reactions": dict(self._reactions),
             "forget": self._forgotten,
         }  # fmt: skip
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from store.hashing import digest
+from store.texts import content_text
 from store.values import Json
 
 _MAX_TEXT = 8_000
@@ -122,7 +123,7 @@ def find_turn(rating: Rating, candidates: Sequence[Candidate]) -> str | None:
 def _shared(said: Sequence[tuple[str, str]], messages: Sequence[Json]) -> int:
     """Count the newest messages that chat and prompt share, minus what only one of them holds; 0: another question."""
     asked = [
-        (str(message.get("role")), _content(message.get("content")))
+        (str(message.get("role")), content_text(message.get("content")))
         for message in messages
         if message.get("role") in ("user", "assistant")
     ]
@@ -132,9 +133,3 @@ def _shared(said: Sequence[tuple[str, str]], messages: Sequence[Json]) -> int:
             break
         count += 1
     return max(1, 1000 + count - max(len(said), len(asked))) if count else 0
-
-
-def _content(content: Any) -> str:
-    if isinstance(content, list):
-        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return content if isinstance(content, str) else ""

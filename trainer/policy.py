@@ -399,12 +399,12 @@ class LocalPolicy(Texts):
         lengths = torch.tensor([len(response) for response in responses], device=self.device)
         return logprobs, torch.arange(columns, device=self.device) < lengths[:, None]
 
-    @torch.no_grad()
     def trained_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probabilities [T - 1] of a text's tokens after the first, under the weights that are trained."""
         values, _ = self.response_logprobs([token_ids[:1]], [token_ids[1:]])
         return [float(value) for value in values[0]]
 
+    @torch.no_grad()
     def logprobs_of(
         self,
         hidden: Tensor,

@@ -169,6 +169,7 @@ class _Due:
         edit_id: number of the newest edit.
         takes_turns: False: it is made of withdrawn wishes alone.
         is_asked_for: a person asked to train what waits now.
+        quiet_s: seconds since the last main request; 0 while one is in flight.
     """
 
     policy: str
@@ -176,6 +177,7 @@ class _Due:
     edit_id: int
     takes_turns: bool
     is_asked_for: bool
+    quiet_s: float
 
 
 def make_workshop(settings: Settings, device: Device, pinned: Json | None = None) -> VersionTrainer:
@@ -314,7 +316,7 @@ class Worker:
             names = ", ".join(adapter_name(*one) for one in sorted(tried.items()))
             self._state = f"waiting: {names} on trial" if names else "waiting"
             return False
-        if reason := await self._reason_to_wait(due):
+        if reason := self._reason_to_wait(due):
             self._state = reason
             return False
         self._policy = due.policy
@@ -334,14 +336,12 @@ class Worker:
         self._pauses.pop(due.policy, None)
         return True
 
-    async def _reason_to_wait(self, due: _Due) -> str:
+    def _reason_to_wait(self, due: _Due) -> str:
         """Return why the schedule lets no step begin now, or "". What a person asked to train now does not wait."""
         schedule = self._settings.schedule
         if schedule.mode == ALWAYS or due.is_asked_for:
             return ""
-        now = time.time()
-        quiet_s = (await self._record.activity(now)).quiet_s(now)
-        return schedule.reason_to_wait(datetime.fromtimestamp(now), quiet_s)
+        return schedule.reason_to_wait(datetime.now(), due.quiet_s)
 
     def _is_pausing(self, policy: str | None) -> bool:
         pause = self._pauses.get(policy)
@@ -354,14 +354,17 @@ class Worker:
         edits = await self._record.all_wish_edits(edit_id) if self._plan.selects_hints else {}
         live = {policy: move.version for policy, move in (await self._record.aliases()).items()}
         stopped = {*await self._record.paused_policies(), *tried}
-        asked_at = (await self._record.activity()).asked_at
+        now = time.time()
+        activity = await self._record.activity(now)
         found: list[tuple[float, _Due]] = []
         for policy in policies_of(self._settings.policy, {*waiting, *live}):
             if policy in stopped or self._is_pausing(policy):
                 continue
             changed = tuple(Edit(turn_id=edit.turn_id, text=edit.text) for edit in edits.get(policy, ()))
             one = waiting.get(policy)
-            is_asked_for = one is not None and one.oldest_since is not None and one.oldest_since <= asked_at
+            is_asked_for = (
+                one is not None and one.oldest_since is not None and one.oldest_since <= activity.asked_at
+            )
             since = one.oldest_since if one is not None and is_asked_for else self._batch_since(one)
             has_batch = since is not None
             if since is None and await self._may_unlearn(policy, live.get(policy, BASE_VERSION), changed):
@@ -373,6 +376,7 @@ class Worker:
                     edit_id=edit_id,
                     takes_turns=has_batch,
                     is_asked_for=is_asked_for,
+                    quiet_s=activity.quiet_s(now),
                 )
                 found.append((max(since, self._served_at.get(policy, 0.0)), due))
         return min(found, key=lambda one: (one[0], one[1].policy))[1] if found else None

@@ -51,7 +51,7 @@ from serving.openai_server.structured import json_schema_of
 from serving.openai_server.toolcalls import ToolCallParser
 from serving.openai_server.values import OutputChunk, SamplingParams, TokenLogprob
 from serving.openai_server.vocabulary import Vocabulary
-from serving.prompt_window import Fitted, fit_ids, fit_prompt
+from serving.prompt_window import fit_ids, fit_prompt
 from store.errors import AdapterError, UpstreamError
 
 log = logging.getLogger("patina.serving")
@@ -305,21 +305,25 @@ class OpenAIServer:
             template_arguments=body.chat_template_kwargs,
         )
 
-    def _fit(self, body: ChatBody) -> Fitted:
-        """Return what the model reads of a conversation. Raises RequestError if it exceeds the context."""
-        messages = normalise_messages(body.messages)
-        ids = self._render(body, messages)
-        check_context_length(
+    def _fit(self, body: ChatBody) -> tuple[list[int], int, int]:
+        """Return the ids that the model reads, how many tokens were left out, and how many the reply may have.
+
+        Raises RequestError if the conversation exceeds the context.
+        """
+        ids = self._render(body, body.messages)
+        most = check_context_length(
             len(ids), body.max_completion_tokens or body.max_tokens, self.engine.max_model_len
         )
+        window = self.engine.window
+        if window is None or len(ids) <= window.longest:
+            return ids, 0, most
 
         def render(some: list[dict[str, Any]], tools: list[Any] | None) -> list[int]:
             return self._render(body.model_copy(update={"tools": tools}), some)
 
-        window = self.engine.window
-        if window is None or len(ids) <= window.longest:
-            return Fitted(ids=ids, dropped=0, messages=messages, tools=body.tools)
-        return fit_prompt(render, messages, body.tools, ids=ids, room=window.room)
+        messages = normalise_messages(body.messages)
+        fitted = fit_prompt(render, messages, body.tools, ids=ids, room=window.room)
+        return fitted.ids, fitted.dropped, most
 
     def _fit_ids(self, ids: list[int], *, echoes: bool) -> list[int]:
         window = self.engine.window
@@ -381,14 +385,14 @@ class OpenAIServer:
         n = body.n or 1
         self._check_sequence_count(n)
         form, grammar = await self._output_form(body)
-        fitted = self._fit(body) if len(raw) <= _INLINE_BYTES else await asyncio.to_thread(self._fit, body)
-        prompt_ids, dropped = fitted.ids, fitted.dropped
+        prompt_ids, dropped, most = (
+            self._fit(body) if len(raw) <= _INLINE_BYTES else await asyncio.to_thread(self._fit, body)
+        )
         self._report_cut(len(prompt_ids), dropped)
         forced = vocabulary.encode(form.forced, add_special_tokens=False) if form.forced else []
-        requested_tokens = body.max_completion_tokens or body.max_tokens
         params = body.sampling_params(
             self.engine.defaults,
-            check_context_length(len(prompt_ids) + dropped, requested_tokens, self.engine.max_model_len),
+            most,
             logprobs=bool(body.logprobs),
             top_logprobs=body.top_logprobs or 0,
         )

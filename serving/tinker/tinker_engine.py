@@ -259,10 +259,10 @@ class TinkerEngine:
             top_k=params.top_k or -1,
             top_p=params.top_p,
         )
-        prefix = _forced_prefix(forced, response.prompt_logprobs, len(prompt)) if forced else []
+        prefix = _forced_prefix(forced, response.prompt_logprobs, len(prompt))
         chunks = [self._build_chunk(params, prefix, sequence) for sequence in response.sequences]
         if job.scores_prompt:
-            scored = _forced_prefix(prompt[1:], response.prompt_logprobs, len(prompt)) if prompt[1:] else []
+            scored = _forced_prefix(prompt[1:], response.prompt_logprobs, len(prompt))
             of_prompt = tuple(logprob for _, logprob in scored)[: len(job.prompt_ids) - 1]
             chunks = [replace(chunk, prompt_logprobs=of_prompt) for chunk in chunks]
         if len(chunks) != job.n:
@@ -370,9 +370,8 @@ def _forced_prefix(
     forced: Sequence[int], prompt_logprobs: Sequence[float | None] | None, length: int
 ) -> list[tuple[int, float]]:
     """Return prescribed tokens with the model's log-probabilities: they were scored as the end of a prompt of `length` tokens."""
-    found = (
-        [] if prompt_logprobs is None or len(prompt_logprobs) != length else prompt_logprobs[-len(forced) :]
-    )
+    found = prompt_logprobs or ()
+    found = found[length - len(forced) :] if len(found) == length else ()
     values = [value for value in found if value is not None]
     if len(values) != len(forced):
         raise UpstreamError("the Tinker server returned no log-probabilities of a prompt")

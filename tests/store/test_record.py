@@ -380,7 +380,7 @@ async def test_a_turn_without_tokens_is_scored_and_stays_dropped(record: Record,
         "shorter please",
     )
     assert await record.claim("patina-tiny", 8, worker="w", lease_s=60) == []
-    # what is said later is scored as well
+    # later feedback is scored as well
     given = Feedback(
         feedback_id="f", turn_id="a", score=1.0, text="", idempotency_key="k", created_at=2_000.0
     )

@@ -95,7 +95,7 @@ async def test_a_request_interrupts_a_step_at_its_boundary_until_requests_end(re
         passed.set()
 
     async with device.lease():
-        device.boundary()  # nobody sends a request: it goes on
+        device.boundary()  # no request is in flight: the step goes on
         await beat(record, 1)
         await holds(lambda: device.state()["is_interrupted"])
         thread = threading.Thread(target=pass_boundary)
