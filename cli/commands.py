@@ -439,7 +439,8 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
     turns = list(reversed(await record.trained_turns(policy, version=arguments.version)))
     unused = await _unused_turns(record, adapter)
     tried = [one for one in await record.canary_releases(policy) if one.version == adapter.version]
-    conflicts = find_conflicts(turns, await record.trained_turns(policy))
+    has_labels = any(turn.verdict.wishes for turn in turns)  # only these can be taken back
+    conflicts = find_conflicts(turns, await record.trained_turns(policy)) if has_labels else []
     if arguments.json:
         shown = {
             **_version_json(adapter),

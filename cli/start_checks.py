@@ -7,6 +7,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
+from serving.vllm.model_folder import cached_model_folder
 from store.errors import ConfigError
 from store.settings import Settings
 
@@ -44,10 +45,10 @@ def check_model(model: str) -> None:
         raise ConfigError(
             f"--model-name: there is no folder {model}, and it is no name of a model on the hub"
         )
-    from huggingface_hub import constants, try_to_load_from_cache
-
-    if isinstance(try_to_load_from_cache(model, "config.json"), str):
+    if cached_model_folder(model) is not None:
         return
+    from huggingface_hub import constants
+
     reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _hub_problem(constants.ENDPOINT)
     if reason:
         raise ConfigError(

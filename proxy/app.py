@@ -467,7 +467,7 @@ class Proxy:
             await self._feedback(scope, receive, send, principal)
         elif endpoint is FEEDBACK_STATE:
             poll = self._batches.poll(path.removeprefix(FEEDBACK_STATE.path[:-1]), principal)
-            await self._answer_batch(send, _with_status(200, poll))
+            await self._answer_batch(send, poll)
         elif endpoint is LORA:
             await self._lora(scope, receive, send, principal=principal, path=path)
         elif endpoint is FATE:
@@ -794,10 +794,6 @@ class Proxy:
         while len(self._feedback_keys) > _MAX_FEEDBACK_KEYS:
             del self._feedback_keys[next(iter(self._feedback_keys))]
         return "recorded"
-
-
-async def _with_status(status: int, work: Awaitable[Json]) -> tuple[int, Json]:
-    return status, await work
 
 
 def _target_of(scope: Scope) -> str:

@@ -169,12 +169,14 @@ class FeedbackBatches:
             await asyncio.sleep(_POLL_S)
         return 202, answer
 
-    async def poll(self, request_id: str, principal: Principal) -> Json:
-        """Return what became of a batch. Raises: Untranslatable: there is none of this key; RecordError."""
+    async def poll(self, request_id: str, principal: Principal) -> tuple[int, Json]:
+        """Return status and body of what became of a batch. Raises: Untranslatable: there is none of this key; RecordError."""
         record = await self._record.get()
         turns = await record.feedback_turns([_feedback_id(request_id, at) for at in range(MAX_ITEMS)])
-        names = {await record.key_of_turn(turn_id) for turn_id in turns}
-        if not turns or not (principal.is_owner or names == {principal.key_name}):
+        is_mine = principal.is_owner or all(
+            [await record.key_of_turn(turn_id) == principal.key_name for turn_id in dict.fromkeys(turns)]
+        )
+        if not turns or not is_mine:
             raise Untranslatable(f"Feedback '{request_id}' not found.", status=404, code="not_found")
         fates = await record.fates(turns)
         answer: Json = {
@@ -186,7 +188,7 @@ class FeedbackBatches:
                 for one in turns
             ],
         }
-        return answer | (await self._result(None, fates) if _are_over(fates, turns) else {})
+        return 200, answer | (await self._result(None, fates) if _are_over(fates, turns) else {})
 
     async def _result(self, lora_id: str | None, fates: Mapping[str, TurnFate]) -> Json:
         """Return CLaaS's answer of a finished batch."""
@@ -197,7 +199,7 @@ class FeedbackBatches:
             return {"status": "noted", "trains": False, "why": reasons}
         version = max(one for one in versions if one is not None)
         trained = [turn_id for turn_id, fate in fates.items() if fate.trained_in_version == version]
-        policy = (await record.scored_turns(trained))[0].policy
+        policy = (await record.scored_turns(trained[:1]))[0].policy
         step = next((one for one in await record.steps(policy) if one.version == version), None)
         metadata, timing = ({}, {}) if step is None else (_metadata(step), _timing(step))
         return {

@@ -3,23 +3,29 @@ said of them. A job is paused and resumed; jobs are not created, because every p
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
 from starlette.types import Scope, Send
 
 from proxy.adapters import Alias, ServedPolicy
-from proxy.asgi import send_error, send_json
+from proxy.answers import answering_errors
+from proxy.asgi import send_json
 from proxy.auth import Principal
 from proxy.item_pages import page, read_query
 from store.errors import RecordError
 from store.record import Record
 from store.record_handle import RecordHandle
-from store.values import BASE_VERSION, AdapterState, AdapterVersion, Json, StepReport, adapter_name
+from store.values import (
+    BASE_VERSION,
+    AdapterState,
+    AdapterVersion,
+    Json,
+    StepReport,
+    adapter_name,
+    numbers_of,
+)
 from wire.api_translation import Untranslatable
-
-log = logging.getLogger(__name__)
 
 PREFIX = "/v1/fine_tuning/jobs"
 _JOB = "ftjob-"
@@ -42,18 +48,11 @@ class FineTuningJobs:
 
     async def __call__(self, scope: Scope, send: Send, *, principal: Principal, path: str) -> None:
         job_id, _, action = path.removeprefix(PREFIX).removeprefix("/").partition("/")
-        try:
+        async with answering_errors(send, "training could not be read or changed"):
             answer = await self._answer(
                 scope["method"], job_id, action, read_query(scope.get("query_string") or b""), principal
             )
             await send_json(send, 200, answer)
-        except Untranslatable as exc:
-            await send_error(send, exc.status, str(exc), code=exc.code, param=exc.param)
-        except RecordError as exc:
-            log.warning("training could not be read or changed: %s", exc)
-            await send_error(
-                send, 503, "The record cannot be used now. Retry the request.", kind="server_error"
-            )
 
     async def _answer(
         self, method: str, job_id: str, action: str, options: Mapping[str, str], principal: Principal
@@ -154,7 +153,7 @@ def _version_event(version: AdapterVersion, with_reason: bool) -> Json:
         "level": "info" if _is_published(version) else "warn",
         "message": f"{message}: {version.reason}" if with_reason and version.reason else message,
         "type": "metrics",
-        "data": {name: value for name, value in version.metrics.items() if isinstance(value, int | float)},
+        "data": numbers_of(version.metrics),
     }
 
 

@@ -48,11 +48,15 @@ def page(newest_first: list[Json], options: Mapping[str, str]) -> Json:
     if options.get("after") in names:
         items = items[names.index(options["after"]) + 1 :]
     most = read_limit(options)
-    shown = items[:most]
+    return list_of(items[:most], has_more=len(items) > most)
+
+
+def list_of(shown: list[Json], *, has_more: bool) -> Json:
+    """Return a list object with these items."""
     return {
         "object": "list",
         "data": shown,
         "first_id": shown[0]["id"] if shown else None,
         "last_id": shown[-1]["id"] if shown else None,
-        "has_more": len(items) > most,
+        "has_more": has_more,
     }

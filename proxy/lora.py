@@ -7,7 +7,6 @@ Which policy a name means is decided in `LoraPaths.find` alone.
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -18,26 +17,21 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from proxy.adapters import Alias
+from proxy.answers import answering_errors
 from proxy.asgi import (
-    BodyTooLarge,
-    ClientDisconnected,
     read_body,
     send_body,
-    send_error,
     send_head,
     send_json,
 )
 from proxy.auth import Principal
 from proxy.item_pages import read_query
-from store.errors import RecordError
 from store.policies import group_of, policy_name
 from store.record import Record
 from store.record_handle import RecordHandle
-from store.values import BASE_VERSION, AdapterVersion, Json
+from store.values import BASE_VERSION, AdapterVersion, Json, numbers_of
 from wire.api_translation import Untranslatable, read_object
 from wire.headers import content_length
-
-log = logging.getLogger(__name__)
 
 PREFIX = "/v1/lora"
 _ID = re.compile(r"[A-Za-z0-9._/-]{1,128}")
@@ -65,7 +59,7 @@ class LoraPaths:
     ) -> None:
         options = read_query(scope.get("query_string") or b"")
         what = (scope["method"], path.removeprefix(PREFIX))
-        try:
+        async with answering_errors(send, "an adapter could not be read or changed"):
             if what == ("POST", "/init"):
                 body = read_object(await read_body(receive, content_length(scope["headers"])))
                 await send_json(send, 200, await self._init(body, principal))
@@ -77,17 +71,6 @@ class LoraPaths:
                 await self._export(send, _id_of(options), options.get("version"), principal)
             else:
                 raise Untranslatable(f"There is no {what[0]} {path} here.", status=404, code="not_found")
-        except ClientDisconnected:
-            return
-        except BodyTooLarge:
-            await send_error(send, 413, "The request body is larger than 64 MB.", code="request_too_large")
-        except Untranslatable as exc:
-            await send_error(send, exc.status, str(exc), code=exc.code, param=exc.param)
-        except RecordError as exc:
-            log.warning("an adapter could not be read or changed: %s", exc)
-            await send_error(
-                send, 503, "The record cannot be used now. Retry the request.", kind="server_error"
-            )
 
     async def find(self, lora_id: str, principal: Principal) -> str:
         """Return the policy that a name means for a caller. Raises: Untranslatable: it means none; RecordError."""
@@ -188,7 +171,7 @@ class LoraPaths:
             (b"content-disposition", f'attachment; filename="{name}.zip"'.encode()),
         ]
         await send_head(send, 200, head)
-        pieces = zip_pieces(Path(adapter.path), {"metrics.json": orjson.dumps(_numbers(adapter.metrics))})
+        pieces = zip_pieces(Path(adapter.path), {"metrics.json": orjson.dumps(numbers_of(adapter.metrics))})
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             await send_body(send, piece, more=True)
         await send_body(send, b"")
@@ -208,11 +191,6 @@ def _id_of(options: Mapping[str, str]) -> str:
 
 def _is_whole(adapter: AdapterVersion) -> bool:
     return all((Path(adapter.path) / name).is_file() for name in _EXPORTED)
-
-
-def _numbers(metrics: Json) -> Json:
-    """Return the numbers of a version: its texts are what people wrote."""
-    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
 class _Pieces:

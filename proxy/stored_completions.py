@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from proxy.asgi import BodyTooLarge, ClientDisconnected, read_body, send_error, send_json
+from proxy.answers import answering_errors
+from proxy.asgi import read_body, send_json
 from proxy.feedback import THUMBS, FeedbackBody, parse_feedback
-from proxy.item_pages import page, read_limit, read_metadata, read_query
+from proxy.item_pages import list_of, page, read_limit, read_metadata, read_query
 from store.catch_up import wait_recorded
 from store.errors import RecordError, WireError
 from store.journal import JournalWriter
@@ -18,9 +17,8 @@ from store.record import Record
 from store.record_handle import RecordHandle
 from store.values import Json, RecordedTurn, StoredCompletion, StoredQuery
 from wire.api_translation import Untranslatable, read_object
+from wire.chat_reply import assistant_message
 from wire.headers import content_length
-
-log = logging.getLogger(__name__)
 
 PREFIX = "/v1/chat/completions"
 _RECORD_WAIT_S = 20.0
@@ -50,7 +48,9 @@ class StoredCompletions:
         completion_id, _, action = path.removeprefix(PREFIX).removeprefix("/").partition("/")
         method: str = scope["method"]
         options = read_query(scope.get("query_string") or b"")
-        try:
+        async with answering_errors(
+            send, "a stored completion could not be read or changed", (RecordError, OSError)
+        ):
             record = await self._record.get()
             # A completion may have been returned a moment ago.
             await wait_recorded(record, self._journal.folder, _RECORD_WAIT_S)
@@ -76,17 +76,6 @@ class StoredCompletions:
                 await send_json(send, 200, {**_shown(found), "metadata": metadata})
             else:
                 await send_json(send, 200, _shown(found))
-        except ClientDisconnected:
-            return
-        except BodyTooLarge:
-            await send_error(send, 413, "The request body is larger than 64 MB.", code="request_too_large")
-        except Untranslatable as exc:
-            await send_error(send, exc.status, str(exc), code=exc.code, param=exc.param)
-        except (RecordError, OSError) as exc:
-            log.warning("a stored completion could not be read or changed: %s", exc)
-            await send_error(
-                send, 503, "The record cannot be used now. Retry the request.", kind="server_error"
-            )
 
     async def _list(self, record: Record, key_name: str, options: Json) -> Json:
         metadata = {
@@ -106,14 +95,7 @@ class StoredCompletions:
         if listed is None:
             raise Untranslatable(f"There is no completion '{wanted.after}'.", status=404, param="after")
         found, has_more = listed
-        shown = [_shown(one) for one in found]
-        return {
-            "object": "list",
-            "data": shown,
-            "first_id": shown[0]["id"] if shown else None,
-            "last_id": shown[-1]["id"] if shown else None,
-            "has_more": has_more,
-        }
+        return list_of([_shown(one) for one in found], has_more=has_more)
 
     async def _read_opinion(self, key_name: str, turn: RecordedTurn, metadata: Json) -> None:
         """Give what a person thinks of the completion, where the metadata says it, as explicit feedback."""
@@ -154,13 +136,7 @@ def _shown(found: StoredCompletion) -> Json:
 
 
 def _choice(index: int, turn: RecordedTurn) -> Json:
-    message: dict[str, Any] = {"role": "assistant", "content": turn.text or None, "refusal": None}
-    if turn.tool_calls:
-        message["tool_calls"] = list(turn.tool_calls)
-    else:
-        message["content"] = turn.text
-    if turn.reasoning:
-        message["reasoning_content"] = turn.reasoning
+    message = {**assistant_message(turn.text, turn.reasoning, turn.tool_calls), "refusal": None}
     return {"index": index, "message": message, "finish_reason": turn.finish_reason, "logprobs": None}
 
 

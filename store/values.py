@@ -487,6 +487,11 @@ def adapter_name(policy: str, version: int) -> str:
     return f"{policy}@{version}"
 
 
+def numbers_of(metrics: Json) -> Json:
+    """Return the numbers among what a version measured: its texts are what people wrote, and stay with their owner."""
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AliasMove:
     """``policy`` pointed to ``version`` from ``moved_at`` on; the newest row is what is live."""

@@ -42,18 +42,24 @@ def find_model_folder(model: str) -> Path:
             raise ConfigError(f"{model} is not a model folder: it has no config.json")
         return folder
     if not (folder.is_absolute() or model.startswith((".", "~"))):
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-
-        try:
-            found = try_to_load_from_cache(model, "config.json")
-        except HFValidationError:
-            found = None
-        if isinstance(found, str):
-            return Path(found).parent
+        found = cached_model_folder(model)
+        if found is not None:
+            return found
     raise ConfigError(
         f"there is no model folder {model}, and no model of that name in the local Hugging Face cache (nothing is downloaded here)"
     )
+
+
+def cached_model_folder(name: str) -> Path | None:
+    """Return the folder of a model in the local Hugging Face cache; None: it is not there, or this can be no name of one."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def _json(path: Path) -> dict[str, Any]:
