@@ -564,7 +564,7 @@ async def _rollback(record: Record, settings: Settings, arguments: argparse.Name
 
 async def _serving(record: Record, settings: Settings, policy: str) -> int | None:
     """Return the version the running proxy says it serves; None when no proxy runs."""
-    for beat in (await record.status()).heartbeats:
+    for beat in await record.heartbeats():
         if beat.process == "proxy" and time.time() - beat.at < SILENT_S and is_alive(beat.pid):
             backend = beat.detail.get("backend", {})
             shown = backend if policy == settings.policy else backend.get("policies", {}).get(policy, {})

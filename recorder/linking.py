@@ -166,7 +166,8 @@ class LinkCandidates:
         awaits_next_line: the request writes out a dialogue and ends with the next speaker's name.
         concerns_past_only: the request is of a kind that exists only for past conversations: a summary, a memory.
         is_delegated: the request is fresh and repeats what a recorded turn passed to a tool.
-        same_form: the main turn whose question and answer this request writes out in the same form, and the request's new words.
+        same_form: the main turn whose question and answer this request writes out in the same form, and the request's new words;
+            one at most.
         is_sample: the request draws another sample for a prompt, which is no opinion about the earlier replies.
         asked_again: turns that a person may have asked again with this request.
     """
@@ -188,7 +189,7 @@ class LinkCandidates:
     is_silent_reply: bool = False
     awaits_next_line: bool = False
     is_delegated: bool = False
-    same_form: tuple[Tip, str] | None = None
+    same_form: Sequence[tuple[Tip, str]] = ()
     is_sample: bool = False
     asked_again: Collection[str] = ()
     concerns_past_only: bool = False
@@ -471,8 +472,8 @@ def _quote_link(history: History, candidates: LinkCandidates, kind: TurnKind) ->
                 content_text(m.get("content")) for m in history.messages if m.get("role") == "user"
             )
             return _dialogue_link(last.tip, last_utterance(text))
-        if candidates.same_form is not None:
-            return _dialogue_link(*candidates.same_form)
+        if candidates.same_form:
+            return _dialogue_link(*candidates.same_form[0])
         summaries = [q for q in distinctive if _is_summary(q) and q.newest]
         summary = max(summaries, key=lambda q: q.tip.created_at) if summaries else None
         # A summary with a recorded exchange behind it is being updated; a conversation goes on with new words.

@@ -271,7 +271,12 @@ MIN_FORM_CHARS = 60
 _ASKED_CHARS = 32
 
 
-def words_in_form(text: str, before: str, answer: Sequence[str]) -> str | None:
+def squeeze(text: str) -> str:
+    """Return the letters and digits of a text alone, in one case; of a beginning of the text it is a beginning."""
+    return _NOT_WORDS.sub("", text.casefold())
+
+
+def words_in_form(text: str, before: str, answer: Sequence[str], squeezed: str) -> str | None:
     """Return the new words of a prompt that is made from the form of an earlier one and writes out that one's question and answer.
 
     None where it does not.
@@ -279,6 +284,7 @@ def words_in_form(text: str, before: str, answer: Sequence[str]) -> str | None:
     Args:
         before: the earlier prompt, or its end.
         answer: lines of the earlier reply (`TurnLines.bare_answer`).
+        squeezed: of ``text``, which is compared with many earlier ones.
     """
     ending = 0
     for one, other in zip(reversed(text), reversed(before), strict=False):
@@ -288,8 +294,9 @@ def words_in_form(text: str, before: str, answer: Sequence[str]) -> str | None:
     if ending < MIN_FORM_CHARS or not answer or len(answer[-1]) < _MIN_SUBSTRING_CHARS:
         return None
     body = text[:-ending]
-    asked = _NOT_WORDS.sub("", before[:-ending].casefold())[-_ASKED_CHARS:]
-    if len(asked) < _MIN_SUBSTRING_CHARS or asked not in _NOT_WORDS.sub("", body.casefold()):
+    asked = squeeze(before[:-ending])[-_ASKED_CHARS:]
+    end_of_body = len(squeezed) - len(squeeze(text[-ending:]))
+    if len(asked) < _MIN_SUBSTRING_CHARS or squeezed.find(asked, 0, end_of_body) < 0:
         return None
     lines = body.splitlines()
     for i in range(len(lines) - 1, -1, -1):

@@ -51,6 +51,7 @@ from recorder.text_overlap import (
     normalise_line,
     read_prompt_lines,
     read_turn_lines,
+    squeeze,
     words_in_form,
 )
 from recorder.turns import ClassifiedExchange
@@ -481,9 +482,13 @@ class TurnIndex:
         history = captured.history
         keys = _template_keys(history, captured.client)
         found = {t: self._entries[t] for key in keys for t in _newest(self._holders("form", key))}
+        if not found:
+            return None
+        text, head = _user_text(history), _system_head(history)
+        squeezed = squeeze(text)
         for entry in sorted(found.values(), key=lambda e: e.tip.created_at, reverse=True):
-            if entry.tip.kind is TurnKind.MAIN and entry.system_head == _system_head(history):
-                words = words_in_form(_user_text(history), entry.form, entry.trace.bare_answer)
+            if entry.tip.kind is TurnKind.MAIN and entry.system_head == head:
+                words = words_in_form(text, entry.form, entry.trace.bare_answer, squeezed)
                 if words is not None:
                     return self.refresh(entry.tip), words
         return None
@@ -802,7 +807,7 @@ class TurnIndex:
             is_silent_reply=any(map(is_silent_reply, captured.reply.completions)),
             awaits_next_line=not is_exact
             and next_speaker(quotable, with_system=not history.is_opening) is not None,
-            same_form=self._continued_form(captured),
+            same_form=LazySequence(lambda: filter(None, [self._continued_form(captured)])),
             concerns_past_only=captured.kind.reason in _PAST_SIDE_REASONS,
             is_delegated=not is_exact and history.is_opening and self._is_delegated(history),
         )

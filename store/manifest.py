@@ -170,14 +170,9 @@ def check_version(
     """
     if not folder.is_dir():
         raise AdapterError(f"there is no adapter folder {folder}")
-    try:
-        body = (folder / MANIFEST).read_bytes()
-    except FileNotFoundError:
-        if manifest:
-            raise AdapterMismatch(f"the adapter in {folder} has lost its {MANIFEST}") from None
-        body = None
-    except OSError as error:
-        raise AdapterError(f"{folder / MANIFEST} cannot be read: {error.strerror or error}") from error
+    body = _read_manifest(folder)
+    if body is None and manifest:
+        raise AdapterMismatch(f"the adapter in {folder} has lost its {MANIFEST}")
     if body is not None:
         _check_manifest(folder, body, manifest, model)
     if content is not None and (found := content_hash(read_served(folder))) != content:
@@ -185,6 +180,16 @@ def check_version(
             f"the adapter in {folder} is not what was published: its hash is {found[:_SHOWN]}…, not {content[:_SHOWN]}…"
         )
     return body is not None
+
+
+def _read_manifest(folder: Path) -> bytes | None:
+    """Return the manifest's file; None: there is none. Raises: AdapterError: it cannot be read."""
+    try:
+        return (folder / MANIFEST).read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise AdapterError(f"{folder / MANIFEST} cannot be read: {error.strerror or error}") from error
 
 
 def _check_manifest(folder: Path, body: bytes, expected: str, model: ModelDigests | None) -> None:
@@ -219,12 +224,9 @@ def read_attestation(folder: Path) -> Attestation | None:
         AdapterMismatch: the manifest is torn.
         AdapterError: it cannot be read.
     """
-    try:
-        body = (folder / MANIFEST).read_bytes()
-    except FileNotFoundError:
+    body = _read_manifest(folder)
+    if body is None:
         return None
-    except OSError as error:
-        raise AdapterError(f"{folder / MANIFEST} cannot be read: {error.strerror or error}") from error
     found = _parse(folder, body).get("attestation")
     if found is None:
         return None

@@ -54,14 +54,27 @@ def _checked_url(value: str) -> str:
 _DATABASES = ("sqlite+aiosqlite", "postgresql+asyncpg")
 
 
-def _field(default: Any, env: str, help: str, group: str = "Patina", aliases: tuple[str, ...] = ()) -> Any:
-    """A setting: its default, environment name and one line of help; ``aliases``: names that other launchers use."""
+def _field(
+    default: Any,
+    env: str,
+    help: str,
+    group: str = "Patina",
+    aliases: tuple[str, ...] = (),
+    *,
+    is_secret: bool = False,
+) -> Any:
+    """A setting: its default, environment name and one line of help.
+
+    Args:
+        aliases: names that other launchers use.
+        is_secret: its value is never shown (`to_json`).
+    """
     names = [env, *([] if env.startswith("PATINA_") else [f"PATINA_{env}"]), *aliases]
     return Field(
         default=default,
         validation_alias=AliasChoices(*names),
         description=help,
-        json_schema_extra={"group": group, "env": env},
+        json_schema_extra={"group": group, "env": env, "is_secret": is_secret},
     )
 
 
@@ -178,6 +191,7 @@ class Settings(BaseSettings):
         "SGLANG_API_KEY",
         'key clients must send as Bearer; default: generated on first start; "" on the command line: no key',
         "serving",
+        is_secret=True,
     )
     record_dir: str = _field(
         "", "RECORD_DIR", "folder of the record (patina.db); default: the home folder", "record"
@@ -234,7 +248,11 @@ class Settings(BaseSettings):
         "serving",
     )
     otlp_headers: str = _field(
-        "", "OTEL_EXPORTER_OTLP_HEADERS", "headers for --otlp-endpoint: name=value,name=value", "serving"
+        "",
+        "OTEL_EXPORTER_OTLP_HEADERS",
+        "headers for --otlp-endpoint: name=value,name=value",
+        "serving",
+        is_secret=True,
     )
     otlp_content: bool = _field(
         False,
@@ -242,7 +260,9 @@ class Settings(BaseSettings):
         "send the text of messages and replies to --otlp-endpoint as well",
         "serving",
     )
-    upstream_api_key: str = _field("", "PATINA_UPSTREAM_API_KEY", "key sent to --upstream", "serving")
+    upstream_api_key: str = _field(
+        "", "PATINA_UPSTREAM_API_KEY", "key sent to --upstream", "serving", is_secret=True
+    )
     judge: str = _field(
         "auto",
         "PATINA_JUDGE",
@@ -252,7 +272,11 @@ class Settings(BaseSettings):
     )
     judge_api_base: str = _field("", "PATINA_JUDGE_API_BASE", "own base URL for the judge", "scoring")
     judge_api_key: str = _field(
-        "", "PATINA_JUDGE_API_KEY", "key for the judge; default: the provider's own variable", "scoring"
+        "",
+        "PATINA_JUDGE_API_KEY",
+        "key for the judge; default: the provider's own variable",
+        "scoring",
+        is_secret=True,
     )
     open_webui_url: str = _field(
         "",
@@ -261,7 +285,7 @@ class Settings(BaseSettings):
         "scoring",
     )
     open_webui_token: str = _field(
-        "", "PATINA_OPEN_WEBUI_TOKEN", "API key of one of its administrators", "scoring"
+        "", "PATINA_OPEN_WEBUI_TOKEN", "API key of one of its administrators", "scoring", is_secret=True
     )
     open_webui_key: str = _field(
         "default",
@@ -355,6 +379,7 @@ class Settings(BaseSettings):
         "TINKER_API_KEY",
         "key of the Tinker server (tml-...); a server on this machine needs none",
         "serving",
+        is_secret=True,
     )
     tinker_model: str = _field(
         "",
@@ -887,11 +912,12 @@ def training_settings(settings: Settings) -> dict[str, Any]:
 
 
 def to_json(settings: Settings) -> dict[str, Any]:
-    """Return the settings as JSON with every secret blanked, for `status` and version metrics."""
+    """Return the settings as JSON with every secret and the credentials in every URL blanked, for `status` and version metrics."""
     data: dict[str, Any] = json.loads(settings.model_dump_json())
-    for name in ("api_key", "upstream_api_key", "judge_api_key", "open_webui_token", "tinker_api_key"):
-        if data.get(name):
+    for name, field in Settings.model_fields.items():
+        extra: Any = field.json_schema_extra
+        if extra["is_secret"] and data[name]:
             data[name] = "***"
-    for name in ("upstream", "judge_api_base", "tinker_base_url", "database"):
-        data[name] = re.sub(r"//[^/@]*@", "//***@", data[name])
+        elif isinstance(data[name], str):
+            data[name] = re.sub(r"//[^/@]*@", "//***@", data[name])
     return data

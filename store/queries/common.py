@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Row
 
 from store import schema
+from store.database import upsert
 from store.errors import RecordError
 from store.hashing import ROOT, exact_json
 from store.lifecycle import RESCORED, TEACHABLE_AGAIN, Event, Stage, advance, sources
@@ -19,6 +20,7 @@ from store.values import (
     AliasMove,
     Completion,
     FollowUp,
+    Heartbeat,
     Json,
     StepReport,
     Verdict,
@@ -198,6 +200,17 @@ def control(connection: sa.Connection, name: str) -> str | None:
     ).scalar_one_or_none()
 
 
+def set_control(connection: sa.Connection, name: str, value: str, now: float) -> None:
+    """Keep what a person sets."""
+    upsert(connection, schema.controls, {"name": name, "value": value, "at": now}, ["name"])
+
+
+def own_turns(key_name: str, limit: int) -> sa.Select[Any]:
+    """Return the select of the ids of a key's newest turns."""
+    t = schema.turns.alias("own").c
+    return sa.select(t.turn_id).where(t.key_name == key_name).order_by(t.created_at.desc()).limit(limit)
+
+
 def lock_aliases(connection: sa.Connection) -> None:
     """Lock the aliases until this transaction ends; SQLite's write transactions are alone anyway."""
     if connection.dialect.name == "postgresql":
@@ -250,6 +263,12 @@ def adapter_of(row: Row[Any]) -> AdapterVersion:
         method=row.method,
         metrics=json.loads(row.metrics),
         created_at=row.created_at,
+    )
+
+
+def heartbeat_of(row: Row[Any]) -> Heartbeat:
+    return Heartbeat(
+        process=row.process, pid=row.pid, state=row.state, detail=json.loads(row.detail), at=row.at
     )
 
 

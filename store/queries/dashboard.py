@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from store import schema
 from store.lifecycle import Stage
-from store.queries.common import step_of
+from store.queries.common import own_turns, step_of
 from store.values import ConversationRow, DroppedTurn, Json, JudgedTurn, StepReport, StepRole, TurnKind
 
 #: Newest turns of a key among which its dropped ones are looked for, and samples of one step.
@@ -45,17 +45,11 @@ def judged_turns(
         query = query.where(v.verdict_id > bound).order_by(v.verdict_id.desc())
     else:
         # The expression keeps SQLite from a scan of everyone's verdicts in their order.
-        query = query.where(t.turn_id.in_(_own_turns(key_name, _OWN_TURNS))).order_by(
+        query = query.where(t.turn_id.in_(own_turns(key_name, _OWN_TURNS))).order_by(
             sa.func.coalesce(v.verdict_id, 0).desc()
         )
     rows = connection.execute(query).all()
     return [JudgedTurn(**row._mapping) for row in reversed(rows)]
-
-
-def _own_turns(key_name: str, limit: int) -> sa.Select[Any]:
-    """Return the select of the ids of a key's newest turns."""
-    t = schema.turns.alias("own").c
-    return sa.select(t.turn_id).where(t.key_name == key_name).order_by(t.created_at.desc()).limit(limit)
 
 
 def conversations(
@@ -194,7 +188,7 @@ def dropped_turns(
             sa.func.coalesce(states.stage, "") == Stage.DROPPED.value,
             sa.func.coalesce(states.policy, "") == policy,
         )
-        query = query.where(*wanted, t.turn_id.in_(_own_turns(key_name, _OWN_TURNS)))
+        query = query.where(*wanted, t.turn_id.in_(own_turns(key_name, _OWN_TURNS)))
     rows = connection.execute(query).all()
     messages = _last_messages(connection, (row.history_node for row in rows))
     return [

@@ -11,11 +11,21 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Row
 
 from store import schema
-from store.database import upsert
 from store.errors import RecordError
 from store.lifecycle import DropReason, Stage
 from store.queries import canary
-from store.queries.common import adapter, adapter_of, aliases, control, lock_aliases, step_of
+from store.queries.common import (
+    adapter,
+    adapter_of,
+    aliases,
+    control,
+    heartbeat_of,
+    lock_aliases,
+    own_turns,
+    set_control,
+    step_of,
+)
+from store.queries.lineage import parents
 from store.values import (
     BASE_VERSION,
     AdapterState,
@@ -60,13 +70,7 @@ def status(
 
     turns, states = of(t.policy), of(lv.policy)
     if key_name is not None:
-        own = schema.turns.alias("own").c
-        newest_own = (
-            sa.select(own.turn_id)
-            .where(own.key_name == key_name)
-            .order_by(own.created_at.desc())
-            .limit(OWN_TURNS)
-        )
+        newest_own = own_turns(key_name, OWN_TURNS)
         turns.append(t.turn_id.in_(newest_own))
         # The expressions keep SQLite from an index over everyone's turns.
         states = [sa.func.coalesce(lv.policy, "") == policy] if policy is not None else []
@@ -97,10 +101,7 @@ def status(
 def heartbeats(connection: sa.Connection) -> tuple[Heartbeat, ...]:
     """Return the newest heartbeat of each process, in order of their names."""
     rows = connection.execute(sa.select(schema.heartbeats).order_by(schema.heartbeats.c.process))
-    return tuple(
-        Heartbeat(process=row.process, pid=row.pid, state=row.state, detail=json.loads(row.detail), at=row.at)
-        for row in rows
-    )
+    return tuple(map(heartbeat_of, rows))
 
 
 def client_traffic(connection: sa.Connection, window: int) -> list[ClientTraffic]:
@@ -211,11 +212,10 @@ def refuse(
 def set_paused(connection: sa.Connection, paused: bool, now: float, policy: str | None = None) -> None:
     """Pause or resume the training of one policy; None: of all. What is recorded and scored meanwhile waits."""
     if policy is None:
-        values = {"name": "training", "value": "paused" if paused else "running", "at": now}
+        set_control(connection, "training", "paused" if paused else "running", now)
     else:
         names = {*paused_policies(connection)} - {policy} | ({policy} if paused else set())
-        values = {"name": "paused_policies", "value": json.dumps(sorted(names)), "at": now}
-    upsert(connection, schema.controls, values, ["name"])
+        set_control(connection, "paused_policies", json.dumps(sorted(names)), now)
 
 
 def is_paused(connection: sa.Connection, policy: str | None = None) -> bool:
@@ -244,8 +244,7 @@ def bind_lora(
     if name not in mine and len(mine) >= most:
         return False
     mine[name] = policy
-    value = {"name": "lora_names", "value": json.dumps(every), "at": now}
-    upsert(connection, schema.controls, value, ["name"])
+    set_control(connection, "lora_names", json.dumps(every), now)
     return True
 
 
@@ -254,8 +253,7 @@ def unbind_lora(connection: sa.Connection, key_name: str, name: str, now: float)
     every = lora_names(connection)
     policy = every.get(key_name, {}).pop(name, None)
     if policy is not None:
-        value = {"name": "lora_names", "value": json.dumps(every), "at": now}
-        upsert(connection, schema.controls, value, ["name"])
+        set_control(connection, "lora_names", json.dumps(every), now)
     return policy
 
 
@@ -303,7 +301,7 @@ def pin(connection: sa.Connection, policy: str, version: int, *, stays: bool, no
     every: dict[str, list[int]] = json.loads(control(connection, "pins") or "{}")
     mine = {*every.get(policy, [])} - {version} | ({version} if stays else set())
     value = json.dumps({**every, policy: sorted(mine)}, sort_keys=True)
-    upsert(connection, schema.controls, {"name": "pins", "value": value, "at": now}, ["name"])
+    set_control(connection, "pins", value, now)
 
 
 def fates(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, TurnFate]:
@@ -333,9 +331,10 @@ def turn_progress(connection: sa.Connection, key_name: str, turn_id: str) -> Tur
     move = aliases(connection).get(policy)
     version = move.version if move is not None else BASE_VERSION
     trained_in = fate.trained_in_version
-    while trained_in is not None and version > trained_in:
-        made = adapter(connection, policy, version)
-        version = made.parent_version if made is not None else BASE_VERSION
+    if trained_in is not None and version > trained_in:
+        parent_of = parents(connection, policy)
+        while version > trained_in:
+            version = parent_of.get(version, BASE_VERSION)
     return TurnProgress(fate=fate, policy=policy, is_live=version == trained_in)
 
 

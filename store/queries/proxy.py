@@ -6,7 +6,7 @@ What the recorder writes with every turn is in `store.queries.turns`.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,7 +16,7 @@ from store import schema
 from store.database import insert_ignore, present, upsert
 from store.hashing import ROOT, exact_json, text_key
 from store.lifecycle import Event
-from store.queries.common import answer, chain_messages, move, teach_again
+from store.queries.common import answer, chain_messages, heartbeat_of, move, teach_again
 from store.texts import last_user_text
 from store.values import (
     Feedback,
@@ -71,34 +71,32 @@ def find_turn(connection: sa.Connection, key_name: str, reference: str) -> str |
 
 def find_exchange(connection: sa.Connection, key_name: str, prompt: str, response: str) -> str | None:
     """Return the newest turn that answered ``response`` to a last user text ``prompt`` (CLaaS's feedback body)."""
-    c = schema.turns.c
-    rows = (
-        connection.execute(
-            sa.select(c.turn_id, c.preamble_node, c.history_node)
-            .where(c.key_name == key_name, c.completion_key == text_key(response))
-            .order_by(c.created_at.desc())
-            .limit(50)
-        )
-    ).all()
-    for turn_id, _, history in rows:
-        messages = chain_messages(connection, ROOT, history)
-        if last_user_text(messages).strip() == prompt.strip():
-            return str(turn_id)
-    return None
+    answering = _turns_answering(connection, key_name, response)
+    return next(
+        (turn_id for turn_id, _, messages in answering if last_user_text(messages).strip() == prompt.strip()),
+        None,
+    )
 
 
 def turns_answering(
     connection: sa.Connection, key_name: str, response: str
 ) -> list[tuple[str, float, list[Json]]]:
     """Return the newest turns of a key that answered ``response``: id, time, messages of the prompt."""
+    return list(_turns_answering(connection, key_name, response))
+
+
+def _turns_answering(
+    connection: sa.Connection, key_name: str, response: str
+) -> Iterator[tuple[str, float, list[Json]]]:
     c = schema.turns.c
     rows = connection.execute(
-        sa.select(c.turn_id, c.created_at, c.preamble_node, c.history_node)
+        sa.select(c.turn_id, c.created_at, c.history_node)
         .where(c.key_name == key_name, c.completion_key == text_key(response))
         .order_by(c.created_at.desc())
         .limit(50)
     ).all()
-    return [(row.turn_id, row.created_at, chain_messages(connection, ROOT, row.history_node)) for row in rows]
+    for row in rows:
+        yield row.turn_id, row.created_at, chain_messages(connection, ROOT, row.history_node)
 
 
 def feedback_keys(connection: sa.Connection, prefix: str) -> list[tuple[str, str]]:
@@ -187,11 +185,7 @@ def beat_of(connection: sa.Connection, process: str) -> Heartbeat | None:
     row = connection.execute(
         sa.select(schema.heartbeats).where(schema.heartbeats.c.process == process)
     ).one_or_none()
-    if row is None:
-        return None
-    return Heartbeat(
-        process=row.process, pid=row.pid, state=row.state, detail=json.loads(row.detail), at=row.at
-    )
+    return None if row is None else heartbeat_of(row)
 
 
 def known_turns(connection: sa.Connection, turn_ids: Sequence[str]) -> set[str]:

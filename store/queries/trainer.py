@@ -25,6 +25,7 @@ from store.queries.common import (
     lock_aliases,
     move,
     prompt_ids,
+    set_control,
     step_of,
 )
 from store.queries.forget import forgotten_among
@@ -105,7 +106,7 @@ def activity(connection: sa.Connection, now: float) -> Activity:
 
 def ask_to_train(connection: sa.Connection, now: float) -> None:
     """Let what is scored by now be trained, whatever the schedule and the size of a batch."""
-    upsert(connection, schema.controls, {"name": TRAIN_NOW, "value": repr(now), "at": now}, ["name"])
+    set_control(connection, TRAIN_NOW, repr(now), now)
 
 
 def claim(

@@ -1,7 +1,9 @@
 import json
 import os
+import re
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,6 +134,20 @@ def test_secrets_never_show() -> None:
     shown = json.dumps(to_json(read_settings({"api_key": "s3cret", "judge_api_key": "t0psecret"})))
     assert "s3cret" not in shown
     assert "t0psecret" not in shown
+
+
+def test_no_setting_that_is_named_like_a_secret_shows_and_no_credentials_in_a_url() -> None:
+    secrets = {
+        name
+        for name in Settings.model_fields
+        if re.search(r"api_key$|token$|headers$", name) and Settings.model_fields[name].annotation is not int
+    }
+    assert {"otlp_headers", "open_webui_token", "tinker_api_key"} <= secrets
+    given: dict[str, Any] = dict.fromkeys(secrets, "x-token=s3cret")
+    urls = ("otlp_endpoint", "open_webui_url", "judge_api_base")
+    shown = to_json(read_settings({**given, **dict.fromkeys(urls, "http://ann:s3cret@host")}))
+    assert "s3cret" not in json.dumps(shown)
+    assert shown["otlp_endpoint"] == "http://***@host"
 
 
 @pytest.mark.parametrize(
