@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,16 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 120) -> Any:
             return found
         time.sleep(0.1)
     raise AssertionError(f"{what} did not happen within {seconds:.0f} s")
+
+
+def stop(process: subprocess.Popen[bytes], seconds: float = 60) -> None:
+    """End a process, by force where it does not end by itself."""
+    process.terminate()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(seconds)
 
 
 def recorded(home: Path, seconds: float = 60.0) -> Path:

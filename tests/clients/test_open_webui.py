@@ -19,7 +19,7 @@ from tests.clients.packages import pip
 from tests.clients.test_clients import score
 from tests.proxy.conftest import KEY, Gateway, run_gateway_at
 from tests.proxy.upstream import free_socket, running
-from tests.waiting import until
+from tests.waiting import stop, until
 
 PACKAGES = ("torch==2.13.0+cpu", "open-webui==0.12.4")
 KEY_NAME = "default"
@@ -61,12 +61,7 @@ def running_open_webui(folder: Path, patina_url: str) -> Iterator[httpx.Client]:
                 client.headers["authorization"] = f"Bearer {signed_up['token']}"
                 yield client
         finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(60)
+            stop(process)
 
 
 @pytest.fixture

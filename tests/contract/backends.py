@@ -21,6 +21,7 @@ from store.errors import ConfigError
 from store.keys import write_secret
 from store.settings import BUILTIN_FOLDER, REPOSITORY, Settings, child_environment, read_settings
 from tests.tinker.running import TinkerServer
+from tests.waiting import stop
 
 POLICY = "patina-tiny"
 SLOTS = 4
@@ -105,12 +106,7 @@ class Backend:
 
     def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(30)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            stop(self.process, 30)
         if self.tinker is not None:
             self.tinker.stop()
 

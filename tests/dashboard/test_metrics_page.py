@@ -19,7 +19,7 @@ from store.keys import KeyFile
 from store.record import Record
 from tests.dashboard.conftest import OWNER_KEY, fill
 from tests.proxy.upstream import running
-from tests.waiting import until
+from tests.waiting import stop, until
 
 BOARD = Path(__file__).parent.parent.parent / "deploy" / "grafana-dashboard.json"
 PROMETHEUS = shutil.which("prometheus")
@@ -118,5 +118,4 @@ def test_a_real_prometheus_scrapes_the_page(record_url: str, dashboard: Dashboar
                     answer = prometheus.get("/api/v1/query", params={"query": query}).json()
                     assert answer["status"] == "success", query
         finally:
-            process.terminate()
-            process.wait(timeout=30)
+            stop(process)
