@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -12,7 +13,7 @@ import pytest
 from store.journal import EntryKind, read_entries, segments
 from store.keys import KeyFile
 from store.record import Record
-from store.values import Heartbeat
+from store.values import AdapterState, Heartbeat
 from tests.dashboard.conftest import HOSTILE, OWNER_KEY, POLICY, sign_in
 from tests.making import make_verdict
 
@@ -212,6 +213,52 @@ async def test_a_step_shows_its_samples_with_the_votes_and_where_it_ended(
     assert "Sample 1/1" in shown
     assert re.findall(r"\((done|teacher|gate|training)\)", shown) == ["teacher", "done"]
     assert "votes -1, 0, -1" in (await page.get("/dashboard/turns/t2")).text
+
+
+async def test_a_step_has_panels_for_times_metrics_engine_and_error(
+    page: httpx.AsyncClient, keys: KeyFile, record_url: str
+) -> None:
+    key = keys.add("bob", adapter="")
+    record = await Record.open(record_url)
+    step = (await record.steps(POLICY))[-1]
+    published = await record.adapter(POLICY, 1)
+    assert published is not None
+    rejected = replace(published, version=2, state=AdapterState.REJECTED, reason=HOSTILE)
+    failed = replace(
+        step, step_id="step3", started_at=1_070.0, finished_at=1_075.0, version=2, error=HOSTILE, metrics={}
+    )
+    await record.reject(rejected, failed, worker="w", release=[], drop=[])
+    backend = {
+        "load_s": {f"{POLICY}@1": 0.75, "other@1": 9.0},
+        "attested": {f"{POLICY}@1": "attested: 0.0001"},
+    }
+    beat = Heartbeat(process="proxy", pid=1, state="running", detail={"backend": backend}, at=time.time())
+    await record.heartbeat(beat)
+    await record.close()
+    await sign_in(page)
+    text = (await page.get("/dashboard/steps")).text
+    _, third, second, first = re.split(r'<div class="step" role="row">', text)
+    assert re.findall(r"<dt>(\w+)</dt><dd>([\d,]+) ms</dd>", first) == [
+        ("queue", "3,000"), ("claim", "250"), ("teacher", "1,500"), ("training", "2,000"), ("gate", "500"), ("write", "125"),
+        ("load", "750"), ("total", "9,000"),
+    ]  # fmt: skip
+    assert re.findall(r"<dt>([^<]*paused[^<]*)</dt><dd>([\d.]+)</dd>", first) == [
+        ("training paused for requests, s", "1.5"), ("times that requests paused training", "2"),
+    ]  # fmt: skip
+    assert "proxy loaded it in 750 ms." in first
+    assert "attested: 0.0001" in first
+    assert "Answer the message above again" in first  # what the teacher was shown
+    assert re.findall(r'<span class="tag (\w*)">(\w+)</span> <span class="small soft">\((\w+)\)', text) == [
+        ("bad", "rejected", "gate"), ("bad", "failed", "teacher"), ("good", "published", "done"),
+    ]  # fmt: skip
+    for row in (second, third):
+        assert "Not recorded for this step." in row
+        assert "&lt;script&gt;alert(1)" in row
+    page.cookies.clear()
+    await sign_in(page, key)
+    other = (await page.get("/dashboard/steps")).text
+    assert other.count("Only the owner sees it") == 2
+    assert "proxy loaded it" not in other
 
 
 async def test_the_process_reports_itself_in_status(page: httpx.AsyncClient, record_url: str) -> None:
