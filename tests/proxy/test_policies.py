@@ -160,7 +160,7 @@ def test_when_every_slot_is_in_use_the_base_model_answers_instead_of_an_error(
         stream = people.client("ann").chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": "slow"}], stream=True, extra_body=script
         )
-        assert people.gateway.upstream.held.wait(10)
+        assert people.gateway.upstream.held.wait(60)
         assert people.served("bob") == "tiny"
         assert people.state()["cold_misses"] == 1
         people.gateway.upstream.events["go"].set()
