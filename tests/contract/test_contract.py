@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
 import openai
 import orjson
 import pytest
@@ -247,6 +248,16 @@ def test_every_api_is_recorded_with_the_same_tokens(backend: Backend, clients: C
     assert clients.claude.messages.count_tokens(model=POLICY, messages=asked["messages"]).input_tokens == len(
         chat.prompt_ids
     )
+
+
+def test_a_score_has_the_log_probabilities_that_were_sampled_with(backend: Backend, clients: Clients) -> None:
+    chat = asked_at(backend, lambda engine: ask(engine, body_of(max_tokens=24)))
+    asked = {"model": POLICY, "messages": body_of()["messages"], "completion": chat.text}
+    scored = clients.openai.post("/score", body=asked, cast_to=httpx.Response).json()
+    count = len(scored["tokens"])
+    assert count >= max(1, len(chat.ids) - 1)  # the end of the turn is no text
+    assert scored["prompt_tokens"] == len(chat.prompt_ids)
+    assert scored["logprobs"] == pytest.approx(chat.logprobs[:count], abs=2e-2)
 
 
 def test_a_response_goes_on_and_a_message_is_prefilled(clients: Clients) -> None:
