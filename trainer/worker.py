@@ -194,6 +194,11 @@ def make_workshop(settings: Settings, device: Device, pinned: Json | None = None
         from trainer.tinker.version_trainer import TinkerVersionTrainer
 
         return TinkerVersionTrainer(settings)
+    if settings.train_on == "modal":
+        from trainer.remote.modal_connection import ModalConnection
+        from trainer.remote.version_trainer import RemoteVersionTrainer
+
+        return RemoteVersionTrainer(settings, ModalConnection(settings), pinned=pinned)
     from trainer.version_trainer import LocalVersionTrainer
 
     trainer = LocalVersionTrainer(settings, pinned=pinned)
