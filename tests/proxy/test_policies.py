@@ -275,12 +275,13 @@ def test_every_route_shows_a_key_only_what_is_its_own(people: People, tmp_path: 
             assert seen.status == status
     _check_stored(people)
     checked["/v1/chat/completions/*"] = checked["/v1/fine_tuning/jobs*"] = None
-    foreign = b'{"model": "tiny.ann@1", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}], "input": "a"}'
+    foreign = b'{"model": "tiny.ann@1", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}], "input": "a", "completion": "b"}'
     for target in (
         "/v1/responses",
         "/v1/messages",
         "/v1/messages/count_tokens",
         "/v1/responses/input_tokens",
+        "/v1/score",
     ):
         assert ask(people.gateway.url, bearer(people.keys["bob"]), target=target, body=foreign).status == 404
         checked[target] = None
