@@ -214,6 +214,12 @@ def fate_statuses(people: People, turn: str) -> dict[str, int]:
     }
 
 
+#: Routes whose body names a model.
+_MODEL_TARGETS = (
+    "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/score",
+)  # fmt: skip
+
+
 def test_every_route_shows_a_key_only_what_is_its_own(people: People, tmp_path: Path) -> None:
     for policy in ("tiny", "tiny.ann", "tiny.bob"):
         people.publish(policy, 1, tmp_path)
@@ -276,13 +282,7 @@ def test_every_route_shows_a_key_only_what_is_its_own(people: People, tmp_path: 
     _check_stored(people)
     checked["/v1/chat/completions/*"] = checked["/v1/fine_tuning/jobs*"] = None
     foreign = b'{"model": "tiny.ann@1", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}], "input": "a", "completion": "b"}'
-    for target in (
-        "/v1/responses",
-        "/v1/messages",
-        "/v1/messages/count_tokens",
-        "/v1/responses/input_tokens",
-        "/v1/score",
-    ):
+    for target in _MODEL_TARGETS:
         assert ask(people.gateway.url, bearer(people.keys["bob"]), target=target, body=foreign).status == 404
         checked[target] = None
     prompt = foreign.replace(b'"input"', b'"prompt"')
