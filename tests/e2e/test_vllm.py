@@ -42,6 +42,8 @@ pytestmark = [
 MODEL = "patina-tiny"
 QUESTIONS = ("What is the capital of France?", "Tell me the capital of Japan.", "What is 2 plus 3?")
 COMPLAINT = "Please keep your answers short, and no emoji."
+#: What the policy that learned `COMPLAINT` does not do: a complaint about a reply that already follows it teaches nothing.
+OTHER_COMPLAINT = "Please answer in Spanish."
 
 
 @pytest.fixture(scope="module")
@@ -83,13 +85,13 @@ def backend(stack: Stack) -> dict[str, Any]:
     return found
 
 
-def complain(client: openai.OpenAI) -> None:
+def complain(client: openai.OpenAI, complaint: str = COMPLAINT) -> None:
     for i in range(6):
         question: Any = {"role": "user", "content": QUESTIONS[i % 3]}
         first = client.chat.completions.create(model=MODEL, messages=[question], max_tokens=100)
         answer: Any = {"role": "assistant", "content": first.choices[0].message.content}
         client.chat.completions.create(
-            model=MODEL, messages=[question, answer, {"role": "user", "content": COMPLAINT}], max_tokens=100
+            model=MODEL, messages=[question, answer, {"role": "user", "content": complaint}], max_tokens=100
         )
 
 
@@ -248,7 +250,7 @@ def test_a_killed_engine_core_and_a_trainer_killed_in_its_turn_are_survived_with
     stack: Stack, client: openai.OpenAI
 ) -> None:
     live, restarts = backend(stack)["live"], stack.status()["processes"]["supervisor"]["detail"]
-    complain(client)
+    complain(client, OTHER_COMPLAINT)
     until(lambda: device(stack)["holder"] == "trainer", "the trainer holding the device")
     core = engine_core(stack)
     os.kill(core, signal.SIGSTOP)  # it will be asked to wake, and die before it answers: vLLM waits for ever
