@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,14 @@ pytestmark = [
 
 MODEL = "patina-tiny"
 QUESTIONS = ("What is the capital of France?", "Tell me the capital of Japan.", "What is 2 plus 3?")
-COMPLAINT = "Please keep your answers short, and no emoji."
-#: What the policy that learned `COMPLAINT` does not do: a complaint about a reply that already follows it teaches nothing.
-OTHER_COMPLAINT = "Please answer in Spanish."
+#: Each round of complaints states another wish: a complaint about a reply that already follows it teaches nothing.
+COMPLAINTS = cycle(
+    (
+        "Please keep your answers short, and no emoji.",
+        "Please answer in Spanish.",
+        "Please answer in English again, and formally.",
+    )
+)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +91,8 @@ def backend(stack: Stack) -> dict[str, Any]:
     return found
 
 
-def complain(client: openai.OpenAI, complaint: str = COMPLAINT) -> None:
+def complain(client: openai.OpenAI) -> None:
+    complaint = next(COMPLAINTS)
     for i in range(6):
         question: Any = {"role": "user", "content": QUESTIONS[i % 3]}
         first = client.chat.completions.create(model=MODEL, messages=[question], max_tokens=100)
@@ -250,7 +257,7 @@ def test_a_killed_engine_core_and_a_trainer_killed_in_its_turn_are_survived_with
     stack: Stack, client: openai.OpenAI
 ) -> None:
     live, restarts = backend(stack)["live"], stack.status()["processes"]["supervisor"]["detail"]
-    complain(client, OTHER_COMPLAINT)
+    complain(client)
     until(lambda: device(stack)["holder"] == "trainer", "the trainer holding the device")
     core = engine_core(stack)
     os.kill(core, signal.SIGSTOP)  # it will be asked to wake, and die before it answers: vLLM waits for ever
@@ -306,6 +313,7 @@ async def counted(stack: Stack) -> tuple[int, int]:
     record = await Record.open(read_settings({"home": stack.home}).database_url)
     try:
         made = await record.adapters(MODEL)
+        assert not [one.reason for one in made if one.state is AdapterState.REFUSED]
         trained = (await record.status()).stages.get("trained", 0)
     finally:
         await record.close()
