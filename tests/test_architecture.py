@@ -177,7 +177,6 @@ SANS_IO = {
     "scorers.reactions",
     "scorers.parse",
     "scorers.hints",
-    "scorers.wish_concepts",
     "trainer.hindsight",
     "trainer.advantages",
     "trainer.replay",

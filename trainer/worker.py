@@ -411,8 +411,7 @@ class Worker:
     async def _follow_alias(self, policy: str) -> None:
         """Train on from what is live: after a rollback that is an earlier version, and what came after it is left aside."""
         trainer = self._ready()
-        move = (await self._record.aliases()).get(policy)
-        live = move.version if move is not None else BASE_VERSION
+        live = await self._record.live_version(policy)
         if (trainer.name, trainer.version) == (policy, live):
             return
         if live == BASE_VERSION:
