@@ -20,7 +20,6 @@ from store.record import Record
 from store.settings import Settings, to_json
 from store.texts import content_text, last_user_text
 from store.values import (
-    BASE_VERSION,
     OPEN_RELEASES,
     AdapterState,
     AdapterVersion,
@@ -145,7 +144,7 @@ class StatusCache:
 async def overview(record: Record, viewer: Viewer) -> Json:
     """Return the first page: is it learning, and what was it asked for."""
     judged = await record.judged_turns(viewer.policy, JUDGED, viewer.key_name)
-    live = await live_version(record, viewer.policy)
+    live = await record.live_version(viewer.policy)
     by_version = shares_by_version(judged)
     trial = next(iter(await record.canary_releases(viewer.policy, stages=OPEN_RELEASES)), None)
     return {
@@ -197,16 +196,11 @@ def since_last_complaint(judged: Sequence[JudgedTurn]) -> int | None:
     return None
 
 
-async def live_version(record: Record, policy: str) -> int:
-    move = (await record.aliases()).get(policy)
-    return BASE_VERSION if move is None else move.version
-
-
 async def versions(record: Record, viewer: Viewer) -> Json:
     """Return all versions of the policy, newest first."""
     found = await record.adapters(viewer.policy)
     return {
-        "live": await live_version(record, viewer.policy),
+        "live": await record.live_version(viewer.policy),
         "versions": list(reversed(found)),
         "can_serve": AdapterState.PUBLISHED,
         "pins": await record.pins(viewer.policy),
@@ -225,7 +219,7 @@ async def version(record: Record, viewer: Viewer, number: int) -> Json | None:
     gate = adapter.metrics.get("gate") or {}
     return {
         "adapter": adapter,
-        "live": await live_version(record, viewer.policy),
+        "live": await record.live_version(viewer.policy),
         "is_pinned": number in await record.pins(viewer.policy),
         "release": next(
             (one for one in await record.canary_releases(viewer.policy) if one.version == number), None

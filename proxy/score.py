@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from proxy.adapters import Alias, UnknownModel
+from proxy.adapters import Alias, ModelRequest, UnknownModel
 from proxy.answers import answering_errors
 from proxy.asgi import read_body, send_error, send_json
 from proxy.auth import Principal
@@ -53,9 +53,8 @@ class ScorePath:
 
     async def _score(self, body: Json, principal: Principal) -> Json:
         """Return CLaaS's answer. Raises: Untranslatable: the backend refuses it; UnknownModel, UpstreamError."""
-        lease = await self._alias.lease(
-            body.get("model"), wait_s=_WAIT_S, group=principal.adapter, is_owner=principal.is_owner
-        )
+        wanted = ModelRequest(model=body.get("model"), group=principal.adapter, is_owner=principal.is_owner)
+        lease = await self._alias.lease(wanted, wait_s=_WAIT_S)
         try:
             template = {name: body[name] for name in _TEMPLATE_FIELDS if body.get(name) is not None}
             prompt = await self._token_ids(lease.name, {**template, "add_generation_prompt": True})

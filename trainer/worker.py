@@ -196,6 +196,11 @@ def make_workshop(settings: Settings, device: Device, pinned: Json | None = None
         from trainer.tinker.version_trainer import TinkerVersionTrainer
 
         return TinkerVersionTrainer(settings)
+    if settings.train_on == "modal":
+        from trainer.remote.modal_connection import ModalConnection
+        from trainer.remote.version_trainer import RemoteVersionTrainer
+
+        return RemoteVersionTrainer(settings, ModalConnection(settings), pinned=pinned)
     from trainer.version_trainer import LocalVersionTrainer
 
     trainer = LocalVersionTrainer(settings, pinned=pinned)
@@ -409,8 +414,7 @@ class Worker:
     async def _follow_alias(self, policy: str) -> None:
         """Train on from what is live: after a rollback that is an earlier version, and what came after it is left aside."""
         trainer = self._ready()
-        move = (await self._record.aliases()).get(policy)
-        live = move.version if move is not None else BASE_VERSION
+        live = await self._record.live_version(policy)
         if (trainer.name, trainer.version) == (policy, live):
             return
         if live == BASE_VERSION:

@@ -149,7 +149,7 @@ async def test_a_client_that_leaves_frees_its_place(engine: BackendClient, able:
         raise AssertionError("five times it was over before it was seen to run")
     streaming.cancel()
     await asyncio.gather(streaming, return_exceptions=True)
-    for _ in range(400):
+    for _ in range(1200):
         if not (await engine.activity())["running"]:
             return
         await asyncio.sleep(0.05)

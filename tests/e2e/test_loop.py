@@ -25,7 +25,7 @@ from models import BUILTIN
 from store.settings import REPOSITORY, child_environment, read_settings
 from tests.waiting import recorded, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 QUESTIONS = ("What is the capital of France?", "Tell me the capital of Japan.", "What is 2 plus 3?")
 WEATHER: ChatCompletionToolParam = {
@@ -47,7 +47,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture
 def client(stack: Stack) -> Iterator[OpenAI]:
-    with OpenAI(base_url=stack.base_url, api_key=stack.key, max_retries=4, timeout=90) as made:
+    with OpenAI(base_url=stack.base_url, api_key=stack.key, max_retries=4, timeout=300) as made:
         yield made
 
 
@@ -185,8 +185,8 @@ def test_complaints_make_a_version_live_without_a_command_and_rollback_undoes_it
             )
 
     complain()
-    until(lambda: stack.status()["live"].get("patina-tiny"), "version 1 going live")
-    until(lambda: stack.status()["proxy"]["backend"]["live"] >= 1, "the proxy serving it")
+    until(lambda: stack.status()["live"].get("patina-tiny"), "version 1 going live", 240)
+    until(lambda: stack.status()["proxy"]["backend"]["live"] >= 1, "the proxy serving it", 240)
     reply = client.chat.completions.with_raw_response.create(
         model="patina-tiny", messages=[{"role": "user", "content": "Hello!"}]
     )
@@ -292,7 +292,7 @@ def test_a_restored_home_starts_and_serves_its_live_version(stack: Stack, tmp_pa
     with Stack(stack.settings, home=home) as again:
         assert again.key == stack.key
         assert again.status()["live"] == stack.status()["live"]
-        with OpenAI(base_url=again.base_url, api_key=again.key, max_retries=4, timeout=90) as client:
+        with OpenAI(base_url=again.base_url, api_key=again.key, max_retries=4, timeout=300) as client:
             ask: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTIONS[0]}]
             assert (
                 client.chat.completions.create(model="patina-tiny", messages=ask).choices[0].message.content
