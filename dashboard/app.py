@@ -29,12 +29,13 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from dashboard import views
-from dashboard.chat import ChatPanel
+from dashboard.chat import ChatPanel, score_reply
 from dashboard.evaluations import find_folder, find_picture, list_runs, read_case
+from dashboard.gateway import Gateway
 from dashboard.sign_in import COOKIE, COOKIE_S, Session, SignIn
 from dashboard.views import StatusCache, Viewer
 from store.catch_up import read_recorder_state
-from store.errors import RecordError
+from store.errors import RecordError, UpstreamError
 from store.forgetting import Forgetting
 from store.journal import EntryKind, JournalWriter
 from store.keys import DEFAULT, KeyFile, Keyring
@@ -106,7 +107,8 @@ class Dashboard:
         self._journal = journal
         self._status = StatusCache()
         self._forgetting = Forgetting(settings_file)
-        self._chat = ChatPanel(gateway_url, first_key, settings.policy)
+        self._gateway = Gateway(gateway_url, first_key)
+        self._chat = ChatPanel(self._gateway, settings.policy)
         self._pages = Environment(
             loader=PackageLoader("dashboard"), autoescape=True, undefined=StrictUndefined, finalize=_visible, trim_blocks=True, lstrip_blocks=True
         )  # fmt: skip
@@ -123,6 +125,7 @@ class Dashboard:
             "/unused": self._unused,
             "/conversations": self._conversations,
             "/turns/{turn_id}": self._turn,
+            "/turns/{turn_id}/tokens": self._tokens,
             "/turns/{turn_id}/forget": self._preview_forget,
             "/forgotten": self._forgotten,
             "/steps": self._steps,
@@ -177,7 +180,7 @@ class Dashboard:
             await self._write_heartbeat("stopped")
         await self._journal.close()
         await self._record.close()
-        await self._chat.close()
+        await self._gateway.close()
 
     # ---- who looks
 
@@ -321,6 +324,23 @@ class Dashboard:
         return self._render(
             "turn.html", viewer, section="conversations", noted="noted" in request.query_params, **found
         )
+
+    async def _tokens(self, request: Request, viewer: Viewer) -> Response:
+        record = await self._record.get()
+        found = await views.turn(record, viewer, request.path_params["turn_id"])
+        if found is None:
+            raise HTTPException(404, "There is no such turn.")
+        story, scored, problem = found["story"], {}, ""
+        try:
+            scored = await score_reply(self._gateway, viewer.policy, story)
+        except (UpstreamError, ValueError) as exc:
+            problem = str(exc)
+        ids, logprobs = await record.turn_tokens(story["turn_id"])
+        rows = views.token_rows(ids, logprobs, scored)
+        return self._render(
+            "tokens.html", viewer, section="conversations", story=story, rows=rows, scored=scored, problem=problem,
+            is_part="hx-request" in request.headers,
+        )  # fmt: skip
 
     async def _steps(self, request: Request, viewer: Viewer) -> Response:
         page = int(_number(request, "page") or 1)

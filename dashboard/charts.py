@@ -6,9 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from urllib.parse import quote
 
 _WIDTH, _HEIGHT = 720, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 12, 34
+#: Between two nodes of a tree.
+_STEP = 34
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,4 +120,48 @@ def share_chart(shares: Sequence[Share], *, title: str) -> str:
             parts.append(
                 f'<text class="tick" x="{x(index):.1f}" y="{_HEIGHT - 12}" text-anchor="middle">{escape(one.label)}</text>'
             )
+    return "".join(parts) + "</svg>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A turn in the tree of its conversation.
+
+    Attributes:
+        name: of the element of the page to which it leads.
+        parent: "" for a root.
+        column, lane: its place, from 0.
+        mark: "good", "bad" or "".
+    """
+
+    name: str
+    parent: str
+    column: int
+    lane: int
+    mark: str
+    label: str
+
+
+def tree_chart(nodes: Sequence[Node]) -> str:
+    """Return an SVG of a tree whose nodes lead to elements of the page. "" when there is nothing to draw."""
+    if not nodes:
+        return ""
+    width = _STEP * (max(one.column for one in nodes) + 1)
+    height = _STEP * (max(one.lane for one in nodes) + 1)
+    places = {one.name: (_STEP * (one.column + 0.5), _STEP * (one.lane + 0.5)) for one in nodes}
+    parts = [
+        f'<svg class="tree" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="group" aria-label="Branches">'
+    ]
+    for one in nodes:
+        if one.parent:
+            (x0, y0), (x1, y1) = places[one.parent], places[one.name]
+            middle = x0 + _STEP / 2
+            parts.append(f'<path class="edge" d="M{x0} {y0}C{middle} {y0} {middle} {y1} {x1} {y1}"/>')
+    for number, one in enumerate(nodes, 1):
+        x, y = places[one.name]
+        label = escape(f"Turn {number}: {one.label}", quote=True)
+        parts.append(
+            f'<a href="#{escape(quote(one.name), quote=True)}" aria-label="{label}"><circle class="node {one.mark}" cx="{x}" cy="{y}" r="9">'
+            f"<title>{label}</title></circle></a>"
+        )
     return "".join(parts) + "</svg>"

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import orjson
-
-from serving.http import HttpBackend
+from dashboard.gateway import Gateway
 from store.errors import UpstreamError
 from store.values import Json
 
 _MAX_TEXT, _MAX_TOKENS = 4_000, 400
-_CLIENT = (b"user-agent", b"Patina-dashboard/1.0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +30,10 @@ class Exchange:
 class ChatPanel:
     """One conversation with the live version. It is kept in memory, and recorded like any other."""
 
-    def __init__(self, gateway_url: str, key: str, policy: str) -> None:
-        self._gateway = HttpBackend(gateway_url, api_key=key, speaks_vllm=False)
-        self._key = key
+    def __init__(self, gateway: Gateway, policy: str) -> None:
+        self._gateway = gateway
         self._policy = policy
         self.exchanges: list[Exchange] = []
-
-    async def close(self) -> None:
-        await self._gateway.close()
 
     def clear(self) -> None:
         self.exchanges.clear()
@@ -71,18 +63,23 @@ class ChatPanel:
 
     async def _ask(self, model: str, messages: list[Json], *, trains: bool = True) -> tuple[str, str, str]:
         """Return (answer, turn id, version). Raises: ValueError: an error reply. UpstreamError: the gateway cannot be reached."""
-        headers = [(b"content-type", b"application/json"), (b"x-patina-key", self._key.encode()), _CLIENT]
-        if not trains:
-            headers.append((b"x-patina-train", b"off"))
-        body: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": _MAX_TOKENS}
-        reply = await self._gateway.open("POST", "/v1/chat/completions", headers, orjson.dumps(body))
-        try:
-            raw = b"".join([chunk async for chunk in reply.chunks()])
-        finally:
-            reply.close()
-        found = orjson.loads(raw)
-        if reply.status != 200:
-            raise ValueError(found.get("error", {}).get("message", f"status {reply.status}"))
-        sent = {name.lower(): value for name, value in reply.headers}
+        body: Json = {"model": model, "messages": messages, "max_tokens": _MAX_TOKENS}
+        found, headers = await self._gateway.post("/v1/chat/completions", body, trains=trains)
         answer = found["choices"][0]["message"].get("content") or ""
-        return answer, sent.get(b"x-patina-turn", b"").decode(), found.get("model", model)
+        return answer, headers.get(b"x-patina-turn", b"").decode(), found.get("model", model)
+
+
+async def score_reply(gateway: Gateway, policy: str, story: Json) -> Json:
+    """Return the log-probabilities of a recorded reply under the live version; {}: it has no text.
+
+    Raises:
+        ValueError: the backend does not score it.
+        UpstreamError: the gateway cannot be reached.
+    """
+    if not story["completion"]:
+        return {}
+    template = {
+        name: story["request"][name] for name in ("tools", "chat_template_kwargs") if name in story["request"]
+    }
+    body = {"model": policy, "messages": story["messages"], "completion": story["completion"], **template}
+    return (await gateway.post("/v1/score", body))[0]

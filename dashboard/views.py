@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dashboard.charts import Share, share, share_chart
+from dashboard.charts import Node, Share, share, share_chart, tree_chart
 from recorder.classify import MEANINGS
 from recorder.linking import LINK_MEANINGS
 from store.catch_up import SILENT_S
@@ -18,7 +18,7 @@ from store.drop_reasons import SENTENCES, sentence_of
 from store.lifecycle import DropReason
 from store.record import Record
 from store.settings import Settings, to_json
-from store.texts import content_text, last_user_text
+from store.texts import content_text, last_user_text, strip_controls
 from store.values import (
     OPEN_RELEASES,
     AdapterState,
@@ -67,6 +67,10 @@ DEVICE: dict[str, str] = {
     "interrupted_s": "training paused for requests, s",
     "interruptions": "times that requests paused training",
 }
+
+
+#: Natural logs of 90, 50, 20 and 5 %: bounds between the levels of a token.
+_LEVELS = (-0.105, -0.693, -1.609, -2.996)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,27 +309,55 @@ async def conversations(record: Record, viewer: Viewer, before: float | None) ->
 
 async def conversation(record: Record, viewer: Viewer, session_id: str) -> Json | None:
     """Return one conversation as a tree of turns; None: there is none of this viewer."""
-    turns = await record.session_turns(session_id, SESSION_TURNS, viewer.key_name)
-    return {"session_id": session_id, "turns": indent(turns)} if turns else None
+    turns = indent(await record.session_turns(session_id, SESSION_TURNS, viewer.key_name))
+    return {"session_id": session_id, "turns": turns, "tree": tree_chart(branches(turns))} if turns else None
 
 
 def indent(turns: Sequence[Json]) -> list[Json]:
-    """Return the turns of a session in the order of a tree, each with `depth`: 0 for the main line, more for branches."""
+    """Return the turns of a session in the order of a tree.
+
+    Each gets `depth`: 0 for the main line, more for branches; `lane`: the number of its line; and `begins_branch`.
+    """
     children: dict[str | None, list[Json]] = {}
     ids = {turn["turn_id"] for turn in turns}
     for turn in turns:
         parent = turn["parent_turn_id"] if turn["parent_turn_id"] in ids else None
         children.setdefault(parent, []).append(turn)
     found: list[Json] = []
-    pending: list[tuple[Json, int]] = [(turn, 0) for turn in reversed(children.get(None, []))]
+    lanes = 0
+    pending = [(turn, 0, True) for turn in reversed(children.get(None, []))]
+    lane_of: dict[str, int] = {}
     while pending:
-        turn, depth = pending.pop()
-        found.append({**turn, "depth": depth})
+        turn, depth, is_first = pending.pop()
+        lane = lanes if is_first else lane_of[turn["parent_turn_id"]]
+        lanes += is_first
+        lane_of[turn["turn_id"]] = lane
+        found.append({**turn, "depth": depth, "lane": lane, "begins_branch": is_first and depth > 0})
         # The newest child continues the line; earlier ones are branches, shown before it.
         if following := children.get(turn["turn_id"]):
-            pending.append((following[-1], depth))
-            pending += [(branch, depth + 1) for branch in reversed(following[:-1])]
+            pending.append((following[-1], depth, False))
+            pending += [(branch, depth + 1, True) for branch in reversed(following[:-1])]
     return found
+
+
+def branches(turns: Sequence[Json]) -> list[Node]:
+    """Return the nodes of the tree of a session whose turns `indent` ordered; [] where nothing branches."""
+    columns: dict[str, int] = {}
+    for turn in turns:
+        columns[turn["turn_id"]] = columns.get(turn["parent_turn_id"], -1) + 1
+    if all(turn["lane"] == 0 for turn in turns):
+        return []
+    return [
+        Node(
+            name=turn["turn_id"],
+            parent=turn["parent_turn_id"] if turn["parent_turn_id"] in columns else "",
+            column=columns[turn["turn_id"]],
+            lane=turn["lane"],
+            mark={-1: "bad", 1: "good"}.get(turn["verdict"], ""),
+            label=strip_controls(message_text(turn["last_message"])[:80]) or "(no text)",
+        )
+        for turn in turns
+    ]
 
 
 async def turn(record: Record, viewer: Viewer, reference: str) -> Json | None:
@@ -335,7 +367,6 @@ async def turn(record: Record, viewer: Viewer, reference: str) -> Json | None:
         return None
     kind, link = story["kind_reason"], story["link_reason"]
     reason = story["drop_reason"]
-    ids, logprobs = await record.turn_tokens(story["turn_id"])
     return {
         "story": story,
         "asked": last_user_text(story["messages"]),
@@ -343,8 +374,39 @@ async def turn(record: Record, viewer: Viewer, reference: str) -> Json | None:
         "link_meaning": LINK_MEANINGS.get(link, link),
         "evidence": [(code, weight, MEANINGS.get(code, "")) for code, weight in story["kind_evidence"]],
         "dropped_because": sentence_of(DropReason(reason), story["drop_detail"]) if reason else "",
-        "tokens": list(zip(ids, logprobs, strict=False)),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """A token of a reply: its text where it is known, and its log-probability when it was sampled and under the live version."""
+
+    text: str
+    sampled: float | None
+    live: float | None
+
+    @property
+    def level(self) -> int:
+        """0 (certain) to 4 (unlikely), by the probability when it was sampled."""
+        logprob = self.sampled if self.sampled is not None else self.live
+        return 0 if logprob is None else sum(logprob < bound for bound in _LEVELS)
+
+
+def token_rows(ids: Sequence[int], logprobs: Sequence[float], scored: Json) -> list[TokenRow]:
+    """Return a reply's tokens in order. The text that was scored may be cut into other tokens than were sampled: then only one of both is known."""
+    texts, live = scored.get("tokens", []), scored.get("logprobs", [])
+    found = scored.get("token_ids", [])
+    if not ids:
+        return [TokenRow(text, None, value) for text, value in zip(texts, live, strict=True)]
+    same = list(ids[: len(found)]) == found
+    return [
+        TokenRow(
+            texts[at] if same and at < len(texts) else f"#{token_id}",
+            logprobs[at] if at < len(logprobs) else None,
+            live[at] if same and at < len(live) else None,
+        )
+        for at, token_id in enumerate(ids)
+    ]
 
 
 async def steps(record: Record, viewer: Viewer, page: int, per_page: int) -> Json:

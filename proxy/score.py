@@ -71,6 +71,7 @@ class ScorePath:
         return {
             "model": adapter_name(lease.policy, lease.version),
             "tokens": tokens,
+            "token_ids": completion,
             "logprobs": logprobs,
             "prompt_tokens": len(prompt),
             "completion_tokens": len(completion),

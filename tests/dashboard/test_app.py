@@ -20,7 +20,7 @@ from tests.making import make_verdict
 
 PAGES = (
     "/dashboard", "/dashboard/", "/dashboard/versions", "/dashboard/versions/1", "/dashboard/unused", "/dashboard/conversations",
-    "/dashboard/conversations?session=session", "/dashboard/turns/t1", "/dashboard/turns/t1/forget", "/dashboard/forgotten", "/dashboard/steps", "/dashboard/people", "/dashboard/settings",
+    "/dashboard/conversations?session=session", "/dashboard/turns/t1", "/dashboard/turns/t1/tokens", "/dashboard/turns/t1/forget", "/dashboard/forgotten", "/dashboard/steps", "/dashboard/people", "/dashboard/settings",
     "/dashboard/live", "/dashboard/evaluations", "/dashboard/try", "/v1/dashboard", "/v1/eval",
 )  # fmt: skip
 OWNER_ONLY = (
@@ -79,6 +79,7 @@ async def test_another_key_sees_its_own_turns_and_none_of_the_owners_pages(
     assert "alert(1)" not in listed
     assert (await page.get("/dashboard/turns/t1")).status_code == 404
     assert (await page.get("/dashboard/turns/t1/forget")).status_code == 404
+    assert (await page.get("/dashboard/turns/t1/tokens")).status_code == 404
     assert (await page.get("/dashboard/conversations?session=session")).status_code == 404
     # The policy is shared: which versions there are, but not the words that made them.
     for path in (
@@ -267,6 +268,18 @@ async def test_a_step_has_panels_for_times_metrics_engine_and_error(
     other = (await page.get("/dashboard/steps")).text
     assert other.count("Only the owner sees it") == 2
     assert "proxy loaded it" not in other
+
+
+async def test_tokens_are_shown_on_demand_also_while_nothing_scores_them(page: httpx.AsyncClient) -> None:
+    await sign_in(page)
+    assert 'href="/dashboard/turns/t1/tokens"' in (await page.get("/dashboard/turns/t1")).text
+    whole = (await page.get("/dashboard/turns/t1/tokens")).text
+    assert "<html" in whole
+    part = (await page.get("/dashboard/turns/t1/tokens", headers={"hx-request": "true"})).text
+    assert "<html" not in part
+    for shown in (whole, part):
+        assert re.findall(r"<tr><td><code>(#\d+)</code></td><td class=\"number\">(-[\d.]+)<", shown)
+        assert "The live version did not score it" in shown
 
 
 async def test_the_process_reports_itself_in_status(page: httpx.AsyncClient, record_url: str) -> None:

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dashboard.charts import Series, line_chart, share, share_chart
+from dashboard.charts import Node, Series, line_chart, share, share_chart, tree_chart
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,15 @@ def test_a_line_chart_has_a_line_for_each_series() -> None:
     ]  # fmt: skip
     assert len(root.findall("circle")) == 3
     assert line_chart([Series("none", [])], title="x", x_title="y") == ""
+
+
+def test_a_tree_has_a_link_for_each_turn_and_an_edge_to_its_parent() -> None:
+    nodes = [
+        Node(name='<"&', parent="", column=0, lane=0, mark="bad", label="<b>"),
+        Node(name="b", parent='<"&', column=1, lane=1, mark="", label="x"),
+    ]
+    root = ElementTree.fromstring(tree_chart(nodes))
+    assert [link.attrib["href"] for link in root.findall("a")] == ["#%3C%22%26", "#b"]
+    assert [link.attrib["aria-label"] for link in root.findall("a")] == ["Turn 1: <b>", "Turn 2: x"]
+    assert len(root.findall("path")) == 1
+    assert tree_chart([]) == ""

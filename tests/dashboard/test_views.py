@@ -47,3 +47,31 @@ def test_a_session_is_a_tree_with_its_main_line_last() -> None:
     assert [(one["turn_id"], one["depth"]) for one in views.indent(turns)] == [
         ("a", 0), ("b", 1), ("e", 1), ("c", 0), ("d", 0), ("f", 0),
     ]  # fmt: skip
+    assert [(one["lane"], one["begins_branch"]) for one in views.indent(turns)] == [
+        (0, False), (1, True), (1, False), (0, False), (0, False), (2, False),
+    ]  # fmt: skip
+    told = [
+        {**one, "verdict": -1, "last_message": {"role": "user", "content": one["turn_id"]}}
+        for one in views.indent(turns)
+    ]
+    assert [(node.name, node.parent, node.column, node.lane, node.mark, node.label) for node in views.branches(told)] == [
+        ("a", "", 0, 0, "bad", "a"), ("b", "a", 1, 1, "bad", "b"), ("e", "b", 2, 1, "bad", "e"), ("c", "a", 1, 0, "bad", "c"),
+        ("d", "c", 2, 0, "bad", "d"), ("f", "", 0, 2, "bad", "f"),
+    ]  # fmt: skip
+    assert views.branches(told[:1]) == []
+
+
+def test_tokens_have_their_text_where_the_scored_ones_are_those_that_were_sampled() -> None:
+    scored = {"tokens": ["Pa", "ris"], "token_ids": [5, 6], "logprobs": [-0.1, -0.2]}
+
+    def rows(ids: list[int], logprobs: list[float], scored: dict[str, Any]) -> list[tuple[Any, ...]]:
+        return [
+            (one.text, one.sampled, one.live, one.level) for one in views.token_rows(ids, logprobs, scored)
+        ]
+
+    assert rows([5, 6, 2], [-0.01, -1.0, -4.0], scored) == [
+        ("Pa", -0.01, -0.1, 0), ("ris", -1.0, -0.2, 2), ("#2", -4.0, None, 4),
+    ]  # fmt: skip
+    assert rows([7, 8], [-0.01, -0.3], scored) == [("#7", -0.01, None, 0), ("#8", -0.3, None, 1)]
+    assert rows([], [], scored) == [("Pa", None, -0.1, 0), ("ris", None, -0.2, 1)]
+    assert rows([], [], {}) == []
