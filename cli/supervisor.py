@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.backend import BackendPlan, plan_backend, resolve
+from cli.readiness import announce_ready
 from cli.start_checks import check_start, notes_on_environment
 from migrations import upgrade
 from serving.ports import bind, free_port
@@ -195,6 +196,7 @@ async def _supervise(settings: Settings, children: list[Child]) -> int:
         loop.add_signal_handler(number, stop.set)
     watchers = [asyncio.create_task(_keep_running(child), name=child.name) for child in children]
     beat = asyncio.create_task(_beat(settings, children))
+    ready = asyncio.create_task(announce_ready(settings))
     stopped = asyncio.create_task(stop.wait())
     try:
         done, _ = await asyncio.wait([stopped, *watchers], return_when=asyncio.FIRST_COMPLETED)
@@ -202,9 +204,9 @@ async def _supervise(settings: Settings, children: list[Child]) -> int:
             if task is not stopped:
                 await task  # a watcher only ends by raising what is wrong
     finally:
-        for task in (*watchers, beat, stopped):
+        for task in (*watchers, beat, ready, stopped):
             task.cancel()
-        await asyncio.gather(*watchers, beat, stopped, return_exceptions=True)
+        await asyncio.gather(*watchers, beat, ready, stopped, return_exceptions=True)
         code = await _stop(children)
     return code
 
@@ -346,7 +348,7 @@ def _explain(backend: BackendPlan, why: str) -> None:
 def _announce(settings: Settings, key: str, is_new: bool) -> None:
     base = f"http://{settings.proxy_host}:{settings.proxy_port}/v1"
     what = f"{settings.policy} through {settings.upstream_address}" if settings.upstream else settings.policy
-    print(f"Patina serves {what} at {base} (method {settings.method}, record {settings.home})")
+    print(f"Patina starts: {what} at {base} (method {settings.method}, record {settings.home})")
     if is_new:
         print(
             f"""

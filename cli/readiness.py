@@ -1,0 +1,79 @@
+"""Says at the start when a first request would be answered, and when to expect a version."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import statistics
+import time
+import urllib.error
+import urllib.request
+
+from store.errors import RecordError
+from store.record import Record
+from store.settings import Settings
+from store.training_schedule import ALWAYS, MANUAL
+
+_POLL_S, _TIMEOUT_S = 0.25, 1.0
+#: The gateway is on this machine, whatever proxy the environment names.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+#: A step of the built-in model on two cores, until the record has steps of its own.
+_BUILTIN_STEP_S = 20.0
+_STEPS = 20
+
+
+async def announce_ready(settings: Settings) -> None:
+    """Wait until the gateway reports that backend and record work, then print what to expect."""
+    began = time.monotonic()
+    while True:
+        if await asyncio.to_thread(_is_ready, settings.gateway_url):
+            break
+        await asyncio.sleep(_POLL_S)
+    took = time.monotonic() - began
+    print(
+        f"Ready after {took:.0f} s: requests are answered now.{expectation(settings, await _step_s(settings))}",
+        flush=True,
+    )
+
+
+def expectation(settings: Settings, step_s: float | None) -> str:
+    """Return what a person can expect of training, as sentences that begin with a space; "" where nothing is trained."""
+    if not settings.trains_locally:
+        return ""
+    mode = settings.schedule.mode
+    if mode == MANUAL:
+        return " `run.py train --now` trains what waits."
+    when = "" if mode == ALWAYS else f", as soon as the schedule ({settings.train_when}) allows"
+    takes = "" if step_s is None else f" It takes about {max(1.0, step_s):.0f} s."
+    return (
+        f" A version is trained when {settings.batch_size} reactions wait, or {settings.max_wait_s:.0f} s after the first one{when}.{takes}"
+    )  # fmt: skip
+
+
+def _is_ready(gateway_url: str) -> bool:
+    try:
+        with _OPENER.open(f"{gateway_url}/healthz", timeout=_TIMEOUT_S) as reply:
+            found = json.load(reply)
+    except (urllib.error.URLError, TimeoutError, ConnectionError, ValueError):
+        return False  # the gateway does not listen yet
+    return bool(found["backend"]["ready"] and found["record"]["available"])
+
+
+async def _step_s(settings: Settings) -> float | None:
+    """Return what a step took here, or would take with the built-in model; None: not known."""
+    found: list[float] = []
+    with contextlib.suppress(RecordError):  # the processes report it
+        record = await Record.open(settings.database_url)
+        try:
+            steps = await record.steps(settings.policy, _STEPS)
+        finally:
+            await record.close()
+        found = [
+            step.finished_at - step.started_at
+            for step in steps
+            if step.finished_at and step.version is not None
+        ]
+    if found:
+        return statistics.median(found)
+    return _BUILTIN_STEP_S if settings.is_builtin else None
