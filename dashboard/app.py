@@ -369,9 +369,12 @@ class Dashboard:
         beats = await record.heartbeats() if viewer.is_owner else ()
         processes = views.processes(beats, time.time())
         work = views.work_now(processes) if viewer.is_owner else []
+        step = await views.step_progress(record, processes, time.time())
         status = await self._status.get(record, viewer)
         name = "live_part.html" if "hx-request" in request.headers else "live.html"
-        return self._render(name, viewer, section="live", processes=processes, work=work, status=status)
+        return self._render(
+            name, viewer, section="live", processes=processes, work=work, step=step, status=status
+        )
 
     async def _metrics(self, request: Request) -> Response:
         """Answer Prometheus. Programs get a status without a page."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ from trainer.hindsight import with_hint
 JUDGED, GROUP = 2_000, 25
 #: Versions that the first chart shows at most, and callers whose counts are kept.
 CHART_POINTS, _MAX_CACHED = 60, 200
+#: Newest steps whose duration the running one is compared with.
+_STEPS_COMPARED = 20
 #: Newest turns by which a client's traffic is judged.
 CLIENT_TURNS = 500
 #: Turns of one page of conversations, of one conversation, and dropped turns of a page.
@@ -553,6 +556,31 @@ def details(detail: Json, prefix: str = "") -> list[tuple[str, str]]:
         elif value not in (None, "", 0, False, [], ()):
             found.append((prefix + name, f"{value:g}" if isinstance(value, float) else str(value)))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A training step that runs: for how long, and how long the policy's steps took; None: it is the first one."""
+
+    policy: str
+    seconds: float
+    expected_s: float | None
+
+
+async def step_progress(record: Record, processes: Sequence[Json], now: float) -> Progress | None:
+    """Return how far the step is that the trainer works on; None: it works on none."""
+    beat = next(
+        (one["beat"] for one in processes if one["is_alive"] and one["beat"].process == "trainer"), None
+    )
+    if beat is None or not (began := beat.detail.get("step_started_at")):
+        return None
+    policy = str(beat.detail.get("policy"))
+    took = [
+        step.finished_at - step.started_at
+        for step in await record.steps(policy, _STEPS_COMPARED)
+        if step.finished_at is not None and step.version is not None
+    ]
+    return Progress(policy, max(0.0, now - began), statistics.median(took) if took else None)
 
 
 def work_now(processes: Sequence[Json]) -> list[tuple[str, str]]:

@@ -228,6 +228,7 @@ class Worker:
         self._on_thread = self._thread.run
         self._trainer = trainer
         self._state = "loading"
+        self._step_began: float | None = None
         self._counters = _Counters()
         self._failures: Counter[str] = Counter()
         self._rejections: Counter[str] = Counter()
@@ -444,6 +445,7 @@ class Worker:
         )
         renewal = asyncio.create_task(self._renew())
         claimed: list[ScoredTurn] = []
+        self._step_began = report.started_at
         try:
             if due.takes_turns:
                 await self._claim(policy, claimed)
@@ -480,6 +482,7 @@ class Worker:
             await self._give_back([turn.turn_id for turn in claimed], report, exc)
             raise
         finally:
+            self._step_began = None
             renewal.cancel()
             await asyncio.gather(renewal, return_exceptions=True)
 
@@ -701,7 +704,12 @@ class Worker:
                         process="trainer",
                         pid=os.getpid(),
                         state=self._state + interrupted,
-                        detail={**self._counters.to_json(), "policy": self._policy} | device,
+                        detail={
+                            **self._counters.to_json(),
+                            "policy": self._policy,
+                            "step_started_at": self._step_began,
+                        }
+                        | device,
                         at=time.time(),
                     )
                 )

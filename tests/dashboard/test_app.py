@@ -101,7 +101,9 @@ async def test_another_key_sees_the_counts_of_its_own_turns_and_no_process(
 ) -> None:
     key = keys.add("bob", adapter="")
     record = await Record.open(record_url)
-    await record.heartbeat(Heartbeat(process="trainer", pid=1, state="training", detail={}, at=time.time()))
+    now = time.time()
+    detail = {"policy": POLICY, "step_started_at": now - 4.5}
+    await record.heartbeat(Heartbeat(process="trainer", pid=1, state="training", detail=detail, at=now))
     await record.close()
     await sign_in(page)
     owner = (await page.get("/dashboard/live")).text
@@ -110,6 +112,7 @@ async def test_another_key_sees_the_counts_of_its_own_turns_and_no_process(
         ("1", "trained"),
     ]
     assert "<td>trainer</td>" in owner
+    assert "its steps take about 9 s" in owner
     page.cookies.clear()
     await sign_in(page, key)
     mine = (await page.get("/dashboard/live")).text
