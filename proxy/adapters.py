@@ -297,6 +297,7 @@ class AdapterAlias:
         self._pointers: dict[str, _Pointer] = {policy: self._shared}
         self._loaded: set[str] = set()
         self._attested: dict[str, str] = {}  # outcome of the newest load, by name
+        self._load_s: dict[str, float] = {}  # seconds of the newest load, by name
         self._leases: Counter[str] = Counter()  # by name, ``policy@0`` too
         self._used_at: dict[str, float] = {}
         self._demanded: dict[str, asyncio.Event] = {}  # versions that requests wait for
@@ -548,6 +549,7 @@ class AdapterAlias:
         self._loaded.discard(name)
         self._used_at.pop(name, None)
         self._attested.pop(name, None)
+        self._load_s.pop(name, None)
         try:
             await self._backend.unload_adapter(name)
         except UpstreamError as exc:
@@ -693,7 +695,9 @@ class AdapterAlias:
         if not await asyncio.to_thread(Path(adapter.path).is_dir):
             raise AdapterError(f"the folder {adapter.path} of {adapter.name} does not exist")
         await asyncio.to_thread(check_adapter, adapter)
+        began = time.monotonic()
         self._attested[adapter.name] = await self._backend.load_adapter(adapter.name, adapter.path)
+        self._load_s[adapter.name] = round(time.monotonic() - began, 3)
         self._loaded.add(adapter.name)
         self._used_at[adapter.name] = time.monotonic()
 
@@ -730,6 +734,7 @@ class AdapterAlias:
                 if one is not self._shared
             },
             "attested": {name: self._attested[name] for name in sorted(self._loaded & self._attested.keys())},
+            "load_s": {name: self._load_s[name] for name in sorted(self._loaded & self._load_s.keys())},
             "leases": dict(sorted(self._leases.items())),
             "waits_for_slot": self._waits_for_slot,
             "held": self._waited_requests,  # requests that waited for an unavailable backend

@@ -550,7 +550,7 @@ class Proxy:
 
     async def _health(self, send: Send) -> None:
         backend = self._alias.state()
-        for name in ("policies", "leases", "attested"):  # names of keys, and who is active now
+        for name in ("policies", "leases", "attested", "load_s"):  # names of keys, and who is active now
             backend.pop(name, None)
         await send_json(
             send,

@@ -50,14 +50,8 @@ LAYERS = {
         "store",
         "migrations",
     },
-    # of recorder only MODULES_ALLOWED
-    "dashboard": {
-        "dashboard",
-        "serving",
-        "recorder",
-        "telemetry",
-        "store",
-    },  # of recorder only MODULES_ALLOWED
+    # of recorder and trainer only MODULES_ALLOWED
+    "dashboard": {"dashboard", "serving", "recorder", "telemetry", "trainer", "store"},
     "cli": {"cli", "dashboard", "evals", "recorder", "scorers", "migrations", "store", "serving"},
     "scripts": {"scripts", "evals", "cli", "proxy", "store"},  # what the generated reference is made from
     "deploy": {"trainer", "store"},  # of trainer only MODULES_ALLOWED
@@ -76,6 +70,7 @@ MODULES_ALLOWED = {
     ("cli", "recorder"): {"recorder.classify", "recorder.linking", "recorder.turns"},
     ("cli", "dashboard"): {"dashboard.sign_in"},
     ("dashboard", "recorder"): {"recorder.classify", "recorder.linking"},
+    ("dashboard", "trainer"): {"trainer.hindsight"},
 }
 
 #: library -> packages or modules that may import it.

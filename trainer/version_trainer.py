@@ -410,6 +410,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
     def _write(self, trained: _TrainedBatch, judged: _Judged, number: int) -> tuple[WrittenVersion, Json]:
         """Write the version's folder; returns it with its metrics."""
         batch = trained.batch
+        began = time.monotonic()
         files = self._policy.version_files(adapter_name(self.name, number))
         metrics: Json = finite(
             {
@@ -422,7 +423,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
                 "kept": trained.kept,
                 "teach_s": batch.prepare_s,
                 "train_s": trained.finished - batch.started,
-                "gate_s": time.monotonic() - trained.finished,
+                "gate_s": began - trained.finished,
                 "gate": judged.gate_measures,
                 "wishes": judged.wishes,
                 "unlearning": len(batch.unlearning),
@@ -444,7 +445,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
             model=self._model_digests(),
             attestation=self._fixed_text.attest(self._before, adapter_name(self.name, self.version)),
         )
-        return written, metrics
+        return written, {**metrics, "write_s": time.monotonic() - began}
 
     def _finish(
         self,

@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from openai import NotFoundError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
@@ -224,6 +225,38 @@ def test_feedback_by_turn_id_is_scored(stack: Stack, client: OpenAI) -> None:
         "the verdict",
     )
     assert (row["verdict"], row["verdict_source"]) == (-1, "feedback")
+
+
+@pytest.mark.long_run
+def test_a_batch_of_feedback_that_waits_is_answered_with_the_version_it_made(
+    stack: Stack, client: OpenAI
+) -> None:
+    turns = [
+        client.chat.completions.with_raw_response.create(
+            model="patina-tiny", messages=[{"role": "user", "content": question}]
+        ).headers["x-patina-turn"]
+        for question in QUESTIONS
+    ]
+    words = "Please keep your answers short, and no emoji."
+    items = [{"lora_id": "patina-tiny", "turn_id": one, "feedback": words, "thumbs": "down"} for one in turns]
+    reply = httpx.post(
+        f"{stack.base_url}/feedback?wait=true",
+        json={"requests": items},
+        headers={"authorization": f"Bearer {stack.key}"},
+        timeout=280,
+    )
+    answer = reply.json()
+    assert (reply.status_code, answer["status"], answer["batch_size"]) == (200, "ok", 3)
+    trained = rows(stack, "trained_in_version = ?", answer["version"])
+    assert {row["turn_id"] for row in trained} & {*turns}
+    made = json.loads(command(stack, "versions", "--json").stdout)
+    assert answer["version"] in [one["version"] for one in made["versions"] if one["state"] == "published"]
+    assert answer["distill_result"]["metadata"]["batch_size"] >= 1
+    assert min(answer["timing_ms"][name] for name in ("distill", "save", "logprobs", "total")) > 0
+    polled = httpx.get(
+        f"{stack.base_url}/feedback/{answer['request_id']}", headers={"authorization": f"Bearer {stack.key}"}
+    )
+    assert polled.json()["version"] == answer["version"]
 
 
 def test_the_record_verifies_and_each_dropped_turn_has_a_reason(stack: Stack, client: OpenAI) -> None:
