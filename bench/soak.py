@@ -6,7 +6,7 @@ answered by the built-in engine and complained about (in words and by ``/v1/feed
 swapped in; the others get scripted replies, which are recorded but not trained on. Open loop, conversations of three turns: streamed (at once, or with 5 ms between the chunks)
 and plain, with and without a tool call, every conversation a session of its own.
 
-Printed: what clients saw, memory of every process in each tenth, versions, the state of journal and recorder, and what of the turns
+Printed: what clients saw, memory and open files of every process in each tenth, versions, the state of journal and recorder, and what of the turns
 whose end a client saw is not in the record (`lost`). Exit code 1 when there was an error, something was lost, `verify` finds something wrong, a process died, or
 memory in the last third is more than a tenth above that of the second.
 """
@@ -198,10 +198,11 @@ async def teaching(clients: Clients, rng: random.Random) -> None:
 
 async def drive(
     clients: Clients, rate: float, learning: float, seconds: float, pids: Mapping[str, int]
-) -> dict[str, list[float]]:
-    """Send ``rate`` requests a second; returns each process's memory, MB, every ten seconds."""
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Send ``rate`` requests a second; returns each process's memory, MB, and its open files, every ten seconds."""
     rng = random.Random(0)
     memory: dict[str, list[float]] = {name: [] for name in pids}
+    files: dict[str, list[float]] = {name: [] for name in pids}
     running: set[asyncio.Task[None]] = set()
 
     async def one(kind: Any) -> None:
@@ -225,6 +226,7 @@ async def drive(
             noted += 1
             for name, pid in pids.items():
                 memory[name].append(resident_mb(pid))
+                files[name].append(open_files(pid))
             if noted % 6 == 1:
                 sizes = " ".join(f"{name} {values[-1]:.0f}" for name, values in memory.items())
                 print(
@@ -237,7 +239,7 @@ async def drive(
     if running:
         await asyncio.wait(running, timeout=3 * _PATIENCE_S)
     await clients.close()
-    return memory
+    return memory, files
 
 
 def resident_mb(pid: int) -> float:
@@ -246,6 +248,14 @@ def resident_mb(pid: int) -> float:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 1e6
     except (FileNotFoundError, ProcessLookupError):
         return 0.0
+
+
+def open_files(pid: int) -> int:
+    """Return how many file descriptors a process has; 0 when it is gone."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def unwritten(database: Path, ended: list[str], timeout_s: float = 60.0) -> list[str]:
@@ -329,13 +339,14 @@ def run(minutes: float, rate: float, learning: float, home: Path) -> dict[str, A
             pids |= {name: server.process.pid for name, server in servers.items()}
             clients = Clients(stack.port, stack.key, settings.policy)
             began = time.monotonic()
-            memory = uvloop.run(drive(clients, rate, learning, 60 * minutes, pids))
+            memory, files = uvloop.run(drive(clients, rate, learning, 60 * minutes, pids))
             took = time.monotonic() - began
             found = {
                 "minutes": minutes,
                 **_seen(clients.seen, took),
                 "lost": len(unwritten(stack.home / "patina.db", clients.seen.ended)),
                 "memory_mb_each_tenth": {name: tenths(values) for name, values in memory.items()},
+                "open_files_each_tenth": {name: tenths(values) for name, values in files.items()},
                 "grown": {name: round(grown(values), 3) for name, values in memory.items()},
                 "error_lines_in_logs": error_lines(stack.home),
                 **_status(stack.status()),
@@ -383,6 +394,12 @@ def _wrong(found: Mapping[str, Any]) -> list[str]:
         wrong.append("a process died")
     if found["minutes"] >= 10:  # before, caches are still being filled
         wrong += [f"{name} grew" for name, ratio in found["grown"].items() if ratio > 1.1]
+        # A few connections come and go; a leak does not stop at them.
+        wrong += [
+            f"{name} has more and more open files"
+            for name, counts in found["open_files_each_tenth"].items()
+            if counts[-1] > counts[len(counts) // 2] + 16
+        ]
     return wrong
 
 

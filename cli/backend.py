@@ -155,7 +155,7 @@ def _own_vllm(settings: Settings) -> BackendPlan:
             wanted=settings.colocate,
             is_quantized=settings.quantize == "4bit",
         )
-        if memory
+        if memory and settings.train_on == "here"
         else None
     )
     # without a GPU there is nothing to share, but what is asked for is done

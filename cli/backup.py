@@ -6,18 +6,19 @@ import argparse
 import time
 from pathlib import Path
 
+from cli.home_files import sqlite_file
 from cli.supervisor import hold_home
 from store.backup import put_back, read_backup, unpacking_folder, write_backup
 from store.errors import ConfigError
 from store.settings import Settings, make_private
 
-_SQLITE = "sqlite+aiosqlite:///"
+_REFUSAL = "only a home with a SQLite record can be copied"
 
 
 def backup(settings: Settings, arguments: argparse.Namespace) -> int:
     """Write record, journal, versions and keys to a file, also while Patina runs. Raises: ConfigError."""
     target: Path = arguments.file.expanduser().absolute()
-    made = write_backup(settings.home, _database(settings), target)
+    made = write_backup(settings.home, sqlite_file(settings, _REFUSAL), target)
     print(f"{target}: {made.turns} turns, {made.files} files, {made.size / 1e6:.1f} MB. It holds your keys.")
     return 0
 
@@ -31,7 +32,7 @@ def restore(settings: Settings, arguments: argparse.Namespace) -> int:
     source: Path = arguments.file.expanduser().absolute()
     if not source.is_file():
         raise ConfigError(f"there is no file {source}")
-    home, database = settings.home, _database(settings)
+    home, database = settings.home, sqlite_file(settings, _REFUSAL)
     with unpacking_folder(home) as folder:
         found = read_backup(source, folder)
         make_private(home)
@@ -42,9 +43,3 @@ def restore(settings: Settings, arguments: argparse.Namespace) -> int:
     if kept is not None:
         print(f"What was there is in {kept}.")
     return 0
-
-
-def _database(settings: Settings) -> Path:
-    if not settings.database_url.startswith(_SQLITE):
-        raise ConfigError("only a home with a SQLite record can be copied; use PostgreSQL's own tools")
-    return Path(settings.database_url.removeprefix(_SQLITE))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from store.errors import ConfigError
 from store.receipts import FOLDER as RECEIPTS
+from store.settings import Settings
 from store.values import Json
 
 #: In the home: the exports that `trajectories --output` wrote, as JSON.
@@ -24,6 +25,14 @@ _COPIES = (
     "unwritten.jsonl*",
     "journal/rejected/*",
 )
+
+
+def sqlite_file(settings: Settings, refusal: str) -> Path:
+    """Return the file of the home's record. Raises: ConfigError: it is in PostgreSQL, with ``refusal``."""
+    kind, _, path = settings.database_url.partition(":///")
+    if not kind.startswith("sqlite"):
+        raise ConfigError(f"{refusal}; use PostgreSQL's own tools")
+    return Path(path)
 
 
 def byte_pattern(texts: Iterable[str]) -> re.Pattern[bytes] | None:

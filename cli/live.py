@@ -7,6 +7,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from typing import Any
 
 from store.errors import ConfigError
 from store.settings import Settings
@@ -30,17 +31,25 @@ def ask_proxy(settings: Settings) -> Json | None:
         running = Settings.load(settings.home / "run" / "settings.json")
     except ConfigError:
         return None  # nothing was ever started here
-    request = urllib.request.Request(f"{running.gateway_url}/v1/patina/status")
+    try:
+        found = get_json(running, "/v1/patina/status")
+    except ConfigError:
+        return None
+    # Another program may have taken the port since.
+    return found if isinstance(found, dict) and isinstance(found.get("store"), dict) else None
+
+
+def get_json(running: Settings, path: str) -> Any:
+    """Return what the running proxy answers. Raises: ConfigError: it does not answer, or with an error."""
+    request = urllib.request.Request(f"{running.gateway_url}{path}")
     if key := key_of(running):
         request.add_header("x-patina-key", key)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by way of a web proxy
     try:
         with opener.open(request, timeout=_TIMEOUT_S) as reply:
-            found = json.load(reply)
-    except (OSError, ValueError, http.client.HTTPException):  # urllib's errors are OSErrors
-        return None
-    # Another program may have taken the port since.
-    return found if isinstance(found, dict) and isinstance(found.get("store"), dict) else None
+            return json.load(reply)
+    except (OSError, ValueError, http.client.HTTPException) as exc:  # urllib's errors are OSErrors
+        raise ConfigError(f"no Patina answers at {running.gateway_url}: start it first ({exc})") from exc
 
 
 def key_of(running: Settings) -> str:

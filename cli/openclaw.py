@@ -11,12 +11,10 @@ import json
 import re
 import shutil
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
-from cli.live import key_of
+from cli.live import get_json, key_of
 from store.errors import ConfigError
 from store.keys import write_secret
 from store.settings import Settings
@@ -27,7 +25,6 @@ PLUGIN = "patina-feedback"
 _SOURCE = Path(__file__).parent.parent / "plugins" / PLUGIN
 #: Of a backend that does not say its limit; OpenClaw's own prompt is about 27,000 tokens.
 _DEFAULT_CONTEXT = 32_768
-_TIMEOUT_S = 20.0
 
 
 def openclaw(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -42,7 +39,7 @@ def openclaw(settings: Settings, arguments: argparse.Namespace) -> int:
     key = key_of(running)
     after = merge(
         before,
-        provider(running, key, _served(running, key)),
+        provider(running, key, _served(running)),
         plugin,
         running.gateway_url,
         key,
@@ -93,16 +90,10 @@ def _read(path: Path) -> tuple[Json, str | None]:
     return found, text
 
 
-def _served(running: Settings, key: str) -> Json:
+def _served(running: Settings) -> Json:
     """Return the served model as the running proxy describes it."""
-    request = urllib.request.Request(f"{running.gateway_url}/v1/models")
-    request.add_header("authorization", f"Bearer {key}")
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by way of a web proxy
-    try:
-        with opener.open(request, timeout=_TIMEOUT_S) as reply:
-            models = json.load(reply)["data"]
-    except (OSError, ValueError, KeyError) as exc:
-        raise ConfigError(f"no Patina answers at {running.gateway_url}: start it first ({exc})") from exc
+    answer = get_json(running, "/v1/models")
+    models = answer.get("data") if isinstance(answer, dict) else None
     if not models:
         raise ConfigError(f"{running.gateway_url}/v1/models lists no model")
     found: Json = next((one for one in models if one.get("id") == running.policy), models[0])

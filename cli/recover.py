@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sqlite3
 import time
-from pathlib import Path
 
+from cli.home_files import sqlite_file
 from cli.supervisor import hold_home
 from migrations import upgrade
 from store.errors import ConfigError, RecordError
@@ -14,7 +14,6 @@ from store.journal import measure_lag
 from store.salvage import salvage
 from store.settings import Settings
 
-_SQLITE = "sqlite+aiosqlite:///"
 _SUFFIXES = ("", "-wal", "-shm")
 
 
@@ -27,9 +26,7 @@ def recover(settings: Settings, _: argparse.Namespace) -> int:
         ConfigError: Patina runs, or the record is not a SQLite file.
         RecordError: the fresh record cannot be written.
     """
-    if not settings.database_url.startswith(_SQLITE):
-        raise ConfigError("only a SQLite record can be recovered; use PostgreSQL's own tools")
-    path = Path(settings.database_url.removeprefix(_SQLITE))
+    path = sqlite_file(settings, "only a SQLite record can be recovered")
     if not path.exists():
         raise ConfigError(f"there is no record {path}")
     with hold_home(settings.home):
@@ -37,7 +34,7 @@ def recover(settings: Settings, _: argparse.Namespace) -> int:
         for suffix in _SUFFIXES:
             fresh.with_name(fresh.name + suffix).unlink(missing_ok=True)
         try:
-            upgrade(f"{_SQLITE}{fresh}")
+            upgrade(f"sqlite+aiosqlite:///{fresh}")
             copied = salvage(path, fresh)
         except (sqlite3.Error, OSError) as exc:
             raise RecordError(f"the fresh record {fresh} cannot be written: {exc}") from exc

@@ -56,8 +56,7 @@ def _check(arguments: argparse.Namespace) -> None:
 async def _run(settings: Settings, arguments: argparse.Namespace) -> int:
     async with open_record(settings, waits=not arguments.no_wait) as record:
         policy = await chosen_policy(record, settings, arguments)
-        move = (await record.aliases()).get(policy)
-        live = move.version if move is not None else BASE_VERSION
+        live = await record.live_version(policy)
         found = await read_wishes(record, policy, live)
         if arguments.action == "list":
             _print_list(policy, live, found, as_json=arguments.json)

@@ -24,13 +24,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from dashboard import views
 from dashboard.chat import ChatPanel
-from dashboard.evaluations import find_folder, list_runs
+from dashboard.evaluations import find_folder, find_picture, list_runs, read_case
 from dashboard.sign_in import COOKIE, COOKIE_S, Session, SignIn
 from dashboard.views import StatusCache, Viewer
 from store.catch_up import read_recorder_state
@@ -111,7 +111,7 @@ class Dashboard:
             loader=PackageLoader("dashboard"), autoescape=True, undefined=StrictUndefined, finalize=_visible, trim_blocks=True, lstrip_blocks=True
         )  # fmt: skip
         self._pages.filters |= {
-            "when": _when, "ago": _ago, "clip": _clip, "words": views.message_text, "asked": last_user_text, "path": _path, "release": sentence,
+            "when": _when, "ago": _ago, "clip": _clip, "cut": _cut, "words": views.message_text, "asked": last_user_text, "path": _path, "release": sentence,
         }  # fmt: skip
 
     def routes(self) -> list[Route | Mount]:
@@ -130,6 +130,8 @@ class Dashboard:
             "/settings": self._settings_page,
             "/live": self._live,
             "/evaluations": self._evaluations,
+            "/evaluations/case": self._case,
+            "/evaluations/picture": self._picture,
             "/try": self._try,
         }
         post: dict[str, Page] = {
@@ -376,13 +378,31 @@ class Dashboard:
         return Response(page, headers=plain)
 
     async def _evaluations(self, request: Request, viewer: Viewer) -> Response:
-        _require_owner(viewer)
-        folder = find_folder(request.query_params.get("results_dir", ""))
-        if folder is None:
-            raise HTTPException(403, "results_dir must be below the folder of evaluations.")
-        page, per_page = int(_number(request, "page") or 1), int(_number(request, "per_page") or _PER_PAGE)
-        found = await asyncio.to_thread(list_runs, folder, page, min(max(per_page, 1), _MAX_PER_PAGE))
-        return self._render("evaluations.html", viewer, section="evaluations", folder=folder, **found)
+        given, folder = _results_folder(request, viewer)
+        page = int(_number(request, "page") or 1)
+        per_page = min(max(int(_number(request, "per_page") or _PER_PAGE), 1), _MAX_PER_PAGE)
+        found = await asyncio.to_thread(list_runs, folder, page, per_page)
+        return self._render(
+            "evaluations.html", viewer, section="evaluations", folder=folder, results_dir=given, per_page=per_page, **found
+        )  # fmt: skip
+
+    async def _case(self, request: Request, viewer: Viewer) -> Response:
+        given, folder = _results_folder(request, viewer)
+        run, number = request.query_params.get("run", ""), int(_number(request, "case") or 0)
+        try:
+            found = await asyncio.to_thread(read_case, folder, run, number)
+        except (OSError, ValueError) as exc:
+            return self._render("problem.html", viewer, 422, title="The run cannot be read", text=str(exc))
+        if found is None:
+            raise HTTPException(404, "There is no such run.")
+        return self._render("case.html", viewer, section="evaluations", results_dir=given, **found)
+
+    async def _picture(self, request: Request, viewer: Viewer) -> Response:
+        _, folder = _results_folder(request, viewer)
+        path = await asyncio.to_thread(find_picture, folder, request.query_params.get("name", ""))
+        if path is None:
+            raise HTTPException(404, "There is no such picture.")
+        return FileResponse(path, headers=_HEADERS, media_type="image/png")
 
     # ---- actions
 
@@ -534,6 +554,19 @@ def _require_owner(viewer: Viewer) -> None:
         raise HTTPException(403, "Only the owner's key opens this page.")
 
 
+def _results_folder(request: Request, viewer: Viewer) -> tuple[str, Path]:
+    """Return the folder of evaluations that a request names, as it was named and as a path. Raises: HTTPException: it leads elsewhere."""
+    _require_owner(viewer)
+    given = request.query_params.get("results_dir", "")
+    try:
+        folder = find_folder(given)
+    except ValueError:  # a zero byte
+        folder = None
+    if folder is None:
+        raise HTTPException(403, "results_dir must be below the folder of evaluations.")
+    return given, folder
+
+
 def _require_change(viewer: Viewer) -> None:
     if not viewer.can_change:
         raise HTTPException(403, "Other keys train this policy too: only the owner's key changes it.")
@@ -586,6 +619,11 @@ def _ago(seconds: float) -> str:
 
 def _clip(text: str, length: int = 120) -> str:
     text = " ".join(text.split())
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _cut(text: str, length: int) -> str:
+    """Return the text's beginning, its lines kept."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 

@@ -41,35 +41,76 @@ def share(label: str, hits: int, count: int) -> Share:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A line of a chart: points (x, y) with y from 0 to 1, by x."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+
+
+def line_chart(series: Sequence[Series], *, title: str, x_title: str) -> str:
+    """Return an SVG with a line and its end's label for each series. "" when there is nothing to draw."""
+    places_x = [x for one in series for x, _ in one.points]
+    if not places_x:
+        return ""
+    top = max(places_x) or 1.0
+    width = _WIDTH - _LEFT - _RIGHT
+    described = "; ".join(
+        f"{one.label}: " + ", ".join(f"{value:.0%} at {at:g}" for at, value in one.points) for one in series
+    )
+    parts = [_opening(f"{title}, by {x_title}. {described}"), *_grid()]
+    for number, one in enumerate(series):
+        places = [(_LEFT + 4 + (width - 8) * at / top, _y(value)) for at, value in one.points]
+        joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        parts.append(f'<polyline class="line series-{number}" points="{joined}"/>')
+        parts += [
+            f'<circle class="point series-{number}" cx="{x:.1f}" cy="{y:.1f}" r="4">'
+            f"<title>{escape(one.label)}: {value:.0%} at {at:g} {escape(x_title)}</title></circle>"
+            for (x, y), (at, value) in zip(places, one.points, strict=True)
+        ]
+    for at in dict.fromkeys((0.0, top / 2, top)):
+        anchor = "start" if at == 0 else "end" if at == top else "middle"
+        parts.append(
+            f'<text class="tick" x="{_LEFT + 4 + (width - 8) * at / top:.1f}" y="{_HEIGHT - 12}" text-anchor="{anchor}">{at:g}</text>'
+        )
+    return "".join(parts) + "</svg>"
+
+
+def _opening(label: str) -> str:
+    return f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label, quote=True)}">'
+
+
+def _y(value: float) -> float:
+    return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (1 - value)
+
+
+def _grid() -> list[str]:
+    return [
+        f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{_y(tick):.1f}" y2="{_y(tick):.1f}"/>'
+        f'<text class="tick" x="{_LEFT - 6}" y="{_y(tick) + 4:.1f}" text-anchor="end">{tick:.0%}</text>'
+        for tick in (0.0, 0.25, 0.5, 0.75, 1.0)
+    ]
+
+
 def share_chart(shares: Sequence[Share], *, title: str) -> str:
     """Return an SVG with one point a share, its interval as a bar, joined by a line. "" when there is nothing to draw."""
     if not shares:
         return ""
     width = _WIDTH - _LEFT - _RIGHT
-    height = _HEIGHT - _TOP - _BOTTOM
 
     def x(index: int) -> float:
         return _LEFT + width * ((index + 0.5) / len(shares))
 
-    def y(value: float) -> float:
-        return _TOP + height * (1 - value)
-
     described = ", ".join(f"{one.label}: {one.value:.0%} of {one.count}" for one in shares)
-    parts = [
-        f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(f"{title}. {described}", quote=True)}">'
-    ]
-    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
-        parts.append(
-            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>'
-            f'<text class="tick" x="{_LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:.0%}</text>'
-        )
-    points = " ".join(f"{x(i):.1f},{y(one.value):.1f}" for i, one in enumerate(shares))
+    parts = [_opening(f"{title}. {described}"), *_grid()]
+    points = " ".join(f"{x(i):.1f},{_y(one.value):.1f}" for i, one in enumerate(shares))
     parts.append(f'<polyline class="line" points="{points}"/>')
     every = math.ceil(len(shares) / 6)
     for index, one in enumerate(shares):
         parts.append(
-            f'<line class="interval" x1="{x(index):.1f}" x2="{x(index):.1f}" y1="{y(one.low):.1f}" y2="{y(one.high):.1f}"/>'
-            f'<circle class="point" cx="{x(index):.1f}" cy="{y(one.value):.1f}" r="4">'
+            f'<line class="interval" x1="{x(index):.1f}" x2="{x(index):.1f}" y1="{_y(one.low):.1f}" y2="{_y(one.high):.1f}"/>'
+            f'<circle class="point" cx="{x(index):.1f}" cy="{_y(one.value):.1f}" r="4">'
             f"<title>{escape(one.label)}: {one.hits} of {one.count} ({one.value:.0%})</title></circle>"
         )
         if index % every == 0:

@@ -1,17 +1,30 @@
-"""Runs of `run.py eval` below a folder, as the page lists them."""
+"""Runs of `run.py eval` below a folder, as the page shows them: a list with plots, and what happened in one case step by step."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import orjson
 
+from dashboard.charts import Series, line_chart
+from store.texts import strip_controls
 from store.values import Json
 
 #: In the working directory of the start: where `run.py eval` writes.
 FOLDER = "eval"
-_RUNS = "runs.jsonl"
+#: What makes a folder a run: ours, and CLaaS's.
+_CASES, _SUMMARY = "runs.jsonl", "summary.json"
 _MAX_BYTES = 32 << 20
+_MAX_PICTURES = 12
+#: What the plots show of each measurement.
+_PLOTS = {
+    "compliance": "Replies that are as wished",
+    "facts": "Facts that are right",
+    "tools": "Tool calls that are right",
+}
+#: Series of one plot: more than these are not told apart.
+_MAX_SERIES = 6
 
 
 def find_folder(given: str) -> Path | None:
@@ -23,46 +36,168 @@ def find_folder(given: str) -> Path | None:
 
 def list_runs(folder: Path, page: int, per_page: int) -> Json:
     """Return one page of the runs below a folder, newest first. An unreadable run is listed with its error."""
-    found = sorted(
-        (path for path in folder.rglob(_RUNS) if path.is_file()), key=lambda path: -path.stat().st_mtime
-    )
+    newest: dict[Path, float] = {}
+    for name in (_CASES, _SUMMARY):
+        for path in folder.rglob(name):
+            if path.is_file():
+                newest[path.parent] = max(newest.get(path.parent, 0.0), path.stat().st_mtime)
+    found = sorted(newest, key=lambda one: (-newest[one], one))
     pages = max(1, -(-len(found) // per_page))
     page = min(max(page, 1), pages)
     shown = found[(page - 1) * per_page : page * per_page]
     return {
-        "runs": [_read(folder, path) for path in shown],
+        "runs": [_read_run(folder, one) | {"at": newest[one]} for one in shown],
         "page": page,
         "pages": pages,
         "count": len(found),
     }
 
 
-def _read(folder: Path, path: Path) -> Json:
-    run: Json = {
-        "name": str(path.parent.relative_to(folder)) or ".",
-        "at": path.stat().st_mtime,
-        "rows": [],
-        "error": "",
-    }
+def find_picture(folder: Path, name: str) -> Path | None:
+    """Return a picture of a run, by its path below the folder of evaluations; None: there is none."""
+    if "\0" in name:
+        return None
+    path = (folder / name).resolve()
+    is_ours = path.is_relative_to(folder) and path.suffix == ".png" and path.is_file()
+    return path if is_ours else None
+
+
+def read_case(folder: Path, run: str, number: int) -> Json | None:
+    """Return one case of a run: its measurements in order, what was said before each, and the versions in between; None: there is none.
+
+    Raises:
+        ValueError: the run cannot be read.
+    """
+    if "\0" in run:
+        return None
+    path = (folder / run / _CASES).resolve()
+    if not (path.is_relative_to(folder) and path.is_file()):
+        return None
+    cases = _cases(path)
+    if not 0 <= number < len(cases):
+        return None
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise ValueError(f"larger than {_MAX_BYTES >> 20} MB")
-        run["rows"] = [_row(orjson.loads(line)) for line in path.read_bytes().splitlines() if line.strip()]
+        return {"run": run, "case": _summary(number, cases[number]), "steps": case_steps(cases[number])}
+    except (KeyError, TypeError, AttributeError) as exc:
+        raise ValueError(f"{run}: {type(exc).__name__}: {exc}") from exc
+
+
+def case_steps(case: Json) -> list[Json]:
+    """Return a case's measurements, the first (baseline) included: each with its change of the margin, the readings and versions since the one before."""
+    found: list[Json] = []
+    versions, readings = case.get("versions") or [], case.get("readings") or []
+    base = case["points"][0].get("margin")
+    before: Json = {"interactions": 0, "version": 0}
+    for number, point in enumerate(case["points"]):
+        made = [one for one in versions if before["version"] < one["version"] <= point["version"]]
+        margin = point.get("margin")
+        found.append(
+            {
+                "number": number,
+                "interactions": point["interactions"],
+                "version": point["version"],
+                "margin": margin,
+                "delta": margin - base if number and margin is not None and base is not None else None,
+                "compliance": point.get("compliance"),
+                "loss": next((one["loss"] for one in reversed(made) if one.get("loss") is not None), None),
+                "train_s": sum(one.get("train_s") or 0.0 for one in made) if made else None,
+                "measures": [(name, value) for name, value in _numbers(point)],
+                "versions": [
+                    {"version": one["version"], "state": one.get("state", ""), "reason": one.get("reason", ""), "metrics": _numbers(one)}
+                    for one in made
+                ],
+                "readings": readings[before["interactions"] : point["interactions"]],
+                "rollouts": point.get("samples") or [],
+            }
+        )  # fmt: skip
+        before = point
+    return found
+
+
+def plots(cases: Sequence[Json]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the labels of the series, and (title, SVG) of what the cases measured over their interactions.
+
+    Cases that differ by the seed alone are averaged.
+    """
+    groups: dict[str, list[Json]] = {}
+    for case in cases:
+        label = strip_controls(f"{', '.join(case.get('preferences', []))} ({case.get('method', '')})")
+        groups.setdefault(label, []).append(case)
+    shown = dict(list(groups.items())[:_MAX_SERIES])
+    found = []
+    for name, title in _PLOTS.items():
+        series = [
+            Series(label, _mean_curve([case["points"] for case in some], name))
+            for label, some in shown.items()
+        ]
+        if chart := line_chart(series, title=title, x_title="interactions"):
+            found.append((title, chart))
+    return list(shown), found
+
+
+def _mean_curve(curves: Sequence[Sequence[Json]], name: str) -> list[tuple[float, float]]:
+    values: dict[float, list[float]] = {}
+    for curve in curves:
+        for point in curve:
+            if (value := point.get(name)) is not None:
+                values.setdefault(point["interactions"], []).append(value)
+    return [(at, sum(some) / len(some)) for at, some in sorted(values.items())]
+
+
+def _read_run(folder: Path, path: Path) -> Json:
+    run: Json = {
+        "name": str(path.relative_to(folder)),
+        "cases": [], "legend": [], "plots": [], "pictures": [], "summary": "", "error": "",
+    }  # fmt: skip
+    try:
+        pictures = sorted((*path.glob("plots/*.png"), *path.glob("*.png")))[:_MAX_PICTURES]
+        run["pictures"] = [str(one.relative_to(folder)) for one in pictures]
+        if (path / _CASES).is_file():
+            cases = _cases(path / _CASES)
+            run["cases"] = [_summary(number, case) for number, case in enumerate(cases)]
+            run["legend"], run["plots"] = plots(cases)
+        if (path / _SUMMARY).is_file():
+            summary = orjson.loads(_read_small(path / _SUMMARY))
+            run["summary"] = orjson.dumps(summary, option=orjson.OPT_INDENT_2).decode()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         run["error"] = f"{type(exc).__name__}: {exc}"
     return run
 
 
-def _row(row: Json) -> Json:
-    points = row.get("points") or [{}]
-    first, last = points[0], points[-1]
+def _cases(path: Path) -> list[Json]:
+    return [orjson.loads(line) for line in _read_small(path).splitlines() if line.strip()]
+
+
+def _read_small(path: Path) -> bytes:
+    """Return a file's bytes. Raises: ValueError: it is too large; OSError."""
+    if path.stat().st_size > _MAX_BYTES:
+        raise ValueError(f"larger than {_MAX_BYTES >> 20} MB")
+    return path.read_bytes()
+
+
+def _summary(number: int, case: Json) -> Json:
+    """Return what the list shows of a case: first and last measurement."""
+    measured = case.get("points") or [{}]
+    first, last = measured[0], measured[-1]
+    margins = first.get("margin"), last.get("margin")
     return {
-        "method": row.get("method", ""),
-        "user": row.get("user", ""),
-        "preferences": ", ".join(row.get("preferences", [])),
-        "seed": row.get("seed"),
+        "number": number,
+        "method": case.get("method", ""),
+        "user": case.get("user", ""),
+        "preferences": ", ".join(case.get("preferences", [])),
+        "seed": case.get("seed"),
+        "margin_delta": None if None in margins else margins[1] - margins[0],
         "compliance": (first.get("compliance"), last.get("compliance")),
         "facts": (first.get("facts"), last.get("facts")),
+        "tools": (first.get("tools"), last.get("tools")),
         "interactions": last.get("interactions"),
-        "versions": last.get("version"),
+        "version": last.get("version"),
     }
+
+
+def _numbers(values: Mapping[str, object]) -> list[tuple[str, float]]:
+    return [
+        (name, value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    ]

@@ -20,7 +20,6 @@ from store.record import Record
 from store.settings import Settings, to_json
 from store.texts import content_text, last_user_text
 from store.values import (
-    BASE_VERSION,
     OPEN_RELEASES,
     AdapterState,
     AdapterVersion,
@@ -31,6 +30,7 @@ from store.values import (
     StepReport,
 )
 from store.wish_list import read_wishes
+from trainer.hindsight import with_hint
 
 #: Judged turns that the first page looks at, and those of one point of its second chart.
 JUDGED, GROUP = 2_000, 25
@@ -58,6 +58,15 @@ STEP_METRICS: dict[str, str] = {
     "learning_rate": "learning rate",
 }
 PHASES: dict[str, str] = {"teach_s": "teacher", "train_s": "training", "gate_s": "gate"}
+#: What a step's time went to, in order.
+TIMES: dict[str, str] = {"queue_s": "queue", "claim_s": "claim", **PHASES, "write_s": "write"}
+#: What a device reports that training shares with the engine.
+DEVICE: dict[str, str] = {
+    "device_wait_s": "training waited for the GPU, s",
+    "device_yields": "times that training gave the GPU back to the engine",
+    "interrupted_s": "training paused for requests, s",
+    "interruptions": "times that requests paused training",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +144,7 @@ class StatusCache:
 async def overview(record: Record, viewer: Viewer) -> Json:
     """Return the first page: is it learning, and what was it asked for."""
     judged = await record.judged_turns(viewer.policy, JUDGED, viewer.key_name)
-    live = await live_version(record, viewer.policy)
+    live = await record.live_version(viewer.policy)
     by_version = shares_by_version(judged)
     trial = next(iter(await record.canary_releases(viewer.policy, stages=OPEN_RELEASES)), None)
     return {
@@ -187,16 +196,11 @@ def since_last_complaint(judged: Sequence[JudgedTurn]) -> int | None:
     return None
 
 
-async def live_version(record: Record, policy: str) -> int:
-    move = (await record.aliases()).get(policy)
-    return BASE_VERSION if move is None else move.version
-
-
 async def versions(record: Record, viewer: Viewer) -> Json:
     """Return all versions of the policy, newest first."""
     found = await record.adapters(viewer.policy)
     return {
-        "live": await live_version(record, viewer.policy),
+        "live": await record.live_version(viewer.policy),
         "versions": list(reversed(found)),
         "can_serve": AdapterState.PUBLISHED,
         "pins": await record.pins(viewer.policy),
@@ -215,7 +219,7 @@ async def version(record: Record, viewer: Viewer, number: int) -> Json | None:
     gate = adapter.metrics.get("gate") or {}
     return {
         "adapter": adapter,
-        "live": await live_version(record, viewer.policy),
+        "live": await record.live_version(viewer.policy),
         "is_pinned": number in await record.pins(viewer.policy),
         "release": next(
             (one for one in await record.canary_releases(viewer.policy) if one.version == number), None
@@ -349,26 +353,85 @@ async def steps(record: Record, viewer: Viewer, page: int, per_page: int) -> Jso
     pages = max(1, -(-count // per_page))
     samples = await record.step_samples(found, viewer.key_name)
     versions = {one.version: one for one in await record.adapters(viewer.policy)}
-    rows = [_step_row(step, versions.get(step.version or 0), samples[step.step_id]) for step in found]
+    backends = gateway_backends(await record.heartbeats()) if viewer.is_owner else []
+    rows = []
+    for step in found:
+        adapter = versions.get(step.version or 0)
+        loads = loads_of(backends, "" if adapter is None else adapter.name)
+        rows.append(_step_row(step, adapter, samples[step.step_id], loads))
     return {"rows": rows, "page": page, "pages": pages, "count": count, "per_page": per_page}
 
 
-def _step_row(step: StepReport, adapter: AdapterVersion | None, samples: Sequence[Json]) -> Json:
-    state = "failed" if step.error else adapter.state.value if adapter else "running"
+def _step_row(
+    step: StepReport, adapter: AdapterVersion | None, samples: Sequence[Json], loads: Sequence[Load]
+) -> Json:
+    state = adapter.state.value if adapter else "failed" if step.error else "running"
     total = None if step.finished_at is None else (step.finished_at - step.started_at) * 1e3
     teach = _figure(step.metrics.get("teach_s"))
+    times = [
+        (about, step.metrics[name] * 1e3)
+        for name, about in TIMES.items()
+        if _figure(step.metrics.get(name)) is not None
+    ]
+    times += [("load", load.seconds * 1e3) for load in loads[:1]]
     return {
         "step": step,
         "state": state,
         "phase": phase_of(step, adapter),
-        "reason": adapter.reason if adapter is not None and adapter.state is AdapterState.REJECTED else "",
+        "error": step.error,
         "batch": step.metrics.get("turns", len(samples)),
         "distill_ms": None if teach is None else teach * 1e3,
         "total_ms": total,
-        "samples": samples,
+        "samples": [sample | {"teacher_text": teacher_text(sample)} for sample in samples],
         "metrics": step_metrics(step.metrics),
-        "phases": phases(step.metrics),
+        "times": times if total is None else [*times, ("total", total)],
+        "device": device_rows(step.metrics),
+        "loads": loads,
     }
+
+
+def teacher_text(sample: Json) -> str:
+    """Return the last message as the teacher was shown it: with the hint; "" where no hint taught."""
+    hint, message = (sample["verdict"] or {}).get("hint"), sample["last_message"]
+    if not hint or message is None or message.get("role") != "user":
+        return ""
+    (shown,) = with_hint([message], hint, is_reaction=sample["verdict"]["hint_is_reaction"])
+    return content_text(shown.get("content"))
+
+
+def device_rows(metrics: Json) -> list[tuple[str, float]] | None:
+    """Return (what, how much) of what training and serving did to each other during a step; None: a step from before it was recorded."""
+    device = metrics.get("device")
+    if not isinstance(device, dict):
+        return None
+    return [
+        (DEVICE.get(name) or str(name), value) for name, value in device.items() if _figure(value) is not None
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How a gateway's engine took a version: seconds, and the outcome of the comparison of its log-probabilities."""
+
+    gateway: str
+    seconds: float
+    attested: str
+
+
+def gateway_backends(beats: Sequence[Heartbeat]) -> list[tuple[str, Json]]:
+    """Return (name, state of its backend) of each gateway."""
+    return [
+        (beat.process, beat.detail.get("backend") or {}) for beat in beats if beat.process.startswith("proxy")
+    ]
+
+
+def loads_of(backends: Sequence[tuple[str, Json]], name: str) -> list[Load]:
+    """Return the newest load of a version by each gateway that still has it."""
+    return [
+        Load(gateway, state["load_s"][name], (state.get("attested") or {}).get(name, ""))
+        for gateway, state in backends
+        if name in (state.get("load_s") or {})
+    ]
 
 
 def phase_of(step: StepReport, adapter: AdapterVersion | None) -> str:

@@ -89,6 +89,22 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """A model name as a caller sends it.
+
+    Attributes:
+        group: adapter group of the caller's key (`store.policies`).
+        is_owner: the caller may use the policies of other keys.
+        conversation: returns what names the conversation (`proxy.canary_arms`); None: it is in no canary release.
+    """
+
+    model: str | None
+    group: str = SHARED
+    is_owner: bool = False
+    conversation: Callable[[], str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPolicy:
     """A policy as a caller sees it.
 
@@ -123,21 +139,8 @@ class Alias(Protocol):
         """Whether an unavailable backend is expected back soon (a supervisor restarts it)."""
         ...
 
-    async def lease(
-        self,
-        model: str | None,
-        *,
-        wait_s: float,
-        group: str = SHARED,
-        is_owner: bool = False,
-        conversation: Callable[[], str] | None = None,
-    ) -> Lease:
-        """Return a claim on the version that ``model`` means for a caller.
-
-        Args:
-            group: adapter group of the caller's key (`store.policies`).
-            is_owner: the caller may use the policies of other keys.
-            conversation: returns what names the conversation (`proxy.canary_arms`); None: it is in no canary release.
+    async def lease(self, asked: ModelRequest, *, wait_s: float) -> Lease:
+        """Return a claim on the version that a caller means.
 
         Raises:
             UnknownModel: there is no such model for this caller.
@@ -186,16 +189,8 @@ class UpstreamAlias:
         self.policy = policy
         self._is_healthy: bool | None = None
 
-    async def lease(
-        self,
-        model: str | None,
-        *,
-        wait_s: float,
-        group: str = SHARED,
-        is_owner: bool = False,
-        conversation: Callable[[], str] | None = None,
-    ) -> Lease:
-        return Lease(None, model or self.policy, BASE_VERSION, lambda: None)
+    async def lease(self, asked: ModelRequest, *, wait_s: float) -> Lease:
+        return Lease(None, asked.model or self.policy, BASE_VERSION, lambda: None)
 
     def served(self, *, group: str, is_owner: bool) -> list[ServedPolicy]:
         return [ServedPolicy(name=self.policy, policy=self.policy, version=BASE_VERSION)]
@@ -302,6 +297,7 @@ class AdapterAlias:
         self._pointers: dict[str, _Pointer] = {policy: self._shared}
         self._loaded: set[str] = set()
         self._attested: dict[str, str] = {}  # outcome of the newest load, by name
+        self._load_s: dict[str, float] = {}  # seconds of the newest load, by name
         self._leases: Counter[str] = Counter()  # by name, ``policy@0`` too
         self._used_at: dict[str, float] = {}
         self._demanded: dict[str, asyncio.Event] = {}  # versions that requests wait for
@@ -347,15 +343,7 @@ class AdapterAlias:
 
     # ---- requests
 
-    async def lease(
-        self,
-        model: str | None,
-        *,
-        wait_s: float,
-        group: str = SHARED,
-        is_owner: bool = False,
-        conversation: Callable[[], str] | None = None,
-    ) -> Lease:
+    async def lease(self, asked: ModelRequest, *, wait_s: float) -> Lease:
         if not self._ready.is_set():
             self._waited_requests += 1
             try:
@@ -365,11 +353,11 @@ class AdapterAlias:
                 raise UpstreamUnreachable(
                     f"the backend at {self._backend.address} is not up: {self._loop_error or 'no answer yet'}"
                 ) from None
-        policy, wanted = self.resolve(model, group=group, is_owner=is_owner)
+        policy, wanted = self.resolve(asked.model, group=asked.group, is_owner=asked.is_owner)
         if wanted is None:
-            trial = self._version_on_trial(policy, conversation)
+            trial = self._version_on_trial(policy, asked.conversation)
             if trial is not None and await self._claim(policy, trial, wait_s=0.0):
-                return self._lease_of(policy, trial, group)
+                return self._lease_of(policy, trial, asked.group)
             version = self._live_of(policy)
             is_loaded = await self._claim(policy, version, min(wait_s, self._cold_wait_s))
             if not is_loaded and version != self._live_of(policy):  # it was refused, and its ancestor is live
@@ -384,8 +372,10 @@ class AdapterAlias:
             version = wanted
             is_known = self._is_available(policy, version) or await self._is_published(policy, version)
             if not is_known or not await self._claim(policy, version, min(wait_s, self._cold_wait_s)):
-                raise UnknownModel(f"The model `{model}` is not loaded. `{self.policy}` is the live version.")
-        return self._lease_of(policy, version, group)
+                raise UnknownModel(
+                    f"The model `{asked.model}` is not loaded. `{self.policy}` is the live version."
+                )
+        return self._lease_of(policy, version, asked.group)
 
     def _lease_of(self, policy: str, version: int, group: str) -> Lease:
         return Lease(
@@ -559,6 +549,7 @@ class AdapterAlias:
         self._loaded.discard(name)
         self._used_at.pop(name, None)
         self._attested.pop(name, None)
+        self._load_s.pop(name, None)
         try:
             await self._backend.unload_adapter(name)
         except UpstreamError as exc:
@@ -704,7 +695,9 @@ class AdapterAlias:
         if not await asyncio.to_thread(Path(adapter.path).is_dir):
             raise AdapterError(f"the folder {adapter.path} of {adapter.name} does not exist")
         await asyncio.to_thread(check_adapter, adapter)
+        began = time.monotonic()
         self._attested[adapter.name] = await self._backend.load_adapter(adapter.name, adapter.path)
+        self._load_s[adapter.name] = round(time.monotonic() - began, 3)
         self._loaded.add(adapter.name)
         self._used_at[adapter.name] = time.monotonic()
 
@@ -741,6 +734,7 @@ class AdapterAlias:
                 if one is not self._shared
             },
             "attested": {name: self._attested[name] for name in sorted(self._loaded & self._attested.keys())},
+            "load_s": {name: self._load_s[name] for name in sorted(self._loaded & self._load_s.keys())},
             "leases": dict(sorted(self._leases.items())),
             "waits_for_slot": self._waits_for_slot,
             "held": self._waited_requests,  # requests that waited for an unavailable backend

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from proxy.adapters import Alias, UnknownModel
+from proxy.adapters import Alias, ModelRequest, UnknownModel
 from proxy.api_error import build_error_body
 from proxy.asgi import BodyTooLarge, ClientDisconnected, read_body, send_error, send_json
 from proxy.auth import Principal
@@ -302,9 +302,8 @@ class ApiRelay:
 
     async def _count(self, chat: Json, headers: Headers, principal: Principal) -> int:
         """Return the number of prompt tokens: the backend's tokenizer counts them, or a request for a single token. Not recorded."""
-        lease = await self._alias.lease(
-            chat.get("model"), wait_s=_COUNT_WAIT_S, group=principal.adapter, is_owner=principal.is_owner
-        )
+        asked = ModelRequest(model=chat.get("model"), group=principal.adapter, is_owner=principal.is_owner)
+        lease = await self._alias.lease(asked, wait_s=_COUNT_WAIT_S)
         try:
             if lease.name is not None:
                 chat["model"] = lease.name

@@ -57,6 +57,7 @@ from proxy.endpoints import (
     RESPONSE,
     RESPONSES,
     ROOT,
+    SCORE,
     STATUS,
     STORED,
     STORED_ONE,
@@ -73,6 +74,7 @@ from proxy.item_pages import read_query
 from proxy.lora import LoraPaths
 from proxy.pages import DASHBOARD, is_page_path, wants_page
 from proxy.relay import BACKEND_WAIT_S, JOURNAL_WAIT_S, ChatRelay, Counters, PassThrough
+from proxy.score import ScorePath
 from proxy.store_state import add_up, describe_store
 from proxy.stored_completions import StoredCompletions
 from proxy.version_locks import VersionLocks
@@ -212,6 +214,7 @@ class Proxy:
         self._native_apis = native_apis
         self._apis = ApiRelay(self._chat, backend, self._alias, self._record, journal, is_local=is_local)
         self._lora = LoraPaths(self._record, self._alias, policy)
+        self._score = ScorePath(backend, self._alias)
         self._batches = self._make_batches()
         self._stored = StoredCompletions(self._record, journal, self._append_feedback)
         self._jobs = FineTuningJobs(self._record, self._alias, policy, created_at=self._started)
@@ -470,12 +473,12 @@ class Proxy:
             await self._answer_batch(send, poll)
         elif endpoint is LORA:
             await self._lora(scope, receive, send, principal=principal, path=path)
+        elif endpoint is SCORE:
+            await self._score(scope, receive, send, principal=principal)
         elif endpoint is FATE:
             await self._fate(send, principal.key_name, path.removeprefix(FATE.path[:-1]))
-        elif endpoint is MODELS:
-            await send_json(send, 200, {"object": "list", "data": await self._model_cards(principal)})
-        elif endpoint is MODEL:
-            await self._retrieve_model(send, path.removeprefix(MODEL.path[:-1]), principal)
+        elif endpoint in (MODELS, MODEL):
+            await self._models(send, path.removeprefix(MODELS.path)[1:], principal)
         elif _is_forbidden(path) or not path.startswith(FORWARDED_PREFIX):
             await send_error(send, 404, _describe_missing(path), code="not_found")
         else:
@@ -547,7 +550,7 @@ class Proxy:
 
     async def _health(self, send: Send) -> None:
         backend = self._alias.state()
-        for name in ("policies", "leases", "attested"):  # names of keys, and who is active now
+        for name in ("policies", "leases", "attested", "load_s"):  # names of keys, and who is active now
             backend.pop(name, None)
         await send_json(
             send,
@@ -635,8 +638,11 @@ class Proxy:
             "metadata": {"version": version, "name": adapter_name(policy, version)},
         }
 
-    async def _retrieve_model(self, send: Send, name: str, principal: Principal) -> None:
-        """Answer for one name as chat does: also for an alias, and for any name where any is accepted."""
+    async def _models(self, send: Send, name: str, principal: Principal) -> None:
+        """Answer with all models ("") or for one name, as chat does: also for an alias, and for any name where any is accepted."""
+        if not name:
+            await send_json(send, 200, {"object": "list", "data": await self._model_cards(principal)})
+            return
         try:
             policy, version = self._alias.resolve(name, group=principal.adapter, is_owner=principal.is_owner)
             if version is not None and version not in (BASE_VERSION, *await self._retained(policy)):

@@ -141,6 +141,13 @@ LORA = Endpoint(
     "/v1/lora?lora_id=` removes it and makes the base model live, `GET /v1/lora/export?lora_id=[&version=]` returns a zip for PEFT and vLLM",
     is_local_only=True,
 )
+SCORE = Endpoint(
+    method="POST",
+    path="/v1/score",
+    summary="the log-probabilities of a given `completion` after `messages`, under the live or the named version (`model`): `tokens`, "
+    "`logprobs`, `logprob_sum`, `prompt_tokens`, `completion_tokens`; not recorded",
+    is_local_only=True,
+)
 MODELS = Endpoint(
     method="GET",
     path="/v1/models",
@@ -174,6 +181,7 @@ ENDPOINTS = (
     FATE,
     FEEDBACK_STATE,
     LORA,
+    SCORE,
     MODELS,
     MODEL,
 )

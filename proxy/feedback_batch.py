@@ -206,10 +206,15 @@ class FeedbackBatches:
             "status": "ok",
             "version": version,
             "distill_result": {"lora_id": lora_id or policy, "metadata": metadata},
-            "vllm": {"slept": False, "woke": False},
+            "vllm": dict.fromkeys(("slept", "woke"), _engine_slept(step)),
             "feedback_log_path": None,
             "timing_ms": timing,
         }
+
+
+def _engine_slept(step: StepReport | None) -> bool:
+    """Whether the engine slept during a step: it does where both share a GPU (`--colocate sleep`)."""
+    return step is not None and "device_yields" in (step.metrics.get("device") or {})
 
 
 def _feedback_id(request_id: str, at: int) -> str:
@@ -242,7 +247,7 @@ def _timing(step: StepReport) -> Json:
     return {
         "sleep": 0,
         "distill": round(1e3 * (numbers.get("teach_s") or 0.0) + 1e3 * (numbers.get("train_s") or 0.0)),
-        "save": 0,
+        "save": round(1e3 * (numbers.get("write_s") or 0.0)),
         "wake": 0,
         "logprobs": round(1e3 * (numbers.get("teach_s") or 0.0)),
         "total": total,

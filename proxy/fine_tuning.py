@@ -129,8 +129,7 @@ async def _roll_back(record: Record, one: ServedPolicy) -> ServedPolicy:
     Raises:
         Untranslatable: no version is live, or its parent cannot serve any more.
     """
-    move = (await record.aliases()).get(one.policy)
-    version = await record.adapter(one.policy, move.version) if move is not None else None
+    version = await record.adapter(one.policy, await record.live_version(one.policy))
     if version is None:
         raise Untranslatable("The base model is live: there is no version to take back.", status=409)
     try:

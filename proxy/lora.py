@@ -137,8 +137,7 @@ class LoraPaths:
             return False
         rest = {bound for names in (await record.lora_names()).values() for bound in names.values()}
         is_own = group_of(self._policy, policy) == principal.key_name
-        move = (await record.aliases()).get(policy)
-        is_live = move is not None and move.version != BASE_VERSION
+        is_live = await record.live_version(policy) != BASE_VERSION
         # What other keys train, or another name still means, stays live.
         if is_live and policy not in rest and (is_own or (principal.is_owner and policy != self._policy)):
             await record.rollback(policy, BASE_VERSION, actor="lora delete")
@@ -153,8 +152,7 @@ class LoraPaths:
                 code="not_owner",
             )
         record = await self._record.get()
-        move = (await record.aliases()).get(policy)
-        version = BASE_VERSION if move is None else move.version
+        version = await record.live_version(policy)
         if wanted is not None:
             if not (wanted.isascii() and wanted.isdigit() and len(wanted) < 9):
                 raise Untranslatable("version is a number.", status=422, param="version")

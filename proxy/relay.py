@@ -24,7 +24,7 @@ from typing import Any
 import orjson
 from starlette.types import Message, Receive, Scope, Send
 
-from proxy.adapters import Alias, Lease, UnknownModel
+from proxy.adapters import Alias, Lease, ModelRequest, UnknownModel
 from proxy.api_error import build_error_body
 from proxy.asgi import (
     MAX_BODY,
@@ -647,9 +647,8 @@ class ChatRelay:
         was_broken = False
         while True:
             attempts += 1
-            lease = await self._alias.lease(
-                exchange.chat.model,
-                wait_s=max(0.0, deadline - time.monotonic()),
+            asked = ModelRequest(
+                model=exchange.chat.model,
                 group=exchange.principal.adapter,
                 is_owner=exchange.principal.is_owner,
                 conversation=lambda: conversation_of(
@@ -659,6 +658,7 @@ class ChatRelay:
                     exchange.chat.messages,
                 ),
             )
+            lease = await self._alias.lease(asked, wait_s=max(0.0, deadline - time.monotonic()))
             exchange.lease = lease
             if not lease.is_own:  # a policy learns from its own keys only
                 exchange.options = replace(exchange.options, is_opted_out=True)

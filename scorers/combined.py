@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from scorers import lexicon
 from scorers.classifier import Classifier, Reading, default_classifier
 from scorers.features import tokens_of
 from scorers.hints import content_words, repeats_reply
@@ -49,34 +50,20 @@ _LONG = 300
 _ASIDE = 0.6
 
 _CONTRAST = re.compile(
-    r"""\s*(?:[,;.!]|\s[-–—])?\s+(?=(?:but|though|although|however|except|yet|only|just|aber|allerdings|nur|pero|aunque|s[oó]lo\sque
-    |mais|par\scontre|sauf|ma|per[oò]|mas|por[eé]m|maar|alleen|ale|tylko|men|fast|dock|ama|fakat|но|только|однако|але|тільки|لكن|بس|ولكن|लेकिन|मगर|lekin
-    |next\stime|in\sfuture|from\snow\son|n[aä]chstes\smal|la\spr[oó]xima|la\sprochaine)\b)|\s*[,，、。]?\s*(?=但是|不过|只是|下次|でも|けど|ただ|次は|근데|하지만|그런데|다만)
-    |\s+[-–—]+\s+|(?<=[。！？])""",
-    re.IGNORECASE | re.VERBOSE,
+    rf"\s*(?:[,;.!]|\s[-–—])?\s+(?=(?:{lexicon.CONTRAST})\b)|\s*[,，、。]?\s*(?={lexicon.CONTRAST_UNSPACED})"
+    r"|\s+[-–—]+\s+|(?<=[。！？])",
+    re.IGNORECASE,
 )
 _LEADING = re.compile(
-    r"""^(?:[\s,;:.!?–—-]|(?:but|though|although|however|yet|and|aber|allerdings|und|pero|aunque|y|mais|et|ma|però|e|mas|porém|maar|en|ale|i|men|och
-    |ama|ve|но|а|и|але|та)\b(?=\s)|但是|不过|でも|けど|근데|하지만|그런데)+""",
-    re.IGNORECASE | re.VERBOSE,
+    rf"^(?:[\s,;:.!?–—-]|(?:{lexicon.JOINT})\b(?=\s)|{lexicon.JOINT_UNSPACED})+", re.IGNORECASE
 )
 
 #: A part that says only when a wish holds belongs to the wish before it.
-_WHEN = re.compile(
-    r"""(?:but\s|pero\s|mais\s|aber\s)?(?:next\stime|in\sfuture|from\snow\son|(?:n[aä]chstes|das\sn[aä]chste)\smal|la\spr[oó]xima(?:\svez)?
-    |la\sprochaine(?:\sfois)?|下次|次は|次から|다음엔)\W*""",
-    re.IGNORECASE | re.VERBOSE,
-)
+_WHEN = re.compile(rf"(?:(?:{lexicon.BEFORE_WHEN})\s)?(?:{lexicon.WHEN})\W*", re.IGNORECASE)
 
 #: "You can use emojis again" allows something for the future; it does not say that the reply was bad.
-_PERMITS = re.compile(
-    r"""\b(?:can|may|feel\sfree|fine|okay?|allowed|welcome|darfst|kannst|puedes|puede|peux|pouvez|puoi|pode|mag|możesz|får|можешь|можна|можете)\b""",
-    re.IGNORECASE,
-)
-_AGAIN = re.compile(
-    r"""\b(?:again|feel\sfree|wieder|de\snuevo|otra\svez|volver\sa|à\snouveau|de\snouveau|di\snuovo|tornare\sa|de\snovo|weer|znowu|znów|igen|tekrar|снова|опять|знову)\b""",
-    re.IGNORECASE,
-)
+_PERMITS = re.compile(rf"\b(?:{lexicon.PERMITS})\b", re.IGNORECASE)
+_AGAIN = re.compile(rf"\b(?:{lexicon.AGAIN})\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Iterator
 from itertools import pairwise
 
+from scorers.lexicon import NEGATORS
+
 #: Features of one message at most; reactions are short, pasted documents are not read to the end.
 MAX_TOKENS = 80
 #: Characters read from the head and, of longer messages, from the tail.
@@ -26,11 +28,6 @@ _REPEAT = re.compile(r"(.)\1{2,}")
 _TOKEN = re.compile(r"[^\W\d_]+|\d+|[?!.,;:\n]+|[^\w\s]", re.UNICODE)
 _UNSPACED = re.compile(r"[぀-ヿ㐀-鿿ｦ-ﾟ]")
 _HANGUL = re.compile(r"[가-힣]")
-_NEGATOR_WORDS = """not no never dont doesnt didnt isnt wasnt arent werent cant cannot couldnt wont wouldnt shouldnt havent hasnt nothing
-    none without neither nicht kein keine keinen nie ohne nichts pas jamais sans aucun non ne rien nunca sin ningun nada tampoco
-    nao sem nem mai senza nessun niente niet geen nooit zonder nie bez zaden inte ingen inga aldrig utan degil hayir yok asla
-    ikke не нет без ни ні немає لا ليس لم غير بدون ما नहीं मत नही ना बिना nahi mat"""
-_NEGATORS = frozenset(_NEGATOR_WORDS.split())
 
 
 def normalise(text: str) -> str:
@@ -133,7 +130,7 @@ def _negated(tokens: list[str]) -> Iterator[str]:
     for token in tokens:
         if not token[0].isalnum():
             left = 0 if token[0] in "?!.,;:\n" else left
-        elif token in _NEGATORS:
+        elif token in NEGATORS:
             left = 4
         elif left:
             left -= 1

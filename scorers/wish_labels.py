@@ -1,6 +1,6 @@
 """Which style wishes a complaint or hint states: "keine Emojis mehr" -> ("no_emoji",). Pure but for reading its weights once.
 
-A linear classifier over n-grams of words, of multilingual concepts (`scorers.wish_concepts`) and of letters, one output a label of
+A linear classifier over n-grams of words, of multilingual concepts (`data/wish_concepts.toml`) and of letters, one output a label of
 `store.wishes` and two for a language that is named: wanted, or not wanted. Each language of a text is asked about by itself. Features are
 32-bit hashes; one that did not occur in training counts nothing. The weights are made by ``python -m scorers.wish_training``.
 """
@@ -8,6 +8,7 @@ A linear classifier over n-grams of words, of multilingual concepts (`scorers.wi
 from __future__ import annotations
 
 import re
+import tomllib
 import unicodedata
 import zlib
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,12 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
-from scorers.wish_concepts import LANGUAGE_SCRIPTS, LANGUAGES, SCRIPTS, WORDS
 from store.wishes import OPPOSITES, STYLE_LABELS, language_label
 
+_DATA = files("scorers") / "data"
+_TABLES: Mapping[str, Mapping[str, str]] = tomllib.loads(
+    (_DATA / "wish_concepts.toml").read_text(encoding="utf-8")
+)
 #: What the classifier decides, in the order of its weights.
 OUTPUTS: tuple[str, ...] = (*STYLE_LABELS, "want_language", "unwant_language")
 #: An output counts from this probability on.
@@ -107,17 +111,17 @@ def fold_table(words: str) -> list[str]:
 
 @cache
 def _concepts() -> _Words:
-    return _Words.of(WORDS)
+    return _Words.of(_TABLES["words"])
 
 
 @cache
 def _language_names() -> _Words:
-    return _Words.of(LANGUAGES)
+    return _Words.of(_TABLES["languages"])
 
 
 @cache
 def _script_table(languages: bool) -> tuple[re.Pattern[str], Mapping[str, str]]:
-    table = LANGUAGE_SCRIPTS if languages else SCRIPTS
+    table = _TABLES["language_scripts" if languages else "scripts"]
     names = {word: name for name, words in table.items() for word in words.lower().split()}
     return re.compile("|".join(sorted(map(re.escape, names), key=lambda w: (-len(w), w)))), names
 
@@ -235,7 +239,7 @@ class Weights:
 
 @cache
 def _weights() -> Weights:
-    return Weights.from_bytes((files("scorers") / "data" / "wish_weights.bin").read_bytes())
+    return Weights.from_bytes((_DATA / "wish_weights.bin").read_bytes())
 
 
 def label_wishes(text: str) -> tuple[str, ...]:
@@ -284,7 +288,7 @@ def _read_part(text: str, weights: Weights) -> set[str]:
     return found
 
 
-_LANGUAGE_LABELS = frozenset(map(language_label, LANGUAGES))
+_LANGUAGE_LABELS = frozenset(map(language_label, _TABLES["languages"]))
 
 
 def point_at(masked: str, index: int) -> str:

@@ -59,6 +59,11 @@ def window_of(config: object) -> Window | None:
     return Window(longest=int(longest), room=int(room)) if longest and room else None
 
 
+def cutting(window: Window | None, ids: Sequence[int]) -> Window | None:
+    """Return the window where it cuts this prompt; None: the prompt is read whole."""
+    return window if window is not None and len(ids) > window.longest else None
+
+
 def fit_ids(ids: Sequence[int], room: int) -> list[int]:
     """Return the first quarter of the room and the last three; all ids where there is room."""
     if len(ids) <= room:

@@ -505,6 +505,10 @@ class Record:
         """Return the live version of every policy that ever had one."""
         return await self._database.read(common.aliases)
 
+    async def live_version(self, policy: str) -> int:
+        move = (await self.aliases()).get(policy)
+        return BASE_VERSION if move is None else move.version
+
     async def alias_moves(self, policy: str) -> list[AliasMove]:
         """Return where the alias pointed over time, oldest first."""
         return await self._database.read(person.alias_moves, policy)

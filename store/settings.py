@@ -419,6 +419,13 @@ class Settings(BaseSettings):
         "it), manual (`run.py train --now`), or a time of day such as 23:00-07:00",
         "learning",
     )
+    train_on: Literal["here", "modal"] = _field(
+        "here",
+        "PATINA_TRAIN_ON",
+        "where steps are computed: here (this machine, or the Tinker server of --backend tinker), or modal (a GPU of your Modal account; "
+        "the turns of each batch are sent there)",
+        "learning",
+    )
     idle_minutes: float = _field(
         30.0, "PATINA_IDLE_MINUTES", "--train-when idle: minutes without a main request", "learning"
     )
@@ -571,6 +578,10 @@ class Settings(BaseSettings):
             raise ValueError(
                 "--colocate sleep is for a vLLM that Patina starts: --backend vllm without --upstream"
             )
+        if self.train_on == "modal" and (self.backend == "tinker" or not self.trains_locally):
+            raise ValueError("--train-on modal is for --backend vllm and the built-in engine")
+        if self.train_on == "modal" and self.colocate == "sleep":
+            raise ValueError("--train-on modal leaves the device to vLLM: leave out --colocate sleep")
         if self.upstream_auth == "passthrough" and self.trains_locally and self.upstream:
             raise ValueError("--upstream-auth passthrough and --backend vllm exclude each other")
         if self.upstream_auth == "passthrough" and not self.upstream:

@@ -78,3 +78,34 @@ def test_the_unit_is_valid_and_hardened(tmp_path: Path) -> None:
             ["systemd-analyze", *command, str(unit)], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="needs docker-compose")
+@pytest.mark.parametrize("profile", ["cpu", "local", "tinker"])
+def test_docker_compose_reads_every_profile(profile: str, tmp_path: Path) -> None:
+    """Debian's docker-compose 1.29 reads no `name`, which came later; it checks everything else against its schema."""
+    text = (DEPLOY / "compose.yaml").read_text(encoding="utf-8")
+    folder = tmp_path / "deploy"
+    folder.mkdir()
+    (folder / "compose.yaml").write_text(
+        re.sub(r"^name: .*\n", "", text, flags=re.MULTILINE), encoding="utf-8"
+    )
+    shutil.copy(DEPLOY / "Dockerfile", folder)
+    shutil.copy(DEPLOY / f"{profile}.env", folder / ".env")
+    done = subprocess.run(
+        ["docker-compose", "-f", "compose.yaml", "--profile", profile, "--profile", "telegram", "config"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = yaml.safe_load(done.stdout)["services"]
+    assert {"openclaw"} < set(found)
+    given = dict(
+        line.split("=", 1)
+        for line in (DEPLOY / f"{profile}.env").read_text(encoding="utf-8").splitlines()
+        if "=" in line and not line.startswith("#")
+    )
+    ours = next(service for name, service in found.items() if name.startswith("patina-"))
+    assert given.items() <= {key: str(value) for key, value in ours["environment"].items()}.items()

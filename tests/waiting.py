@@ -34,16 +34,16 @@ def stop(process: subprocess.Popen[bytes], seconds: float = 60) -> None:
         process.wait(seconds)
 
 
-def recorded(home: Path, seconds: float = 60.0) -> Path:
-    """Wait until what is in the journal now is recorded, and return the record's file. A home without a running recorder is not waited for."""
+def recorded(home: Path, seconds: float = 120) -> Path:
+    """Wait until what is in the journal now is recorded, and return the record's file. A recorder that is silent or restarts is waited for."""
+    settings = read_settings({"home": home})
 
-    async def wait() -> None:
-        settings = read_settings({"home": home})
+    async def is_recorded() -> bool:
         record = await Record.open(settings.database_url)
         try:
-            await wait_recorded(record, settings.journal_folder, seconds)
+            return (await wait_recorded(record, settings.journal_folder, seconds)).entries == 0
         finally:
             await record.close()
 
-    asyncio.run(wait())
+    until(lambda: asyncio.run(is_recorded()), "what is in the journal being recorded", seconds)
     return home / "patina.db"

@@ -93,7 +93,49 @@ def write_version(
         AdapterError: the disk is full, the folder cannot be written, or holds something else under this very name.
     """
     digest = content_hash(files)
+    whole = {**files, STATE: _json(state), METRICS: _json(metrics)}
+    manifest = build_manifest(
+        whole, name=adapter_name(policy, version), model=model or ModelDigests(), attestation=attestation
+    )
     target = adapters / f"{adapter_name(policy, version)}.{digest[:_HASH_IN_NAME]}"
+    return _store(target, {**whole, MANIFEST: manifest}, digest)
+
+
+def version_bytes(folder: Path) -> dict[str, bytes]:
+    """Return every file of a version by its name inside the folder; `store_version` writes them again.
+
+    Raises:
+        AdapterError: a file cannot be read.
+    """
+    try:
+        return {
+            file.relative_to(folder).as_posix(): file.read_bytes()
+            for file in folder.rglob("*")
+            if file.is_file()
+        }
+    except OSError as error:
+        raise AdapterError(f"{folder} cannot be read: {error.strerror or error}") from error
+
+
+def store_version(adapters: Path, name: str, files: Mapping[str, bytes], digest: str) -> WrittenVersion:
+    """Write a version that was made elsewhere, from `version_bytes`. The caller verifies it.
+
+    Args:
+        name: of the version's folder.
+        digest: its content hash.
+
+    Raises:
+        AdapterError: the files cannot be written, or a name leads out of the folder.
+    """
+    for one in (name, *files):
+        if Path(one).is_absolute() or ".." in Path(one).parts or (one == name and len(Path(one).parts) != 1):
+            raise AdapterError(f"{one!r} is no name of a version's file")
+    return _store(adapters / name, files, digest)
+
+
+def _store(target: Path, files: Mapping[str, bytes], digest: str) -> WrittenVersion:
+    """Write a version's folder beside its place, flush it, and rename it."""
+    adapters = target.parent
     unfinished = adapters / f"{_UNFINISHED}{os.getpid()}-{secrets.token_hex(4)}"
     try:
         adapters.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -101,11 +143,7 @@ def write_version(
             verify_version(target, digest)
             manifest = (target / MANIFEST).read_bytes()
             return WrittenVersion(path=target, content_hash=digest, manifest_hash=hash_manifest(manifest))
-        whole = {**files, STATE: _json(state), METRICS: _json(metrics)}
-        manifest = build_manifest(
-            whole, name=adapter_name(policy, version), model=model or ModelDigests(), attestation=attestation
-        )
-        for name, body in {**whole, MANIFEST: manifest}.items():
+        for name, body in files.items():
             _write(unfinished / name, body)
         for folder in (unfinished / "patina", unfinished):
             _flush_folder(folder)
@@ -114,9 +152,11 @@ def write_version(
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)  # what stays behind, `sweep` finds
         raise AdapterError(
-            f"version {version} of {policy} cannot be written to {adapters}: {error.strerror or error}"
+            f"version {target.name} cannot be written to {adapters}: {error.strerror or error}"
         ) from error
-    return WrittenVersion(path=target, content_hash=digest, manifest_hash=hash_manifest(manifest))
+    return WrittenVersion(
+        path=target, content_hash=digest, manifest_hash=hash_manifest(files.get(MANIFEST, b""))
+    )
 
 
 def verify_version(

@@ -267,6 +267,7 @@ def make_device(settings: Settings, record: Record) -> Device:
     """Return how the trainer and the serving engine share the device."""
     if settings.backend == "vllm" and settings.colocate == "sleep":
         return SharedDevice(record)
-    if settings.schedule.mode == IDLE and settings.backend != "tinker":
+    is_local = settings.backend != "tinker" and settings.train_on == "here"
+    if settings.schedule.mode == IDLE and is_local:
         return IdleDevice(record)
     return ExclusiveDevice()

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from serving.prompt_window import Window, fit_prompt
+from serving.prompt_window import Window, cutting, fit_prompt
 from store.errors import AlignmentError
 from trainer.hindsight import after_hints, with_hint
 
@@ -64,24 +64,25 @@ def teacher_prompt(
     refusal = ""
     for write, tools in _ways(messages, request):
         try:
-            ids = render(write(messages), tools, **template)
+            written = write(messages)
+            ids = render(written, tools, **template)
             if ids != recorded:
-                read = _read(partial(render, **template), write(messages), tools, ids, recorded, window)
+                read = _read(partial(render, **template), written, tools, ids, recorded, window)
                 if read is None:
                     continue
                 messages, tools = read
         except AlignmentError as error:
             refusal = f": {error}"
             continue
-        written = partial(_rendered, render, write, tools, template)
-        together = _add_hints(written, messages, [*others, hint], max_tokens) if others else None
+        rendered = partial(_rendered, render, write, tools, template)
+        together = _add_hints(rendered, messages, [*others, hint], max_tokens) if others else None
         if together is not None:
             return together
         try:
             hinted = with_hint(messages, hint, is_reaction=is_reaction)
         except ValueError as error:
             raise AlignmentError(str(error)) from error
-        return _fit(written, hinted, max_tokens)
+        return _fit(rendered, hinted, max_tokens)
     raise AlignmentError(
         f"template mismatch: no rendering of the messages gives the recorded prompt{refusal}"
     )
@@ -96,7 +97,8 @@ def _read(
     window: Window | None,
 ) -> tuple[Messages, list[Any] | None] | None:
     """The messages and tools that the engine chose of a prompt that was too long; None where that is not what was recorded."""
-    if window is None or len(ids) <= window.longest:
+    window = cutting(window, ids)
+    if window is None:
         return None
     if not all(isinstance(one.get("content"), str) for one in messages):
         return None

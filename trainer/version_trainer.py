@@ -46,15 +46,12 @@ from trainer.gate import Gate
 from trainer.hint_selection import HintSelection
 from trainer.playbook import Playbook
 from trainer.policy import LocalPolicy
+from trainer.policy_progress import RATE_CUT, RATE_GAIN, PolicyProgress
 from trainer.protocol import Edit, Policy, Refusal
 from trainer.protocol import Outcome as Outcome
-from trainer.replay import Reservoir
 from trainer.step import MAX_RESAMPLE_TOKENS, Prepared, StepPlan, prepare, resample_tokens, train
 from trainer.wish_training import Shares, WishTraining, lost_wishes, wish_rows
 
-#: After a rejection the learning rate is halved, down to this share of what was asked for; every published version wins
-#: back a quarter.
-_RATE_FLOOR, _RATE_CUT, _RATE_GAIN = 1 / 64, 0.5, 1.25
 #: After so many rejections in a row the live version itself stands at a bound, and whatever is learnt from there crosses it: each
 #: further attempt begins from weights that are a tenth nearer to the base model than the last one did, at a rate that can take a
 #: step and not undo it. Not below seven tenths: what a person taught is worth more than getting on (half was seen to lose all of it).
@@ -113,20 +110,10 @@ class _Judged:
     playbook_state: Json
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Progress:
-    """What a policy's attempts have changed that is in no version's folder."""
-
-    version: int
-    rate: float
-    rejected_in_a_row: int
-
-
-class BaseVersionTrainer(ABC, Generic[P]):
+class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
     """One policy between steps, wherever its weights are. `load` and `reset` change to another.
 
-    Everything that a policy has learned is in its newest version's folder, from where `load` takes it. Of the policies that are not loaded only
-    `_Progress` stays in memory: what rejected versions, which have no successor, have changed.
+    Everything that a policy has learned is in its newest version's folder, from where `load` takes it.
 
     Raises:
         AdapterError: ``--resume-from-ckpt`` names no version of this model.
@@ -134,10 +121,20 @@ class BaseVersionTrainer(ABC, Generic[P]):
 
     #: Share of the questions that wishes are measured by, beside what the effort leaves of them.
     wish_questions: float = 1.0
+    _wishes: WishTraining
 
     def __init__(self, settings: Settings, plan: StepPlan, policy: P, effort: Effort = LEVELS[0]) -> None:
-        self._settings = settings
-        self._plan = plan
+        super().__init__(
+            settings,
+            plan,
+            WishTraining(
+                policy,
+                settings.model_path,
+                seed=settings.seed,
+                share=effort.canaries * self.wish_questions,
+                max_tokens=effort.anchor_tokens,
+            ),
+        )
         self._policy = policy
         self._most_anchors = min(settings.learning.anchors, effort.anchors)
         self._gate = Gate(policy, settings.model_path, max_tokens=effort.gate_tokens, share=effort.canaries)
@@ -148,25 +145,10 @@ class BaseVersionTrainer(ABC, Generic[P]):
             max_tokens=effort.anchor_tokens,
             most_candidates=None if effort is LEVELS[0] else 2 * effort.anchors,
         )
-        self.name = settings.policy
-        self.version = BASE_VERSION
-        self._progress: dict[str, _Progress] = {}
-        self._age_version: int | None = None  # in a replay: by which the age of turns is counted
-        self._steps = 0
-        self._rate = settings.resolved_learning_rate
-        self._reservoir = Reservoir(seed=settings.seed)
-        self._wishes = WishTraining(
-            policy,
-            settings.model_path,
-            seed=settings.seed,
-            share=effort.canaries * self.wish_questions,
-            max_tokens=effort.anchor_tokens,
-        )
         self._fixed_text = FixedText(policy)
         self._new_wishes: Json = {}
         self._before: Mapping[str, Any] | None = None
         self._trained: tuple[str, ...] = ()
-        self._rejected_in_a_row = 0
         self._left_out: list[str] = []
         if settings.resume_from_ckpt:
             folder = Path(settings.resume_from_ckpt).expanduser()
@@ -231,35 +213,20 @@ class BaseVersionTrainer(ABC, Generic[P]):
             self._load(Path(self._settings.resume_from_ckpt).expanduser())
         self._resume(name, BASE_VERSION)
 
-    def _keep_progress(self) -> None:
-        self._progress[self.name] = _Progress(
-            version=self.version, rate=self._rate, rejected_in_a_row=self._rejected_in_a_row
-        )
-
-    def _resume(self, name: str, version: int) -> None:
-        """Go on as this version of a policy, with what rejections since then have changed."""
-        is_other = name != self.name
-        self.name, self.version = name, version
-        kept = self._progress.get(name)
-        if is_other and kept is not None and kept.version == version:
-            self._rejected_in_a_row = kept.rejected_in_a_row
-            self._set_rate(kept.rate)
-
     def _model_digests(self) -> ModelDigests:
         return digest_served_model(self._settings.model_path)
+
+    def _set_rate(self, rate: float) -> None:
+        super()._set_rate(rate)
+        self._policy.learning_rate = self._rate
+
+    def _take_state(self, state: Mapping[str, Any]) -> None:
+        super()._take_state(state)
+        self._before = None
 
     def _load(self, folder: Path) -> None:
         self._policy.load_version(folder)
         self._take_state(read_state(folder))
-
-    def _take_state(self, state: Mapping[str, Any]) -> None:
-        self._steps = int(state.get("steps", 0))
-        self._set_rate(float(state.get("learning_rate", self._settings.resolved_learning_rate)))
-        saved = state.get("reservoir")
-        self._reservoir = Reservoir.from_json(saved) if saved else Reservoir(seed=self._settings.seed)
-        self._wishes.load(state.get("playbook"))
-        self._before = None
-        self._rejected_in_a_row = 0
 
     def _step_back(self) -> float:
         """Where nothing got past the gate for long, begin from less; returns how much of what was learnt is left, 1.0: all."""
@@ -270,61 +237,6 @@ class BaseVersionTrainer(ABC, Generic[P]):
             return 1.0
         self._set_rate(max(self._rate, self._settings.resolved_learning_rate * _WEAKENED_RATE))
         return share
-
-    def _set_rate(self, rate: float) -> None:
-        asked = self._settings.resolved_learning_rate
-        self._rate = min(asked, max(asked * _RATE_FLOOR, rate))
-        self._policy.learning_rate = self._rate
-
-    def state(self) -> Json:
-        """What the next attempt depends on beside the version it starts from, its turns and the settings."""
-        return {
-            "version": self._counted_version,
-            "learning_rate": self._rate,
-            "rejected_in_a_row": self._rejected_in_a_row,
-        }
-
-    def resume(self, state: Json) -> None:
-        """Let the next attempt be as it was when `state` returned this. Turns count as old as they were then."""
-        self._set_rate(float(state["learning_rate"]))
-        self._rejected_in_a_row = int(state["rejected_in_a_row"])
-        self._age_version = int(state["version"])
-
-    @property
-    def _counted_version(self) -> int:
-        return self.version if self._age_version is None else self._age_version
-
-    @property
-    def _seed_number(self) -> int:
-        """Number of the attempt among those that led to these weights: the seed of what it samples.
-
-        The version number is none: in a replay it is another, and what is trained must be the same.
-        """
-        return self._steps + self._rejected_in_a_row + 1
-
-    def draw_replay(self, turns: Sequence[ScoredTurn]) -> tuple[str, ...]:
-        """Ids of past turns to repeat beside these: as many as these lack to the number of teaching ones a step is to have.
-
-        Where hints are read, a batch of thanks teaches nothing against its anchors, and what was learnt wears away until the
-        person complains again. A batch that is full of complaints needs no others, and is only slowed down by them. Where a playbook
-        is kept, its turns are repeated (`WishTraining.rehearsal`).
-        """
-        if self._plan.selects_hints:
-            return ()
-        teaching = sum(bool(turn.verdict.hint) or not self._plan.reads_hints for turn in turns)
-        missing = self._settings.learning.replay - teaching
-        if missing <= 0:
-            return ()
-        return self._reservoir.draw(missing, self._steps, exclude={turn.turn_id for turn in turns})
-
-    @property
-    def remembered(self) -> tuple[str, ...]:
-        """Ids of past turns whose words the playbook is made of."""
-        return self._wishes.turn_ids if self._plan.selects_hints else ()
-
-    def is_due(self, edits: Sequence[Edit] = ()) -> bool:
-        """Whether a version is to be made although no turn asks for one: a withdrawn wish is to be unlearnt."""
-        return self._plan.selects_hints and self._wishes.is_unlearning(edits)
 
     def attempt(
         self,
@@ -498,6 +410,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
     def _write(self, trained: _TrainedBatch, judged: _Judged, number: int) -> tuple[WrittenVersion, Json]:
         """Write the version's folder; returns it with its metrics."""
         batch = trained.batch
+        began = time.monotonic()
         files = self._policy.version_files(adapter_name(self.name, number))
         metrics: Json = finite(
             {
@@ -510,7 +423,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
                 "kept": trained.kept,
                 "teach_s": batch.prepare_s,
                 "train_s": trained.finished - batch.started,
-                "gate_s": time.monotonic() - trained.finished,
+                "gate_s": began - trained.finished,
                 "gate": judged.gate_measures,
                 "wishes": judged.wishes,
                 "unlearning": len(batch.unlearning),
@@ -524,7 +437,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
             files,
             state={
                 "steps": self._steps + 1,
-                "learning_rate": min(self._settings.resolved_learning_rate, self._rate * _RATE_GAIN),
+                "learning_rate": min(self._settings.resolved_learning_rate, self._rate * RATE_GAIN),
                 "reservoir": self._reservoir.add(self._to_keep(trained.prepared.samples)).to_json(),
                 "playbook": judged.playbook_state,
             },
@@ -532,7 +445,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
             model=self._model_digests(),
             attestation=self._fixed_text.attest(self._before, adapter_name(self.name, self.version)),
         )
-        return written, metrics
+        return written, {**metrics, "write_s": time.monotonic() - began}
 
     def _finish(
         self,
@@ -547,7 +460,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
         self._new_wishes = judged.playbook_state
         if judged.rejected:
             self.revert()
-            self._set_rate(self._rate * _RATE_CUT)
+            self._set_rate(self._rate * RATE_CUT)
         reason = _reason(turns, trained.prepared.samples)
         if trained.kept < 1.0:
             reason += (
@@ -579,7 +492,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
         self._rejected_in_a_row = 0
         self._reservoir = self._reservoir.add(self._trained)
         self._wishes.load(self._new_wishes)
-        self._set_rate(self._rate * _RATE_GAIN)
+        self._set_rate(self._rate * RATE_GAIN)
         self._before = None
 
     def revert(self) -> None:

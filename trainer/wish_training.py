@@ -25,6 +25,7 @@ from trainer.hint_effect import MAX_TOKENS, PROBES, REFERENCES, HintMeter
 from trainer.hint_selection import HintSelection, effective_wording
 from trainer.playbook import Playbook, Wish
 from trainer.protocol import Edit, Policy, Weights
+from trainer.wish_state import WishState
 
 #: Prompts of a step on which withdrawn wishes are unlearnt.
 UNLEARNING_SAMPLES = 8
@@ -39,8 +40,6 @@ SMALL_TALK_SAMPLES = 2
 LEAST_QUESTIONS = 4
 #: A withdrawn wish is gone when so few more of the policy's replies follow it than of the base model's.
 RESIDUE = 0.15
-#: Versions that are made for nothing but withdrawn wishes, at most, after the last one that was withdrawn.
-MAX_UNLEARNING_VERSIONS = 4
 #: A version is rejected that follows a wish in so many fewer replies than its parent, or than the best version so far.
 LOST_AT_ONCE, LOST_IN_ALL = 0.25, 0.35
 
@@ -59,7 +58,7 @@ class Shares:
     count: int = PROBES
 
 
-class WishTraining:
+class WishTraining(WishState):
     """The playbook of one policy between steps.
 
     Args:
@@ -72,6 +71,7 @@ class WishTraining:
     def __init__(
         self, policy: Policy, model: str, *, seed: int, share: float = 1.0, max_tokens: int = MAX_TOKENS
     ) -> None:
+        super().__init__()
         self._policy = policy
         self._seed = seed
         self._max_tokens = max_tokens
@@ -82,46 +82,6 @@ class WishTraining:
             probes=max(LEAST_QUESTIONS, math.ceil(PROBES * share)),
             max_tokens=max_tokens,
         )
-        self._state: Json = Playbook().to_json()
-        self._unlearning_versions = 0
-        self._edits: dict[str, int] = {}  # of the attempt under way: turn id -> checksum of the owner's words
-
-    # ------------------------------------------------------------------ state
-
-    def load(self, state: Json | None) -> None:
-        """Take the playbook of a version's state; None: nothing was asked for yet.
-
-        Raises:
-            AdapterError: it is not a playbook.
-        """
-        state = state or Playbook().to_json()
-        Playbook.from_json(state, {})
-        self._state = state
-        self._unlearning_versions = int(state.get("unlearning_versions", 0))
-
-    def to_json(self, playbook: Playbook, *, taught: bool) -> Json:
-        """The state of the next version.
-
-        Args:
-            taught: the version was made of a person's turns, not of withdrawn wishes alone.
-        """
-        count = 0 if taught or not playbook.withdrawn else self._unlearning_versions + 1
-        return {**playbook.to_json(), "unlearning_versions": count, "edits": self._edits}
-
-    @property
-    def turn_ids(self) -> tuple[str, ...]:
-        """The turns whose words the playbook is made of, and whose prompts withdrawn wishes are unlearnt on."""
-        rows = [row for name in ("wishes", "withdrawn", "candidates") for row in self._state.get(name, ())]
-        return tuple(dict.fromkeys(turn_id for row in rows for turn_id in row["turns"]))
-
-    def is_unlearning(self, edits: Sequence[Edit] = ()) -> bool:
-        """Whether a version is due without a new turn: a wish was withdrawn and the policy still shows it."""
-        stated = {turn_id for row in self._state["wishes"] for turn_id in row["turns"]}
-        if any(edit.text is None and edit.turn_id in stated for edit in edits):
-            return True
-        return bool(self._state["withdrawn"]) and self._unlearning_versions < MAX_UNLEARNING_VERSIONS
-
-    # ------------------------------------------------------------------- a step
 
     def begin(
         self, remembered: Sequence[ScoredTurn], *, version: int, edits: Sequence[Edit] = ()
@@ -263,8 +223,6 @@ class WishTraining:
             return None
         room = self._policy.max_context - self._max_tokens
         return (plain, hinted) if max(len(plain), len(hinted)) <= room else None
-
-    # --------------------------------------------------------------- measuring
 
     def measure(self, playbook: Playbook) -> Shares:
         """How many of the policy's replies follow each wish now; of withdrawn ones also how many of the base model's do."""

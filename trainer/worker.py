@@ -170,6 +170,7 @@ class _Due:
         takes_turns: False: it is made of withdrawn wishes alone.
         is_asked_for: a person asked to train what waits now.
         quiet_s: seconds since the last main request; 0 while one is in flight.
+        since: when its oldest verdict, or its withdrawn wish, came.
     """
 
     policy: str
@@ -178,6 +179,7 @@ class _Due:
     takes_turns: bool
     is_asked_for: bool
     quiet_s: float
+    since: float
 
 
 def make_workshop(settings: Settings, device: Device, pinned: Json | None = None) -> VersionTrainer:
@@ -194,6 +196,11 @@ def make_workshop(settings: Settings, device: Device, pinned: Json | None = None
         from trainer.tinker.version_trainer import TinkerVersionTrainer
 
         return TinkerVersionTrainer(settings)
+    if settings.train_on == "modal":
+        from trainer.remote.modal_connection import ModalConnection
+        from trainer.remote.version_trainer import RemoteVersionTrainer
+
+        return RemoteVersionTrainer(settings, ModalConnection(settings), pinned=pinned)
     from trainer.version_trainer import LocalVersionTrainer
 
     trainer = LocalVersionTrainer(settings, pinned=pinned)
@@ -377,6 +384,7 @@ class Worker:
                     takes_turns=has_batch,
                     is_asked_for=is_asked_for,
                     quiet_s=activity.quiet_s(now),
+                    since=since,
                 )
                 found.append((max(since, self._served_at.get(policy, 0.0)), due))
         return min(found, key=lambda one: (one[0], one[1].policy))[1] if found else None
@@ -406,8 +414,7 @@ class Worker:
     async def _follow_alias(self, policy: str) -> None:
         """Train on from what is live: after a rollback that is an earlier version, and what came after it is left aside."""
         trainer = self._ready()
-        move = (await self._record.aliases()).get(policy)
-        live = move.version if move is not None else BASE_VERSION
+        live = await self._record.live_version(policy)
         if (trainer.name, trainer.version) == (policy, live):
             return
         if live == BASE_VERSION:
@@ -450,6 +457,7 @@ class Worker:
             replay, remembered = await self._past(trainer, claimed)
             number = await self._record.next_version(policy)
             report = replace(report, inputs=self._inputs(trainer, due, claimed, replay, remembered, recent))
+            claimed_at, waits = time.time(), self._device.state()
             values = [verdict.value for verdict in recent]
             held = [turn.turn_id for turn in claimed]
             self._deaths.begin(held)
@@ -459,6 +467,11 @@ class Worker:
                 )
             finally:
                 self._deaths.end(held)
+                times = {
+                    "queue_s": max(0.0, report.started_at - due.since),
+                    "claim_s": claimed_at - report.started_at,
+                }
+                report = replace(report, metrics={**times, "device": _changes(waits, self._device.state())})
             await self._settle(claimed, outcome, report, number)
         except (AliasMoved, ClaimLost) as late:
             # Nothing failed: a person undid what this step built upon, or the lease ran out and another step has the turns.
@@ -563,6 +576,7 @@ class Worker:
             return  # nothing in the batch had anything to teach
         self._counters.steps += 1
         now = time.time()
+        metrics = {**report.metrics, **outcome.metrics}
         adapter = AdapterVersion(
             policy=policy,
             version=number,
@@ -573,7 +587,7 @@ class Worker:
             state=AdapterState.REJECTED if outcome.rejected else AdapterState.PUBLISHED,
             reason="; ".join(outcome.rejected) or outcome.reason,
             method=self._settings.method,
-            metrics={**outcome.metrics, "turns": len(trained), "unused_turns": _codes(outcome.refused)},
+            metrics={**metrics, "turns": len(trained), "unused_turns": _codes(outcome.refused)},
             created_at=now,
         )
         done = StepReport(
@@ -584,7 +598,7 @@ class Worker:
             finished_at=now,
             version=number,
             error=f"version {number} was rejected: {adapter.reason}" if outcome.rejected else None,
-            metrics=outcome.metrics,
+            metrics=metrics,
             inputs=report.inputs,
         )
         if outcome.rejected:
@@ -663,7 +677,7 @@ class Worker:
                 finished_at=time.time(),
                 version=None,
                 error=_sentence(exc),
-                metrics={},
+                metrics=report.metrics,
             )
         )
 
@@ -713,6 +727,15 @@ def has_withdrawn_wish(metrics: Json, edits: Sequence[Edit]) -> bool:
         row["state"] == "withdrawn" or (row["state"] != "unlearnt" and removed & {*row["turns"]})
         for row in metrics.get("wishes", ())
     )
+
+
+def _changes(before: Json, after: Json) -> Json:
+    """Return by how much each count and time of the device grew."""
+    return {
+        name: round(value - before.get(name, 0), 3)
+        for name, value in after.items()
+        if not isinstance(value, bool)
+    }
 
 
 def _codes(refused: Mapping[str, Refusal]) -> dict[str, str]:

@@ -112,6 +112,16 @@ _TAIL = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 
+#: The line with which a program announces a new request: "New task:".
+_NEW_REQUEST = re.compile(r"\A(?:New|Current|Next) (?:task|request|message):[ \t]*\n?", re.IGNORECASE)
+#: A text in one pair of quotation marks: how one client's command line writes its arguments.
+_QUOTED = re.compile(r"\A(?:\"([^\"]+)\"|“([^“”]+)”|«([^«»]+)»)\Z")
+#: Only an order to go on, as programs give behind a plan that they had written.
+_GO_ON = re.compile(
+    r"\A\W*(?:(?:now|please|ok(?:ay)?|then|and|you can|let's)\W+){0,3}(?:continue|proceed|go (?:on|ahead)|carry (?:on|out))\b(?: (?:and|with|carry|out|execute|follow|it|your|this|the|task|plan|work|now|please))*\W*\Z",
+    re.IGNORECASE,
+)
+
 #: Roles of messages that follow a reply; some clients put the reply's own text after its tools' results.
 _INPUT_ROLES = frozenset({"user", "tool", "function"})
 
@@ -258,24 +268,28 @@ def typed_words(text: str, reply: str = "") -> str:
 
 def _unwrapped(text: str) -> str:
     """Return a text without wrappers; a wrapper that is all of the text is kept."""
-    for pattern in (_METADATA, _ENVELOPE_HEAD, _FACTS, _COMPOSED_ELEMENT, _TAIL):
+    for pattern in (_METADATA, _ENVELOPE_HEAD, _FACTS, _NEW_REQUEST, _COMPOSED_ELEMENT, _TAIL):
         without = pattern.sub("", text).strip()
         text = without or text
     if len(_TEMPLATE.findall(text)) >= 1 and (question := list(_TEMPLATE_QUESTION.finditer(text))):
         text = question[-1][1].strip() or text
-    return strip_client_context(text) or text.strip()
+    text = strip_client_context(text) or text.strip()
+    quoted = _QUOTED.match(text)
+    return text if quoted is None else quoted[quoted.lastindex or 0].strip() or text
 
 
 def next_state_text(messages: Sequence[Message], reply: str = "") -> tuple[str, str] | None:
     """Return (role, text) of what followed a turn, or None when nothing did.
 
     A person's words ("user"); without any, a framework's rejection of the reply ("validator" where it says what a validator found, else
-    "framework"), or the tools' output ("tool"). ``messages`` are those after the turn's reply. If they contain replies too (turns that were not recorded, or side turns), the newest text counts.
+    "framework"), or the tools' output ("tool"). ``messages`` are those after the turn's reply. If they contain replies too (turns that were not recorded, or side turns), the newest text counts, unless it is
+    only an order to go on.
 
     Args:
         reply: the text of the turn's reply, which frameworks quote.
     """
     people: list[tuple[object, str]] = []
+    earlier: list[str] = []  # a person's words before the newest text
     tools: list[str] = []
     system_texts: list[str] = []  # some agents send tool results as system messages
     for position, message in enumerate(messages):
@@ -288,12 +302,12 @@ def next_state_text(messages: Sequence[Message], reply: str = "") -> tuple[str, 
         elif role in ("system", "developer"):
             system_texts.append(text)
         elif role == "assistant" and any(m.get("role") in _INPUT_ROLES for m in messages[position + 1 :]):
+            earlier = _words_of(people, reply) or earlier
             people, tools, system_texts = [], [], []
-    # Of several speakers the last one counts; the others are agents.
-    texts = [text for name, text in people if name == people[-1][0]]
-    words = [text for text in (typed_words(text, reply) for text in texts) if text]
+    texts = _newest_speaker(people)
+    words = _words_of(people, reply)
     if words:
-        return "user", "\n".join(words)
+        return "user", "\n".join(earlier if earlier and all(map(_GO_ON.match, words)) else words)
     rejections = [
         why
         for text in texts
@@ -307,3 +321,12 @@ def next_state_text(messages: Sequence[Message], reply: str = "") -> tuple[str, 
     if tools or (system_texts and not texts):
         return "tool", "\n".join(tools or system_texts)
     return ("user", "\n".join(texts).strip()) if texts else None
+
+
+def _newest_speaker(people: Sequence[tuple[object, str]]) -> list[str]:
+    """Return the texts of the last of several speakers; the others are agents."""
+    return [text for name, text in people if name == people[-1][0]]
+
+
+def _words_of(people: Sequence[tuple[object, str]], reply: str) -> list[str]:
+    return [words for text in _newest_speaker(people) if (words := typed_words(text, reply))]

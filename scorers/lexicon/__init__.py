@@ -1,12 +1,12 @@
 """Words and patterns by which people react to a reply, loaded once from the TOML files of this folder (`README.md` there).
 
-One file a language, so that a native speaker can review it. `scorers.reactions` and `scorers.hints` use what is loaded.
+One file a language, so that a native speaker can review it. `scorers.reactions`, `scorers.hints`, `scorers.combined` and `scorers.features` use what is loaded.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.resources import files
@@ -82,3 +82,18 @@ WEAK_TASK: str = _SHARED["weak_task"]
 APPLAUSE: str = _SHARED["applause"]
 PROTEST: str = _SHARED["protest"]
 EMPTY_ADVICE: str = _SHARED["empty_advice"]
+#: Words that negate what follows, as `scorers.features` folds them.
+NEGATORS = frozenset(word for words in _SHARED["negators"].values() for word in words.split())
+
+
+def _alternatives(by_language: Mapping[str, str]) -> str:
+    return "|".join(by_language.values()).replace(" ", r"\s")
+
+
+_CLAUSES = _load("clauses")
+CONTRAST, CONTRAST_UNSPACED, JOINT, JOINT_UNSPACED, BEFORE_WHEN, WHEN, PERMITS, AGAIN = (
+    _alternatives(_CLAUSES[name])
+    for name in (
+        "contrast", "contrast_unspaced", "joint", "joint_unspaced", "before_when", "when", "permits", "again",
+    )
+)  # fmt: skip

@@ -51,7 +51,7 @@ from serving.openai_server.structured import json_schema_of
 from serving.openai_server.toolcalls import ToolCallParser
 from serving.openai_server.values import OutputChunk, SamplingParams, TokenLogprob
 from serving.openai_server.vocabulary import Vocabulary
-from serving.prompt_window import fit_ids, fit_prompt
+from serving.prompt_window import cutting, fit_ids, fit_prompt
 from store.errors import AdapterError, UpstreamError
 
 log = logging.getLogger("patina.serving")
@@ -314,8 +314,8 @@ class OpenAIServer:
         most = check_context_length(
             len(ids), body.max_completion_tokens or body.max_tokens, self.engine.max_model_len
         )
-        window = self.engine.window
-        if window is None or len(ids) <= window.longest:
+        window = cutting(self.engine.window, ids)
+        if window is None:
             return ids, 0, most
 
         def render(some: list[dict[str, Any]], tools: list[Any] | None) -> list[int]:
@@ -326,8 +326,8 @@ class OpenAIServer:
         return fitted.ids, fitted.dropped, most
 
     def _fit_ids(self, ids: list[int], *, echoes: bool) -> list[int]:
-        window = self.engine.window
-        if window is None or len(ids) <= window.longest:
+        window = cutting(self.engine.window, ids)
+        if window is None:
             return ids
         if echoes:
             raise RequestError(

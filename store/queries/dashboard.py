@@ -241,9 +241,12 @@ def step_samples(
     messages = _last_messages(connection, (row.history_node for row in rows))
     followed = _followed_by(connection, known)
     v = schema.verdicts.c
-    columns = (v.turn_id, v.value, v.hint, v.source, v.detail)
+    columns = (v.turn_id, v.value, v.hint, v.hint_is_reaction, v.source, v.detail)
     verdicts = {
-        row.turn_id: {"value": row.value, "hint": row.hint, "source": row.source, "votes": json.loads(row.detail).get("votes", [])}
+        row.turn_id: {
+            "value": row.value, "hint": row.hint, "hint_is_reaction": bool(row.hint_is_reaction), "source": row.source,
+            "votes": json.loads(row.detail).get("votes", []),
+        }
         for row in connection.execute(sa.select(*columns).where(v.turn_id.in_(known)).order_by(v.verdict_id))
     }  # fmt: skip
     found = {

@@ -30,10 +30,10 @@ def list_completions(
     place = sa.tuple_(t.created_at, t.turn_id)
     at: tuple[float, str] | None = None
     if wanted.after is not None:
-        after = find_completion(connection, key_name, wanted.after)
+        after = _find_row(connection, key_name, wanted.after)
         if after is None:
             return None
-        at = (after.turn.created_at, after.turn.turn_id)
+        at = (after.created_at, after.turn_id)
     order = (t.created_at, t.turn_id) if wanted.is_oldest_first else (t.created_at.desc(), t.turn_id.desc())
     found: list[StoredCompletion] = []
     while True:
@@ -56,11 +56,7 @@ def list_completions(
 
 def find_completion(connection: sa.Connection, key_name: str, reference: str) -> StoredCompletion | None:
     """Return a completion by its id (or its turn's); None: there is none, or it was deleted."""
-    turn_id = find_turn(connection, key_name, reference)
-    if turn_id is None:
-        return None
-    first = turn_id.partition(".")[0]
-    row = connection.execute(_select(key_name).where(schema.turns.c.turn_id == first)).one_or_none()
+    row = _find_row(connection, key_name, reference)
     if row is None:
         return None
     return _completion(connection, key_name, row, _metadata(row, json.loads(row.body)))
@@ -114,6 +110,14 @@ def _select(key_name: str) -> sa.Select[Any]:
             s.c.deleted_at.is_(None),
         )
     )
+
+
+def _find_row(connection: sa.Connection, key_name: str, reference: str) -> Row[Any] | None:
+    turn_id = find_turn(connection, key_name, reference)
+    if turn_id is None:
+        return None
+    first = turn_id.partition(".")[0]
+    return connection.execute(_select(key_name).where(schema.turns.c.turn_id == first)).one_or_none()
 
 
 def _metadata(row: Row[Any], request: Json) -> Json:

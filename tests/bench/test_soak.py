@@ -23,7 +23,7 @@ def test_a_short_soak_of_a_real_stack_has_no_error_and_loses_nothing(tmp_path: P
     assert {"text", "tool call", "after a tool", "sampled"} <= kinds
     assert found["drop_reasons"]["token_mismatch"] >= 30  # by heart
     assert found["stages"].get("recorded", 0) + found["stages"].get("scored", 0) > 0  # sampled
-    assert set(found["memory_mb_each_tenth"]) == {
+    assert set(found["memory_mb_each_tenth"]) == set(found["open_files_each_tenth"]) == {
         "supervisor", "proxy", "recorder", "dashboard", "scorer", "trainer", "engine", "scripted backend",
     }  # fmt: skip
 

@@ -69,7 +69,7 @@ async function byMessages() {
 }
 
 async function byVercel(provider) {
-  const { streamText, tool, jsonSchema, stepCountIs } = await load('ai');
+  const { generateObject, streamText, tool, jsonSchema, stepCountIs } = await load('ai');
   const model = provider === 'anthropic'
     ? (await load('@ai-sdk/anthropic')).createAnthropic({ baseURL: `${url}/v1`, apiKey: key })('tiny')
     : (await load('@ai-sdk/openai')).createOpenAI({ baseURL: `${url}/v1`, apiKey: key })('tiny');
@@ -81,6 +81,8 @@ async function byVercel(provider) {
     said.push(await result.text);
     messages.push(...(await result.response).messages);
   }
+  const { object } = await generateObject({ model, schema: jsonSchema(schema), prompt: 'Extract the city: Oslo is cold.', maxRetries: 0 });
+  said.push(object.city);
 }
 
 await ({

@@ -67,7 +67,7 @@ class OpenClaw:
     def run(self, *arguments: str) -> str:
         done = subprocess.run(
             [*self.command, *arguments], env=self.environment, cwd=self.state, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, check=False, timeout=240,
+            capture_output=True, text=True, check=False, timeout=600,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         return done.stdout

@@ -64,7 +64,7 @@ def run(command: list[str], folder: Path, **environment: str) -> str:
     """Run a client and return what it prints."""
     done = subprocess.run(
         command, cwd=folder, env=child_environment(PYTHONPATH="", **environment), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        check=False, timeout=180,
+        check=False, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout

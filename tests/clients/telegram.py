@@ -119,4 +119,4 @@ def running_bot_api() -> Iterator[BotApi]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(20)
+        thread.join(60)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
 import openai
 import orjson
 import pytest
@@ -148,7 +149,7 @@ async def test_a_client_that_leaves_frees_its_place(engine: BackendClient, able:
         raise AssertionError("five times it was over before it was seen to run")
     streaming.cancel()
     await asyncio.gather(streaming, return_exceptions=True)
-    for _ in range(400):
+    for _ in range(1200):
         if not (await engine.activity())["running"]:
             return
         await asyncio.sleep(0.05)
@@ -247,6 +248,16 @@ def test_every_api_is_recorded_with_the_same_tokens(backend: Backend, clients: C
     assert clients.claude.messages.count_tokens(model=POLICY, messages=asked["messages"]).input_tokens == len(
         chat.prompt_ids
     )
+
+
+def test_a_score_has_the_log_probabilities_that_were_sampled_with(backend: Backend, clients: Clients) -> None:
+    chat = asked_at(backend, lambda engine: ask(engine, body_of(max_tokens=24)))
+    asked = {"model": POLICY, "messages": body_of()["messages"], "completion": chat.text}
+    scored = clients.openai.post("/score", body=asked, cast_to=httpx.Response).json()
+    count = len(scored["tokens"])
+    assert count >= max(1, len(chat.ids) - 1)  # the end of the turn is no text
+    assert scored["prompt_tokens"] == len(chat.prompt_ids)
+    assert scored["logprobs"] == pytest.approx(chat.logprobs[:count], abs=2e-2)
 
 
 def test_a_response_goes_on_and_a_message_is_prefilled(clients: Clients) -> None:

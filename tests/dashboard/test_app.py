@@ -1,8 +1,10 @@
 """Who sees what, what a form may do, and that no text of a conversation becomes markup."""
 
 import asyncio
+import html
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -12,7 +14,7 @@ import pytest
 from store.journal import EntryKind, read_entries, segments
 from store.keys import KeyFile
 from store.record import Record
-from store.values import Heartbeat
+from store.values import AdapterState, Heartbeat
 from tests.dashboard.conftest import HOSTILE, OWNER_KEY, POLICY, sign_in
 from tests.making import make_verdict
 
@@ -21,7 +23,14 @@ PAGES = (
     "/dashboard/conversations?session=session", "/dashboard/turns/t1", "/dashboard/turns/t1/forget", "/dashboard/forgotten", "/dashboard/steps", "/dashboard/people", "/dashboard/settings",
     "/dashboard/live", "/dashboard/evaluations", "/dashboard/try", "/v1/dashboard", "/v1/eval",
 )  # fmt: skip
-OWNER_ONLY = ("/dashboard/settings", "/dashboard/evaluations", "/dashboard/try", "/v1/eval")
+OWNER_ONLY = (
+    "/dashboard/evaluations/case",
+    "/dashboard/evaluations/picture",
+    "/dashboard/settings",
+    "/dashboard/evaluations",
+    "/dashboard/try",
+    "/v1/eval",
+)
 
 
 async def csrf_of(page: httpx.AsyncClient) -> str:
@@ -214,6 +223,52 @@ async def test_a_step_shows_its_samples_with_the_votes_and_where_it_ended(
     assert "votes -1, 0, -1" in (await page.get("/dashboard/turns/t2")).text
 
 
+async def test_a_step_has_panels_for_times_metrics_engine_and_error(
+    page: httpx.AsyncClient, keys: KeyFile, record_url: str
+) -> None:
+    key = keys.add("bob", adapter="")
+    record = await Record.open(record_url)
+    step = (await record.steps(POLICY))[-1]
+    published = await record.adapter(POLICY, 1)
+    assert published is not None
+    rejected = replace(published, version=2, state=AdapterState.REJECTED, reason=HOSTILE)
+    failed = replace(
+        step, step_id="step3", started_at=1_070.0, finished_at=1_075.0, version=2, error=HOSTILE, metrics={}
+    )
+    await record.reject(rejected, failed, worker="w", release=[], drop=[])
+    backend = {
+        "load_s": {f"{POLICY}@1": 0.75, "other@1": 9.0},
+        "attested": {f"{POLICY}@1": "attested: 0.0001"},
+    }
+    beat = Heartbeat(process="proxy", pid=1, state="running", detail={"backend": backend}, at=time.time())
+    await record.heartbeat(beat)
+    await record.close()
+    await sign_in(page)
+    text = (await page.get("/dashboard/steps")).text
+    _, third, second, first = re.split(r'<div class="step" role="row">', text)
+    assert re.findall(r"<dt>(\w+)</dt><dd>([\d,]+) ms</dd>", first) == [
+        ("queue", "3,000"), ("claim", "250"), ("teacher", "1,500"), ("training", "2,000"), ("gate", "500"), ("write", "125"),
+        ("load", "750"), ("total", "9,000"),
+    ]  # fmt: skip
+    assert re.findall(r"<dt>([^<]*paused[^<]*)</dt><dd>([\d.]+)</dd>", first) == [
+        ("training paused for requests, s", "1.5"), ("times that requests paused training", "2"),
+    ]  # fmt: skip
+    assert "proxy loaded it in 750 ms." in first
+    assert "attested: 0.0001" in first
+    assert "Answer the message above again" in first  # what the teacher was shown
+    assert re.findall(r'<span class="tag (\w*)">(\w+)</span> <span class="small soft">\((\w+)\)', text) == [
+        ("bad", "rejected", "gate"), ("bad", "failed", "teacher"), ("good", "published", "done"),
+    ]  # fmt: skip
+    for row in (second, third):
+        assert "Not recorded for this step." in row
+        assert "&lt;script&gt;alert(1)" in row
+    page.cookies.clear()
+    await sign_in(page, key)
+    other = (await page.get("/dashboard/steps")).text
+    assert other.count("Only the owner sees it") == 2
+    assert "proxy loaded it" not in other
+
+
 async def test_the_process_reports_itself_in_status(page: httpx.AsyncClient, record_url: str) -> None:
     app = page._transport.app  # type: ignore[attr-defined]
     async with app.router.lifespan_context(app):
@@ -302,24 +357,81 @@ async def test_results_outside_of_the_folder_are_refused(page: httpx.AsyncClient
         assert (await page.get("/v1/eval", params={"results_dir": outside})).status_code == 403
 
 
-async def test_an_unreadable_run_does_not_break_the_list(
-    page: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of evaluations: a run of ours, one of CLaaS, and an unreadable one."""
     monkeypatch.chdir(tmp_path)
-    for name, text in (
-        (
-            "good",
-            '{"method": "combine", "preferences": ["concise"], "points": [{"compliance": 0.1}, {"compliance": 0.9}]}\n',
-        ),
-        ("bad", "{\n"),
-    ):
-        folder = tmp_path / "eval" / name
-        folder.mkdir(parents=True)
-        (folder / "runs.jsonl").write_text(text)
+    folder = tmp_path / "eval"
+    for name in ("good", "claas", "bad"):
+        (folder / name).mkdir(parents=True)
+    points = [
+        {"interactions": at, "version": version, "margin": margin, "compliance": value, "facts": 1.0, "samples": [["Q?", HOSTILE]]}
+        for at, version, margin, value in ((0, 0, -0.5, 0.1), (1, 1, -0.25, 0.5), (2, 3, 0.75, 0.9))
+    ]  # fmt: skip
+    reading = {"question": "Q?", "reply": HOSTILE, "words": HOSTILE, "violated": ["concise"]}
+    case = {
+        "method": "combine", "user": HOSTILE, "preferences": ["concise"], "seed": 3, "points": points, "readings": [reading, reading],
+        "versions": [{"version": 1, "state": "published", "reason": HOSTILE, "loss": 0.5, "train_s": 2.0}, {"version": 2, "state": "rejected"},
+                     {"version": 3, "state": "published", "loss": 0.25, "train_s": 3.0}],
+    }  # fmt: skip
+    lines = (orjson.dumps(case), orjson.dumps(case | {"seed": 4}), orjson.dumps({"method": "rl"}))
+    (folder / "good" / "runs.jsonl").write_bytes(b"\n".join(lines[:2]))
+    (folder / "bad" / "runs.jsonl").write_bytes(lines[2])
+    (folder / "claas" / "summary.json").write_text('{"concise": {"logprob_margin_delta": 1.5}}')
+    (folder / "claas" / "plots").mkdir()
+    (folder / "claas" / "plots" / "margin.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (tmp_path / "outside.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    return folder
+
+
+async def test_runs_are_listed_with_plots_and_an_unreadable_one_breaks_nothing(
+    page: httpx.AsyncClient, runs: Path
+) -> None:
     await sign_in(page)
     shown = (await page.get("/v1/eval")).text
-    assert "0.10 → 0.90" in shown
-    assert "cannot be read: JSONDecodeError" in shown
+    assert "Page 1 of 1 (3 total)" in shown
+    assert shown.count("0.10 → 0.90") == 2
+    assert shown.count("+1.250") == 2  # the margin's change
+    assert "concise (combine): 10% at 0, 50% at 1, 90% at 2" in shown
+    assert "cannot be read: KeyError" in shown
+    assert "logprob_margin_delta" in shown
+    assert "<script>alert" not in shown
+    one = (await page.get("/v1/eval", params={"results_dir": "good"})).text
+    assert "(1 total)" in one
+
+
+async def test_a_case_shows_its_steps_with_feedback_versions_and_rollouts(
+    page: httpx.AsyncClient, runs: Path
+) -> None:
+    await sign_in(page)
+    listed = (await page.get("/dashboard/evaluations")).text
+    (first, _) = re.findall(r'href="(/dashboard/evaluations/case[^"]+)"', listed)
+    shown = (await page.get(html.unescape(first))).text
+    rows = re.findall(r"<tr><td class=\"number\">.*?</tr>", shown)
+    cells = [re.sub(r"<[^>]+>", " ", row).split() for row in rows]
+    assert cells == [
+        ["baseline", "0", "0", "-0.500", "0.10"],
+        ["1", "1", "1", "-0.250", "+0.250", "0.50", "0.5000", "2.0"],
+        ["2", "2", "3", "+0.750", "+1.250", "0.90", "0.2500", "3.0"],
+    ]
+    for part in ("Feedback (1)", "Rollouts (1)", "Version 2: rejected", "Not as wished"):
+        assert part in shown
+    assert "&lt;script&gt;alert(1)" in shown
+    assert "<script>alert" not in shown
+    for query, status in (
+        ({"run": "good", "case": "2"}, 404), ({"run": "none"}, 404), ({"run": "../.."}, 404), ({"run": "a\0b"}, 404), ({"run": "bad"}, 422),
+        ({"run": "good", "results_dir": "/etc"}, 403), ({"run": "good", "results_dir": "\0"}, 403),
+    ):  # fmt: skip
+        assert (await page.get("/dashboard/evaluations/case", params=query)).status_code == status, query
+
+
+async def test_only_pictures_below_the_folder_are_served(page: httpx.AsyncClient, runs: Path) -> None:
+    await sign_in(page)
+    picture = await page.get("/dashboard/evaluations/picture", params={"name": "claas/plots/margin.png"})
+    assert (picture.status_code, picture.headers["content-type"]) == (200, "image/png")
+    for name in ("../outside.png", str(runs.parent / "outside.png"), "good/runs.jsonl", "none.png", "", "\0"):
+        reply = await page.get("/dashboard/evaluations/picture", params={"name": name})
+        assert reply.status_code == 404, name
 
 
 async def test_what_is_not_there_is_a_page(page: httpx.AsyncClient) -> None:

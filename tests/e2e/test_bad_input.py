@@ -14,7 +14,7 @@ from migrations import upgrade
 from serving.ports import free_port
 from store.settings import REPOSITORY, child_environment, read_settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def start(home: Path, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +26,7 @@ def start(home: Path, *argv: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=600,
         check=False,
     )
 

@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from openai import NotFoundError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
@@ -24,7 +25,7 @@ from models import BUILTIN
 from store.settings import REPOSITORY, child_environment, read_settings
 from tests.waiting import recorded, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 QUESTIONS = ("What is the capital of France?", "Tell me the capital of Japan.", "What is 2 plus 3?")
 WEATHER: ChatCompletionToolParam = {
@@ -46,7 +47,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture
 def client(stack: Stack) -> Iterator[OpenAI]:
-    with OpenAI(base_url=stack.base_url, api_key=stack.key, max_retries=4, timeout=90) as made:
+    with OpenAI(base_url=stack.base_url, api_key=stack.key, max_retries=4, timeout=300) as made:
         yield made
 
 
@@ -184,8 +185,8 @@ def test_complaints_make_a_version_live_without_a_command_and_rollback_undoes_it
             )
 
     complain()
-    until(lambda: stack.status()["live"].get("patina-tiny"), "version 1 going live")
-    until(lambda: stack.status()["proxy"]["backend"]["live"] >= 1, "the proxy serving it")
+    until(lambda: stack.status()["live"].get("patina-tiny"), "version 1 going live", 240)
+    until(lambda: stack.status()["proxy"]["backend"]["live"] >= 1, "the proxy serving it", 240)
     reply = client.chat.completions.with_raw_response.create(
         model="patina-tiny", messages=[{"role": "user", "content": "Hello!"}]
     )
@@ -226,6 +227,38 @@ def test_feedback_by_turn_id_is_scored(stack: Stack, client: OpenAI) -> None:
     assert (row["verdict"], row["verdict_source"]) == (-1, "feedback")
 
 
+@pytest.mark.long_run
+def test_a_batch_of_feedback_that_waits_is_answered_with_the_version_it_made(
+    stack: Stack, client: OpenAI
+) -> None:
+    turns = [
+        client.chat.completions.with_raw_response.create(
+            model="patina-tiny", messages=[{"role": "user", "content": question}]
+        ).headers["x-patina-turn"]
+        for question in QUESTIONS
+    ]
+    words = "Please keep your answers short, and no emoji."
+    items = [{"lora_id": "patina-tiny", "turn_id": one, "feedback": words, "thumbs": "down"} for one in turns]
+    reply = httpx.post(
+        f"{stack.base_url}/feedback?wait=true",
+        json={"requests": items},
+        headers={"authorization": f"Bearer {stack.key}"},
+        timeout=280,
+    )
+    answer = reply.json()
+    assert (reply.status_code, answer["status"], answer["batch_size"]) == (200, "ok", 3)
+    trained = rows(stack, "trained_in_version = ?", answer["version"])
+    assert {row["turn_id"] for row in trained} & {*turns}
+    made = json.loads(command(stack, "versions", "--json").stdout)
+    assert answer["version"] in [one["version"] for one in made["versions"] if one["state"] == "published"]
+    assert answer["distill_result"]["metadata"]["batch_size"] >= 1
+    assert min(answer["timing_ms"][name] for name in ("distill", "save", "logprobs", "total")) > 0
+    polled = httpx.get(
+        f"{stack.base_url}/feedback/{answer['request_id']}", headers={"authorization": f"Bearer {stack.key}"}
+    )
+    assert polled.json()["version"] == answer["version"]
+
+
 def test_the_record_verifies_and_each_dropped_turn_has_a_reason(stack: Stack, client: OpenAI) -> None:
     done = command(stack, "verify")
     assert done.returncode == 0, done.stdout
@@ -259,7 +292,7 @@ def test_a_restored_home_starts_and_serves_its_live_version(stack: Stack, tmp_pa
     with Stack(stack.settings, home=home) as again:
         assert again.key == stack.key
         assert again.status()["live"] == stack.status()["live"]
-        with OpenAI(base_url=again.base_url, api_key=again.key, max_retries=4, timeout=90) as client:
+        with OpenAI(base_url=again.base_url, api_key=again.key, max_retries=4, timeout=300) as client:
             ask: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTIONS[0]}]
             assert (
                 client.chat.completions.create(model="patina-tiny", messages=ask).choices[0].message.content

@@ -6,11 +6,9 @@ import os
 import re
 import shlex
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +18,11 @@ from openai import OpenAI
 from cli.arguments import build_parser, given_settings
 from evals.client import NO_TRAINING
 from evals.stack import Stack
+from serving.ports import free_port
 from store.schema import TRAJECTORY_COLUMNS
 from store.settings import REPOSITORY, child_environment, read_settings
 from tests.waiting import recorded as until_recorded
+from tests.waiting import until
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
@@ -63,7 +63,7 @@ def test_the_makefile_starts_what_the_readme_says() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(
     not (Path(sys.prefix) / ".installed").exists(),
     reason="these tests do not run in an environment that make made",
@@ -82,12 +82,12 @@ def test_make_run_prints_a_snippet_that_answers_and_ctrl_c_ends_it(tmp_path: Pat
             start_new_session=True,  # a terminal gives Ctrl-C to all of them
         )
     try:
-        for _ in range(1200):
-            text = log.read_text(encoding="utf-8")
-            assert process.poll() is None, text
-            if "stop with Ctrl-C" in text:
-                break
-            time.sleep(0.1)
+        until(
+            lambda: process.poll() is not None or "stop with Ctrl-C" in log.read_text(encoding="utf-8"),
+            "the start",
+        )
+        text = log.read_text(encoding="utf-8")
+        assert process.poll() is None, text
         base_url = re.search(r"http://127\.0\.0\.1:\d+/v1", text)
         key = re.search(r'api_key="([^"]+)"', text)
         assert base_url, text
@@ -98,9 +98,10 @@ def test_make_run_prints_a_snippet_that_answers_and_ctrl_c_ends_it(tmp_path: Pat
                 model=model, messages=[{"role": "user", "content": "What is the capital of France?"}]
             )
         assert reply.choices[0].message.content
+        until_recorded(home)
     finally:
         os.killpg(process.pid, signal.SIGINT)
-        process.wait(60)
+        process.wait(120)
     with sqlite3.connect(home / "patina.db") as connection:
         ((recorded,),) = connection.execute("SELECT count(*) FROM trajectories WHERE completion <> ''")
     assert recorded == 1
@@ -125,7 +126,7 @@ def test_the_query_of_the_readme_names_columns_that_exist() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_snippet_and_the_commands_work_against_a_running_stack(stack: Stack, tmp_path: Path) -> None:
     (snippet,) = [block for kind, block in BLOCKS if kind == "python"]
     assert 'base_url="http://127.0.0.1:30000/v1"' in snippet
@@ -141,11 +142,10 @@ def test_the_snippet_and_the_commands_work_against_a_running_stack(stack: Stack,
     answered = [row for row in connection.execute(query) if row[3] is not None]
     connection.close()
     assert {row[3] for row in answered} == {"Shorter please, and no emoji."}
-    _wait_for_a_version(stack)
-    for argv in STEERING:
-        if argv[1] in ("demo", "eval"):
-            continue  # have tests of their own
-        done = subprocess.run(
+    until(lambda: stack.status()["live"], "a version going live", 240)
+
+    def run(argv: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [sys.executable, *argv, "--home", str(stack.home)],
             cwd=REPOSITORY,
             env=child_environment(),
@@ -153,23 +153,16 @@ def test_the_snippet_and_the_commands_work_against_a_running_stack(stack: Stack,
             text=True,
             check=False,
         )
+
+    for argv in STEERING:
+        if argv[1] in ("demo", "eval"):
+            continue  # have tests of their own
+        done = run(argv)
+        if argv[1] == "status" and done.returncode == 1:
+            # a recorder without processor time for five seconds counts as stopped
+            done = until(lambda: (one := run(["run.py", "status"])).returncode == 0 and one, "a good status")
         assert done.returncode == 0, (argv, done.stdout, done.stderr)
         assert done.stdout.strip()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _wait_for_a_version(stack: Stack) -> None:
-
-    for _ in range(600):
-        if stack.status()["live"]:
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"no version went live: {stack.status()}")
 
 
 def test_a_request_may_opt_out_with_the_header_the_readme_names() -> None:

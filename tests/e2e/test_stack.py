@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from evals.stack import Stack
 from evals.systems import LiveSystem
 from store.processes import is_alive
 from store.settings import read_settings
+from tests.waiting import recorded, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -27,10 +29,11 @@ async def test_a_stack_serves_reports_its_pids_keeps_probes_apart_and_stops_comp
             probes = plan_probes(["concise"], questions=4, undos=0, tools=0, seed=0)
             answers, _ = await LiveSystem(client, learns=True, batch_size=4).probe(probes, exact=False)
             assert len(answers) == 4
+            await asyncio.to_thread(recorded, stack.home)
             status = await client.status()
         pids = {**stack.pids(), "run": stack.pid}
         assert set(pids) == {"run", "backend", "proxy", "recorder", "dashboard", "scorer", "trainer"}
         assert all(is_alive(pid) for pid in pids.values())
         assert status["stages"].get("recorded") == 1
         assert status["drop_reasons"]["opted_out"] >= 4
-    assert not any(is_alive(pid) for pid in pids.values())
+    until(lambda: not any(is_alive(pid) for pid in pids.values()), "the end of all processes")

@@ -28,10 +28,11 @@ from store.settings import REPOSITORY, child_environment, read_settings
 from tests.proxy.conftest import KEY, empty_record
 from tests.proxy.test_main import client, command
 from tests.proxy.upstream import Upstream, running
+from tests.waiting import until
 
 __all__ = ["empty_record"]  # a fixture
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Json = dict[str, Any]
 CLIENTS = 8
@@ -74,12 +75,8 @@ class LoadClients:
     def until(self, more: int) -> None:
         """Wait until so many more replies have ended."""
         wanted = len(self.ended) + more
-        for _ in range(1200):
-            if len(self.ended) >= wanted or self.wrong:
-                break
-            time.sleep(0.05)
+        until(lambda: len(self.ended) >= wanted or self.wrong, f"{more} more replies")
         assert self.wrong == []
-        assert len(self.ended) >= wanted
 
 
 @dataclass
@@ -101,20 +98,27 @@ class RunningStack:
         return found
 
     def until_up(self) -> None:
-        for _ in range(1200):
+        def is_up() -> bool:
             with suppress(httpx.HTTPError):
                 self.store()
-                return
-            time.sleep(0.05)
-        raise AssertionError("the proxy did not start")
+                return True
+            return False
+
+        until(is_up, "the proxy's start")
 
     def until(self, holds: Callable[[Json], bool]) -> Json:
-        for _ in range(1200):
-            found = self.store()
-            if holds(found):
-                return found
-            time.sleep(0.05)
-        raise AssertionError(found)
+        """Wait for a state of the store, and return it."""
+        found: list[Json] = []
+
+        def is_reached() -> bool:
+            found[:] = [self.store()]
+            return holds(found[0])
+
+        try:
+            until(is_reached, "the state of the store")
+        except AssertionError as late:
+            raise AssertionError(found) from late
+        return found[0]
 
     def command(self, *argv: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -122,11 +126,26 @@ class RunningStack:
             cwd=REPOSITORY, env=child_environment(), capture_output=True, text=True, check=False,
         )  # fmt: skip
 
-    def reported(self) -> tuple[int, Json, str]:
-        """Return the exit code of `run.py status`, its JSON and its text."""
-        as_json, as_text = self.command("status", "--json"), self.command("status")
-        assert as_text.returncode == as_json.returncode
-        return as_json.returncode, json.loads(as_json.stdout), as_text.stdout
+    def reported(self, code: int, state: str = "") -> tuple[Json, str]:
+        """Wait until `run.py status` exits with a code (and reports a state) in both forms; return its JSON and its text."""
+        found: list[tuple[int, str]] = []
+
+        def is_reported() -> bool:
+            both = [self.command("status", *form) for form in (("--json",), ())]
+            found[:] = [(done.returncode, done.stdout) for done in both]
+            store = json.loads(both[0].stdout)["store"]
+            return (
+                {done.returncode for done in both} == {code}
+                and store is not None
+                and store["state"].startswith(state)
+                and f"store: {state}" in both[1].stdout
+            )
+
+        try:
+            until(is_reported, f"status {code} {state}")
+        except AssertionError as late:
+            raise AssertionError(found) from late
+        return json.loads(found[0][1]), found[1][1]
 
     def written(self) -> set[str]:
         with closing(sqlite3.connect(self.record)) as connection:
@@ -187,15 +206,13 @@ def home(tmp_path: Path, empty_record: Path) -> Path:
 def test_locked_for_ten_seconds(home: Path, tmp_path: Path) -> None:
     with running_stack(home, tmp_path / "log") as stack, load_clients(stack) as load:
         load.until(20)
-        assert stack.reported()[0] == 0
+        stack.reported(0)
         with closing(sqlite3.connect(stack.record, isolation_level=None)) as locked:
             locked.execute("BEGIN IMMEDIATE")
             began = time.monotonic()
             stack.until(lambda found: found["state"] == "away")
-            code, found, text = stack.reported()
-            assert (code, found["store"]["state"]) == (1, "away")
+            found, text = stack.reported(1, "away")
             assert "locked" in found["store"]["last_error"]
-            assert "store: away" in text
             assert "turns wait, the oldest for" in text
             assert "locked" in text
             assert found["stages"]["recorded"] >= 20  # the record can be read all the while
@@ -207,8 +224,7 @@ def test_locked_for_ten_seconds(home: Path, tmp_path: Path) -> None:
         state = stack.settled()
         assert (state["lost"], state["rejected"], state["last_error"]) == (0, 0, None)
         assert stack.written() == set(load.ended)
-        code, found, text = stack.reported()
-        assert (code, found["store"]["state"]) == (0, "ok")
+        stack.reported(0, "ok")
         assert stack.command("verify").returncode == 0
 
 
@@ -245,8 +261,7 @@ def test_disk_full(small_disk: Path, tmp_path: Path) -> None:
         # Neither record nor journal can be written: turns wait in memory, and the status reports it.
         stack.until(lambda found: found["state"] == "away" and found["journal_error"] is not None)
         load.until(40)
-        code, found, text = stack.reported()
-        assert (code, found["store"]["state"]) == (1, "away")
+        found, text = stack.reported(1, "away")
         assert "full" in found["store"]["last_error"]
         assert "No space" in found["store"]["journal_error"]
         assert "the journal cannot be written" in text
@@ -269,8 +284,7 @@ def test_files_may_not_grow(home: Path, tmp_path: Path) -> None:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, unlimited[1]))
         stack.until(lambda found: found["journal_error"] is not None and found["in_memory"] > 0)
         load.until(40)
-        code, found, text = stack.reported()
-        assert code == 1
+        found, text = stack.reported(1)
         assert "the journal cannot be written" in text
         assert found["store"]["in_memory"] > 0
         for pid in (stack.pid, stack.recorder_pid):
@@ -293,7 +307,7 @@ def test_removed_underneath(home: Path, tmp_path: Path) -> None:
         assert stack.settled()["lost"] == 0
         assert stack.written() == set(load.ended)
         assert stack.command("verify").returncode == 0
-        assert stack.reported()[0] == 0
+        stack.reported(0)
 
 
 def test_its_folder_moved_away_and_back(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -351,11 +365,8 @@ def test_damaged_underneath(home: Path, tmp_path: Path, empty_record: Path) -> N
         assert "damaged" in state["last_error"]
         before = len(load.ended)
         load.until(40)
-        code, found, text = stack.reported()
-        assert code == 1
+        found, _ = stack.reported(1, "away")
         assert "damaged" in found["record_error"]  # other processes cannot read it either
-        assert found["store"]["state"] == "away"
-        assert "store: away" in text
         # A backup replaces it, without the damaged log, which does not belong to it: the waiting turns are written into it.
         for suffix in ("-wal", "-shm"):
             stack.record.with_name(stack.record.name + suffix).unlink(missing_ok=True)
@@ -365,4 +376,4 @@ def test_damaged_underneath(home: Path, tmp_path: Path, empty_record: Path) -> N
         state = stack.settled()
         assert (state["lost"], state["last_error"]) == (0, None)
         assert set(load.ended[before + CLIENTS :]) <= stack.written()
-        assert stack.reported()[0] == 0
+        stack.reported(0)

@@ -13,9 +13,11 @@ import os
 import signal
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,14 @@ pytestmark = [
 
 MODEL = "patina-tiny"
 QUESTIONS = ("What is the capital of France?", "Tell me the capital of Japan.", "What is 2 plus 3?")
-COMPLAINT = "Please keep your answers short, and no emoji."
+#: Each round of complaints states another wish: a complaint about a reply that already follows it teaches nothing.
+COMPLAINTS = cycle(
+    (
+        "Please keep your answers short, and no emoji.",
+        "Please answer in Spanish.",
+        "Please answer in English again, and formally.",
+    )
+)
 
 
 @pytest.fixture(scope="module")
@@ -83,13 +92,39 @@ def backend(stack: Stack) -> dict[str, Any]:
 
 
 def complain(client: openai.OpenAI) -> None:
+    complaint = next(COMPLAINTS)
     for i in range(6):
         question: Any = {"role": "user", "content": QUESTIONS[i % 3]}
         first = client.chat.completions.create(model=MODEL, messages=[question], max_tokens=100)
         answer: Any = {"role": "assistant", "content": first.choices[0].message.content}
         client.chat.completions.create(
-            model=MODEL, messages=[question, answer, {"role": "user", "content": COMPLAINT}], max_tokens=100
+            model=MODEL, messages=[question, answer, {"role": "user", "content": complaint}], max_tokens=100
         )
+
+
+#: Stages of turns that the next batches may take.
+WAITING = ("answered", "scored", "claimed")
+
+
+def complain_until(
+    stack: Stack, client: openai.OpenAI, condition: Callable[[], object], what: str, seconds: float = 1200
+) -> None:
+    """Wait until something comes true that a new version brings, and complain again whenever no turn waits to be trained.
+
+    The gate may reject a version, and drops its turns the second time; so one round of complaints need not make a version.
+    """
+
+    def holds() -> object:
+        found = condition()
+        if not found and not any(row["stage"] in WAITING for row in rows(stack).values()):
+            complain(client)
+        return found
+
+    try:
+        until(holds, what, seconds=seconds)
+    except AssertionError as late:
+        turns = Counter((row["stage"], row["drop_reason"]) for row in rows(stack).values())
+        raise AssertionError(f"{late}; turns: {turns}; processes: {stack.status()['processes']}") from late
 
 
 def ask(client: openai.OpenAI, text: str) -> tuple[str, str]:
@@ -105,8 +140,7 @@ def test_complaints_make_a_version_live_in_vllm(stack: Stack, client: openai.Ope
     assert shown["engine"].startswith("vLLM ")
     assert (shown["logprob_mode"], shown["adapters"], shown["tools"]) == ("raw_logprobs", True, True)
     assert shown["notes"] == []
-    complain(client)
-    until(lambda: backend(stack)["live"] >= 1, "version 1 going live")
+    complain_until(stack, client, lambda: backend(stack)["live"] >= 1, "version 1 going live")
     turn, text = ask(client, "What is the capital of Norway?")
     assert text
     row = rows(stack)[turn]
@@ -137,7 +171,13 @@ def test_the_engine_sleeps_while_a_step_runs_and_a_request_is_let_through(
         "the trainer holding the device",
     )
     assert ask(client, "What is the capital of Peru?")[1]  # with either holder of the device
-    until(lambda: backend(stack)["live"] > live, "the next version going live")
+    # A step may end between the look at its holder and the request: then a later step holds one.
+    complain_until(
+        stack,
+        client,
+        lambda: backend(stack)["live"] > live and device(stack)["held_requests"] > before["held_requests"],
+        "the next version going live, and a request being held",
+    )
     until(lambda: device(stack)["holder"] == "engine", "the engine being woken")
     # A heartbeat can fall between the turn's end and the last request's going on, and the next step may hold requests again.
     until(lambda: device(stack)["held_now"] == 0, "no request being held")
@@ -222,6 +262,7 @@ def test_a_killed_engine_core_and_a_trainer_killed_in_its_turn_are_survived_with
     core = engine_core(stack)
     os.kill(core, signal.SIGSTOP)  # it will be asked to wake, and die before it answers: vLLM waits for ever
     os.kill(stack.pids()["trainer"], signal.SIGKILL)
+    claimed = [turn for turn, row in rows(stack).items() if row["stage"] == "claimed"]
     until(lambda: device(stack)["holder"] == "engine", "the lease of the dead trainer ending")
     time.sleep(1.0)  # the request to wake is on its way
     os.kill(core, signal.SIGKILL)
@@ -241,10 +282,17 @@ def test_a_killed_engine_core_and_a_trainer_killed_in_its_turn_are_survived_with
             f"the restart of the {name} in the status",
         )
     assert detail["proxy"]["restarts"] == restarts["proxy"]["restarts"]
-    # what the dead trainer had claimed is trained when its lease is over: once
+    # What the dead trainer had claimed is trained when its lease is over, once; or two versions of it are rejected.
     end_leases(stack)
-    until(lambda: backend(stack)["live"] > live, "the version that the kill prevented")
-    until(lambda: not [r for r in rows(stack).values() if r["stage"] == "claimed"], "no turn being claimed")
+    complain_until(
+        stack, client, lambda: backend(stack)["live"] > live, "the version that the kill prevented"
+    )
+    until(
+        lambda: not [r for r in rows(stack).values() if r["stage"] in WAITING],
+        "no turn waiting to be trained",
+    )
+    stages = rows(stack)
+    assert {stages[turn]["stage"] for turn in claimed} <= {"trained", "dropped"}
     published, trained = asyncio.run(counted(stack))
     assert published == trained > 0
     assert asyncio.run(verified(stack)) == []
@@ -265,6 +313,7 @@ async def counted(stack: Stack) -> tuple[int, int]:
     record = await Record.open(read_settings({"home": stack.home}).database_url)
     try:
         made = await record.adapters(MODEL)
+        assert not [one.reason for one in made if one.state is AdapterState.REFUSED]
         trained = (await record.status()).stages.get("trained", 0)
     finally:
         await record.close()

@@ -62,7 +62,7 @@ def served(copy: Backend) -> set[str]:
     asked = urllib.request.Request(
         f"{copy.url}/v1/models", headers={"Authorization": f"Bearer {BACKEND_KEY}"}
     )
-    with urllib.request.urlopen(asked, timeout=30) as response:
+    with urllib.request.urlopen(asked, timeout=60) as response:
         return {card["id"] for card in json.load(response)["data"]}
 
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 import venv
 import zipfile
 from pathlib import Path
@@ -19,6 +18,7 @@ from openai import OpenAI
 from serving.ports import free_port
 from store.settings import REPOSITORY
 from store.version import VERSION
+from tests.waiting import recorded, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -112,10 +112,11 @@ def test_it_serves_records_and_verifies_outside_the_checkout(patina: Path, elsew
                 messages=[{"role": "user", "content": "What is the capital of France?"}],
             )
         assert "Paris" in (reply.choices[0].message.content or "")
+        recorded(home)
         assert "1 turns seen" in _run(patina, "status", f"--home={home}", cwd=elsewhere)
     finally:
         os.killpg(served.pid, signal.SIGINT)
-        served.wait(60)
+        served.wait(120)
     assert "Traceback" not in log.read_text(encoding="utf-8")
     assert _run(patina, "verify", f"--home={home}", cwd=elsewhere)
     for name in ("proxy", "scorer", "trainer", "backend"):
@@ -124,12 +125,12 @@ def test_it_serves_records_and_verifies_outside_the_checkout(patina: Path, elsew
 
 def _announced(served: subprocess.Popen[bytes], log: Path) -> tuple[str, str]:
     """Return base URL and key, as they are printed when everything has been started."""
-    for _ in range(1200):
-        printed = log.read_text(encoding="utf-8")
-        assert served.poll() is None, printed
-        if "stop with Ctrl-C" in printed:
-            break
-        time.sleep(0.1)
+    until(
+        lambda: served.poll() is not None or "stop with Ctrl-C" in log.read_text(encoding="utf-8"),
+        "the start",
+    )
+    printed = log.read_text(encoding="utf-8")
+    assert served.poll() is None, printed
     base_url = re.search(r"http://127\.0\.0\.1:\d+/v1", printed)
     key = re.search(r'api_key="([^"]+)"', printed)
     assert base_url, printed

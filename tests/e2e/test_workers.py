@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,12 @@ import pytest
 from evals.stack import Stack
 from store.record import Record
 from store.settings import BUILTIN_MODEL, read_settings
+from tests import waiting
+from tests.waiting import recorded
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+until = partial(waiting.until, seconds=240)
 
 
 @pytest.fixture
@@ -49,13 +53,6 @@ def live_by_gateway(stack: Stack) -> dict[str, int]:
     }
 
 
-def wait_until(condition: Any, what: str, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.1)
-
-
 def test_two_gateways_share_the_port_and_the_record_and_survive_the_death_of_one(stack: Stack) -> None:
     def converse(number: int) -> list[str]:
         question = f"What is {number} plus 2?"
@@ -66,17 +63,17 @@ def test_two_gateways_share_the_port_and_the_record_and_survive_the_death_of_one
 
     with ThreadPoolExecutor(4) as pool:
         turns = [turn for pair in pool.map(converse, range(12)) for turn in pair]
-    status = stack.status()
-    assert status["store"]["lag_turns"] == 0
-    wait_until(lambda: min(requests_by_gateway(stack).values()) > 0, "both gateways are used")
-    wait_until(lambda: stack.status()["proxy"]["requests"] >= 25, "the counters add up")
-    wait_until(lambda: min(live_by_gateway(stack).values()) > 0, "a version goes live in both")
+    recorded(stack.home)
+    until(lambda: min(requests_by_gateway(stack).values()) > 0, "both gateways being used")
+    until(lambda: stack.status()["proxy"]["requests"] >= 25, "the counters adding up")
+    until(lambda: min(live_by_gateway(stack).values()) > 0, "a version going live in both")
 
-    os.kill(stack.pids()["proxy-2"], signal.SIGKILL)
+    killed = stack.pids()["proxy-2"]
+    os.kill(killed, signal.SIGKILL)
     after = [ask(stack, f"Still there, {number}?")[0] for number in range(6)]
-    wait_until(lambda: stack.pids().get("proxy-2") is not None, "the gateway is started again")
-    recorded = Counter(turn["turn_id"] for turn in read_turns(stack))
-    assert {recorded[turn] for turn in [*turns, *after]} == {1}
+    until(lambda: stack.pids().get("proxy-2") not in (None, killed), "the gateway being started again")
+    times = Counter(turn["turn_id"] for turn in read_turns(stack))
+    assert {times[turn] for turn in [*turns, *after]} == {1}
 
 
 def read_turns(stack: Stack) -> list[dict[str, Any]]:
@@ -87,5 +84,5 @@ def read_turns(stack: Stack) -> list[dict[str, Any]]:
         finally:
             await record.close()
 
-    stack.status()  # waits for the recorder
+    recorded(stack.home)
     return asyncio.run(read())

@@ -130,4 +130,4 @@ def serving(app: Starlette) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)

@@ -41,7 +41,7 @@ class Gateway:
     client: openai.OpenAI
     journal: Path  #: its folder
 
-    def settle(self, seconds: float = 20.0) -> None:
+    def settle(self, seconds: float = 60) -> None:
         """Wait until everything that is in the journal now is recorded."""
         ends = journal_ends(self.journal)
 
@@ -69,7 +69,7 @@ class Gateway:
             finally:
                 await record.close()
 
-        for _ in range(400):
+        for _ in range(2400):
             rows = asyncio.run(read())
             if len(rows) >= at_least:
                 return rows
@@ -112,7 +112,7 @@ def running_recorder(folder: Path, record_url: str) -> Iterator[RecorderWorker]:
         yield worker
     finally:
         loop.call_soon_threadsafe(task.cancel)
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
         loop.close()
 
@@ -174,7 +174,7 @@ def run_gateway_at(
     with (
         running_recorder(folder, url),
         running(proxy, http=LimitedHttpProtocol) as proxy_url,
-        httpx.Client(verify=False, timeout=30) as plain,
+        httpx.Client(verify=False, timeout=60) as plain,
     ):
         client = openai.OpenAI(base_url=f"{proxy_url}/v1", api_key=KEY, max_retries=0, http_client=plain)
         yield Gateway(proxy_url, upstream, upstream_url, url, proxy, client, folder)

@@ -118,12 +118,12 @@ class WireUpstream:
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        assert started.wait(10)
+        assert started.wait(60)
         try:
             yield self.url
         finally:
             loop.call_soon_threadsafe(ended.set)
-            thread.join(timeout=10)
+            thread.join(timeout=60)
             assert not thread.is_alive()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

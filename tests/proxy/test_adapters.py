@@ -69,7 +69,7 @@ def rollback(gateway: Gateway, version: int) -> None:
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
-    for _ in range(800):
+    for _ in range(2400):
         if holds():
             return
         time.sleep(0.025)
@@ -112,7 +112,7 @@ def test_a_stream_keeps_the_version_that_began_it_until_its_end(gateway: Gateway
     stream = gateway.ask(
         "slow", stream=True, extra_body={"scripted": {"text": "one two three", "hold": "go"}}
     )
-    assert gateway.upstream.held.wait(10)
+    assert gateway.upstream.held.wait(60)
     publish(gateway, 2, tmp_path)
     is_live(gateway, 2)
     assert gateway.ask("quick").choices[0].message.content.startswith("Answer 2 of tiny@2")
@@ -140,7 +140,7 @@ def _fill_the_slots(gateway: Gateway, tmp_path: Path) -> None:
         is_live(gateway, version)
         script = {"text": f"held by {name} for long", "hold": name}
         streams.append(gateway.ask(name, stream=True, extra_body={"scripted": script}))
-        assert gateway.upstream.held.wait(10)
+        assert gateway.upstream.held.wait(60)
         gateway.upstream.held.clear()
     publish(gateway, 3, tmp_path)
     until(lambda: backend(gateway)["waits_for_slot"], "it waits for a slot")

@@ -120,6 +120,7 @@ def test_versions_whose_weights_are_served_are_attested_and_go_live(
         outcome = backend(gateway)["attested"][adapter.name]
         assert outcome.startswith("attested: log-probabilities differ by ")
         assert float(outcome.split("differ by ")[1].split()[0]) < 1e-3
+        assert backend(gateway)["load_s"][adapter.name] > 0
 
 
 def test_an_engine_that_silently_serves_the_base_model_is_found_and_the_ancestor_stays_live(

@@ -25,7 +25,7 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 def raw(url: str, data: bytes) -> tuple[bytes, Any]:
     """Send bytes; return the response's head and its parsed body."""
     address = httpx.URL(url)
-    with socket.create_connection((address.host, address.port or 80), timeout=20) as connection:
+    with socket.create_connection((address.host, address.port or 80), timeout=60) as connection:
         connection.sendall(data)
         found = b""
         while piece := connection.recv(65_536):

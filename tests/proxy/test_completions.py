@@ -119,6 +119,54 @@ def test_a_completion_is_served_by_the_live_version_and_recorded_with_its_tokens
         assert (row["adapter_version"], row["drop_reason"]) == (1, None)
 
 
+def score(url: str, body: Any) -> httpx.Response:
+    return httpx.post(f"{url}/v1/score", json=body, timeout=60, headers={"Authorization": f"Bearer {KEY}"})
+
+
+def test_a_score_is_of_the_live_version_or_the_named_one_and_no_turn(served: Gateway) -> None:
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    found = {}
+    for name in ("tiny", "tiny@0"):
+        reply = score(served.url, {"model": name, "messages": messages, "completion": "It is Paris."})
+        assert reply.status_code == 200
+        scored = reply.json()
+        assert "".join(scored["tokens"]) == "It is Paris."
+        assert len(scored["logprobs"]) == len(scored["tokens"]) == scored["completion_tokens"]
+        assert all(value < 0 for value in scored["logprobs"])
+        assert scored["logprob_sum"] == pytest.approx(sum(scored["logprobs"]))
+        found[scored["model"]] = scored
+    assert set(found) == {"tiny@1", "tiny@0"}
+    assert found["tiny@1"]["logprobs"] != pytest.approx(found["tiny@0"]["logprobs"], abs=1e-2)
+    asked: dict[str, Any] = {"model": "tiny", "messages": messages, "max_tokens": 1}
+    chat = served.client.chat.completions.create(**asked)
+    assert chat.usage.prompt_tokens == found["tiny@1"]["prompt_tokens"]
+    assert len(served.rows(1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ([], 400, None),
+        ({"messages": [], "completion": "x"}, 422, "messages"),
+        ({"messages": ["x"], "completion": "x"}, 422, "messages"),
+        ({"messages": [{"role": "user", "content": "x"}], "completion": ""}, 422, "completion"),
+        ({"messages": [{"role": "user", "content": "x"}], "completion": "x", "model": 3}, 422, "model"),
+        ({"messages": [{"role": "user", "content": "x"}], "completion": "x", "model": "tiny@7"}, 404, "model"),
+        ({"messages": [{"role": "nobody", "content": "x"}], "completion": "x"}, 400, "messages"),
+        ({"messages": [{"role": "user", "content": "x"}], "completion": "word " * 40_000}, 400, None),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_scored_is_refused_with_a_sentence(
+    served: Gateway, body: Any, status: int, param: str | None
+) -> None:
+    reply = score(served.url, body)
+    assert reply.status_code == status, reply.text
+    error = reply.json()["error"]
+    assert error["message"]
+    if param is not None:
+        assert error["param"] == param
+
+
 def test_what_the_client_asked_for_stays_in_a_completion(served: Gateway) -> None:
     body = {
         "model": "tiny@1", "prompt": [PROMPT], "max_tokens": 4, "temperature": 0, "logprobs": 2, "n": 2,

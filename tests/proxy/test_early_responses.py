@@ -39,7 +39,7 @@ class RawClient:
     """A client that sends a whole request before it reads."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", urlsplit(gateway.url).port or 0), timeout=30)
+        self.socket = socket.create_connection(("127.0.0.1", urlsplit(gateway.url).port or 0), timeout=60)
         self.reader = self.socket.makefile("rb")
 
     def __enter__(self) -> RawClient:

@@ -36,7 +36,7 @@ def call(people: People, name: str, method: str, target: str, body: Any = None) 
         people.gateway.url + target,
         json=body,
         headers={"authorization": f"Bearer {people.keys[name]}"},
-        timeout=30,
+        timeout=60,
     )
 
 

@@ -44,7 +44,7 @@ def process(
     """Run a gateway; ``prefix``: a program that starts it."""
     started = subprocess.Popen([*prefix, *command(settings, *more)], cwd=REPOSITORY, stderr=subprocess.PIPE)
     try:
-        for _ in range(600):
+        for _ in range(1200):
             assert started.poll() is None, started.stderr.read() if started.stderr else b""
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5):
@@ -72,7 +72,7 @@ def recording(settings: Path) -> Iterator[subprocess.Popen[bytes]]:
         yield started
         if started.poll() is None:
             started.terminate()
-            assert started.wait(30) == 0
+            assert started.wait(60) == 0
     finally:
         if started.poll() is None:
             started.kill()
@@ -179,12 +179,12 @@ def test_sigterm_lets_what_is_in_flight_finish_and_ends_cleanly(
     with running(upstream) as url, process(settings, port, "--backend-url", url) as proxy:
         thread = threading.Thread(target=ask)
         thread.start()
-        assert upstream.held.wait(20)
+        assert upstream.held.wait(60)
         proxy.terminate()
         time.sleep(0.3)
         upstream.events["go"].set()
         thread.join()
-        assert proxy.wait(timeout=30) == 0
+        assert proxy.wait(timeout=60) == 0
     assert ended[0].endswith("data: [DONE]\n\n")
     record_all(settings)
     ((_, completion, stage, _),) = rows(record_file)
@@ -211,7 +211,7 @@ def test_it_writes_a_heartbeat_every_second(record_file: Path, tmp_path: Path, p
         while beat()[3] == first[3]:
             time.sleep(0.05)
         proxy.terminate()
-        assert proxy.wait(timeout=30) == 0
+        assert proxy.wait(timeout=60) == 0
     assert beat()[2] == "stopped"
 
 

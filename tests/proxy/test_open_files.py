@@ -46,7 +46,7 @@ def body(text: str, **more: object) -> dict[str, object]:
 
 
 def replies(gateway: Gateway, number: int) -> None:
-    with httpx.Client(verify=False, timeout=30) as client:
+    with httpx.Client(verify=False, timeout=60) as client:
         for is_stream in (False, True):
             asked = body(f"question {number} {is_stream}", stream=is_stream)
             got = client.post(
@@ -57,7 +57,7 @@ def replies(gateway: Gateway, number: int) -> None:
 
 def upstream_errors(gateway: Gateway, number: int) -> None:
     """The backend answers with an error, or breaks off in a stream."""
-    with httpx.Client(verify=False, timeout=30, headers={"Authorization": f"Bearer {KEY}"}) as client:
+    with httpx.Client(verify=False, timeout=60, headers={"Authorization": f"Bearer {KEY}"}) as client:
         failing = body(f"failing {number}", scripted={"status": 500, "headers": {}, "body": "{}"})
         assert client.post(f"{gateway.url}/v1/chat/completions", json=failing).status_code == 500
         cut = body(f"cut {number}", stream=True, scripted={"text": "one two three four", "cut_after": 2})
@@ -69,10 +69,10 @@ def dropped_clients(gateway: Gateway, number: int) -> None:
     """Clients that leave in their request, and while a stream runs."""
     address = ("127.0.0.1", urlsplit(gateway.url).port or 0)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
-    with socket.create_connection(address, timeout=30) as client:
+    with socket.create_connection(address, timeout=60) as client:
         client.sendall(f"{head}Content-Length: 1000\r\n\r\n{{".encode())
     content = httpx.Request("POST", "http://x", json=body(f"left {number}", stream=True)).content
-    with socket.create_connection(address, timeout=30) as client:
+    with socket.create_connection(address, timeout=60) as client:
         client.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
         assert client.recv(100)
 
@@ -80,7 +80,7 @@ def dropped_clients(gateway: Gateway, number: int) -> None:
 def refusals(gateway: Gateway, number: int) -> None:
     """Requests that are answered before their body has arrived."""
     address = ("127.0.0.1", urlsplit(gateway.url).port or 0)
-    with socket.create_connection(address, timeout=30) as client:
+    with socket.create_connection(address, timeout=60) as client:
         client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n{")
         assert b"401" in client.recv(1000)
 

@@ -41,7 +41,7 @@ def store(http: httpx.Client) -> Json:
 
 
 def until(http: httpx.Client, holds: Callable[[Json], bool]) -> Json:
-    for _ in range(600):
+    for _ in range(1200):
         found = store(http)
         if holds(found):
             return found
@@ -69,7 +69,7 @@ class Running:
     def stop(self) -> tuple[int, str]:
         """End the proxy; returns its exit code and what it wrote to stderr."""
         self.proxy.terminate()
-        _, errors = self.proxy.communicate(timeout=30)
+        _, errors = self.proxy.communicate(timeout=60)
         return self.proxy.returncode, errors.decode()
 
 

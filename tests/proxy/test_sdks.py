@@ -120,7 +120,7 @@ PYTHON: dict[str, Callable[[openai.OpenAI], Any]] = {
 
 def outcome(url: str, call: Callable[[openai.OpenAI], Any]) -> Any:
     """What a call gives: its value, or all that its error says."""
-    with httpx.Client(verify=False, timeout=30) as plain:
+    with httpx.Client(verify=False, timeout=60) as plain:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, http_client=plain)
         try:
             return "value", call(client)

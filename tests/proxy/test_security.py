@@ -191,7 +191,7 @@ def test_no_secret_is_in_the_record_the_logs_the_errors_or_the_status(
             outputs.append(asyncio.run(exchange(proxy, "POST", CHAT, [*ours, *theirs], body)).body)
         finally:
             process.terminate()
-            output, _ = process.communicate(timeout=30)
+            output, _ = process.communicate(timeout=60)
     outputs.append(output)
     left = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path != settings}
     assert any(path.name == "patina.db" for path in left)
@@ -201,7 +201,7 @@ def test_no_secret_is_in_the_record_the_logs_the_errors_or_the_status(
 
 
 def wait_until_up(url: str, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(600):
+    for _ in range(1200):
         assert process.poll() is None
         try:
             with urllib.request.urlopen(f"{url}/healthz", timeout=5):
@@ -345,7 +345,7 @@ def guarded(record_file: Path) -> Iterator[tuple[int, WireUpstream]]:
             yield listener.getsockname()[1], upstream
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(60)
 
 
 def raw(port: int, data: bytes, *more: bytes, pause_s: float = 0.05) -> bytes:
@@ -435,7 +435,7 @@ def test_a_slow_reader_holds_back_the_backend_and_costs_no_memory(record_file: P
             offered.clear()
             address = urlsplit(pair.gateway.url)
             before = memory()
-            with socket.create_connection((address.hostname, address.port), timeout=20) as client:
+            with socket.create_connection((address.hostname, address.port), timeout=60) as client:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 client.sendall(
                     f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n".encode()

@@ -46,7 +46,7 @@ def test_a_gateway_that_dies_holds_nothing(tmp_path: Path) -> None:
         locks = VersionLocks(tmp_path)
         assert locks.claim("tiny@3") is None
         other.kill()
-        other.wait(20)
+        other.wait(60)
     claim = locks.claim("tiny@3")
     assert claim is not None
     locks.free(claim)

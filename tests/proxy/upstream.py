@@ -53,7 +53,7 @@ def running(app: Any, listener: socket.socket | None = None, *, http: Any = "htt
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        thread.join(timeout=20)
+        thread.join(timeout=60)
         assert not thread.is_alive()
 
 

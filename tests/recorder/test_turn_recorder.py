@@ -33,7 +33,7 @@ CSV = [user("How do I read a CSV file?")]
 
 
 async def wait_attempts(record: FaultyRecord, count: int) -> None:
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(60):
         while record.attempts < count:  # noqa: ASYNC110 - counted by the record's own method
             await asyncio.sleep(0.005)
 

@@ -89,7 +89,7 @@ async def setup(tmp_path: Path, record_url: str) -> Any:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - a condition of files and of another task
             await asyncio.sleep(0.005)
 
@@ -687,7 +687,7 @@ async def test_state_file_and_heartbeat_of_a_running_recorder(setup: Setup) -> N
     assert set(state) == set(worker.state())
     assert (state["pid"], state["available"], state["last_error"]) == (os.getpid(), True, None)
     assert began <= state["started_at"] <= state["at"] <= time.time()
-    async with asyncio.timeout(20.0):  # the heartbeat is written before the file, and may be a second older
+    async with asyncio.timeout(60):  # the heartbeat is written before the file, and may be a second older
         while (beat := await setup.record.beat_of("recorder")) is None or beat.detail["written"] < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert (beat.state, beat.pid) == ("running", os.getpid())

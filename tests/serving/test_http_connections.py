@@ -65,7 +65,7 @@ async def scripted(
         yield engine, script
     finally:
         await engine.close()
-        await asyncio.wait_for(asyncio.gather(*script.tasks), 5)
+        await asyncio.wait_for(asyncio.gather(*script.tasks), 60)
         server.close()
         await server.wait_closed()
 
@@ -199,12 +199,12 @@ async def test_a_request_that_is_no_longer_read_gets_an_error() -> None:
     async with scripted([head]) as (engine, script):
         reply = await send(engine)
         reply.close()
-        await asyncio.wait_for(script.closed.wait(), 5)
+        await asyncio.wait_for(script.closed.wait(), 60)
     async with scripted([b"HTTP/1.1 200 OK\r\n"]) as (engine, script):
         waiting = asyncio.ensure_future(send(engine))
         await asyncio.sleep(0.1)
         waiting.cancel()
-        await asyncio.wait_for(script.closed.wait(), 5)
+        await asyncio.wait_for(script.closed.wait(), 60)
 
 
 async def test_a_slow_reader_holds_the_backend_back() -> None:
@@ -224,7 +224,7 @@ async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("serving.http._KEEPALIVE_S", 0.1)
     async with scripted([OK], [OK]) as (engine, script):
         await (await send(engine)).read()
-        await asyncio.wait_for(script.closed.wait(), 5)
+        await asyncio.wait_for(script.closed.wait(), 60)
         await (await send(engine)).read()
         assert script.connections == 2
 

@@ -13,9 +13,9 @@ def test_a_bound_port_refuses_until_it_listens() -> None:
     with listener:
         port = listener.getsockname()[1]
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), timeout=5)
+            socket.create_connection(("127.0.0.1", port), timeout=60)
         assert listen(listener, backlog=4, option="--port") == ("127.0.0.1", port)
-        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        socket.create_connection(("127.0.0.1", port), timeout=60).close()
 
 
 def test_the_error_for_a_taken_port_names_the_flag_that_changes_it() -> None:

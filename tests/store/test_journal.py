@@ -43,7 +43,7 @@ def payloads_of(folder: Path) -> list[bytes]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - a condition of files and threads
             await asyncio.sleep(0.005)
 
@@ -181,7 +181,7 @@ async def test_removed_entries_that_cannot_be_written_again_wait_and_are_reporte
         assert os.listdir(tmp_path) == []
         waiting = writer.append(EXCHANGE, b"3")
         assert waiting is not None
-    await asyncio.wait_for(waiting, 20.0)
+    await asyncio.wait_for(waiting, 60)
     assert payloads_of(tmp_path) == [b"0", b"1", b"2", b"3"]
     with monkeypatch.context() as patch:
         fail_writes(patch)
@@ -220,7 +220,7 @@ async def test_a_segment_that_cannot_be_opened_leaves_no_file(
         waiting = writer.append(EXCHANGE, b"first")
         assert waiting is not None
         assert os.listdir(tmp_path) == []
-    await asyncio.wait_for(waiting, 20.0)
+    await asyncio.wait_for(waiting, 60)
     assert payloads_of(tmp_path) == [b"first"]
     await writer.close()
 
@@ -250,7 +250,7 @@ async def test_a_disk_that_is_full_when_a_new_segment_begins_delays_entries_and_
         assert "No space left" in str(writer.last_error)
     for future in waiting:
         assert future is not None
-        await asyncio.wait_for(future, 20.0)
+        await asyncio.wait_for(future, 60)
     assert payloads_of(tmp_path) == [b"%d" % i * 40 for i in range(5)]
     assert writer.last_error is None
     await writer.close()
@@ -375,7 +375,7 @@ async def test_on_a_full_disk_entries_wait_and_are_written_in_order_and_whole(
         await asyncio.sleep(0.05)  # several attempts
         assert not any(one is None or one.done() for one in waiting)
     waiting.append(writer.append(EXCHANGE, b"4" * 10))
-    await asyncio.wait_for(asyncio.gather(*(one for one in waiting if one is not None)), 20.0)
+    await asyncio.wait_for(asyncio.gather(*(one for one in waiting if one is not None)), 60)
     assert payloads_of(tmp_path) == [
         b"first",
         *(b"%d" % i * 10 for i in range(5)),
@@ -404,7 +404,7 @@ async def test_after_a_write_that_cannot_be_taken_back_a_new_segment_begins(
         assert waiting is not None
         (path,) = segments(tmp_path)
         assert is_closed(path)
-    await asyncio.wait_for(waiting, 20.0)
+    await asyncio.wait_for(waiting, 60)
     assert payloads_of(tmp_path) == [b"first", b"second"]
     assert len(segments(tmp_path)) > 1
     await writer.close()
@@ -438,7 +438,7 @@ async def main():
     assert not any(one.done() for one in waiting)
     print(next(Path(sys.argv[1]).iterdir()).stat().st_size)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    await asyncio.wait_for(asyncio.gather(*waiting), 20)
+    await asyncio.wait_for(asyncio.gather(*waiting), 60)
     assert await writer.close() == 0
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -469,7 +469,7 @@ async def test_at_the_limit_of_the_folder_entries_wait_until_segments_are_remove
     await asyncio.sleep(0.05)
     assert not waiting.done()  # measured by `maintain` alone
     writer.maintain()
-    await asyncio.wait_for(waiting, 20.0)
+    await asyncio.wait_for(waiting, 60)
     assert payloads_of(tmp_path) == [b"a" * 76, b"b"]
     await writer.close()
 
@@ -509,7 +509,7 @@ async def test_what_waits_is_written_once_when_the_writer_closes_during_a_write(
 
     monkeypatch.setattr(os, "fdatasync", slow_sync)
     writer.append(EXCHANGE, b"first")
-    await asyncio.wait_for(began.wait(), 20.0)
+    await asyncio.wait_for(began.wait(), 60)
     writer.append(EXCHANGE, b"second")
     assert await writer.close() == 0
     assert payloads_of(tmp_path) == [b"first", b"second"]
@@ -532,7 +532,7 @@ async def test_synced_entries_share_a_call_and_are_whole_in_the_file_when_it_is_
     writer = JournalWriter(tmp_path, "a", sync="group")
     waiting = [writer.append(EXCHANGE, b"%03d" % i) for i in range(100)]
     assert not any(one is None or one.done() for one in waiting)
-    await asyncio.wait_for(asyncio.gather(*(one for one in waiting if one is not None)), 20.0)
+    await asyncio.wait_for(asyncio.gather(*(one for one in waiting if one is not None)), 60)
     assert 1 <= len(synced) <= 2
     assert synced[-1] == 100 * (3 + 24)
     assert payloads_of(tmp_path) == [b"%03d" % i for i in range(100)]
@@ -553,7 +553,7 @@ async def test_an_entry_that_cannot_be_synced_is_taken_back_and_written_again(
         assert waiting is not None
         await until(lambda: writer.last_error is not None)
         assert not waiting.done()
-    await asyncio.wait_for(waiting, 20.0)
+    await asyncio.wait_for(waiting, 60)
     assert payloads_of(tmp_path) == [b"first"]
     await writer.close()
 
@@ -576,7 +576,7 @@ async def test_after_a_slow_write_a_thread_writes_for_a_while(
     assert writer.append(EXCHANGE, b"first") is None
     waiting = writer.append(EXCHANGE, b"second")
     assert waiting is not None
-    await asyncio.wait_for(waiting, 20.0)
+    await asyncio.wait_for(waiting, 60)
     assert payloads_of(tmp_path) == [b"first", b"second"]
     await writer.close()
 

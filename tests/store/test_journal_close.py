@@ -19,7 +19,7 @@ async def test_closed_while_a_thread_writes_an_entry_is_written_once(
 
     def slow(self: JournalWriter, data: bytes, count: int = 1) -> None:
         began.set()
-        assert may_go_on.wait(20)
+        assert may_go_on.wait(60)
         write(self, data, count)
 
     monkeypatch.setattr(JournalWriter, "_write", slow)

@@ -83,7 +83,7 @@ def server() -> Iterator[str]:
         )
         try:
             url = f"postgresql+asyncpg://patina@127.0.0.1:{port}/postgres"
-            for _ in range(200):
+            for _ in range(600):
                 ready = subprocess.run(
                     [binaries / "pg_isready", "-h", "127.0.0.1", "-p", str(port), "-q"], check=False
                 )

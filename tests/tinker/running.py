@@ -62,7 +62,7 @@ class TinkerServer:
         """Have it die without a word."""
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(30)
+        self.process.wait(60)
 
     def log_tail(self) -> str:
         return _tail(self._log)
@@ -71,7 +71,7 @@ class TinkerServer:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(15)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.kill()
 
@@ -132,7 +132,7 @@ class SkyrlServer:
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(30)
+            self.process.wait(60)
 
     stop = kill
 

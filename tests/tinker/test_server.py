@@ -233,13 +233,13 @@ def test_training_goes_on_where_it_was_saved_after_a_death(tiny_model: Path, tmp
 def test_an_abandoned_sample_is_stopped_and_others_do_not_wait_for_it(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    server = TinkerServer(tiny_model, tmp_path, more=["--token-s", "0.01"]).start()
+    server = TinkerServer(tiny_model, tmp_path, more=["--token-s", "0.5"]).start()
     try:
         service = connect(settings_of(server))
         base = made(service.create_sampling_client(base_model=server.name))
         prompt = types.ModelInput.from_ints(PROMPT)
-        endless = base.sample(prompt, 1, types.SamplingParams(max_tokens=1800, stop=[]))  # 18 s and more
-        began = time.monotonic()
+        # a quarter of an hour: beyond the time limit of a test
+        endless = base.sample(prompt, 1, types.SamplingParams(max_tokens=1800, stop=[]))
         base.sample(prompt, 1, types.SamplingParams(max_tokens=2)).result()
         client = made(service.create_lora_training_client(base_model=server.name, rank=4, seed=1))
         train(client, 1)
@@ -247,7 +247,6 @@ def test_an_abandoned_sample_is_stopped_and_others_do_not_wait_for_it(
         endless.future().cancel()
         time.sleep(0.5)
         base.sample(prompt, 1, types.SamplingParams(max_tokens=2)).result()
-        assert time.monotonic() - began < 15
         close(service)
     finally:
         server.stop()

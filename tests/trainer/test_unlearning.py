@@ -15,7 +15,8 @@ from store.settings import read_settings
 from store.values import AdapterState
 from tests.trainer.turns import as_recorded, sampled_turn
 from trainer.version_trainer import LocalVersionTrainer
-from trainer.wish_training import MAX_UNLEARNING_VERSIONS, RESIDUE
+from trainer.wish_state import MAX_UNLEARNING_VERSIONS
+from trainer.wish_training import RESIDUE
 from trainer.worker import Worker
 
 QUESTIONS = (

@@ -567,4 +567,11 @@ async def test_a_step_keeps_what_it_was_computed_from(bench: Bench) -> None:
     assert [turn_id for turn_id, _ in first.inputs.turns[StepRole.BATCH]] == ["a", "b"]
     assert [turn_id for turn_id, _ in second.inputs.turns[StepRole.RECENT]] == ["a", "b"]
     assert second.inputs.state["version"] == 1
+    for step in await bench.record.steps(POLICY):
+        times = {
+            name: step.metrics[name]
+            for name in ("queue_s", "claim_s", "teach_s", "train_s", "gate_s", "write_s")
+        }
+        assert min(times.values()) >= 0
+        assert step.metrics["device"] == {}  # nothing shares it
     assert second.inputs.settings["method"] == "rl"

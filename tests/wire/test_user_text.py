@@ -66,6 +66,24 @@ def test_the_newest_words_of_the_person_are_what_followed() -> None:
     assert next_state_text(messages) == ("user", "No, shorter.")
 
 
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        ("Now proceed and carry out this plan.", "No, shorter."),
+        ("Please continue.", "No, shorter."),
+        ("Continue with the second part.", "Continue with the second part."),
+    ],
+)
+def test_an_order_to_go_on_behind_a_plan_does_not_hide_the_words_before_it(order: str, said: str) -> None:
+    messages = [
+        {"role": "user", "content": "No, shorter."},
+        {"role": "assistant", "content": "The plan: …"},
+        {"role": "user", "content": order},
+    ]
+    assert next_state_text(messages) == ("user", said)
+    assert next_state_text(messages[2:]) == ("user", order)
+
+
 def test_tool_output_counts_where_nobody_spoke() -> None:
     assert next_state_text([{"role": "tool", "content": "Error: no such file"}]) == (
         "tool",

@@ -110,7 +110,7 @@ async def stats(http: httpx.AsyncClient) -> dict[str, Any]:
 
 
 async def idle(http: httpx.AsyncClient) -> dict[str, Any]:
-    for _ in range(400):
+    for _ in range(3000):
         got = await stats(http)
         if got["running"] == got["waiting"] == 0:
             return got
@@ -527,7 +527,7 @@ async def test_a_client_that_leaves_frees_its_place_at_once(
     }
     async with httpx.AsyncClient(base_url=base) as leaving:
         request = asyncio.create_task(leaving.post("/v1/chat/completions", json=body, timeout=60))
-        for _ in range(1000):
+        for _ in range(6000):
             if (await stats(http))["running"]:
                 break
             await asyncio.sleep(0.01)

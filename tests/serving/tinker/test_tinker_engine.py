@@ -320,7 +320,7 @@ async def test_a_killed_server_is_reported_and_its_successor_serves_the_stored_v
                 before = [await ids(http, model=name) for name in (POLICY, "tiny@2")]
                 waiting = asyncio.create_task(say(http, **ENDLESS))
                 streaming = asyncio.create_task(say(http, stream=True, **ENDLESS))
-                for _ in range(400):
+                for _ in range(1200):
                     if (await stats(http))["running"] == 2:
                         break
                     await asyncio.sleep(0.05)
@@ -337,7 +337,7 @@ async def test_a_killed_server_is_reported_and_its_successor_serves_the_stored_v
                 assert "is away" in (await stats(http))["server"]["trouble"]
                 assert (await http.get("/v1/models")).is_success  # what it serves is known
                 await asyncio.to_thread(server.start)
-                for _ in range(200):
+                for _ in range(600):
                     if (await http.get("/health")).is_success:
                         break
                     await asyncio.sleep(0.1)
@@ -358,7 +358,7 @@ async def test_a_server_that_comes_later_is_waited_for(tiny_model: Path, tmp_pat
                 assert (await http.get(path)).status_code == 503
             assert "does not serve yet" in (await say(http)).json()["error"]["message"]
             await asyncio.to_thread(server.start)
-            for _ in range(300):
+            for _ in range(600):
                 if (await http.get("/health")).is_success:
                     break
                 await asyncio.sleep(0.1)

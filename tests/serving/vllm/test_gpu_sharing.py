@@ -127,7 +127,7 @@ async def ask(engine: GpuSharingBackend) -> bytes:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    for _ in range(1500):
+    for _ in range(3000):
         if condition():
             return
         await asyncio.sleep(0.02)

@@ -58,7 +58,7 @@ class Keeper:
 
     def ends(self) -> int:
         assert self.process is not None
-        return self.process.wait(30)
+        return self.process.wait(60)
 
     def output_tail(self) -> str:
         return (self.folder / "log").read_text().strip().splitlines()[-1]
@@ -77,7 +77,7 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
 
 
 def until(holds: Callable[[], object], what: str) -> None:
-    for _ in range(600):
+    for _ in range(1200):
         if holds():
             return
         time.sleep(0.05)

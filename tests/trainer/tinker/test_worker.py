@@ -204,7 +204,7 @@ async def test_a_trainer_that_is_killed_in_the_middle_of_a_step_trains_no_turn_t
         claimed = "SELECT count(*) FROM turn_states WHERE stage = 'claimed'"
         until(lambda: one(home, claimed) == 2, "the claim")
         process.send_signal(signal.SIGKILL)
-        process.wait(30)
+        process.wait(60)
         assert one(home, "SELECT count(*) FROM adapters") == 0
         assert await record.release_expired(now=time.time() + 10_000) == 2
         process = start()

@@ -1,0 +1,1 @@
+"""The trainer's weights on another machine: what travels, the worker there, and the version trainer here."""
