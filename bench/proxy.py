@@ -5,7 +5,7 @@ in a process of its own; turns are taken within one run, so that a busy machine 
 capture with injection and stripping, a journal entry before the last byte, and a recorder beside it that links, classifies and writes rows
 on the same cores. Before another server's turn the recorder finishes what is in the journal; its CPU time is shown apart.
 
-Against: the backend itself; a bare Starlette + aiohttp pass-through (`bench.passthrough`); nginx, if there is one; LiteLLM's proxy, if
+Against: the backend itself; a bare Starlette + aiohttp pass-through (`bench.passthrough`), without and with a log; nginx, if there is one; LiteLLM's proxy, if
 ``--litellm`` names its program (its `proxy` extra needs an environment of its own: ``pip install 'litellm[proxy]==1.106.2'``).
 CPU is user and system time of the server and its children over its requests.
 """
@@ -240,9 +240,9 @@ def recording(home: Path, folder: Path) -> Iterator[Server]:
         server.stop()
 
 
-def passthrough(backend_url: str) -> Callable[[int], list[str]]:
+def passthrough(backend_url: str, *more: str) -> Callable[[int], list[str]]:
     return lambda port: [
-        sys.executable, "-m", "bench.passthrough", "--port", str(port), "--upstream", backend_url,
+        sys.executable, "-m", "bench.passthrough", "--port", str(port), "--upstream", backend_url, *more,
     ]  # fmt: skip
 
 
@@ -369,7 +369,11 @@ def main() -> None:
     parser.add_argument(
         "--litellm", type=Path, help="LiteLLM's program, `litellm`, in an environment of its own"
     )
-    parser.add_argument("--synced", action="store_true", help="also a Patina with --sync group")
+    parser.add_argument(
+        "--synced",
+        action="store_true",
+        help="also a Patina with --sync group, and the bare pass-through with a log that it writes after each reply",
+    )
     parser.add_argument(
         "--workers", type=int, default=2, help="gateways of a second Patina; 1: none (default: 2)"
     )
@@ -391,6 +395,8 @@ def main() -> None:
             servers.append(
                 stack.enter_context(started("patina --sync group", make, folder, "/healthz", home))
             )
+            make = passthrough(url, "--log", str(folder / "replies.log"))
+            servers.append(stack.enter_context(started("logs later", make, folder)))
         if arguments.workers > 1:
             # the gateways of one port are one server: their supervisor is a shell
             home, make = folder / "several", gateways(folder / "several", url, arguments.workers)

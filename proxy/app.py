@@ -347,10 +347,10 @@ class Proxy:
         """Serve one request; one that the end of this process cuts before its response began gets a 503."""
         has_started = False
 
-        async def noting(message: Message) -> None:
+        def noting(message: Message) -> Awaitable[None]:
             nonlocal has_started
-            has_started = has_started or message["type"] == "http.response.start"
-            await send(message)
+            has_started = True  # the head precedes everything else
+            return send(message)
 
         try:
             await self._serve(scope, receive, noting)

@@ -73,7 +73,8 @@ class ClientConnection:
 
     def buffer_writes(self) -> None:
         """Buffer what is written from now on."""
-        self._buffered = []
+        if self._buffered is None:
+            self._buffered = []
 
     def flush_writes(self) -> None:
         """Write the buffered data as one piece."""

@@ -522,17 +522,18 @@ class ChatRelay:
             return
         written = self._submit(exchange)
         if written is not None:
+            if connection is not None:
+                connection.flush_writes()
             await self._wait_written(written)
         final_response = exchange.final_response
-        if final_response is None:
-            return  # truncated by the backend: the server closes the connection without an end, as the backend did
-        if final_response.status is None:
+        if (
+            final_response is not None
+        ):  # None: the backend truncated it, so the server closes the connection without an end
+            if connection is not None:
+                connection.buffer_writes()
+            if final_response.status is not None:
+                await send_head(send, final_response.status, final_response.headers)
             await send_body(send, final_response.body)
-            return
-        if connection is not None:
-            connection.buffer_writes()
-        await send_head(send, final_response.status, final_response.headers)
-        await send_body(send, final_response.body)
         if connection is not None:
             connection.flush_writes()
 
@@ -883,8 +884,8 @@ class ChatRelay:
         self, exchange: _Exchange, reply: BackendReply, send: Send, encoding: str | None
     ) -> None:
         """Forward a stream event by event without the additions; the closing event waits for the journal."""
-        connection = exchange.connection if getattr(reply, "has_buffered_body", False) else None
-        if connection is not None:
+        connection = exchange.connection
+        if connection is not None and getattr(reply, "has_buffered_body", False):
             connection.buffer_writes()  # the first events came with the head and leave with it
         await self._send_response_head(exchange, reply, send, is_edited=True)
         splitter = EventSplitter()
@@ -899,11 +900,14 @@ class ChatRelay:
                 )
                 for event in splitter.feed(rest) if rest else ():
                     self._edit_event(exchange, event, out, tail)
+                # The last events leave with the closing one: only the journal's write is between them.
+                is_last = bool(tail) and getattr(reply, "is_complete", False)
+                if connection is not None and is_last:
+                    connection.buffer_writes()
                 if piece := b"".join(out):
                     await send_body(send, packer.feed(piece) if packer is not None else piece, more=True)
-                if connection is not None:
+                if connection is not None and not is_last:
                     connection.flush_writes()
-                    connection = None
         except UpstreamError:
             if rest := b"".join(tail) + self._visible_part(exchange, splitter.flush()):
                 await send_body(send, packer.feed(rest) if packer is not None else rest, more=True)
@@ -913,9 +917,6 @@ class ChatRelay:
             raise UpstreamError(
                 f"the backend at {self._backend.address} truncated its response: {exc}"
             ) from exc
-        finally:
-            if connection is not None:
-                connection.flush_writes()
         rest = splitter.flush()
         payload = event_data(rest) if rest else None
         if payload is not None and payload != DONE:
@@ -929,13 +930,15 @@ class ChatRelay:
         """Consume whole events at the front of ``data``, by template where possible; returns the rest for the splitter."""
         if tail or b"\r" in data:
             return data
-        if splitter.extend(data):
-            return b""
-        buffer = splitter.flush() + data
-        if b"\r" in buffer:
-            return buffer
-        at = 0
-        while not tail:
+        buffer = data
+        if not splitter.is_empty:
+            if splitter.extend(data):
+                return b""
+            buffer = splitter.flush() + data
+            if b"\r" in buffer:
+                return buffer
+        at, size = 0, len(buffer)
+        while at < size and not tail:
             began = at
             for known in (
                 exchange.templates if exchange.template_null_style is self._quirks.null_style else ()

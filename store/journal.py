@@ -51,6 +51,8 @@ _WRITE_BYTES = 16 << 20
 _IDLE_S, _OLDEST_S = 2.0, 300.0
 #: Closed segments whose files are kept, and seconds between two looks at them.
 _MAX_KEPT, _LOOK_S = 64, 1.0
+#: Shortest time between two warnings that segments were removed: a program that removes them may do so all the time.
+_WARN_S = 60.0
 #: Before the suffix in the name of a segment that was written again.
 _AGAIN = "-again"
 #: Mode of a segment that is recorded: set before it is removed.
@@ -144,6 +146,7 @@ class JournalWriter:
         self._open: _Segment | None = None
         self._closed: deque[_Segment] = deque()
         self._looked_at = 0.0  # when `_closed` was looked through
+        self._warned_at = -_WARN_S
         self._opened_at = self._appended_at = 0.0
         self._opened_ns = 0
         self._other_bytes = 0  # of the other segments of the folder
@@ -325,11 +328,13 @@ class JournalWriter:
             raise
         copy.size, copy.entries = segment.size, segment.entries
         self.rewritten += segment.entries
-        log.warning(
-            "%s was removed before it was recorded: its %d entries are written again",
-            segment.path.name,
-            segment.entries,
-        )
+        if time.monotonic() - self._warned_at > _WARN_S:
+            self._warned_at = time.monotonic()
+            log.warning(
+                "%s was removed before it was recorded; entries that were written again so far: %d",
+                segment.path.name,
+                self.rewritten,
+            )
         return copy
 
     def maintain(self) -> None:

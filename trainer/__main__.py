@@ -18,6 +18,8 @@ from store.values import Json
 
 #: On a machine without a GPU replies and other programs come before training.
 _NICE = 10
+#: Device files of GPU drivers: NVIDIA's, the one of Windows' subsystem for Linux, AMD's.
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 def main() -> int:
@@ -45,12 +47,15 @@ def main() -> int:
 
 
 async def _run(settings: Settings) -> int:
+    # The imports take seconds of CPU time, which an engine that starts at the same time needs more.
+    if is_nice := not _has_gpu_driver():
+        os.nice(_NICE)
     import torch  # here: the settings are checked before seconds are spent on it
 
     from trainer.worker import Worker
 
     torch.set_num_threads(settings.resolved_threads)
-    if not torch.cuda.is_available():
+    if not is_nice and not torch.cuda.is_available():
         os.nice(_NICE)
     log = _wandb_log(settings) if settings.wandb_project else None
     stop = asyncio.Event()
@@ -63,6 +68,10 @@ async def _run(settings: Settings) -> int:
     finally:
         await record.close()
     return 0
+
+
+def _has_gpu_driver() -> bool:
+    return any(Path(path).exists() for path in _GPU_DEVICES)
 
 
 async def _replay(settings: Settings, asked: Json) -> Json:

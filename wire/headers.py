@@ -129,12 +129,12 @@ def find_identifiers(headers: Headers, body: Json) -> tuple[tuple[str, str], ...
     fields: list[tuple[str, Any]] = [
         (f"header {name.decode('latin-1').lower()}", value.decode("latin-1"))
         for name, value in headers
-        if _IDENTIFIES.search(name.decode("latin-1"))
+        if _may_identify(name.decode("latin-1"))
     ]
-    fields += [(f"body {name}", value) for name, value in body.items() if _IDENTIFIES.search(name)]
+    fields += [(f"body {name}", value) for name, value in body.items() if _may_identify(name)]
     if isinstance(metadata, Mapping):
         fields += [
-            (f"metadata {name}", value) for name, value in metadata.items() if _IDENTIFIES.search(str(name))
+            (f"metadata {name}", value) for name, value in metadata.items() if _may_identify(str(name))
         ]
     found = {
         name[:_MAX_NAME]: digest("patina-identifier", value)[:32]
@@ -142,6 +142,16 @@ def find_identifiers(headers: Headers, body: Json) -> tuple[tuple[str, str], ...
         if isinstance(value, str) and _MIN_IDENTIFIER <= len(value) <= _MAX_NAME
     }
     return tuple(sorted(found.items())[:_MAX_IDENTIFIERS])
+
+
+def _may_identify(name: str) -> bool:
+    """Whether a field of this name may name a conversation. Clients send the same few names with each request."""
+    return _matches_identifier(name) if len(name) <= _MAX_NAME else _IDENTIFIES.search(name) is not None
+
+
+@lru_cache(maxsize=1024)
+def _matches_identifier(name: str) -> bool:
+    return _IDENTIFIES.search(name) is not None
 
 
 def _identifier(value: Any) -> str | None:

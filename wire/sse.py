@@ -57,6 +57,11 @@ class EventSplitter:
         self._hold(buffer[start:])
         return events
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no event is open."""
+        return not self._held
+
     def extend(self, data: bytes) -> bool:
         """Add bytes only if they continue the open event without a possible end; return whether they were added.
 
