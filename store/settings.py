@@ -773,6 +773,42 @@ def read_settings(given: dict[str, Any]) -> Settings:
         raise ConfigError(_sentence(error, given)) from None
 
 
+#: Where a setting comes from that nothing sets.
+DEFAULT_ORIGIN = "default"
+
+
+def origins_of(settings: Settings) -> dict[str, str]:
+    """Return from where each setting of a start comes, read in a process that has its environment."""
+    plain = _Defaults()
+    try:
+        given: Settings = Settings()
+    except ValidationError:  # the command line replaced what is wrong there
+        given = plain
+    found = {}
+    for name, info in Settings.model_fields.items():
+        value, variable = (
+            getattr(settings, name),
+            next((one for one in _aliases(info) if os.environ.get(one)), ""),
+        )
+        if value == getattr(plain, name):
+            found[name] = DEFAULT_ORIGIN
+        elif variable and value == getattr(given, name):
+            found[name] = f"environment: {variable}"
+        else:
+            found[name] = "command line"
+    return found
+
+
+class _Defaults(Settings):
+    """The settings of a start that nothing sets."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: Any, *others: Any, **more: Any
+    ) -> tuple[Any, ...]:
+        return (init_settings,)
+
+
 def _first_alias(field: str) -> str:
     alias = Settings.model_fields[field].validation_alias
     assert isinstance(alias, AliasChoices)  # every field is made by `_field`

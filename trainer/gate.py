@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from serving.openai_server.toolcalls import ToolCall, ToolCallParser
 from store.errors import ConfigError
@@ -152,6 +152,52 @@ def judge_gate(
         if not excused:
             reasons.append(check.sentence)
     return tuple(reasons)
+
+
+class Bound(NamedTuple):
+    """From which value to which a measure lets a version pass, both included; None: no bound on that side."""
+
+    least: float | None = None
+    most: float | None = None
+
+    def is_broken_by(self, value: float) -> bool:
+        return (self.least is not None and value < self.least - 1e-9) or (
+            self.most is not None and value > self.most + 1e-9
+        )
+
+
+def with_worst(measures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return recorded measures with `kl_worst`, the largest divergence of a style."""
+    by_style = [value for value in (measures.get("kl_by_style") or {}).values() if value is not None]
+    return {**measures, **({"kl_worst": max(by_style)} if by_style else {})}
+
+
+def bounds(
+    after: Mapping[str, Any], base: Mapping[str, Any], thresholds: Thresholds | None = None
+) -> dict[str, Bound]:
+    """Return the bounds by which `judge_gate` judges recorded measures, as far as the base model's are known."""
+    limits, counts = thresholds or Thresholds(), after.get("counts") or {}
+    found = {"kl": Bound(most=limits.kl), "kl_worst": Bound(most=limits.kl_worst)}
+
+    def of_base(name: str, bound: Callable[[float], Bound]) -> None:
+        if (value := base.get(name)) is not None:
+            found[name] = bound(value)
+
+    for name, counted, drop in (
+        ("facts", "facts", limits.facts_drop), ("tools", "tools", limits.tools_drop), ("obeyed", "obeyed", limits.obeyed_drop),
+        ("ends", "replies", limits.ends_drop),
+    ):  # fmt: skip
+        allowed = max(drop, 1 / counts[counted]) if counts.get(counted) else drop
+        of_base(name, lambda value, allowed=allowed: Bound(least=value - allowed))  # type: ignore[misc]
+    slack = limits.entropy_slack
+    of_base("empty", lambda value: Bound(most=value + 1 / max(1, counts.get("facts", 1))))
+    of_base("distinct", lambda value: Bound(least=value * limits.distinct_low))
+    of_base("length", lambda value: Bound(value * limits.length_low, value * limits.length_high))
+    of_base("plain_length", lambda value: Bound(most=value * limits.length_high))
+    of_base("entropy", lambda value: Bound(
+        max(0.0, limits.entropy_low * (value + slack) - slack), limits.entropy_high * (value + slack) - slack
+    ))  # fmt: skip
+    return found
 
 
 def _checks(after: Measures, base: Measures, limits: Thresholds) -> dict[str, _Check]:

@@ -228,7 +228,7 @@ class Worker:
         self._on_thread = self._thread.run
         self._trainer = trainer
         self._state = "loading"
-        self._step_began: float | None = None
+        self._step_now: StepReport | None = None
         self._counters = _Counters()
         self._failures: Counter[str] = Counter()
         self._rejections: Counter[str] = Counter()
@@ -445,7 +445,7 @@ class Worker:
         )
         renewal = asyncio.create_task(self._renew())
         claimed: list[ScoredTurn] = []
-        self._step_began = report.started_at
+        self._step_now = report
         try:
             if due.takes_turns:
                 await self._claim(policy, claimed)
@@ -482,7 +482,7 @@ class Worker:
             await self._give_back([turn.turn_id for turn in claimed], report, exc)
             raise
         finally:
-            self._step_began = None
+            self._step_now = None
             renewal.cancel()
             await asyncio.gather(renewal, return_exceptions=True)
 
@@ -680,7 +680,7 @@ class Worker:
                 finished_at=time.time(),
                 version=None,
                 error=_sentence(exc),
-                metrics=report.metrics,
+                metrics={**report.metrics, "phase": self._progress().get("phase")},
             )
         )
 
@@ -707,7 +707,7 @@ class Worker:
                         detail={
                             **self._counters.to_json(),
                             "policy": self._policy,
-                            "step_started_at": self._step_began,
+                            **self._progress(),
                         }
                         | device,
                         at=time.time(),
@@ -718,6 +718,21 @@ class Worker:
                 # `status` shows silence for what it is; training itself notices on its own.
                 self._counters.last_error = f"the heartbeat was not written: {exc}"
             await asyncio.sleep(1.0)
+
+    def _progress(self) -> Json:
+        """Return which step runs and the phase that it is in; {}: none runs."""
+        step = self._step_now
+        if step is None:
+            return {}
+        phase, since = self._ready().phase
+        if since < step.started_at:  # of the attempt before
+            phase, since = "claim", step.started_at
+        return {
+            "step_id": step.step_id,
+            "step_started_at": step.started_at,
+            "phase": phase,
+            "phase_started_at": since,
+        }
 
     def _ready(self) -> VersionTrainer:
         assert self._trainer is not None  # `run` loads it before any work

@@ -536,6 +536,46 @@ async def test_while_a_step_runs_its_turns_are_noted_for_the_next_trainer(bench:
     assert json.loads(path.read_text(encoding="utf-8"))["under_way"] == []
 
 
+async def test_the_heartbeat_names_the_step_and_its_phase(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def watch(name: str) -> None:
+        work = getattr(bench.trainer, name)
+
+        def watched(*given: Any) -> Any:
+            seen.append(bench.worker._progress())
+            return work(*given)
+
+        monkeypatch.setattr(bench.trainer, name, watched)
+
+    for name in ("draw_replay", "_train", "_judge", "_write"):
+        watch(name)
+    for turns in (("a", "b"), ("c", "d")):
+        await bench.add(*turns)
+        assert await bench.worker.work_once()
+    assert [one["phase"] for one in seen] == ["claim", "training", "gate", "write"] * 2
+    newest, first = await bench.record.steps(POLICY)
+    assert [one["step_id"] for one in seen] == [first.step_id] * 4 + [newest.step_id] * 4
+    assert all(one["step_started_at"] <= one["phase_started_at"] for one in seen)
+    assert bench.worker._progress() == {}
+
+
+async def test_a_step_that_fails_keeps_the_phase_that_it_failed_in(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*given: Any) -> Any:
+        raise ValueError("no numbers")
+
+    monkeypatch.setattr(bench.trainer, "_judge", broken)
+    await bench.add("a", "b")
+    with pytest.raises(ValueError, match="no numbers"):
+        await bench.worker.work_once()
+    (step,) = await bench.record.steps(POLICY)
+    assert step.metrics["phase"] == "gate"
+
+
 async def test_a_turn_that_a_trainer_was_killed_with_alone_is_dropped_and_the_others_train(
     record: Record, settings: Settings
 ) -> None:
