@@ -204,7 +204,7 @@ def test_a_request_that_sigterm_cuts_gets_a_503_in_openais_shape(
         asked.set()
         await asyncio.sleep(600)
 
-    upstream._chat = never  # type: ignore[method-assign]
+    upstream._chat = never  # type: ignore[assignment, method-assign]
 
     def ask() -> None:
         with client(port) as mine:
