@@ -551,7 +551,9 @@ async def test_a_step_that_a_requested_stop_interrupts_blames_no_turn(bench: Ben
 
     bench.trainer.attempt = slow  # type: ignore[assignment, method-assign]
     await bench.add("a", "b")
-    await bench.worker.run(stop)
+    stopping = asyncio.create_task(bench.worker._note_stop(stop))
+    assert await bench.worker.work_once()
+    await stopping
     assert (await bench.record.fates(["a"]))["a"].stage is Stage.TRAINED
 
 
