@@ -1,4 +1,4 @@
-"""Planted collapses: does the gate catch what it is there for? `python -m bench.collapse --seeds 3 --output collapse.jsonl`.
+"""Planted collapses and attacks: what stops them? `python -m bench.collapse --seeds 3 --output FOLDER`.
 
 A policy (the built-in model) first learns one healthy version from honest complaints. Then something is broken on purpose, and it
 goes on learning for up to ``--versions`` versions. Reported for each: which version was stopped first, by what, and what the live
@@ -176,6 +176,11 @@ def run(name: str, seed: int, versions: int) -> Json:
                         "live": learner.version,
                         "hints": dict(hints or {}),
                         "drops": dict(drops),
+                        "reacted_to_right": sum(
+                            question.is_correct(one.turn.completion.text)
+                            for (question, _, _), one in zip(kept, pending, strict=True)
+                        )
+                        / len(kept),
                     }
                 )
         return {
