@@ -31,7 +31,7 @@ from store.values import (
     StepReport,
 )
 from store.wish_list import read_wishes
-from trainer.gate import Bound, bounds, with_worst
+from trainer.gate_bounds import Bound, bounds, with_worst
 from trainer.hindsight import with_hint
 
 #: Judged turns that the first page looks at; those of one point of its second chart, at least and at most; points that it aims at.

@@ -15,7 +15,8 @@ from models import BUILTIN
 from store.errors import ConfigError, GateRejected
 from tests.trainer.conftest import step_once
 from trainer.canaries import load_canaries
-from trainer.gate import Gate, Measures, Probe, Thresholds, bounds, judge_gate
+from trainer.gate import Gate, Measures, Probe, Thresholds, judge_gate
+from trainer.gate_bounds import bounds
 from trainer.policy import LocalPolicy, Weights
 
 BASE = Measures(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from store.record import Record
 from store.settings import Settings, read_settings
 from store.values import AdapterState, ScoredTurn, StepRole
 from tests.trainer.turns import as_recorded, sampled_turn
+from trainer.deaths import Deaths
 from trainer.gate import GateVerdict
 from trainer.policy import LocalPolicy
 from trainer.protocol import Outcome
@@ -541,17 +543,20 @@ async def test_the_heartbeat_names_the_step_and_its_phase(
 ) -> None:
     seen: list[dict[str, Any]] = []
 
-    def watch(name: str) -> None:
-        work = getattr(bench.trainer, name)
+    def watch(owner: Any, name: str) -> None:
+        work = getattr(owner, name)
 
         def watched(*given: Any) -> Any:
             seen.append(bench.worker._progress())
             return work(*given)
 
-        monkeypatch.setattr(bench.trainer, name, watched)
+        monkeypatch.setattr(owner, name, watched)
 
-    for name in ("draw_replay", "_train", "_judge", "_write"):
-        watch(name)
+    trainer = bench.trainer
+    watch(trainer, "draw_replay")
+    watch(trainer, "_train")
+    watch(trainer._gate, "examine")
+    watch(trainer.policy, "version_files")
     for turns in (("a", "b"), ("c", "d")):
         await bench.add(*turns)
         assert await bench.worker.work_once()
@@ -568,7 +573,7 @@ async def test_a_step_that_fails_keeps_the_phase_that_it_failed_in(
     def broken(*given: Any) -> Any:
         raise ValueError("no numbers")
 
-    monkeypatch.setattr(bench.trainer, "_judge", broken)
+    monkeypatch.setattr(bench.trainer._gate, "examine", broken)
     await bench.add("a", "b")
     with pytest.raises(ValueError, match="no numbers"):
         await bench.worker.work_once()
@@ -576,22 +581,39 @@ async def test_a_step_that_fails_keeps_the_phase_that_it_failed_in(
     assert step.metrics["phase"] == "gate"
 
 
+async def test_a_step_that_a_requested_stop_interrupts_blames_no_turn(bench: Bench) -> None:
+    path = bench.worker._settings.home / "trainer-deaths.json"
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    attempt = bench.trainer.attempt
+
+    def slow(*given: Any) -> Outcome:
+        loop.call_soon_threadsafe(stop.set)
+        while json.loads(path.read_text(encoding="utf-8"))["under_way"]:
+            time.sleep(0.01)
+        return attempt(*given)
+
+    bench.trainer.attempt = slow  # type: ignore[assignment, method-assign]
+    await bench.add("a", "b")
+    stopping = asyncio.create_task(bench.worker._note_stop(stop))
+    assert await bench.worker.work_once()
+    await stopping
+    assert (await bench.record.fates(["a"]))["a"].stage is Stage.TRAINED
+
+
 async def test_a_turn_that_a_trainer_was_killed_with_alone_is_dropped_and_the_others_train(
     record: Record, settings: Settings
 ) -> None:
-    """The file is what trainers leave that were killed twice with both turns and twice with the first alone."""
+    """The file is what trainers leave that were killed twice with both turns and once with the first alone."""
     bench = Bench(record, settings)
     await bench.add("a", "b")
     path = settings.home / "trainer-deaths.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps({"under_way": ["a"], "deaths": {"a": 3, "b": 2}, "fatal": []}), encoding="utf-8"
-    )
+    for held in (["a", "b"], ["a", "b"], ["a"]):
+        Deaths(path).begin(held)
     again = Bench(record, settings)
     open_the_gate(again.trainer)
     assert await again.worker.work_once()
     fates = await record.fates(["a", "b"])
-    assert (fates["a"].stage, fates["a"].drop_reason) == (Stage.DROPPED, DropReason.OUT_OF_MEMORY)
+    assert (fates["a"].stage, fates["a"].drop_reason) == (Stage.DROPPED, DropReason.TRAINER_DIED)
     assert fates["b"].stage is Stage.TRAINED
     for one in (bench, again):
         one.worker._thread.shutdown()
