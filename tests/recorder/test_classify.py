@@ -260,3 +260,31 @@ def test_an_output_in_the_systems_role_is_no_closing_instruction() -> None:
     assert classify([*_BASIL, ran], {}).reason == "closing_instruction"
     assert classify([_BASIL[0], code, ran], {}).kind is TurnKind.MAIN
     assert classify([*_BASIL, ran, _BASIL[1], ran], {}).kind is TurnKind.MAIN
+
+
+SCHEMA = '{"type": "object", "properties": {"city": {"type": "string"}}}'
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        f"Output should be in JSON format and conform to the following schema:\n\n```\n{SCHEMA}\n```",
+        f"Here's a JSON schema to follow:\n{SCHEMA}",
+        f"Format the output as JSON that matches this schema.\n\n{SCHEMA}",
+    ],
+)
+def test_an_order_to_follow_a_written_schema_is_a_side_turn_once(order: str) -> None:
+    assert ask(f"Extract the city: I live in Oslo\n{order}") == (TurnKind.SIDE, "structured_one_off")
+    assert ask(f"I live in Oslo\n{order}", history=1)[0] is TurnKind.MAIN
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Why does my validator reject this schema?\n{SCHEMA}",
+        f"Please add a zip code to this JSON schema\n{SCHEMA}",
+        f"What does this mean?\n{SCHEMA}",
+    ],
+)
+def test_a_question_about_a_schema_is_a_persons(text: str) -> None:
+    assert ask(text)[0] is TurnKind.MAIN
