@@ -95,6 +95,41 @@ def test_sarcasm_is_a_complaint_without_a_hint(text: str) -> None:
     assert (message.value, message.hint) == (-1, None)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Translate to Spanish: Thanks, perfect, exactly what I needed!",
+        'Here is my review: "Great shop, thank you so much!" Shorten it to ten words.',
+        "> Perfect, thank you!\nWho wrote this?",
+        "这个多少钱合适?",
+        "which one is the best and the most useful?",
+    ],
+)
+def test_words_that_are_quoted_or_asked_about_are_no_reaction(text: str) -> None:
+    assert read_message(text, reply=REPLY).value is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Wonderful, there goes my whole weekend.",
+        "Brilliant! The printer is on fire.",
+        "Молодец, угробил мне базу",
+        "Bravo, mi sono perso tutto il lavoro",
+    ],
+)
+def test_praise_before_an_event_that_nobody_wants_is_not_taken_for_praise(text: str) -> None:
+    assert read_message(text, reply=REPLY).value != 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Thanks! And how long for gnocchi?", "Perfect, now add a test.", "Great, it works now, thank you"],
+)
+def test_praise_before_a_question_or_a_task_is_praise(text: str) -> None:
+    assert read_message(text, reply=REPLY).value == 1
+
+
 @pytest.mark.parametrize("text", ["wrong", "No.", "That's wrong.", "useless answer"])
 def test_a_bare_rejection_has_no_hint(text: str) -> None:
     message = read_message(text, reply=REPLY)
