@@ -42,6 +42,15 @@ def test_a_decided_reaction_is_nearly_always_right(name: str) -> None:
         assert counts[value, value] >= 0.8 * labelled, (value, counts)
 
 
+def test_the_newest_set_is_read_as_its_note_says() -> None:
+    """Praise misses the .95 of the other sets: three sarcastic messages (research/2026-11-25-reader.md)."""
+    counts = confusion("unseen-nov25.jsonl")
+    complaints, praise = (sum(n for (_, found), n in counts.items() if found == v) for v in (-1, 1))
+    assert counts[-1, -1] >= 0.95 * complaints
+    assert counts[1, 1] >= 0.94 * praise
+    assert counts[-1, -1] + counts[0, 0] + counts[1, 1] >= 0.86 * sum(counts.values())
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_most_wishes_and_corrections_give_a_hint_with_the_users_words(name: str) -> None:
     wishes = [row for row in rows(name) if row["wish"]]
