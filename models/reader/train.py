@@ -153,8 +153,9 @@ def _train_network(
             loss = loss_of(logits, labels[torch.from_numpy(chosen)])
             network.zero_grad()
             loss.backward()
-            for step in (*optimizers, *schedules):
-                step.step()
+            for optimizer, schedule in zip(optimizers, schedules, strict=True):
+                optimizer.step()
+                schedule.step()
             total += float(loss.detach())
         if log:
             print(f"epoch {epoch + 1}: loss {total / max(1, len(rows) // BATCH):.4f}", flush=True)
