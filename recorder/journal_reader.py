@@ -7,10 +7,18 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 
-from store.journal import SUFFIX, Entry, folder_token, is_closed, mark_recorded, read_entries, segments
+from store.journal import (
+    SUFFIX,
+    Entry,
+    folder_token,
+    is_closed,
+    is_rewritten,
+    mark_recorded,
+    read_entries,
+    segments,
+)
 
 #: Entries and bytes of one batch: it becomes one transaction.
 MAX_ENTRIES, _MAX_BYTES = 256, 16 << 20
@@ -113,7 +121,8 @@ class JournalReader:
                 horizon = min(horizon, newest)
             elif len(found) >= MAX_ENTRIES or total >= _MAX_BYTES:
                 horizon = min(horizon, max(at for at, _, _ in found))
-        found.sort(key=itemgetter(0))
+        # A removed segment comes before its copy, whose entries are looked up in the record.
+        found.sort(key=lambda one: (one[0], is_rewritten(one[1])))
         return self._cut(found, horizon, offsets, damaged)
 
     def _cut(
