@@ -14,10 +14,8 @@ from typing import Any
 import orjson
 import pytest
 
-from recorder.turn_recorder import TurnRecorder
 from recorder.turns import ClassifiedExchange, classify_exchange
 from scorers.reader import read_turn
-from store.record import Record
 from tests.recorder.exchanges import assistant, make_captured, recording, user
 from wire.chat_request import parse_chat
 
