@@ -2,7 +2,7 @@
 
 A framework that rejects a reply sends its own instruction as the next user or tool message. No person wrote it: it is no complaint and gives
 no hint. It is recognised by form, because frameworks are many and their wordings change: what a validator prints, a quote of the reply, error
-headings, rule lines and blocks, and prose that speaks of the reply as of an object with a format. Each form is a piece of `Evidence` with a
+headings, rule lines and blocks, and prose that speaks of the reply as of an object with a format. Each is a `Form` with a
 weight (`framework_forms.toml`); signs of a person (first person, questions, informal spelling) count against it.
 """
 
@@ -34,7 +34,7 @@ _QUOTE_WINDOW = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Form:
     """A form that frameworks' texts have.
 
     Attributes:
@@ -59,11 +59,11 @@ def _form(
     pattern: str = r"\A(?!)",
     is_case_sensitive: bool = False,
     is_validation: bool = False,
-) -> Evidence:
+) -> Form:
     for part in ("reply", "failed"):
         pattern = pattern.replace(f"{{{part}}}", _DATA[part])
     flags = re.MULTILINE if is_case_sensitive else re.MULTILINE | re.IGNORECASE
-    return Evidence(
+    return Form(
         name=name,
         weight=weight,
         example=example,
@@ -72,7 +72,7 @@ def _form(
     )
 
 
-EVIDENCE: tuple[Evidence, ...] = tuple(_form(**row) for row in _DATA["forms"])
+EVIDENCE: tuple[Form, ...] = tuple(_form(**row) for row in _DATA["forms"])
 
 _EVIDENCE = PatternSet((e.pattern, e) for e in EVIDENCE)
 
