@@ -453,7 +453,7 @@ def test_the_fast_system_learns_by_the_trainers_own_step(tiny_model: Path, tmp_p
     words = ["--fast", "--methods", "rl", "--preferences", "concise", "--seeds", "1", "--interactions", "8",
              "--questions", "4", "--measure-every", "0", "--tabs", "2", "--first-seed", "5",
              "--output", str(tmp_path)]  # fmt: skip
-    given = {"model_name": str(tiny_model), "threads": 1, "anchors": 0}
+    given = {"model_name": str(tiny_model), "threads": 1, "anchors": 0, "steps_per_batch": 1}
     assert run_eval(read_settings(given), given, arguments(*words)) == 0
     (row,) = read_runs(tmp_path)
     assert (row["tabs"], row["seed"]) == (2, 5)
