@@ -6,7 +6,8 @@ The event loop here talks to the record and keeps the lease and the heartbeat al
     published   turns trained, version live or on trial     (kill -9 before it: the lease runs out, they are trained later)
     rejected    turns go back once; the second time they are dropped (gate_rejected)
     rolled back while the step ran: turns go back, what was made of them is removed; the next step begins from what is live
-    killed      the next trainer takes the turns in smaller batches, and drops one that it was killed with alone (out_of_memory)
+    killed      the next trainer takes the turns in smaller batches, and drops one that it was killed with alone
+                (out_of_memory, trainer_died)
     failed      turns go back; after `MAX_FAILURES` failures they are dropped (step_failed). A training server that is away is
                 no fault of the turns: they wait for it
 
@@ -248,6 +249,7 @@ class Worker:
             ConfigError, AdapterError: the model or the version to start from cannot be loaded.
         """
         beat = asyncio.create_task(self._beat())
+        stopping = asyncio.create_task(self._note_stop(stop))
         try:
             await self._open(stop)
             while not stop.is_set():
@@ -256,7 +258,12 @@ class Worker:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(stop.wait(), POLL_S)
         finally:
+            stopping.cancel()
             await self._thread.close(beat, self._trainer)
+
+    async def _note_stop(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._deaths.stopping()
 
     async def _open(self, stop: asyncio.Event) -> None:
         """Make the trainer. A training server that is away is waited for: nothing here is wrong."""
@@ -515,15 +522,15 @@ class Worker:
     async def _leave_deadly(self, claimed: list[ScoredTurn]) -> None:
         """Of turns that a trainer died with, attempt fewer at a time; drop one that it died with alone."""
         choice = self._deaths.choose([turn.turn_id for turn in claimed])
-        if choice.drop:
-            await self._record.drop(
-                list(choice.drop),
-                DropReason.OUT_OF_MEMORY,
-                worker=self._name,
-                detail="the trainer was killed while it held this turn alone",
+        for turn_id, reason in choice.drop.items():
+            is_for_memory = reason is DropReason.OUT_OF_MEMORY
+            how = "the kernel killed the trainer for memory" if is_for_memory else "the trainer died"
+            detail = f"{how} while it held this turn alone"
+            self._counters.dropped[reason.value] += await self._record.drop(
+                [turn_id], reason, worker=self._name, detail=detail
             )
-            self._counters.dropped[DropReason.OUT_OF_MEMORY.value] += len(choice.drop)
-            self._deaths.end(choice.drop)
+        if choice.drop:
+            self._deaths.end(tuple(choice.drop))
         claimed[:] = [turn for turn in claimed if turn.turn_id not in choice.drop]
         if choice.later:
             await self._record.release(list(choice.later), worker=self._name)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from store.settings import Settings, read_settings
 from store.values import AdapterState, ScoredTurn, StepRole
 from tests.trainer.gates import close_the_gate, open_the_gate
 from tests.trainer.turns import as_recorded, sampled_turn
+from trainer.deaths import Deaths
 from trainer.policy import LocalPolicy
 from trainer.protocol import Outcome
 from trainer.version_trainer import LocalVersionTrainer
@@ -519,22 +521,39 @@ async def test_while_a_step_runs_its_turns_are_noted_for_the_next_trainer(bench:
     assert json.loads(path.read_text(encoding="utf-8"))["under_way"] == []
 
 
+async def test_a_step_that_a_requested_stop_interrupts_blames_no_turn(bench: Bench) -> None:
+    path = bench.worker._settings.home / "trainer-deaths.json"
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    attempt = bench.trainer.attempt
+
+    def slow(*given: Any) -> Outcome:
+        loop.call_soon_threadsafe(stop.set)
+        while json.loads(path.read_text(encoding="utf-8"))["under_way"]:
+            time.sleep(0.01)
+        return attempt(*given)
+
+    bench.trainer.attempt = slow  # type: ignore[assignment, method-assign]
+    await bench.add("a", "b")
+    stopping = asyncio.create_task(bench.worker._note_stop(stop))
+    assert await bench.worker.work_once()
+    await stopping
+    assert (await bench.record.fates(["a"]))["a"].stage is Stage.TRAINED
+
+
 async def test_a_turn_that_a_trainer_was_killed_with_alone_is_dropped_and_the_others_train(
     record: Record, settings: Settings
 ) -> None:
-    """The file is what trainers leave that were killed twice with both turns and twice with the first alone."""
+    """The file is what trainers leave that were killed twice with both turns and once with the first alone."""
     bench = Bench(record, settings)
     await bench.add("a", "b")
     path = settings.home / "trainer-deaths.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps({"under_way": ["a"], "deaths": {"a": 3, "b": 2}, "fatal": []}), encoding="utf-8"
-    )
+    for held in (["a", "b"], ["a", "b"], ["a"]):
+        Deaths(path).begin(held)
     again = Bench(record, settings)
     open_the_gate(again.trainer)
     assert await again.worker.work_once()
     fates = await record.fates(["a", "b"])
-    assert (fates["a"].stage, fates["a"].drop_reason) == (Stage.DROPPED, DropReason.OUT_OF_MEMORY)
+    assert (fates["a"].stage, fates["a"].drop_reason) == (Stage.DROPPED, DropReason.TRAINER_DIED)
     assert fates["b"].stage is Stage.TRAINED
     for one in (bench, again):
         one.worker._thread.shutdown()
