@@ -47,7 +47,7 @@ def thanks(policy: LocalPolicy, turn_id: str, question: str) -> ScoredTurn:
 
 
 def test_a_batch_of_thanks_rehearses_what_was_asked_for(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, has_gate=True, steps_per_batch=2)
+    trainer = make_trainer(tmp_path, has_gate=True, steps_per_batch=6)
     past = [complaint(trainer.policy, f"past-{i}", question) for i, question in enumerate(QUESTIONS)]
     outcome = trainer.attempt(past, [], [], 1)
     assert outcome.written is not None
