@@ -13,7 +13,6 @@ import math
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
@@ -114,7 +113,7 @@ class Dashboard:
             loader=PackageLoader("dashboard"), autoescape=True, undefined=StrictUndefined, finalize=_visible, trim_blocks=True, lstrip_blocks=True
         )  # fmt: skip
         self._pages.filters |= {
-            "when": _when, "ago": _ago, "clip": partial(clip, length=120), "cut": _cut, "words": views.message_text, "asked": last_user_text, "path": _path, "release": sentence,
+            "when": _when, "ago": _ago, "clip": clip, "cut": _cut, "words": views.message_text, "asked": last_user_text, "path": _path, "release": sentence,
         }  # fmt: skip
 
     def routes(self) -> list[Route | Mount]:
