@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from recorder.classify import (
     reconsider,
     weigh,
 )
-from recorder.evidence import FORMS, MACHINES, TOPICS, find_words
+from recorder.evidence import _WORDS, FORMS, LANGUAGES, MACHINES, TOPICS, find_words
 from store.values import Completion, TurnKind
 
 QUOTED = "<chat_history>\nUSER: Where is Oslo?\nASSISTANT: In Norway.\n</chat_history>"
@@ -288,3 +289,11 @@ def test_an_order_to_follow_a_written_schema_is_a_side_turn_once(order: str) -> 
 )
 def test_a_question_about_a_schema_is_a_persons(text: str) -> None:
     assert ask(text)[0] is TurnKind.MAIN
+
+
+def test_every_file_of_words_is_loaded_and_every_code_is_explained_and_has_words() -> None:
+    names = {entry.name.removesuffix(".toml") for entry in (files("recorder") / "words").iterdir()}
+    assert names == {*LANGUAGES, "patterns"}
+    patterns = {pattern.code: pattern for pattern in (*TOPICS, *MACHINES, *FORMS)}
+    assert {code for words in _WORDS for code in words} == set(patterns)
+    assert all(pattern.branches for pattern in patterns.values())
