@@ -45,7 +45,7 @@ from store.record import Record
 from store.record_handle import RecordHandle
 from store.releases import sentence
 from store.settings import Settings
-from store.texts import last_user_text, strip_controls
+from store.texts import clip, last_user_text, strip_controls
 from store.values import AdapterState, Feedback, Heartbeat, Selection, new_feedback_id
 from store.version import VERSION
 from telemetry.record_metrics import render_metrics
@@ -114,7 +114,7 @@ class Dashboard:
             loader=PackageLoader("dashboard"), autoescape=True, undefined=StrictUndefined, finalize=_visible, trim_blocks=True, lstrip_blocks=True
         )  # fmt: skip
         self._pages.filters |= {
-            "when": _when, "ago": _ago, "clip": _clip, "cut": _cut, "words": views.message_text, "asked": last_user_text, "path": _path, "ticks": _ticks, "release": sentence,
+            "when": _when, "ago": _ago, "clip": clip, "cut": _cut, "words": views.message_text, "asked": last_user_text, "path": _path, "ticks": _ticks, "release": sentence,
         }  # fmt: skip
 
     def routes(self) -> list[Route | Mount]:
@@ -665,11 +665,6 @@ def _ago(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.0f} {unit} ago"
     return f"{max(0.0, seconds):.0f} s ago"
-
-
-def _clip(text: str, length: int = 120) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def _cut(text: str, length: int) -> str:

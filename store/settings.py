@@ -29,6 +29,7 @@ from store.hosts import is_loopback
 from store.keys import KeyFile, Keyring, new_key, read_key_file, write_secret
 from store.learning import DEFAULTS, LearningConfig, parse_learning, split_learning
 from store.training_schedule import TrainingSchedule, parse_schedule
+from store.values import Method
 
 #: Folder that holds the packages: a checkout, or site-packages where Patina was installed by pip.
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -36,8 +37,6 @@ IS_CHECKOUT = (REPOSITORY / "pyproject.toml").is_file()
 #: The built-in model's name; any other name or path is a Hugging Face one.
 BUILTIN_MODEL = "patina-tiny"
 BUILTIN_FOLDER = REPOSITORY / "models" / BUILTIN_MODEL
-
-Method = Literal["rl", "opd", "combine", "sdpo"]
 
 
 def split_urls(text: str) -> tuple[str, ...]:

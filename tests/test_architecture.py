@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONGEST
+
 ROOT = Path(__file__).parent.parent
 
 #: package -> packages it may import. A lower layer never imports a higher one; proxy, recorder, scorers and trainer never import each other.
@@ -413,3 +415,7 @@ def test_commands_print_by_the_console_that_strips_control_characters() -> None:
     sources = [path for folder in ("cli", "evals") for path in (ROOT / folder).rglob("*.py")]
     made = [str(path) for path in sources if plain.search(path.read_text(encoding="utf-8"))]
     assert [path for path in made if not path.endswith("evals/console.py")] == []
+
+
+def test_every_file_that_begins_first_exists() -> None:
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []

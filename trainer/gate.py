@@ -212,11 +212,11 @@ class Gate:
         share: float = 1.0,
     ) -> None:
         self._thresholds = thresholds or Thresholds()
-        self._probe = Probe(policy, load_canaries(model), max_tokens=max_tokens, share=share)
+        self._probe = GateProbe(policy, load_canaries(model), max_tokens=max_tokens, share=share)
         self._base: Measures | None = None
 
     @property
-    def probe(self) -> Probe:
+    def probe(self) -> GateProbe:
         return self._probe
 
     def base(self) -> Measures:
@@ -243,7 +243,7 @@ class Gate:
         return GateVerdict(rejected=rejected, measures=measures)
 
 
-class Probe:
+class GateProbe:
     """Asks a policy the canaries' questions, greedily, and reads the replies."""
 
     def __init__(

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from dashboard.app import Dashboard, create_app
 from store.errors import ConfigError
-from store.forgetting import Job
+from store.forgetting import ForgetJob
 from store.keys import KeyFile
 from store.lifecycle import DropReason
 from store.record import Record
@@ -171,7 +171,7 @@ async def test_hostile_text_is_inert_on_every_page(
     transport = httpx.ASGITransport(create_app(dashboard))
     async with httpx.AsyncClient(transport=transport, base_url="http://patina.test") as page:
         await sign_in(page)
-        dashboard._forgetting.jobs.append(Job("t1", "owner", time.time(), error=text))
+        dashboard._forgetting.jobs.append(ForgetJob("t1", "owner", time.time(), error=text))
         for path, shows_it in PAGES.items():
             shown = await page.get(path)
             assert shown.status_code == 200, path

@@ -15,7 +15,7 @@ from models import BUILTIN
 from store.errors import ConfigError, GateRejected
 from tests.trainer.conftest import step_once
 from trainer.canaries import load_canaries
-from trainer.gate import Gate, Measures, Probe, Thresholds, judge_gate
+from trainer.gate import Gate, GateProbe, Measures, Thresholds, judge_gate
 from trainer.gate_bounds import bounds
 from trainer.policy import LocalPolicy, Weights
 
@@ -197,7 +197,7 @@ def test_a_rejected_candidate_is_compared_with_where_it_came_from_and_stays_in_p
 
 def test_a_context_too_short_for_any_canary_is_a_config_error(policy: LocalPolicy, tiny_model: Path) -> None:
     with pytest.raises(ConfigError, match="context"):
-        Probe(policy, load_canaries(str(tiny_model)), max_tokens=2040)
+        GateProbe(policy, load_canaries(str(tiny_model)), max_tokens=2040)
 
 
 # -- planted collapses, on the built-in model

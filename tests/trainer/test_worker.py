@@ -18,9 +18,9 @@ from store.lifecycle import DropReason, Stage
 from store.record import Record
 from store.settings import Settings, read_settings
 from store.values import AdapterState, ScoredTurn, StepRole
+from tests.trainer.gates import close_the_gate, open_the_gate
 from tests.trainer.turns import as_recorded, sampled_turn
 from trainer.deaths import Deaths
-from trainer.gate import GateVerdict
 from trainer.policy import LocalPolicy
 from trainer.protocol import Outcome
 from trainer.version_trainer import LocalVersionTrainer
@@ -40,6 +40,7 @@ def settings_of(model: Path, home: Path, **more: Any) -> Settings:
             "lora_rank": 4,
             "learning_rate": 1e-3,
             "anchors": 1,
+            "steps_per_batch": 1,
             "w_rl": 1.0,
             "method": "rl",  # on random weights a hint has nothing to say; hints are tested in test_step and end to end
             **more,
@@ -88,24 +89,6 @@ async def bench(record: Record, settings: Settings) -> AsyncIterator[Bench]:
     open_the_gate(made.trainer)  # random weights know no facts
     yield made
     made.worker._thread.shutdown()
-
-
-class ScriptedGate:
-    """A gate with a scripted decision; the real one is tested in test_gate."""
-
-    def __init__(self, *rejected: str) -> None:
-        self._rejected = rejected
-
-    def examine(self, policy: object, before: object = None) -> GateVerdict:
-        return GateVerdict(rejected=self._rejected, measures={})
-
-
-def close_the_gate(trainer: LocalVersionTrainer) -> None:
-    trainer._gate = ScriptedGate("replies do not end")  # type: ignore[assignment]  # same method
-
-
-def open_the_gate(trainer: LocalVersionTrainer) -> None:
-    trainer._gate = ScriptedGate()  # type: ignore[assignment]  # same method
 
 
 async def test_a_batch_of_feedback_becomes_a_live_version_that_peft_loads(
@@ -478,16 +461,16 @@ async def test_a_restarted_worker_goes_on_exactly_where_the_last_one_stopped(
 
 
 async def test_old_versions_lose_their_files_and_keep_their_rows(record: Record, settings: Settings) -> None:
-    bench = Bench(record, settings.model_copy(update={"save_interval": 4, "batch_size": 1}))
+    bench = Bench(record, settings.model_copy(update={"save_interval": 2, "batch_size": 1}))
     open_the_gate(bench.trainer)
-    for i in range(12):
+    for i in range(10):
         await bench.add(f"t{i}")
         await bench.worker.work_once()
     adapters = await record.adapters(POLICY)
     pruned = {a.version for a in adapters if a.state is AdapterState.PRUNED}
-    assert (len(adapters), pruned) == (12, {1, 2, 3})  # 4 is a fourth one; 5 to 12 are the newest eight
+    assert (len(adapters), pruned) == (10, {1})  # 2 is a second one; 3 to 10 are the newest eight
     there = await asyncio.to_thread(lambda: {a.version for a in adapters if Path(a.path).exists()})
-    assert there == set(range(4, 13))
+    assert there == set(range(2, 11))
     with pytest.raises(RecordError, match="it is pruned"):
         await record.rollback(POLICY, 1)
     bench.worker._thread.shutdown()

@@ -17,7 +17,7 @@ from tests.store.queries.test_forget import fill, train
 from tests.tinker.checkpoints import Checkpoints
 from tests.tinker.errors import Refused
 from tests.tinker.running import TinkerServer
-from tests.trainer.test_worker import ScriptedGate
+from tests.trainer.gates import ScriptedGate
 from tests.trainer.tinker.conftest import settings_of
 from tests.trainer.turns import sampled_turn
 from trainer.tinker.version_trainer import TinkerVersionTrainer
