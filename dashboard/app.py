@@ -109,7 +109,7 @@ class Dashboard:
         self._status = StatusCache()
         self._forgetting = Forgetting(settings_file)
         self._gateway = Gateway(gateway_url, first_key)
-        self._chat = ChatPanel(self._gateway, settings.policy)
+        self._chat = ChatPanel(self._gateway, settings.policy, self._version_of_turn)
         self._pages = Environment(
             loader=PackageLoader("dashboard"), autoescape=True, undefined=StrictUndefined, finalize=_visible, trim_blocks=True, lstrip_blocks=True
         )  # fmt: skip
@@ -558,6 +558,10 @@ class Dashboard:
         return self._render(
             "try.html", viewer, 502 if problem else 200, section="try", chat=self._chat, problem=problem, live=found["live"], others=others,
         )  # fmt: skip
+
+    async def _version_of_turn(self, turn_id: str) -> str:
+        story = await (await self._record.get()).story(turn_id)
+        return f"{story['policy']}@{story['adapter_version']}" if story else ""
 
     async def _try_post(self, request: Request, viewer: Viewer) -> Response:
         _require_owner(viewer)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from dashboard.gateway import Gateway
 from store.errors import UpstreamError
 from store.values import Json
 
+#: Finds the name of the version that a recorded turn was sampled by, by the turn's id; "": the turn is not recorded yet.
+FindVersion = Callable[[str], Awaitable[str]]
+#: A reply comes before its turn is recorded: how long to wait, and how often to look.
+_RECORD_WAIT_S, _LOOK_S = 5.0, 0.1
 _MAX_TEXT, _MAX_TOKENS = 4_000, 400
 
 
@@ -16,6 +22,7 @@ class Exchange:
     """What was asked, the answer of the chosen version, and that of the version beside it.
 
     Attributes:
+        version: `POLICY@N` once the turn is recorded, before the model's name.
         turn_id: of the chosen version's turn.
         beside: name and answer of the other version; None: none was asked.
     """
@@ -30,12 +37,15 @@ class Exchange:
 class ChatPanel:
     """One conversation. It is kept in memory, and recorded like any other.
 
+    A reply carries the model name that was asked for: only the record knows which version sampled it.
+
     Attributes:
         version, beside: of the newest question: the version that was asked ("": the live one), and the one beside it ("": none).
     """
 
-    def __init__(self, gateway: Gateway, policy: str) -> None:
+    def __init__(self, gateway: Gateway, policy: str, find_version: FindVersion) -> None:
         self._gateway = gateway
+        self._find_version = find_version
         self._policy = policy
         self.exchanges: list[Exchange] = []
         self.version, self.beside = "", "0"
@@ -44,7 +54,13 @@ class ChatPanel:
         self.exchanges.clear()
 
     async def send(self, text: str, version: str, beside: str) -> str:
-        """Ask a version, the live one when it is "", and version ``beside`` unless it is "". Returns what went wrong; "" when all went well."""
+        """Ask a version, the live one when it is "", and version ``beside`` unless it is "" or the one that answered.
+
+        Returns what went wrong; "" when all went well.
+
+        Raises:
+            RecordError: the record cannot be read.
+        """
         self.version, self.beside = version, beside
         if not text:
             return "Write something first."
@@ -56,8 +72,9 @@ class ChatPanel:
         messages.append({"role": "user", "content": text})
         try:
             answer, turn_id, name = await self._ask(self._name(version), messages)
+            name = await self._wait_for_version(turn_id) or name
             other = None
-            if beside.isdecimal():
+            if beside.isdecimal() and self._name(beside) != name:
                 other = (self._name(beside), (await self._ask(self._name(beside), messages, trains=False))[0])
         except UpstreamError as exc:
             return str(exc)
@@ -68,6 +85,16 @@ class ChatPanel:
 
     def _name(self, version: str) -> str:
         return f"{self._policy}@{version}" if version.isdecimal() else self._policy
+
+    async def _wait_for_version(self, turn_id: str) -> str:
+        """Return the name of the version that sampled a turn; "": it is not recorded, or not in time."""
+        if not turn_id:
+            return ""
+        for _ in range(round(_RECORD_WAIT_S / _LOOK_S)):
+            if found := await self._find_version(turn_id):
+                return found
+            await asyncio.sleep(_LOOK_S)
+        return ""
 
     async def _ask(self, model: str, messages: list[Json], *, trains: bool = True) -> tuple[str, str, str]:
         """Return (answer, turn id, version). Raises: ValueError: an error reply. UpstreamError: the gateway cannot be reached."""

@@ -114,8 +114,12 @@ def case_steps(case: Json) -> list[Json]:
     return found
 
 
-def plots(cases: Sequence[Json]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return the labels of the series, and (title, SVG) of what the cases measured over their interactions.
+def plots(
+    cases: Sequence[Json],
+) -> tuple[list[str], list[tuple[str, str, list[tuple[float, list[float | None]]]]]]:
+    """Return the labels of the series, and (title, SVG, rows) of what the cases measured over their interactions.
+
+    A row has the number of interactions and the value of each series there, None where it has none.
 
     Cases that differ by the seed alone are averaged.
     """
@@ -131,7 +135,11 @@ def plots(cases: Sequence[Json]) -> tuple[list[str], list[tuple[str, str]]]:
             for label, some in shown.items()
         ]
         if chart := line_chart(series, title=title, x_title="interactions"):
-            found.append((title, chart))
+            curves = [dict(one.points) for one in series]
+            rows = [
+                (at, [one.get(at) for one in curves]) for at in sorted({at for one in curves for at in one})
+            ]
+            found.append((title, chart, rows))
     return list(shown), found
 
 

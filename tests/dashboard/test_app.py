@@ -426,6 +426,12 @@ async def test_runs_are_listed_with_plots_and_an_unreadable_one_breaks_nothing(
     assert shown.count("0.10 → 0.90") == 2
     assert shown.count("+1.250") == 2  # the margin's change
     assert "concise (combine): 10% at 0, 50% at 1, 90% at 2" in shown
+    tables = re.findall(r'aria-label="([^"]+): good".*?<tbody>(.*?)</tbody>', shown)
+    cells = {title: re.sub(r"(?:<[^>]+>)+", " ", rows).replace(" %", "%").split() for title, rows in tables}
+    assert cells == {
+        "Replies that are as wished": ["0", "10%", "1", "50%", "2", "90%"],
+        "Facts that are right": ["0", "100%", "1", "100%", "2", "100%"],
+    }
     assert "cannot be read: KeyError" in shown
     assert "logprob_margin_delta" in shown
     assert "<script>alert" not in shown
