@@ -1,7 +1,7 @@
 """Do chat replies take longer while pages poll? `python -m bench.polling [--pages 10] [--rounds 12] [--seconds 6] [--turns 20000]`.
 
 A gateway, a recorder and a page process run as `run.py` starts them, in front of a scripted backend, over a filled record. One client sends requests at
-a steady rate. Windows without and with open pages alternate, so that a busy machine is busy for both: pages are the first page (every 5 s) and
+a steady rate, every second one for a stream. Windows without and with open pages alternate, so that a busy machine is busy for both: pages are the first page (every 5 s) and
 the live page (every 3 s), as their fragments are asked for by htmx.
 
 The result is the ratio of the medians, window by window, with the range that holds 95 % of its bootstrap; and CPU a request, which a busy machine does
@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.backend import MODEL
-from bench.client import Client
+from bench.client import Client, MeasuredReply
 from bench.dashboard import add_learning
 from bench.growth import fill
 from bench.proxy import KEY, Server, backend, patina, started, wait_for
@@ -37,6 +37,9 @@ from serving.ports import free_port
 _RATE = 20.0
 _PAGES = (("/dashboard", 5.0), ("/dashboard/live", 3.0))
 _PHASES = ("calm", "polling")
+_WHOLE, _FIRST, _STREAM = "reply", "stream, first chunk", "stream, all"
+#: Milliseconds by what was measured.
+Times = Mapping[str, Sequence[float]]
 _DRAWS = 2_000
 
 
@@ -77,29 +80,47 @@ async def poll(port: int, number: int, until: float) -> int:
     return asked
 
 
-async def chat(client: Client, until: float) -> list[float]:
-    """Send requests at a steady rate until a time; returns the milliseconds of each reply."""
-    found = []
+class TimedReply(MeasuredReply):
+    """Knows when the first byte of the body came.
+
+    Attributes:
+        first_at: by `time.perf_counter`, in seconds; 0.0: none came.
+    """
+
+    first_at = 0.0
+
+    def feed(self, data: bytes) -> None:
+        super().feed(data)
+        if not self.first_at and self.body:
+            self.first_at = time.perf_counter()
+
+
+async def chat(client: Client, until: float) -> Times:
+    """Send requests at a steady rate until a time."""
+    found: dict[str, list[float]] = {_WHOLE: [], _FIRST: [], _STREAM: []}
     body = {"model": MODEL, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
-    due = time.monotonic()
+    due, streams = time.monotonic(), False
     while due < until:
         await asyncio.sleep(max(0.0, due - time.monotonic()))
         began = time.perf_counter()
-        reply = await client.post("/v1/chat/completions", body)
-        found.append((time.perf_counter() - began) * 1e3)
+        reply = TimedReply()
+        await client.post("/v1/chat/completions", body | {"stream": streams}, reply)
+        found[_STREAM if streams else _WHOLE].append((time.perf_counter() - began) * 1e3)
+        if streams:
+            found[_FIRST].append((reply.first_at - began) * 1e3)
         if not reply.is_ok:
             raise SystemExit(f"a chat request failed: {reply.head}")
-        due = max(due + 1 / _RATE, time.monotonic())
+        due, streams = max(due + 1 / _RATE, time.monotonic()), not streams
     return found
 
 
-async def window(gateway: Server, pages: int, seconds: float) -> tuple[list[float], int, float]:
+async def window(gateway: Server, pages: int, seconds: float) -> tuple[Times, int, float]:
     """Return the replies' milliseconds, how often pages polled, and the gateway's CPU ms a chat request."""
     client = Client(gateway.port, KEY)
     until, cpu = time.monotonic() + seconds, gateway.cpu_s()
     pollers = [asyncio.create_task(poll(gateway.port, number, until)) for number in range(pages)]
     times = await chat(client, until)
-    used = (gateway.cpu_s() - cpu) * 1e3 / len(times)
+    used = (gateway.cpu_s() - cpu) * 1e3 / (len(times[_WHOLE]) + len(times[_STREAM]))
     polls = sum(await asyncio.gather(*pollers))
     return times, polls, used
 
@@ -113,7 +134,7 @@ def ratio_with_range(rounds: Sequence[tuple[float, float]]) -> tuple[float, floa
 
 
 def measure(gateway: Server, pages: int, rounds: int, seconds: float) -> Table:
-    times: dict[str, list[list[float]]] = {phase: [] for phase in _PHASES}
+    times: dict[str, list[Times]] = {phase: [] for phase in _PHASES}
     cpu: dict[str, list[float]] = {phase: [] for phase in _PHASES}
     polls = 0
     asyncio.run(window(gateway, pages, seconds))  # opens connections, reads the record once
@@ -123,21 +144,26 @@ def measure(gateway: Server, pages: int, rounds: int, seconds: float) -> Table:
             times[phase].append(found)
             cpu[phase].append(used)
             polls += asked
-    table = Table(
-        "", "p50 ms", "p95 ms", "gateway CPU ms a request", "polls a second", title=f"{pages} pages"
+    calm, polling = (statistics.median(cpu[phase]) for phase in _PHASES)
+    title = (
+        f"{pages} pages, {polls / (rounds * seconds):.1f} polls a second; "
+        f"gateway CPU ms a request {calm:.2f} without pages, {polling:.2f} with"
     )
-    for phase in _PHASES:
-        every = sorted(value for some in times[phase] for value in some)
-        rate = f"{polls / (rounds * seconds):.1f}" if phase == "polling" else "0"
-        table.add_row(
-            phase, f"{statistics.median(every):.2f}", f"{every[int(0.95 * len(every))]:.2f}", f"{statistics.median(cpu[phase]):.2f}", rate
-        )  # fmt: skip
-    medians = [
-        (statistics.median(a), statistics.median(b))
-        for a, b in zip(times["calm"], times["polling"], strict=True)
-    ]
-    ratio, low, high = ratio_with_range(medians)
-    table.add_row("ratio of p50", f"{ratio:.3f}", f"[{low:.3f}, {high:.3f}]", "", "")
+    table = Table(
+        "ms", "p50 without", "p50 with", "ratio of p50", "95 %", "p95 without", "p95 with", title=title
+    )
+    for kind in (_WHOLE, _FIRST, _STREAM):
+        every = [sorted(value for some in times[phase] for value in some[kind]) for phase in _PHASES]
+        medians = [
+            (statistics.median(a[kind]), statistics.median(b[kind]))
+            for a, b in zip(times["calm"], times["polling"], strict=True)
+        ]
+        ratio, low, high = ratio_with_range(medians)
+        p50, p95 = (
+            [f"{statistics.median(some):.2f}" for some in every],
+            [f"{some[int(0.95 * len(some))]:.2f}" for some in every],
+        )
+        table.add_row(kind, *p50, f"{ratio:.3f}", f"[{low:.3f}, {high:.3f}]", *p95)
     return table
 
 

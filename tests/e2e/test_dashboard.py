@@ -5,10 +5,13 @@ Needs Chromium (Debian: `apt-get install chromium`); the accessibility check als
 
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -73,9 +76,8 @@ def address(stack: Stack, path: str) -> str:
     return stack.base_url.removesuffix("/v1") + path
 
 
-def test_a_new_person_talks_complains_sees_the_version_and_rolls_back(browser: Browser, stack: Stack) -> None:
-    page = open_page(browser, stack, scripts=False)
-    page.click("text=try it here")
+def complain(page: Page) -> None:
+    """Ask three questions in the chat panel, and complain about each answer."""
     for question in (
         "What is the capital of France?",
         "What is the plural of mouse?",
@@ -88,6 +90,19 @@ def test_a_new_person_talks_complains_sees_the_version_and_rolls_back(browser: B
         page.click("text=Send")
         expect(page.locator("#newest")).to_contain_text("Shorter please")
         page.click("text=New conversation")
+
+
+def in_record(stack: Stack, query: str) -> float:
+    """Return the number that a query finds; 0.0: none."""
+    with closing(sqlite3.connect(stack.home / "patina.db")) as database:
+        row = database.execute(query).fetchone()
+    return float(row[0] or 0.0) if row else 0.0
+
+
+def test_a_new_person_talks_complains_sees_the_version_and_rolls_back(browser: Browser, stack: Stack) -> None:
+    page = open_page(browser, stack, scripts=False)
+    page.click("text=try it here")
+    complain(page)
     page.click("nav >> text=Conversations")
     expect(page.locator("tbody")).to_contain_text("1 complaint", timeout=60_000)
 
@@ -134,6 +149,56 @@ def test_a_new_person_talks_complains_sees_the_version_and_rolls_back(browser: B
     page.goto(address(stack, "/dashboard"))
     page.click("text=Sign out")
     expect(page.locator("h1")).to_have_text("Sign in")
+
+
+@pytest.mark.timeout(900)
+def test_training_is_paused_resumed_and_started_and_a_version_is_pinned_and_tried_without_scripts(
+    browser: Browser, stack: Stack
+) -> None:
+    page = open_page(browser, stack, scripts=False)
+    main = page.locator("main")
+    if stack.status()["training"] == "running":  # the test before leaves it paused
+        page.click("text=Pause training")
+    expect(main.get_by_role("button", name="Train now")).to_have_count(0)
+    made = in_record(stack, "SELECT max(version) FROM adapters")
+    page.goto(address(stack, "/dashboard/try"))
+    complain(page)
+    page.goto(address(stack, "/dashboard"))
+    page.click("text=Resume training")
+    expect(main).to_contain_text("Pause training")
+    assert stack.status()["training"] == "running"
+    before = time.time()
+    page.click("text=Train now")
+    expect(main).to_contain_text("Is it learning?")
+    assert in_record(stack, "SELECT value FROM controls WHERE name = 'train_now'") >= before
+    for _ in range(WAIT_MS // 2_000):
+        if (live := stack.status()["live"].get("patina-tiny", 0)) > made:
+            break
+        page.wait_for_timeout(2_000)
+    assert live > made
+    page.goto(address(stack, f"/dashboard/versions/{live}"))
+    page.get_by_role("button", name="Pin", exact=True).click()
+    expect(main).to_contain_text("Pinned: its files stay")
+    page.click("text=Unpin")
+    expect(main.get_by_role("button", name="Pin", exact=True)).to_be_visible()
+    expect(main).not_to_contain_text("Pinned: its files stay")
+    page.goto(address(stack, "/dashboard/versions"))
+    base = page.locator("tr", has_text="the model without anything learnt")
+    base.get_by_role("button").click()
+    expect(base).to_contain_text("live")
+    page.goto(address(stack, f"/dashboard/versions/{live}"))
+    page.click("text=Try it with new conversations")
+    expect(main).to_contain_text("on trial with 50% of the new conversations")
+    page.goto(address(stack, "/dashboard/try"))
+    answered: set[str] = set()
+    for number in range(24):
+        page.fill("#text", f"What is {number} plus 3?")
+        page.click("text=Send")
+        answered.add(page.locator("#newest + .pair .from").first.inner_text().partition(" ")[0])
+        if answered == {"patina-tiny@0", f"patina-tiny@{live}"}:
+            break
+        page.click("text=New conversation")
+    assert answered == {"patina-tiny@0", f"patina-tiny@{live}"}
 
 
 def test_parts_of_a_page_follow_without_a_reload_and_no_script_of_ours_is_blocked(
