@@ -1,12 +1,13 @@
 """Make the pictures of the web page: `python -m scripts.screenshots FOLDER [--docs]`.
 
-Patina starts with the built-in model in a home of its own, a client talks and complains until versions are live, and Chromium takes a picture
-of each page, light and dark, for a phone and a desktop. `--docs` also writes the pictures of docs/images, with 128 colours.
+Patina starts with the built-in model in a home of its own, a client talks and complains until versions are live, an evaluation is run, and Chromium
+takes a picture of each page, light and dark, for a phone and a desktop. `--docs` also writes the pictures of docs/images, with 128 colours.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import shutil
 import subprocess
@@ -53,7 +54,55 @@ def talk(stack: Stack) -> None:
         raise SystemExit("no version went live")
     for question in _QUESTIONS:
         _converse(stack, question, "Perfect, thank you!")
+    branch(stack)
     time.sleep(10.0)
+
+
+def branch(stack: Stack) -> None:
+    """Go on from one reply in three ways, and from one of these in two."""
+    asked = {"role": "user", "content": _QUESTIONS[0]}
+    first = _chat(stack, [asked])
+    ways = ("Shorter please, and no emoji.", "Perfect, thank you!", "And of Peru?")
+    for words in ways:
+        said = {"role": "user", "content": words}
+        reply = _chat(stack, [asked, first, said])
+    for words in ("And of Japan?", "Too long again. Shorter!"):
+        _chat(stack, [asked, first, said, reply, {"role": "user", "content": words}])
+
+
+def evaluate(folder: Path) -> None:
+    """Run a small evaluation of two methods."""
+    options = [
+        "--fast",
+        "--methods",
+        "combine,none",
+        "--interactions",
+        "8",
+        "--seeds",
+        "1",
+        "--output",
+        str(folder),
+    ]
+    subprocess.run(
+        [sys.executable, "run.py", "eval", *options], cwd=REPOSITORY, env=child_environment(), check=True
+    )
+
+
+def use_page(page: Page, base: str) -> None:
+    """Ask something in the chat panel, and forget a turn."""
+    page.goto(f"{base}/try")
+    for words in ("What is the capital of Japan?", "Shorter please, and no emoji."):
+        page.fill("#text", words)
+        page.click("text=Send")
+        page.locator("#newest", has_text=words).wait_for()
+    page.goto(f"{base}/conversations")
+    page.locator("tr", has_text="Perfect").first.locator("a").click()
+    page.click("text=Details >> nth=0")
+    page.click("text=Forget this turn")
+    page.click("main button >> text=Forget")
+    while page.locator("td", has_text="running").count():
+        time.sleep(2.0)
+        page.goto(f"{base}/forgotten")
 
 
 def _converse(stack: Stack, question: str, reaction: str) -> None:
@@ -87,15 +136,17 @@ def pages(page: Page, base: str) -> dict[str, str]:
     conversation = page.locator("tr", has_text="complaint").first.locator("a").get_attribute("href") or ""
     page.goto(base.removesuffix("/dashboard") + conversation)
     turn = page.locator("a", has_text="Details").first.get_attribute("href") or ""
+    page.goto(f"{base}/conversations")
+    branches = page.locator("tr", has_text="Too long again").first.locator("a").get_attribute("href") or ""
     own = {
         "learning": "", "versions": "/versions", "version": "/versions/1", "unused": "/unused", "conversations": "/conversations",
         "steps": "/steps", "people": "/people", "live": "/live", "try": "/try", "evaluations": "/evaluations", "settings": "/settings",
         "forgotten": "/forgotten",
     }  # fmt: skip
     return own | {
-        "conversation": conversation.removeprefix("/dashboard"),
+        "conversation": conversation.removeprefix("/dashboard"), "branches": branches.removeprefix("/dashboard"),
         "turn": turn.removeprefix("/dashboard"),
-    }
+    }  # fmt: skip
 
 
 def take(browser: Browser, home: Path, folder: Path) -> None:
@@ -108,6 +159,8 @@ def take(browser: Browser, home: Path, folder: Path) -> None:
             base = sign_in(page, home)
             for name, path in pages(page, base).items():
                 page.goto(base + path)
+                if name == "evaluations":
+                    page.evaluate("document.querySelectorAll('figure details')[0].open = true")
                 if name == "steps":
                     for _ in range(2):  # the samples are inside
                         page.evaluate(
@@ -143,19 +196,25 @@ def main() -> int:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         raise SystemExit("Chromium is not installed")
-    arguments.folder.mkdir(parents=True, exist_ok=True)
+    folder = arguments.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
-        home = arguments.home or Path(temporary)
+        home = (arguments.home or Path(temporary)).resolve()
         with (
+            contextlib.chdir(home),  # the page lists the evaluations below its working directory
             Stack(read_settings({"batch_size": 2, "max_wait_s": 3.0}), home=home) as stack,
             sync_playwright() as playwright,
         ):
+            evaluate(home / "eval" / "concise")
             talk(stack)
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            take(browser, home, arguments.folder)
+            page = browser.new_page()
+            page.set_default_timeout(60_000)
+            use_page(page, sign_in(page, home))
+            take(browser, home, folder)
             browser.close()
     if arguments.docs:
-        write_docs(arguments.folder)
+        write_docs(folder)
     return 0
 
 
