@@ -62,6 +62,7 @@ from store.values import (
     UnusedComplaint,
     adapter_name,
 )
+from store.version import COMMAND
 
 #: In fewer columns `versions` leaves out what a person asks for least, so that the reasons can be read.
 _NARROW = 120
@@ -549,7 +550,7 @@ async def _rollback(record: Record, settings: Settings, arguments: argparse.Name
             print(f"{name} was set, and version {newest} has been made live after it")
             return 0
         if time.monotonic() - start > _SWAP_WAIT_S:
-            print(f"{name} is set, but the proxy does not serve it yet: see `run.py status`")
+            print(f"{name} is set, but the proxy does not serve it yet: see `{COMMAND} status`")
             return 1
         await asyncio.sleep(0.02)
     took = time.monotonic() - start
@@ -589,7 +590,7 @@ async def _pause(record: Record, settings: Settings, arguments: argparse.Namespa
     policy = given_policy(settings, arguments)
     await record.set_paused(True, policy=policy)
     print(
-        f"training{f' of {policy}' if policy else ''} is paused; serving, recording and scoring go on (`run.py resume` ends it)"
+        f"training{f' of {policy}' if policy else ''} is paused; serving, recording and scoring go on (`{COMMAND} resume` ends it)"
     )
     return 0
 
@@ -599,7 +600,7 @@ async def _resume(record: Record, settings: Settings, arguments: argparse.Namesp
     await record.set_paused(False, policy=policy)
     print(f"training{f' of {policy}' if policy else ''} goes on")
     if policy and await record.is_paused():
-        print("all training is paused: `run.py resume` ends that")
+        print(f"all training is paused: `{COMMAND} resume` ends that")
     return 0
 
 
@@ -607,13 +608,13 @@ async def _train(record: Record, settings: Settings, arguments: argparse.Namespa
     waiting = sum(one.scored for one in (await record.waiting()).values())
     await record.ask_to_train()
     if not waiting:
-        print("nothing is scored and waits to be trained; `run.py status` shows where turns are")
+        print(f"nothing is scored and waits to be trained; `{COMMAND} status` shows where turns are")
         return 0
     print(
-        f"asked to train {waiting} turn{'s' if waiting > 1 else ''} now; `run.py status` shows the progress"
+        f"asked to train {waiting} turn{'s' if waiting > 1 else ''} now; `{COMMAND} status` shows the progress"
     )
     if await record.is_paused():
-        print("all training is paused: `run.py resume` ends that")
+        print(f"all training is paused: `{COMMAND} resume` ends that")
     return 0
 
 

@@ -29,6 +29,7 @@ from store.hosts import is_loopback
 from store.keys import KeyFile, Keyring, new_key, read_key_file, write_secret
 from store.learning import DEFAULTS, LearningConfig, parse_learning, split_learning
 from store.training_schedule import TrainingSchedule, parse_schedule
+from store.version import COMMAND
 
 #: Folder that holds the packages: a checkout, or site-packages where Patina was installed by pip.
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -416,7 +417,7 @@ class Settings(BaseSettings):
         "always",
         "PATINA_TRAIN_WHEN",
         "when a step may begin: always, idle (no main request for --idle-minutes; a request that comes during a step interrupts "
-        "it), manual (`run.py train --now`), or a time of day such as 23:00-07:00",
+        f"it), manual (`{COMMAND} train --now`), or a time of day such as 23:00-07:00",
         "learning",
     )
     train_on: Literal["here", "modal"] = _field(
