@@ -556,22 +556,28 @@ async def _rollback(record: Record, settings: Settings, arguments: argparse.Name
     took = time.monotonic() - start
     if serving is not None:
         print(f"{name} is live ({took:.2f} s)")
-    elif settings.trains_locally:
+    elif await _running_gateway(record) is None:
         print(f"{name} is live when Patina runs; it is not running now")
     else:
         print(f"{name} is set; the endpoint behind --upstream serves its own model")
     return 0
 
 
-async def _serving(record: Record, settings: Settings, policy: str) -> int | None:
-    """Return the version the running proxy says it serves; None when no proxy runs."""
+async def _running_gateway(record: Record) -> Heartbeat | None:
+    """Return the newest heartbeat of the first proxy; None when no proxy runs."""
     for beat in await record.heartbeats():
         if beat.process == "proxy" and time.time() - beat.at < SILENT_S and is_alive(beat.pid):
-            backend = beat.detail.get("backend", {})
-            shown = backend if policy == settings.policy else backend.get("policies", {}).get(policy, {})
-            version = shown.get("live")
-            return int(version) if version is not None else None
+            return beat
     return None
+
+
+async def _serving(record: Record, settings: Settings, policy: str) -> int | None:
+    """Return the version the running proxy says it serves; None when no proxy runs, or it serves none of ours."""
+    beat = await _running_gateway(record)
+    backend = beat.detail.get("backend", {}) if beat is not None else {}
+    shown = backend if policy == settings.policy else backend.get("policies", {}).get(policy, {})
+    version = shown.get("live")
+    return int(version) if version is not None else None
 
 
 async def _pin(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:

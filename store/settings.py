@@ -10,6 +10,7 @@ Children processes get the same value as a JSON file (`dump`, `load`), never thr
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -783,11 +784,15 @@ def _first_alias(field: str) -> str:
 def _sentence(error: Any, given: dict[str, Any]) -> str:
     shown = re.sub(r"//[^/@']*@", "//…@", repr(error["input"]))  # a URL may hold a password
     place = str(error["loc"][0]) if error["loc"] else ""
-    message: str = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    message: str = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    if error["type"] == "literal_error":
+        choices = re.findall(r"'([^']+)'", error["ctx"]["expected"])
+        message += "".join(
+            f"; did you mean {one}?" for one in difflib.get_close_matches(str(error["input"]), choices, 1)
+        )
     if not place:
         return message
     if len(error["loc"]) > 1:
-        message = error["msg"].replace("Input should be", "must be", 1)
         return f"--learning {error['loc'][1]}={error['input']}: {message}"
     for field, info in Settings.model_fields.items():
         alias = info.validation_alias
