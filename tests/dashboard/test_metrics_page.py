@@ -17,7 +17,7 @@ import pytest
 from dashboard.app import Dashboard, create_app
 from recorder.telemetry import observation_of
 from serving.ports import free_port
-from store.catch_up import STATE_FILE
+from store.journal import STATE_FILE
 from store.keys import KeyFile
 from store.lifecycle import DropReason
 from store.record import Record
