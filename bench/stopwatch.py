@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import signal
 import subprocess
@@ -26,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from serving.ports import free_port
-from store.settings import REPOSITORY
+from store.settings import REPOSITORY, child_environment
 
 _QUESTIONS = ("What is the capital of France?", "What is the capital of Peru?", "What is the opposite of hot?", "How many legs has a spider?")  # fmt: skip
 _COMPLAINT = "Shorter please, and no emoji."
@@ -120,8 +119,7 @@ def started(command: Sequence[str], home: Path, cwd: Path) -> Iterator[Patina]:
 
 
 def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}  # fmt: skip
-    return {**kept, "PIP_NO_CACHE_DIR": "1"}
+    return child_environment(PYTHONPATH="", PYTHONSAFEPATH="", VIRTUAL_ENV="", PIP_NO_CACHE_DIR="1")
 
 
 def _run(*command: object, cwd: Path) -> None:
