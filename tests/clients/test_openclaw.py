@@ -126,4 +126,4 @@ def test_the_built_in_model_learns_what_is_said_in_openclaw(tmp_path: Path) -> N
         assert bot.converse(OWNER, "What is the capital of Norway?")
         answer = bot.converse(OWNER, "/feedback Shorter please, and no emoji.")
         assert answer.startswith("learnt in patina-tiny@1 ("), answer
-        assert patina.status()["policies"]["patina-tiny"]["live"] == 1
+        assert patina.status()["live"]["patina-tiny"] == 1
