@@ -28,6 +28,8 @@ LIGHT = (
     "smolagents[openai]==1.26.0",
 )
 
+CREWAI = ("crewai==1.15.30",)
+
 pytestmark = [pytest.mark.slow, pytest.mark.clients, pytest.mark.timeout(900)]
 
 
@@ -117,3 +119,15 @@ def test_instructor(record_file: Path, tmp_path: Path) -> None:
         assert "shorter" in first["hint"]
         assert repeated["parent_turn_id"] == extracted["turn_id"]
         assert len({row["session_id"] for row in rows}) == 2
+
+
+# ---- heavy ones: `pytest -m heavy_client`
+
+
+@pytest.mark.heavy_client
+def test_crewai(record_file: Path, tmp_path: Path) -> None:
+    """A crew's plan and what its agents do for each other are side turns."""
+    with client_gateway(record_file) as gateway:
+        run_script(CREWAI, "crewai", gateway, tmp_path)
+        check_record(gateway, "chat", sides=3)
+        assert [row["kind"] for row in rows_of(gateway, 7, "This is the context")] == ["side"]
