@@ -6,7 +6,7 @@ import sys
 from llama_index.core import Document, SummaryIndex
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.chat_engine import CondensePlusContextChatEngine
-from llama_index.core.workflow import Context
+from llama_index.core.memory import Memory
 from llama_index.llms.openai_like import OpenAILike
 
 
@@ -21,9 +21,9 @@ async def main(url: str, key: str) -> None:
         context_window=200_000, max_retries=0,
     )  # fmt: skip
     agent = FunctionAgent(tools=[weather], llm=llm, system_prompt="Help.")
-    context = Context(agent)
+    memory = Memory.from_defaults(session_id="one", token_limit=100_000)
     for text in ("Please use the tool.", "No, that is wrong. Answer shorter.", "Thanks, perfect."):
-        handler = agent.run(text, ctx=context)
+        handler = agent.run(text, memory=memory)
         async for _ in handler.stream_events():
             pass
         print(await handler)
