@@ -122,6 +122,10 @@ _GO_ON = re.compile(
     re.IGNORECASE,
 )
 
+_PARAGRAPH_END = re.compile(r"\n\s*\n")
+#: A shorter end of a message occurs in a system prompt by chance.
+_MIN_REPEATED_CHARS = 80
+
 #: Roles of messages that follow a reply; some clients put the reply's own text after its tools' results.
 _INPUT_ROLES = frozenset({"user", "tool", "function"})
 
@@ -278,7 +282,26 @@ def _unwrapped(text: str) -> str:
     return text if quoted is None else quoted[quoted.lastindex or 0].strip() or text
 
 
-def next_state_text(messages: Sequence[Message], reply: str = "") -> tuple[str, str] | None:
+def without_repeated_system_text(text: str, system: str) -> str:
+    """Return a user message without the last paragraphs that its system prompt has too: a reminder that the client adds.
+
+    A message that is all from the system prompt is returned as it is.
+    """
+    end = text.rstrip()
+    if end[-_MIN_REPEATED_CHARS:] not in system:
+        return text
+    for gap in _PARAGRAPH_END.finditer(end):
+        tail = end[gap.end() :]
+        if len(tail) < _MIN_REPEATED_CHARS:
+            break
+        if tail in system:
+            return end[: gap.start()].strip() or text
+    return text
+
+
+def next_state_text(
+    messages: Sequence[Message], reply: str = "", system: str = ""
+) -> tuple[str, str] | None:
     """Return (role, text) of what followed a turn, or None when nothing did.
 
     A person's words ("user"); without any, a framework's rejection of the reply ("validator" where it says what a validator found, else
@@ -287,6 +310,7 @@ def next_state_text(messages: Sequence[Message], reply: str = "") -> tuple[str, 
 
     Args:
         reply: the text of the turn's reply, which frameworks quote.
+        system: the system prompt, which some clients repeat behind a person's words.
     """
     people: list[tuple[object, str]] = []
     earlier: list[str] = []  # a person's words before the newest text
@@ -298,7 +322,7 @@ def next_state_text(messages: Sequence[Message], reply: str = "") -> tuple[str, 
         if role in ("tool", "function") or (role == "user" and is_tool_output(text)):
             tools.append(text)
         elif role == "user":
-            people.append((message.get("name"), text))
+            people.append((message.get("name"), without_repeated_system_text(text, system)))
         elif role in ("system", "developer"):
             system_texts.append(text)
         elif role == "assistant" and any(m.get("role") in _INPUT_ROLES for m in messages[position + 1 :]):
