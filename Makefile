@@ -3,7 +3,7 @@
 #   make test       environment, then format, lint, types and the local test suite
 #   make test-all   the same with long runs and engines; CI runs this
 # For development: `make check` (lint, types and the quick tests) and `make one T=tests/recorder/test_linking.py`.
-# The environment is created once, and updated when pyproject.toml or constraints.txt changes.
+# The environment is created once, and updated when pyproject.toml or requirements.lock changes.
 
 PYTHON ?= python3
 VENV := .venv
@@ -47,11 +47,11 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("Patina needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: sudo apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml requirements.lock | $(VENV)/bin/python
 	$(BIN)/python scripts/install.py
 	touch $@
 
-$(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.installed-test: pyproject.toml requirements.lock | $(VENV)/bin/python
 	$(BIN)/python scripts/install.py test postgres
 	touch $@ $(VENV)/.installed
 

@@ -1,4 +1,4 @@
-"""The front door. `python run.py --method combine` starts everything; see `--help` for the commands.
+"""The command line: `python run.py --method combine` starts everything; see `--help` for the commands.
 
 Only argument parsing is imported here; what a command needs is imported when it is given, so that every `--help` comes
 up at once.

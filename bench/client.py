@@ -34,7 +34,7 @@ def framed_length(received: bytes | bytearray) -> int:
     return end + 4 + int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
 
 
-class Reply:
+class MeasuredReply:
     """What was received of a reply, which may be a part."""
 
     def __init__(self) -> None:
@@ -84,7 +84,9 @@ class Client:
         self._port, self._key, self._keeps = port, key, keeps
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter, float]] = []
 
-    async def post(self, path: str, body: Mapping[str, Any], reply: Reply | None = None) -> Reply:
+    async def post(
+        self, path: str, body: Mapping[str, Any], reply: MeasuredReply | None = None
+    ) -> MeasuredReply:
         """Send a request and read until the reply is complete or the connection ends.
 
         Args:
@@ -93,7 +95,7 @@ class Client:
         Raises:
             OSError: the connection failed.
         """
-        reply = reply or Reply()
+        reply = reply or MeasuredReply()
         reader, writer = await self._connect()
         try:
             writer.write(post_request(path, body, self._key))

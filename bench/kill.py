@@ -25,7 +25,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.backend import MODEL
-from bench.client import Client, Reply
+from bench.client import Client, MeasuredReply
 from bench.proxy import KEY, Server, backend, patina, recording, started, wait_for
 from recorder.worker import REJECTED
 from store.journal import segments
@@ -61,7 +61,7 @@ async def ask(port: int, number: int, seen: Seen, *, leave_after_s: float | None
     """Send one request on a connection of its own, and count how its reply ended."""
     leaves = leave_after_s is not None
     body = request(number, stream=number % 4 != 0 or leaves, paced=number % 3 == 0 or leaves)
-    reply = Reply()
+    reply = MeasuredReply()
     try:
         async with asyncio.timeout(leave_after_s):
             await Client(port, KEY, keeps=False).post("/v1/chat/completions", body, reply)

@@ -191,8 +191,8 @@ def trained(database: Path) -> tuple[int, list[int], list[str]]:
                 " GROUP BY turn_id HAVING count(DISTINCT steps.version) > 1"
             )
         ]
-    said = versions(database)
-    return sum(marked.values()), [v for v in marked.keys() | said if said.get(v) != marked.get(v, 0)], twice
+    steps = versions(database)
+    return sum(marked.values()), [v for v in marked.keys() | steps if steps.get(v) != marked.get(v, 0)], twice
 
 
 def run(names: Sequence[str], kills: int, pause_s: float, home: Path, rest: int = 0) -> dict[str, Any]:

@@ -23,7 +23,7 @@ _TURNS = 4
 _NUMBER = count()
 
 
-class Connection(asyncio.Protocol):
+class LoadConnection(asyncio.Protocol):
     """One client: sends, waits for the end of the reply, sends again."""
 
     def __init__(self, head: bytes, mode: str, deadline: float, found: Found) -> None:
@@ -107,7 +107,7 @@ async def load(port: int, key: str, connections: int, mode: str, seconds: float)
     made = []
     for _ in range(connections):
         _, connection = await loop.create_connection(
-            lambda: Connection(head, mode, deadline, found), "127.0.0.1", port
+            lambda: LoadConnection(head, mode, deadline, found), "127.0.0.1", port
         )
         made.append(connection)
     await asyncio.wait([c.done for c in made], timeout=seconds + 60)

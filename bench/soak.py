@@ -35,7 +35,7 @@ import uvloop
 from rich.console import Console
 
 from bench.backend import TEXT
-from bench.client import Client, Reply
+from bench.client import Client, MeasuredReply
 from bench.hybrid_backend import CALL
 from bench.proxy import Server, started
 from evals.question_splits import USER_QUESTIONS
@@ -82,7 +82,7 @@ class Clients:
         self._model = model
         self.seen = Seen()
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> Reply:
+    async def post(self, path: str, body: Mapping[str, Any]) -> MeasuredReply:
         """Return a reply with status 200.
 
         Raises:

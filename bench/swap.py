@@ -95,7 +95,7 @@ class Stream:
 
 
 @dataclass(slots=True)
-class Load:
+class RequestLoad:
     """What `load` saw.
 
     Attributes:
@@ -229,7 +229,7 @@ async def load(
     rounds: int,
     tokens: int,
     every_s: float,
-) -> Load:
+) -> RequestLoad:
     """Have clients stream while nothing happens and while versions are published, by turns.
 
     Args:
@@ -237,7 +237,7 @@ async def load(
     """
     record = await Record.open(read_settings({"home": stack.home}).database_url)
     engine = HttpBackend(stack.base_url)
-    found = Load()
+    found = RequestLoad()
     phase, part, is_over = "warm", 0, False
 
     async def client(number: int) -> None:
@@ -515,7 +515,7 @@ def _summary_of(what: str, timed: Sequence[tuple[str, int, float]], rounds: int)
     }
 
 
-def _first_replies(found: Load, recorded: Mapping[str, int]) -> dict[str, float]:
+def _first_replies(found: RequestLoad, recorded: Mapping[str, int]) -> dict[str, float]:
     """Seconds from a version's publication to the beginning of the first request that it answered: p50 and the longest."""
     began: dict[int, float] = {}
     for one in found.streams:

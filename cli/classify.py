@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from evals.console import PlainConsole
-from evals.traffic import Prediction, Recorded, Score, read_traffic, replay, score
+from evals.traffic import KindPrediction, Recorded, Score, read_traffic, replay, score
 from store.errors import ConfigError
 from store.settings import Settings
 
@@ -39,7 +39,7 @@ def classify(settings: Settings, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
+def write_predictions(path: Path, predictions: Sequence[KindPrediction]) -> None:
     """Write one JSON line a request. Raises: ConfigError."""
     try:
         path.write_text(
@@ -49,7 +49,7 @@ def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
         raise ConfigError(f"cannot write {path}: {exc.strerror or exc}") from exc
 
 
-def _print_found(console: Console, rows: Sequence[Recorded], predictions: Sequence[Prediction]) -> None:
+def _print_found(console: Console, rows: Sequence[Recorded], predictions: Sequence[KindPrediction]) -> None:
     kinds = Counter(p.kind for p in predictions)
     sessions = {p.session for p in predictions if p.session is not None}
     relations = Counter(p.relation for p in predictions if p.kind == "main")

@@ -32,7 +32,7 @@ from cli.policies import chosen_policy, given_policy
 from cli.preferences import preferences
 from cli.recover import recover
 from cli.retrain import retrain
-from cli.text import LONG, clip
+from cli.text import LONG
 from cli.unused import DAYS, lines_of
 from cli.unused import to_json as unused_json
 from evals.console import table_console
@@ -47,7 +47,7 @@ from store.policies import policies_of
 from store.processes import is_alive
 from store.record import Record
 from store.settings import Settings
-from store.texts import last_user_text
+from store.texts import clip, last_user_text, three_digits
 from store.values import (
     BASE_VERSION,
     OPEN_RELEASES,
@@ -380,8 +380,8 @@ async def _versions(record: Record, settings: Settings, arguments: argparse.Name
             adapter.state.value + (" (pinned)" if adapter.version in pinned else ""),
             time.strftime("%m-%d %H:%M", time.localtime(adapter.created_at)),
             str(metrics.get("turns", "")),
-            *(() if is_narrow else (adapter.method, _number(metrics.get("loss")))),
-            _number(_distance(metrics)),
+            *(() if is_narrow else (adapter.method, three_digits(metrics.get("loss")))),
+            three_digits(_distance(metrics)),
             escape(clip(_reason(adapter, tried.get(adapter.version)), LONG)),
         )
     console.print(table)
@@ -425,10 +425,6 @@ def _version_json(adapter: AdapterVersion) -> Json:
         "created_at": adapter.created_at,
         "metrics": adapter.metrics,
     }
-
-
-def _number(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, int | float) else ""
 
 
 async def _why(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from cli.text import clip
+from store.texts import clip
 from store.values import ScoredTurn
 from store.wishes import OPPOSITES
 

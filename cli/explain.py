@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from rich.markup import escape
 
 from cli.opened_record import open_record
-from cli.text import LONG, clip
+from cli.text import LONG
 from evals.console import PlainConsole
 from recorder.classify import MEANINGS
 from recorder.linking import LINK_MEANINGS
 from store.errors import RecordError
 from store.settings import Settings
-from store.texts import last_user_text
+from store.texts import clip, last_user_text
 from store.values import Json
 
 

@@ -163,13 +163,13 @@ def _turn(
         raise ValueError("its messages are no list of chat messages")
     following = None
     if next_text or has_verdict:
-        role, said = next_role or "user", next_text or ""
+        role, text = next_role or "user", next_text or ""
         following = NextState(
             turn_id=turn_id,
             by_turn_id=f"{turn_id[:56]}-after",
             role=role,
-            text=said,
-            messages=({"role": role, "content": said},),
+            text=text,
+            messages=({"role": role, "content": text},),
             relation=Relation.NEXT,
             created_at=at,
         )

@@ -63,7 +63,7 @@ def _hub_problem(endpoint: str) -> str:
         with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=_HUB_WAIT_S):
             return ""
     except urllib.error.HTTPError:
-        return ""  # it answers; what it says of this model is said by the download
+        return ""  # it answers; the download reports what it answers about this model
     except (OSError, ValueError) as exc:
         return f"{endpoint} does not answer: {getattr(exc, 'reason', exc)}"
 

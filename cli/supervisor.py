@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import fcntl
 import os
 import signal
@@ -25,6 +24,7 @@ from cli.start_checks import check_start, notes_on_environment
 from migrations import upgrade
 from serving.ports import bind, free_port
 from store.errors import ConfigError, RecordError
+from store.processes import die_with_parent
 from store.record import Record
 from store.settings import (
     Settings,
@@ -37,7 +37,6 @@ from store.settings import (
 )
 from store.values import Heartbeat, gateway_name
 
-_PR_SET_PDEATHSIG = 1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
 #: A process that lived so long is not "dying again" when it ends by itself.
 _SETTLED_S = 30.0
@@ -76,7 +75,7 @@ class Child:
                 stdout=log,
                 stderr=log,
                 env=self.environment,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                preexec_fn=die_with_parent,
             )
         self.started_at = time.time()
 
@@ -304,11 +303,6 @@ def _detail(children: list[Child]) -> dict[str, dict[str, int | float | None]]:
         }
         for child in children
     }
-
-
-def _die_with_parent() -> None:
-    """Runs in the child: ask for a signal when the supervisor dies, even by kill -9."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _rotate(log: Path) -> None:

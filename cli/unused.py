@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cli.text import clip
 from store.drop_reasons import SENTENCES, sentence_of
 from store.lifecycle import DropReason
+from store.texts import clip
 from store.values import Json, UnusedComplaint
 
 #: `status` counts the complaints of so many days. Since the live version would be too short: what a batch drops is dropped just

@@ -16,11 +16,12 @@ from rich.markup import escape
 
 from cli.opened_record import open_record
 from cli.policies import chosen_policy
-from cli.text import LONG, clip
+from cli.text import LONG
 from evals.console import table_console
 from store.errors import ConfigError, RecordError
 from store.record import Record
 from store.settings import Settings
+from store.texts import clip
 from store.values import BASE_VERSION, AdapterState, AdapterVersion, WishEdit
 from store.wish_list import ListedWish, read_wishes
 

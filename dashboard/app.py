@@ -13,6 +13,7 @@ import math
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
@@ -44,8 +45,8 @@ from store.record import Record
 from store.record_handle import RecordHandle
 from store.releases import sentence
 from store.settings import Settings
-from store.texts import last_user_text, strip_controls
-from store.values import Feedback, Heartbeat, Selection, new_feedback_id
+from store.texts import clip, last_user_text, strip_controls
+from store.values import AdapterState, Feedback, Heartbeat, Selection, new_feedback_id
 from store.version import VERSION
 from telemetry.record_metrics import render_metrics
 
@@ -113,7 +114,7 @@ class Dashboard:
             loader=PackageLoader("dashboard"), autoescape=True, undefined=StrictUndefined, finalize=_visible, trim_blocks=True, lstrip_blocks=True
         )  # fmt: skip
         self._pages.filters |= {
-            "when": _when, "ago": _ago, "clip": _clip, "cut": _cut, "words": views.message_text, "asked": last_user_text, "path": _path, "release": sentence,
+            "when": _when, "ago": _ago, "clip": clip, "cut": _cut, "words": views.message_text, "asked": last_user_text, "path": _path, "ticks": _ticks, "release": sentence,
         }  # fmt: skip
 
     def routes(self) -> list[Route | Mount]:
@@ -132,6 +133,7 @@ class Dashboard:
             "/people": self._people,
             "/settings": self._settings_page,
             "/live": self._live,
+            "/running": self._running,
             "/evaluations": self._evaluations,
             "/evaluations/case": self._case,
             "/evaluations/picture": self._picture,
@@ -245,6 +247,10 @@ class Dashboard:
             return await page(request, viewer)
         except RecordError as exc:
             return self._render("problem.html", viewer, 503, title="The record cannot be read", text=str(exc))
+        except (ValueError, TypeError, KeyError, AttributeError):  # of a row that was damaged
+            log.exception("the page %s cannot be made", request.url.path)
+            text = "Something in the record that it shows is damaged. `logs/dashboard.log` has the details."
+            return self._render("problem.html", viewer, 500, title="This page cannot be shown", text=text)
 
     def _signed_in(self, key_name: str, response: Response) -> Response:
         response.set_cookie(
@@ -345,8 +351,19 @@ class Dashboard:
     async def _steps(self, request: Request, viewer: Viewer) -> Response:
         page = int(_number(request, "page") or 1)
         per_page = min(max(int(_number(request, "per_page") or _PER_PAGE), 1), _MAX_PER_PAGE)
-        found = await views.steps(await self._record.get(), viewer, page, per_page)
-        return self._render("steps.html", viewer, section="steps", **found)
+        record = await self._record.get()
+        found = await views.steps(record, viewer, page, per_page)
+        step = await self._step_of(record, viewer) if found["page"] == 1 else None
+        return self._render("steps.html", viewer, section="steps", step=step, **found)
+
+    async def _running(self, request: Request, viewer: Viewer) -> Response:
+        step = await self._step_of(await self._record.get(), viewer)
+        return self._render("running_part.html", viewer, step=step)
+
+    async def _step_of(self, record: Record, viewer: Viewer) -> views.Progress | None:
+        """Return the step of the viewer's policy that runs."""
+        step = await views.step_progress(record, await record.heartbeats(), time.time())
+        return step if step is not None and step.policy == viewer.policy else None
 
     async def _people(self, request: Request, viewer: Viewer) -> Response:
         base = self._settings.policy
@@ -360,16 +377,16 @@ class Dashboard:
 
     async def _settings_page(self, request: Request, viewer: Viewer) -> Response:
         _require_owner(viewer)
-        rows = views.settings_rows(self._settings, Settings())
+        rows = views.settings_rows(self._settings)
         return self._render("settings.html", viewer, section="settings", rows=rows)
 
     async def _live(self, request: Request, viewer: Viewer) -> Response:
         record = await self._record.get()
         # Before the counts, which take long.
-        beats = await record.heartbeats() if viewer.is_owner else ()
-        processes = views.processes(beats, time.time())
-        work = views.work_now(processes) if viewer.is_owner else []
-        step = await views.step_progress(record, processes, time.time())
+        beats, now = await record.heartbeats() if viewer.is_owner else (), time.time()
+        processes = views.processes(beats, now)
+        work = views.work_now(beats, now) if viewer.is_owner else []
+        step = await views.step_progress(record, beats, now)
         status = await self._status.get(record, viewer)
         name = "live_part.html" if "hx-request" in request.headers else "live.html"
         return self._render(
@@ -528,9 +545,19 @@ class Dashboard:
 
     async def _try(self, request: Request, viewer: Viewer) -> Response:
         _require_owner(viewer)
-        record = await self._record.get()
-        found = await views.versions(record, viewer)
-        return self._render("try.html", viewer, section="try", chat=self._chat, problem="", **found)
+        return await self._render_chat(viewer)
+
+    async def _render_chat(self, viewer: Viewer, problem: str = "") -> Response:
+        # The owner may look at another policy; the panel talks to this home's.
+        found = await views.versions(await self._record.get(), replace(viewer, policy=self._settings.policy))
+        others = [
+            (str(one.version), f"version {one.version}")
+            for one in found["versions"]
+            if one.state is AdapterState.PUBLISHED and one.version != found["live"]
+        ]
+        return self._render(
+            "try.html", viewer, 502 if problem else 200, section="try", chat=self._chat, problem=problem, live=found["live"], others=others,
+        )  # fmt: skip
 
     async def _try_post(self, request: Request, viewer: Viewer) -> Response:
         _require_owner(viewer)
@@ -538,12 +565,12 @@ class Dashboard:
         if form.get("action") == "clear":
             self._chat.clear()
             return RedirectResponse(f"{PREFIX}/try", 303)
-        problem = await self._chat.send(form.get("text", "").strip(), form.get("beside", "0"))
+        problem = await self._chat.send(
+            form.get("text", "").strip(), form.get("version", ""), form.get("beside", "0")
+        )
         if not problem:
             return RedirectResponse(f"{PREFIX}/try#newest", 303)
-        record = await self._record.get()
-        found = await views.versions(record, viewer)
-        return self._render("try.html", viewer, 502, section="try", chat=self._chat, problem=problem, **found)
+        return await self._render_chat(viewer, problem)
 
 
 def create_app(dashboard: Dashboard) -> Starlette:
@@ -640,14 +667,17 @@ def _ago(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s ago"
 
 
-def _clip(text: str, length: int = 120) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
 def _cut(text: str, length: int) -> str:
     """Return the text's beginning, its lines kept."""
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def _ticks(text: str) -> Markup:
+    """Return one of our sentences with the parts between backquotes as code."""
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if number % 2 else part
+        for number, part in enumerate(text.split("`"))
+    )
 
 
 def _path(text: str) -> str:

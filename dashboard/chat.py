@@ -13,10 +13,10 @@ _MAX_TEXT, _MAX_TOKENS = 4_000, 400
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What was asked, the answer of the live version, and that of the version beside it.
+    """What was asked, the answer of the chosen version, and that of the version beside it.
 
     Attributes:
-        turn_id: of the live version's turn.
+        turn_id: of the chosen version's turn.
         beside: name and answer of the other version; None: none was asked.
     """
 
@@ -28,18 +28,24 @@ class Exchange:
 
 
 class ChatPanel:
-    """One conversation with the live version. It is kept in memory, and recorded like any other."""
+    """One conversation. It is kept in memory, and recorded like any other.
+
+    Attributes:
+        version, beside: of the newest question: the version that was asked ("": the live one), and the one beside it ("": none).
+    """
 
     def __init__(self, gateway: Gateway, policy: str) -> None:
         self._gateway = gateway
         self._policy = policy
         self.exchanges: list[Exchange] = []
+        self.version, self.beside = "", "0"
 
     def clear(self) -> None:
         self.exchanges.clear()
 
-    async def send(self, text: str, beside: str) -> str:
-        """Ask the live version, and version ``beside`` of the policy unless it is "". Returns what went wrong; "" when all went well."""
+    async def send(self, text: str, version: str, beside: str) -> str:
+        """Ask a version, the live one when it is "", and version ``beside`` unless it is "". Returns what went wrong; "" when all went well."""
+        self.version, self.beside = version, beside
         if not text:
             return "Write something first."
         if len(text) > _MAX_TEXT:
@@ -49,17 +55,19 @@ class ChatPanel:
             messages += [{"role": "user", "content": one.asked}, {"role": "assistant", "content": one.answer}]
         messages.append({"role": "user", "content": text})
         try:
-            answer, turn_id, version = await self._ask(self._policy, messages)
+            answer, turn_id, name = await self._ask(self._name(version), messages)
             other = None
             if beside.isdecimal():
-                name = f"{self._policy}@{beside}"
-                other = (name, (await self._ask(name, messages, trains=False))[0])
+                other = (self._name(beside), (await self._ask(self._name(beside), messages, trains=False))[0])
         except UpstreamError as exc:
             return str(exc)
         except ValueError as exc:
             return f"The gateway answered: {exc}"
-        self.exchanges.append(Exchange(text, answer, version, turn_id, other))
+        self.exchanges.append(Exchange(text, answer, name, turn_id, other))
         return ""
+
+    def _name(self, version: str) -> str:
+        return f"{self._policy}@{version}" if version.isdecimal() else self._policy
 
     async def _ask(self, model: str, messages: list[Json], *, trains: bool = True) -> tuple[str, str, str]:
         """Return (answer, turn id, version). Raises: ValueError: an error reply. UpstreamError: the gateway cannot be reached."""

@@ -23,7 +23,7 @@ _PLOTS = {
     "facts": "Facts that are right",
     "tools": "Tool calls that are right",
 }
-#: Series of one plot: more than these are not told apart.
+#: Series of one plot: more than these cannot be distinguished.
 _MAX_SERIES = 6
 
 
@@ -63,7 +63,7 @@ def find_picture(folder: Path, name: str) -> Path | None:
 
 
 def read_case(folder: Path, run: str, number: int) -> Json | None:
-    """Return one case of a run: its measurements in order, what was said before each, and the versions in between; None: there is none.
+    """Return one case of a run: its measurements in order, the messages before each, and the versions in between; None: there is none.
 
     Raises:
         ValueError: the run cannot be read.

@@ -15,10 +15,10 @@ from recorder.classify import MEANINGS
 from recorder.linking import LINK_MEANINGS
 from store.catch_up import SILENT_S
 from store.client_warnings import warnings_of
-from store.drop_reasons import SENTENCES, sentence_of
+from store.drop_reasons import REMEDIES, SENTENCES, sentence_of
 from store.lifecycle import DropReason
 from store.record import Record
-from store.settings import Settings, to_json
+from store.settings import DEFAULT_ORIGIN, Settings, origins_of, to_json
 from store.texts import content_text, last_user_text, strip_controls
 from store.values import (
     OPEN_RELEASES,
@@ -31,10 +31,11 @@ from store.values import (
     StepReport,
 )
 from store.wish_list import read_wishes
+from trainer.gate_bounds import Bound, bounds, with_worst
 from trainer.hindsight import with_hint
 
-#: Judged turns that the first page looks at, and those of one point of its second chart.
-JUDGED, GROUP = 2_000, 25
+#: Judged turns that the first page looks at; those of one point of its second chart, at least and at most; points that it aims at.
+JUDGED, LEAST, MOST, POINTS = 2_000, 4, 25, 8
 #: Versions that the first chart shows at most, and callers whose counts are kept.
 CHART_POINTS, _MAX_CACHED = 60, 200
 #: Newest steps whose duration the running one is compared with.
@@ -60,9 +61,12 @@ STEP_METRICS: dict[str, str] = {
     "optimizer_steps": "optimizer steps",
     "learning_rate": "learning rate",
 }
-PHASES: dict[str, str] = {"teach_s": "teacher", "train_s": "training", "gate_s": "gate"}
-#: What a step's time went to, in order.
-TIMES: dict[str, str] = {"queue_s": "queue", "claim_s": "claim", **PHASES, "write_s": "write"}
+#: What a step's time went to, in order. `train_s` counts the teacher's time too.
+TIMES: dict[str, str] = {
+    "queue_s": "queue", "claim_s": "claim", "teach_s": "teacher", "train_s": "training", "gate_s": "gate", "write_s": "write",
+}  # fmt: skip
+#: The phases of a step that runs, in order.
+PHASES = tuple(about for about in TIMES.values() if about != "queue")
 #: What a device reports that training shares with the engine.
 DEVICE: dict[str, str] = {
     "device_wait_s": "training waited for the GPU, s",
@@ -152,7 +156,7 @@ async def overview(record: Record, viewer: Viewer) -> Json:
     """Return the first page: is it learning, and what was it asked for."""
     judged = await record.judged_turns(viewer.policy, JUDGED, viewer.key_name)
     live = await record.live_version(viewer.policy)
-    by_version = shares_by_version(judged)
+    by_version, over_time = shares_by_version(judged), shares_over_time(judged)
     trial = next(iter(await record.canary_releases(viewer.policy, stages=OPEN_RELEASES)), None)
     return {
         "live": live,
@@ -164,8 +168,9 @@ async def overview(record: Record, viewer: Viewer) -> Json:
         "version_chart": share_chart(
             by_version[-CHART_POINTS:], title="Complaints among judged turns, by version"
         ),
-        "time_chart": share_chart(shares_over_time(judged), title="Complaints among judged turns, over time"),
-        "group": GROUP,
+        "over_time": over_time,
+        "time_chart": share_chart(over_time, title="Complaints among judged turns, over time"),
+        "group": group_size(len(judged)),
         "is_paused": await record.is_paused(viewer.policy),
         "wishes": await read_wishes(record, viewer.policy, live) if viewer.can_change else [],
         "trainer": await record.beat_of("trainer") if viewer.is_owner else None,
@@ -188,11 +193,17 @@ def shares_by_version(judged: Sequence[JudgedTurn]) -> list[Share]:
 def shares_over_time(judged: Sequence[JudgedTurn]) -> list[Share]:
     """Return the share of complaints in consecutive groups of judged turns; the last group may be smaller."""
     found = []
-    for start in range(0, len(judged), GROUP):
-        some = judged[start : start + GROUP]
+    size = group_size(len(judged))
+    for start in range(0, len(judged), size):
+        some = judged[start : start + size]
         label = time.strftime("%m-%d %H:%M", time.localtime(some[0].created_at))
         found.append(share(label, sum(turn.value == -1 for turn in some), len(some)))
     return found
+
+
+def group_size(count: int) -> int:
+    """Return how many of ``count`` judged turns make one point: few at the beginning, so that a trend shows early."""
+    return min(MOST, max(LEAST, -(-count // POINTS)))
 
 
 def since_last_complaint(judged: Sequence[JudgedTurn]) -> int | None:
@@ -251,13 +262,14 @@ def lineage(adapters: Sequence[AdapterVersion], number: int) -> list[int]:
     return found
 
 
-def gate_measures(gate: Json) -> list[tuple[str, float | None, float | None]]:
-    """Return (measure, base model, this version) for each number that the gate took."""
-    after, base = gate.get("after") or {}, gate.get("base") or {}
+def gate_measures(gate: Json) -> list[tuple[str, float | None, float, Bound | None]]:
+    """Return (measure, base model, this version, bound) for each number that the gate took."""
+    after, base = with_worst(gate.get("after") or {}), with_worst(gate.get("base") or {})
+    limits = bounds(after, base)
     return [
-        (name, _figure(base.get(name)), _figure(value))
+        (name, _figure(base.get(name)), figure, limits.get(name))
         for name, value in after.items()
-        if _figure(value) is not None
+        if (figure := _figure(value)) is not None
     ]
 
 
@@ -277,10 +289,13 @@ def step_metrics(metrics: Json) -> list[tuple[str, float]]:
 
 
 def phases(metrics: Json) -> list[tuple[str, float]]:
-    """Return (phase, seconds)."""
-    return [
-        (about, metrics[name]) for name, about in PHASES.items() if _figure(metrics.get(name)) is not None
-    ]
+    """Return (phase, seconds) of what is known of a step."""
+    found = {
+        about: value for name, about in TIMES.items() if (value := _figure(metrics.get(name))) is not None
+    }
+    if "training" in found:
+        found["training"] = max(0.0, found["training"] - found.get("teacher", 0.0))
+    return list(found.items())
 
 
 def _figure(value: object) -> float | None:
@@ -295,7 +310,10 @@ async def unused(record: Record, viewer: Viewer, before: float | None) -> Json:
         counts[turn.drop_reason] = counts.get(turn.drop_reason, 0) + 1
     return {
         "turns": [(turn, sentence_of(DropReason(turn.drop_reason), turn.detail)) for turn in found],
-        "counts": [(code, SENTENCES[DropReason(code)], count) for code, count in counts.items()],
+        "counts": [
+            (code, SENTENCES[DropReason(code)], REMEDIES.get(DropReason(code), ""), count)
+            for code, count in counts.items()
+        ],
         "next_before": found[-1].dropped_at if len(found) == DROPPED else None,
         "warnings": warnings_of(await record.client_traffic(CLIENT_TURNS)) if viewer.is_owner else [],
     }
@@ -377,6 +395,7 @@ async def turn(record: Record, viewer: Viewer, reference: str) -> Json | None:
         "link_meaning": LINK_MEANINGS.get(link, link),
         "evidence": [(code, weight, MEANINGS.get(code, "")) for code, weight in story["kind_evidence"]],
         "dropped_because": sentence_of(DropReason(reason), story["drop_detail"]) if reason else "",
+        "mend": REMEDIES.get(DropReason(reason), "") if reason else "",
     }
 
 
@@ -432,20 +451,16 @@ def _step_row(
 ) -> Json:
     state = adapter.state.value if adapter else "failed" if step.error else "running"
     total = None if step.finished_at is None else (step.finished_at - step.started_at) * 1e3
-    teach = _figure(step.metrics.get("teach_s"))
-    times = [
-        (about, step.metrics[name] * 1e3)
-        for name, about in TIMES.items()
-        if _figure(step.metrics.get(name)) is not None
-    ]
+    distill = _figure(step.metrics.get("train_s"))
+    times = [(about, seconds * 1e3) for about, seconds in phases(step.metrics)]
     times += [("load", load.seconds * 1e3) for load in loads[:1]]
     return {
         "step": step,
         "state": state,
         "phase": phase_of(step, adapter),
-        "error": step.error,
+        "error": step.error or step.metrics.get("unreadable", ""),
         "batch": step.metrics.get("turns", len(samples)),
-        "distill_ms": None if teach is None else teach * 1e3,
+        "distill_ms": None if distill is None else distill * 1e3,
         "total_ms": total,
         "samples": [sample | {"teacher_text": teacher_text(sample)} for sample in samples],
         "metrics": step_metrics(step.metrics),
@@ -505,17 +520,17 @@ def phase_of(step: StepReport, adapter: AdapterVersion | None) -> str:
         return "gate" if adapter.state is AdapterState.REJECTED else "done"
     if step.error is None and step.finished_at is None:
         return "running"
-    return next((about for name, about in reversed(PHASES.items()) if name in step.metrics), "teacher")
+    return step.metrics.get("phase") or "teacher"
 
 
-def settings_rows(settings: Settings, defaults: Settings) -> list[tuple[str, str, str, bool]]:
-    """Return (name, value, what it is, whether it differs from the default); secrets are blanked."""
-    values, plain = to_json(settings), to_json(defaults)
+def settings_rows(settings: Settings) -> list[tuple[str, str, str, str]]:
+    """Return (name, value, what it is, from where); those that were given first. Secrets are blanked."""
+    values, origins = to_json(settings), origins_of(settings)
     fields = type(settings).model_fields
-    return [
-        (name, _shown(value), fields[name].description or "", value != plain.get(name))
-        for name, value in values.items()
+    rows = [
+        (name, _shown(value), fields[name].description or "", origins[name]) for name, value in values.items()
     ]
+    return sorted(rows, key=lambda row: row[3] == DEFAULT_ORIGIN)
 
 
 def _shown(value: Any) -> str:
@@ -560,38 +575,79 @@ def details(detail: Json, prefix: str = "") -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A training step that runs: for how long, and how long the policy's steps took; None: it is the first one."""
+    """A training step that runs.
+
+    Attributes:
+        phase: what it does now, for `phase_s` seconds.
+        typical: (phase, median seconds in the newest steps); []: it is the first step.
+    """
 
     policy: str
+    step_id: str
+    started_at: float
     seconds: float
-    expected_s: float | None
+    phase: str
+    phase_s: float
+    typical: list[tuple[str, float]]
+
+    @property
+    def expected_s(self) -> float:
+        return sum(seconds for _, seconds in self.typical)
+
+    @property
+    def share(self) -> float | None:
+        """How much of the step is done, from 0 to 1, by the typical times; None: unknown."""
+        if not self.expected_s:
+            return None
+        names = [name for name, _ in self.typical]
+        if self.phase not in names:
+            return min(1.0, self.seconds / self.expected_s)
+        at = names.index(self.phase)
+        done = sum(seconds for _, seconds in self.typical[:at]) + min(self.phase_s, self.typical[at][1])
+        return done / self.expected_s
 
 
-async def step_progress(record: Record, processes: Sequence[Json], now: float) -> Progress | None:
+async def step_progress(record: Record, beats: Sequence[Heartbeat], now: float) -> Progress | None:
     """Return how far the step is that the trainer works on; None: it works on none."""
-    beat = next(
-        (one["beat"] for one in processes if one["is_alive"] and one["beat"].process == "trainer"), None
-    )
+    beat = next((one for one in beats if one.process == "trainer" and now - one.at < SILENT_S), None)
     if beat is None or not (began := beat.detail.get("step_started_at")):
         return None
     policy = str(beat.detail.get("policy"))
-    took = [
-        step.finished_at - step.started_at
-        for step in await record.steps(policy, _STEPS_COMPARED)
-        if step.finished_at is not None and step.version is not None
-    ]
-    return Progress(policy, max(0.0, now - began), statistics.median(took) if took else None)
+    took: dict[str, list[float]] = {name: [] for name in PHASES}
+    for step in await record.steps(policy, _STEPS_COMPARED):
+        if step.version is not None:
+            for name, seconds in phases(step.metrics):
+                took.get(name, []).append(seconds)
+    return Progress(
+        policy=policy,
+        step_id=str(beat.detail.get("step_id", "")),
+        started_at=began,
+        seconds=max(0.0, now - began),
+        phase=str(beat.detail.get("phase", "")),
+        phase_s=max(0.0, now - beat.detail.get("phase_started_at", now)),
+        typical=[(name, statistics.median(some)) for name, some in took.items() if some],
+    )
 
 
-def work_now(processes: Sequence[Json]) -> list[tuple[str, str]]:
-    """Return (label, figure) of what runs now: requests, waiting journal entries, the trainer."""
-    alive = [one["beat"] for one in processes if one["is_alive"]]
+def work_now(beats: Sequence[Heartbeat], now: float) -> list[tuple[str, str]]:
+    """Return (label, figure) of what runs now: requests, waiting journal entries, recorder, trainer and backend."""
+    alive = [beat for beat in beats if now - beat.at < SILENT_S]
     gateways = [beat.detail for beat in alive if beat.process.startswith("proxy")]
-    recorder = next((beat.detail for beat in alive if beat.process == "recorder"), None)
-    trainer = next((beat.state for beat in alive if beat.process == "trainer"), "not running")
+    states = {beat.process: beat for beat in alive}
+    recorder, trainer = states.get("recorder"), states.get("trainer")
     return [
         ("requests in flight", str(sum(detail.get("in_flight", 0) for detail in gateways))),
         ("requests since the start", str(sum(detail.get("requests", 0) for detail in gateways))),
-        ("journal entries that wait", "–" if recorder is None else str(recorder.get("lag_turns", 0))),
-        ("trainer", trainer),
+        ("journal entries that wait", "–" if recorder is None else str(recorder.detail.get("lag_turns", 0))),
+        ("recorder", "not running" if recorder is None else recorder.state),
+        ("trainer", "not running" if trainer is None else trainer.state),
+        ("backend", backend_state(gateways)),
     ]
+
+
+def backend_state(gateways: Sequence[Json]) -> str:
+    """Return what the gateways say of their backends."""
+    ready = [bool((detail.get("backend") or {}).get("ready")) for detail in gateways]
+    if not ready:
+        return "unknown"
+    return "ready" if all(ready) else "does not answer"

@@ -45,7 +45,7 @@ def read_status(found: object, base_url: str) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class ReceivedReply:
     """One completion. `turn_id` is the id of the recorded turn, None when the response has none."""
 
     text: str
@@ -100,7 +100,7 @@ class PatinaClient:
 
     async def chat(
         self, messages: Sequence[Mapping[str, Any]], *, trains: bool = True, seed: int | None = None
-    ) -> Reply:
+    ) -> ReceivedReply:
         """Ask for one reply at temperature 1, which is what clients that set nothing get.
 
         Raises:
@@ -117,7 +117,7 @@ class PatinaClient:
         seed: int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
         logprobs: bool = False,
-    ) -> tuple[Reply, ChatCompletion]:
+    ) -> tuple[ReceivedReply, ChatCompletion]:
         """`chat`, with tools and log-probabilities; also gives the whole completion.
 
         Raises:
@@ -146,7 +146,7 @@ class PatinaClient:
         turn_id = raw.headers.get("x-patina-turn")
         if turn_id is not None:
             self.seen.append(turn_id)
-        reply = Reply(
+        reply = ReceivedReply(
             text=completion.choices[0].message.content or "",
             turn_id=turn_id,
             seconds=time.monotonic() - started,

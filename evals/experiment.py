@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from evals.client import PatinaClient
-from evals.methods import METHODS, Method
+from evals.methods import METHODS, EvalMethod
 from evals.metrics import Measures, Numbers, Probe, judge, plan_claims, plan_probes
 from evals.simulated_user import (
     USUAL_INTERACTIONS,
@@ -356,7 +356,7 @@ def _interaction_json(reading: Interaction, version: int) -> Json:
 
 
 def cases(
-    methods: Sequence[Method],
+    methods: Sequence[EvalMethod],
     users: Sequence[str],
     wants: Sequence[tuple[str, ...]],
     seeds: Iterable[int],

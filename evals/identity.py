@@ -17,7 +17,7 @@ from rich.table import Table
 
 from evals.client_models import HISTORIES, REQUESTS, lines_of
 from evals.console import PlainConsole
-from evals.traffic import Prediction, Recorded, Score, parse_line, read_traffic, replay, score
+from evals.traffic import KindPrediction, Recorded, Score, parse_line, read_traffic, replay, score
 from evals.weights import (
     hand_weights,
     leave_one_out,
@@ -34,19 +34,19 @@ Traffic = Mapping[str, Sequence[Recorded]]
 # --------------------------------------------------------------------- others
 
 
-def header_or_unknown(rows: Sequence[Recorded]) -> list[Prediction]:
+def header_or_unknown(rows: Sequence[Recorded]) -> list[KindPrediction]:
     """OpenClaw-RL's rule: session and kind from headers, else session "unknown" and side; a turn answers the one before."""
     return _in_order(
         rows, lambda row: (_header(row, b"x-session-id") or "unknown", _header(row, b"x-turn-type") or "side")
     )
 
 
-def one_a_model(rows: Sequence[Recorded]) -> list[Prediction]:
+def one_a_model(rows: Sequence[Recorded]) -> list[KindPrediction]:
     """MetaClaw's rule without its header: one session a model, every request a turn of it."""
     return _in_order(rows, lambda row: (f"tui-{row.chat.model if row.chat else ''}", "main"))
 
 
-def tools_are_main(rows: Sequence[Recorded]) -> list[Prediction]:
+def tools_are_main(rows: Sequence[Recorded]) -> list[KindPrediction]:
     """A request without tools is a side turn; requests that begin with the same user message are one session."""
 
     def decide(row: Recorded) -> tuple[str, str]:
@@ -61,7 +61,9 @@ def _header(row: Recorded, name: bytes) -> str | None:
     return next((value.decode("latin-1") for found, value in row.headers if found == name), None)
 
 
-def _in_order(rows: Sequence[Recorded], decide: Callable[[Recorded], tuple[str, str]]) -> list[Prediction]:
+def _in_order(
+    rows: Sequence[Recorded], decide: Callable[[Recorded], tuple[str, str]]
+) -> list[KindPrediction]:
     newest: dict[str, int] = {}
     found = []
     for row in rows:
@@ -74,8 +76,8 @@ def _in_order(rows: Sequence[Recorded], decide: Callable[[Recorded], tuple[str, 
     return found
 
 
-def _prediction(row: Recorded, session: str | None, kind: str, parent: int | None) -> Prediction:
-    return Prediction(
+def _prediction(row: Recorded, session: str | None, kind: str, parent: int | None) -> KindPrediction:
+    return KindPrediction(
         seq=row.seq,
         session=session,
         kind=kind,
@@ -87,7 +89,7 @@ def _prediction(row: Recorded, session: str | None, kind: str, parent: int | Non
     )
 
 
-BASELINES: dict[str, Callable[[Sequence[Recorded]], list[Prediction]]] = {
+BASELINES: dict[str, Callable[[Sequence[Recorded]], list[KindPrediction]]] = {
     "header, else unknown and side (OpenClaw-RL)": header_or_unknown,
     "one session a model (MetaClaw)": one_a_model,
     "no tools = side": tools_are_main,
@@ -132,7 +134,7 @@ def table_of(title: str, scores: Mapping[str, Score]) -> Table:
     return table
 
 
-def scored(rows: Sequence[Recorded], predictions: Sequence[Prediction]) -> Score:
+def scored(rows: Sequence[Recorded], predictions: Sequence[KindPrediction]) -> Score:
     found = score(rows, predictions)
     assert found is not None, "the traffic has no labels"
     return found

@@ -33,6 +33,7 @@ class PendingReply:
     turn: AnsweredTurn
     prompt_ids: tuple[int, ...]
     version: int
+    temperature: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,7 @@ class InProcessLearner:
                 request=turn.request,
                 completion=turn.completion,
                 prompt_token_ids=reply.prompt_ids,
-                temperature=1.0,
+                temperature=reply.temperature,
                 logprob_mode=LogprobMode.RAW,
                 verdict=verdict,
                 next_text=words,

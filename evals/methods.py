@@ -35,7 +35,7 @@ _BARE: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
+class EvalMethod:
     """A way to change a policy, or not to.
 
     Attributes:
@@ -54,8 +54,8 @@ class Method:
 EQUAL_STEPS = 6
 
 
-def _equal_steps(method: Method) -> Method:
-    return Method(
+def _equal_steps(method: EvalMethod) -> EvalMethod:
+    return EvalMethod(
         name=f"{method.name}-{EQUAL_STEPS}",
         settings={**method.settings, "steps_per_batch": EQUAL_STEPS},
         about=f"{method.about}; {EQUAL_STEPS} optimizer steps a batch, as ours",
@@ -63,23 +63,23 @@ def _equal_steps(method: Method) -> Method:
 
 
 _METHODS = (
-    Method(name="combine", settings={"method": "combine"}, about="Patina's default: reverse KL on top-20 + 0.3 rl, anchors"),
-    Method(name="sdpo", settings={"method": "sdpo"}, about="Patina: Jensen-Shannon on top-20, anchors"),
-    Method(name="opd", settings={"method": "opd"}, about="Patina: reverse KL on top-20, anchors"),
-    Method(name="rl", settings={"method": "rl"}, about="Patina: verdict less its running mean, anchors"),
-    Method(name="none", kind="none", about="baseline: the same conversations, nothing learnt"),
-    Method(name="memory", kind="memory", about="baseline: complaints collected into the system prompt, nothing learnt"),
-    Method(
+    EvalMethod(name="combine", settings={"method": "combine"}, about="Patina's default: reverse KL on top-20 + 0.3 rl, anchors"),
+    EvalMethod(name="sdpo", settings={"method": "sdpo"}, about="Patina: Jensen-Shannon on top-20, anchors"),
+    EvalMethod(name="opd", settings={"method": "opd"}, about="Patina: reverse KL on top-20, anchors"),
+    EvalMethod(name="rl", settings={"method": "rl"}, about="Patina: verdict less its running mean, anchors"),
+    EvalMethod(name="none", kind="none", about="baseline: the same conversations, nothing learnt"),
+    EvalMethod(name="memory", kind="memory", about="baseline: complaints collected into the system prompt, nothing learnt"),
+    EvalMethod(
         name="openclaw-rl",
         settings={**_BARE, "method": "rl"},
         about="OpenClaw-RL, binary: A = r on every token, clipped surrogate (.2 / .28)",
     ),
-    Method(
+    EvalMethod(
         name="openclaw-opd",
         settings={**_BARE, "method": "opd", "opd_support": "token", "opd_clip": 1e9},
         about="OpenClaw-RL, OPD: A = log-probability of the hinted teacher less that of the policy, per sampled token",
     ),
-    Method(
+    EvalMethod(
         name="openclaw-combine",
         settings={
             **_BARE,
@@ -91,7 +91,7 @@ _METHODS = (
         },
         about="OpenClaw-RL, combined: the sum of both advantages, weights 1 and 1",
     ),
-    Method(
+    EvalMethod(
         name="claas",
         settings={
             **_BARE,
@@ -104,7 +104,7 @@ _METHODS = (
         },
         about="CLaaS: generalised Jensen-Shannon on the teacher's top-20, renormalised; frozen base teacher",
     ),
-    Method(
+    EvalMethod(
         name="user-interactions",
         settings={
             **_BARE,
@@ -118,7 +118,7 @@ _METHODS = (
     ),
 )  # fmt: skip
 _REFERENCES = ("openclaw-rl", "openclaw-opd", "openclaw-combine", "claas", "user-interactions")
-METHODS: Mapping[str, Method] = {
+METHODS: Mapping[str, EvalMethod] = {
     method.name: method
     for method in (*_METHODS, *(_equal_steps(method) for method in _METHODS if method.name in _REFERENCES))
 }
@@ -132,7 +132,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def parse_methods(text: str) -> tuple[Method, ...]:
+def parse_methods(text: str) -> tuple[EvalMethod, ...]:
     """Return the methods of a comma-separated list of names and groups, once each.
 
     Raises:
@@ -151,5 +151,5 @@ def parse_methods(text: str) -> tuple[Method, ...]:
     return tuple(METHODS[name] for name in dict.fromkeys(names))
 
 
-def names(methods: Sequence[Method]) -> tuple[str, ...]:
+def names(methods: Sequence[EvalMethod]) -> tuple[str, ...]:
     return tuple(method.name for method in methods)

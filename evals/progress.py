@@ -17,6 +17,7 @@ from rich.text import Text
 from evals.metrics import Measures
 from evals.preferences import PREFERENCES
 from evals.simulated_user import Interaction
+from store.texts import clip
 
 #: Interactions in the moving mean.
 WINDOW = 8
@@ -89,7 +90,7 @@ class View:
             self._phase = _MEASURING
         self._show(
             f"{count:3d}  v{version:<3d} score {self._scores[-1]:.2f} "
-            f"(last {WINDOW}: {moving_mean(self._scores)[-1]:.2f})  {_clip(interaction.reply, 60)!r} -> {interaction.words!r}"
+            f"(last {WINDOW}: {moving_mean(self._scores)[-1]:.2f})  {clip(interaction.reply, 60)!r} -> {interaction.words!r}"
         )
 
     def measured(self, count: int, version: int, measures: Measures) -> None:
@@ -133,11 +134,11 @@ class View:
             parts.append(
                 Text.assemble(
                     ("question ", "dim"),
-                    f"{_clip(self._last.task.text)}\n",
+                    f"{clip(self._last.task.text, 96)}\n",
                     ("reply    ", "dim"),
-                    f"{_clip(self._last.reply)}\n",
+                    f"{clip(self._last.reply, 96)}\n",
                     ("reaction ", "dim"),
-                    (_clip(self._last.words), "red" if self._last.violated else "green"),
+                    (clip(self._last.words, 96), "red" if self._last.violated else "green"),
                 )
             )
         return Panel(Group(*parts), title="Patina demo", border_style="cyan")
@@ -177,8 +178,3 @@ def wanted(preferences: Sequence[str]) -> str:
 
 def percent(share: float) -> str:
     return f"{round(100 * share)} %"
-
-
-def _clip(text: str, length: int = 96) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= length else text[: length - 1] + "…"

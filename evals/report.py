@@ -22,6 +22,7 @@ from evals.metrics import interval, mean
 from evals.preferences import PREFERENCES
 from evals.simulated_user import scenario
 from store.errors import ConfigError
+from store.texts import three_digits
 from store.values import Json
 
 Group = tuple[str, tuple[str, ...], int]
@@ -442,7 +443,7 @@ def _versions(name: str, row: Json) -> str:
     lines = "".join(
         f'<tr><td>{v["version"]}</td><td>{_e(v["state"])}</td><td class="text">{_e(v["reason"])}</td>'
         + "".join(
-            f"<td>{_number(v.get(key))}</td>" for key in ("turns", "loss", "kl_to_base", "learning_rate")
+            f"<td>{three_digits(v.get(key))}</td>" for key in ("turns", "loss", "kl_to_base", "learning_rate")
         )
         + "</tr>"
         for v in row["versions"]
@@ -452,10 +453,6 @@ def _versions(name: str, row: Json) -> str:
         "<tr><th>version</th><th>state</th><th class='text'>made of</th><th>turns</th><th>loss</th><th>KL to base</th><th>rate</th></tr></thead>"
         f"<tbody>{lines}</tbody></table></div></details>"
     )
-
-
-def _number(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, int | float) else ""
 
 
 def _e(text: Any) -> str:

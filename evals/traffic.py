@@ -59,7 +59,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class KindPrediction:
     """What the recorder makes of one request.
 
     Attributes:
@@ -221,7 +221,7 @@ def _empty_record() -> bytes:
 
 async def replay(
     rows: Sequence[Recorded], weights: Mapping[str, float] = WEIGHTS, *, restarts: Collection[int] = ()
-) -> list[Prediction]:
+) -> list[KindPrediction]:
     """Take recorded requests through the recorder's code, one after the other, over a record of their own.
 
     Args:
@@ -259,7 +259,7 @@ async def _live(record: Record, rows: Sequence[Recorded], weights: Mapping[str, 
             raise ConfigError(f"request {row.seq} cannot be replayed: {recorder.last_unwritable}")
 
 
-def predictions(rows: Iterable[Recorded], turns: Iterable[NewTurn]) -> list[Prediction]:
+def predictions(rows: Iterable[Recorded], turns: Iterable[NewTurn]) -> list[KindPrediction]:
     """Return one prediction a request; ``turns`` are those of `turn_of`'s names, siblings of n > 1 included."""
     turns = list(turns)
     by_id = {turn.turn_id: turn for turn in turns}
@@ -286,7 +286,7 @@ def predictions(rows: Iterable[Recorded], turns: Iterable[NewTurn]) -> list[Pred
         turn = by_id.get(turn_of(row.seq))
         if turn is None:
             found.append(
-                Prediction(
+                KindPrediction(
                     seq=row.seq,
                     session=None,
                     kind="none",
@@ -300,7 +300,7 @@ def predictions(rows: Iterable[Recorded], turns: Iterable[NewTurn]) -> list[Pred
         last = final.get(turn.turn_id)
         place = moved.get(turn.turn_id) or turn
         found.append(
-            Prediction(
+            KindPrediction(
                 seq=row.seq,
                 session=place.session_id,
                 kind=(last or turn).kind.value,
@@ -373,7 +373,7 @@ class Score:
         return self.paired / self.pairable if self.pairable else 1.0
 
 
-def score(rows: Sequence[Recorded], predictions: Sequence[Prediction]) -> Score | None:
+def score(rows: Sequence[Recorded], predictions: Sequence[KindPrediction]) -> Score | None:
     """Hold predictions against labels; None when no line has one."""
     labelled = [(row, p) for row, p in zip(rows, predictions, strict=True) if row.label is not None]
     if not labelled:

@@ -16,24 +16,30 @@ import recorder
 from evals.client_models import HISTORIES, REQUESTS
 from evals.identity import Traffic, modelled, read_folder
 from evals.traffic import replay
-from evals.weights import FOLDER, MAX_WEIGHT, Sample, fit, hand_weights, read_samples
+from evals.weights import FOLDER, MAX_WEIGHT, LabelledRequest, fit, hand_weights, read_samples
 from recorder.classify import LINKED, MEANINGS, SIDE_FROM
 
 
-async def sample_traffic(traffic: Traffic, weights: Mapping[str, float]) -> list[Sample]:
+async def sample_traffic(traffic: Traffic, weights: Mapping[str, float]) -> list[LabelledRequest]:
     """Return the evidence codes of labelled traffic as the recorder sees them under ``weights``."""
     found = []
     for client, rows in traffic.items():
-        for row, said in zip(rows, await replay(rows, weights), strict=True):
+        for row, replayed in zip(rows, await replay(rows, weights), strict=True):
             label = row.label or {}
             is_certain = label.get("kind") in ("main", "side") and not label.get("ambiguous")
             # Where linking decides alone, the words of a request say nothing: "and?" from another agent looks like a person's.
-            if is_certain and row.chat is not None and said.kind_reason not in (*LINKED, "side_tool_results"):
-                found.append(Sample(client=client, codes=said.codes, is_side=label["kind"] == "side"))
+            if (
+                is_certain
+                and row.chat is not None
+                and replayed.kind_reason not in (*LINKED, "side_tool_results")
+            ):
+                found.append(
+                    LabelledRequest(client=client, codes=replayed.codes, is_side=label["kind"] == "side")
+                )
     return found
 
 
-def write_features(samples: Iterable[Sample], path: Path) -> None:
+def write_features(samples: Iterable[LabelledRequest], path: Path) -> None:
     path.write_text(
         "".join(
             json.dumps(

@@ -16,7 +16,7 @@ from store.errors import ConfigError
 from store.settings import Settings
 from store.values import Json
 from trainer.canaries import load_canaries
-from trainer.gate import Probe
+from trainer.gate import GateProbe
 from trainer.policy import LocalPolicy
 from trainer.protocol import Weights
 
@@ -98,7 +98,7 @@ def measure_versions(settings: Settings, folders: Sequence[Path | None]) -> list
         seed=settings.seed,
         quantize=settings.quantize == "4bit",
     )
-    probe = Probe(policy, load_canaries(settings.model_path), share=_ALL)
+    probe = GateProbe(policy, load_canaries(settings.model_path), share=_ALL)
     found: list[Scores] = []
     for folder in folders:
         if folder is None:

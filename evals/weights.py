@@ -31,7 +31,7 @@ Weights = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class LabelledRequest:
     """Evidence codes of one labelled request."""
 
     client: str
@@ -45,19 +45,21 @@ def hand_weights() -> dict[str, float]:
     return found
 
 
-def read_samples() -> list[Sample]:
+def read_samples() -> list[LabelledRequest]:
     """Return the training data of this repository."""
     lines = (FOLDER / "features.jsonl").read_text("utf-8").splitlines()
     return [_sample(json.loads(line)) for line in lines] + read_cases()
 
 
-def _sample(line: Mapping[str, object]) -> Sample:
+def _sample(line: Mapping[str, object]) -> LabelledRequest:
     codes = line["codes"]
     assert isinstance(codes, str)
-    return Sample(client=str(line["client"]), codes=tuple(codes.split()), is_side=line["kind"] == "side")
+    return LabelledRequest(
+        client=str(line["client"]), codes=tuple(codes.split()), is_side=line["kind"] == "side"
+    )
 
 
-def read_cases() -> list[Sample]:
+def read_cases() -> list[LabelledRequest]:
     """Return the single requests; each counts as a client of its own."""
     found = []
     for number, line in enumerate((FOLDER / "cases.jsonl").read_text("utf-8").splitlines()):
@@ -68,11 +70,11 @@ def read_cases() -> list[Sample]:
         messages.append({"role": "user", "content": case["user"]})
         codes = [*find_codes(messages, case["request"]), *(["extends_main"] if case["later"] else [])]
         name = f"{_CASE}{number}"
-        found.append(Sample(client=name, codes=tuple(codes), is_side=case["kind"] == "side"))
+        found.append(LabelledRequest(client=name, codes=tuple(codes), is_side=case["kind"] == "side"))
     return found
 
 
-def fit(samples: Sequence[Sample], prior: Weights, *, steps: int = 60) -> dict[str, float]:
+def fit(samples: Sequence[LabelledRequest], prior: Weights, *, steps: int = 60) -> dict[str, float]:
     """Return the weights with the highest posterior probability (Newton's method).
 
     Each client has the weight of at most eight main and eight side turns, a single case that of `CASE_WEIGHT` turns.
@@ -106,7 +108,7 @@ def fit(samples: Sequence[Sample], prior: Weights, *, steps: int = 60) -> dict[s
 
 
 def leave_one_out(
-    samples: Sequence[Sample], clients: Iterable[str], prior: Weights
+    samples: Sequence[LabelledRequest], clients: Iterable[str], prior: Weights
 ) -> dict[str, dict[str, float]]:
     """Return for each client the weights that are trained without it."""
     return {client: fit([s for s in samples if s.client != client], prior) for client in clients}
@@ -126,9 +128,9 @@ def _is_words(code: str) -> bool:
     return code.startswith(("ask_", "role_", "topic_"))
 
 
-def restrict(samples: Sequence[Sample], known: Weights) -> list[Sample]:
+def restrict(samples: Sequence[LabelledRequest], known: Weights) -> list[LabelledRequest]:
     """Return the samples with only those codes that ``known`` has."""
     return [
-        Sample(client=s.client, codes=tuple(c for c in s.codes if c in known), is_side=s.is_side)
+        LabelledRequest(client=s.client, codes=tuple(c for c in s.codes if c in known), is_side=s.is_side)
         for s in samples
     ]

@@ -290,7 +290,7 @@ class Recited:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SmallTalk:
     """Small talk, or a question beyond the model. `replies` by (spanish, formal), `**` around the word to set bold."""
 
     text: str
@@ -514,16 +514,16 @@ def content(rng: random.Random) -> Content:
         )
     if kind < 0.93:
         texts, replies, value = rng.choice(_SMALL_TALK)
-        return Said(rng.choice(texts), _by_manner(replies), value)
+        return SmallTalk(rng.choice(texts), _by_manner(replies), value)
     if kind < 0.955:
         wording = rng.choice(_BEYOND)
         named = rng.choice(FACTS[:96]).subject if "{s}" in wording else made_up_name(rng)
         when = rng.choice(("yesterday", "tomorrow", "last week", "today"))
         unknown = _by_manner([reply.format(n=named) for reply in _UNKNOWN])
-        return Said(wording.format(n=named, s=named, w=when), unknown, "unknown")
+        return SmallTalk(wording.format(n=named, s=named, w=when), unknown, "unknown")
     wordings, said = rng.choice(_NAMED)
     named = " ".join(made_up_name(rng) for _ in range(rng.choice((1, 1, 2, 3))))
-    return Said(
+    return SmallTalk(
         rng.choice(wordings).format(n=named), _by_manner([reply.format(n=named) for reply in said]), named
     )
 
@@ -680,7 +680,7 @@ class _Chat:
             text, replies, value = self.rng.choice(THANKS), _WELCOME, "You are welcome"
         else:
             text, replies, value = self.rng.choice(NEUTRAL), _READY, "ready"
-        said = Said(text, _by_manner(replies), value)
+        said = SmallTalk(text, _by_manner(replies), value)
         self.user(text)
         kept = self.last
         self.answer(said)
@@ -963,7 +963,7 @@ class Errand:
     def reply(self, rng: random.Random, how: Manner) -> str:
         values = list(self.arguments.values())
         if self.outcome is None:
-            said = Said(
+            said = SmallTalk(
                 self.text,
                 _by_manner(
                     (

@@ -32,7 +32,7 @@ _CALL = re.compile(r"<tool_call>\s*(\{.*\})\s*</tool_call>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class GreedyReply:
     """`text` without the end token; `tokens` with it; `ended` says that the model itself stopped."""
 
     text: str
@@ -40,7 +40,7 @@ class Reply:
     ended: bool
 
 
-class Policy:
+class MeasuredModel:
     """A folder, loaded for batched generation."""
 
     def __init__(self, folder: Path, *, seed: int = 0) -> None:
@@ -56,9 +56,9 @@ class Policy:
         )
 
     @torch.inference_mode()
-    def replies(self, prompts: Sequence[str], *, greedy: bool = False, batch: int = 64) -> list[Reply]:
+    def replies(self, prompts: Sequence[str], *, greedy: bool = False, batch: int = 64) -> list[GreedyReply]:
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-        found: dict[int, Reply] = {}
+        found: dict[int, GreedyReply] = {}
         for start in range(0, len(order), batch):
             chosen = order[start : start + batch]
             inputs = self.tokenizer(
@@ -76,8 +76,8 @@ class Policy:
             for index, row in zip(chosen, output[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):
                 ended = self.tokenizer.eos_token_id in row
                 length = row.index(self.tokenizer.eos_token_id) + 1 if ended else len(row)
-                said = row[: length - 1] if ended else row
-                found[index] = Reply(text=self.tokenizer.decode(said), tokens=length, ended=ended)
+                kept = row[: length - 1] if ended else row
+                found[index] = GreedyReply(text=self.tokenizer.decode(kept), tokens=length, ended=ended)
         return [found[index] for index in range(len(prompts))]
 
 
@@ -91,21 +91,23 @@ def _rate(hits: Sequence[bool]) -> float:
 
 def _ways(style: Style, rng: random.Random) -> dict[str, Callable[[Question], list[Message]]]:
     """The four ways to ask for a style, each in held-out wording."""
-    said, complaint = style.heldout_instructions, style.heldout_complaints
+    instructions, complaints = style.heldout_instructions, style.heldout_complaints
     return {
         "system": lambda question: [
-            {"role": "system", "content": system_prompt(rng, [rng.choice(said)])},
+            {"role": "system", "content": system_prompt(rng, [rng.choice(instructions)])},
             _user(question.text),
         ],
-        "user": lambda question: [_user(f"{question.text} {rng.choice(said)}")],
-        "hint": lambda question: with_hint([_user(question.text)], rng.choice(said), is_reaction=False),
+        "user": lambda question: [_user(f"{question.text} {rng.choice(instructions)}")],
+        "hint": lambda question: with_hint(
+            [_user(question.text)], rng.choice(instructions), is_reaction=False
+        ),
         "reaction": lambda question: with_hint(
-            [_user(question.text)], rng.choice(complaint), is_reaction=True
+            [_user(question.text)], rng.choice(complaints), is_reaction=True
         ),
     }
 
 
-def measure_facts(policy: Policy, *, count: int | None = None) -> dict[str, Any]:
+def measure_facts(policy: MeasuredModel, *, count: int | None = None) -> dict[str, Any]:
     """Held-out pairs without any wish: facts right, and how often the default manner meets each style by itself."""
     questions = HELDOUT[:count]
     prompts = [policy.prompt([_user(question.text)]) for question in questions]
@@ -130,7 +132,7 @@ def measure_facts(policy: Policy, *, count: int | None = None) -> dict[str, Any]
     }
 
 
-def measure_following(policy: Policy, *, count: int, seed: int) -> dict[str, Any]:
+def measure_following(policy: MeasuredModel, *, count: int, seed: int) -> dict[str, Any]:
     """Each style asked for in each of four ways; and opposites: plainly, and after the style itself in the system prompt."""
     rng = random.Random(seed)
     follow: dict[str, dict[str, float]] = {}
@@ -167,7 +169,7 @@ def measure_following(policy: Policy, *, count: int, seed: int) -> dict[str, Any
     return {"follow": follow, "later_wins": later_wins, "facts_in_style": _rate(facts)}
 
 
-def measure_chat(policy: Policy, *, count: int, seed: int) -> dict[str, Any]:
+def measure_chat(policy: MeasuredModel, *, count: int, seed: int) -> dict[str, Any]:
     """Complaint, redo, next question: the redo complies and the style persists. And thanks in the reaction template move nothing."""
     rng = random.Random(seed)
     redo: dict[str, float] = {}
@@ -220,7 +222,7 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
     return str(call["name"]), call["arguments"]
 
 
-def measure_tools(policy: Policy, *, count: int, seed: int) -> dict[str, Any]:
+def measure_tools(policy: MeasuredModel, *, count: int, seed: int) -> dict[str, Any]:
     """Calls (valid, right tool, right arguments), answers that use the result, and questions that need no tool."""
     rng = random.Random(seed)
     errands: list[Errand] = [errand(rng, kind) for kind in sorted(TOOL_KINDS) for _ in range(count)]
@@ -273,7 +275,7 @@ def measure_tools(policy: Policy, *, count: int, seed: int) -> dict[str, Any]:
     }
 
 
-def measure_speed(policy: Policy) -> dict[str, float]:
+def measure_speed(policy: MeasuredModel) -> dict[str, float]:
     """Sampled tokens a second, prompts of one question, by batch size (this machine, this load)."""
     speed: dict[str, float] = {}
     for batch in (1, 16):
@@ -286,7 +288,7 @@ def measure_speed(policy: Policy) -> dict[str, float]:
 
 def measure(folder: Path = BUILTIN, *, count: int = 48, seed: int = 0) -> dict[str, Any]:
     """All of it; `count` replies a cell."""
-    policy = Policy(folder, seed=seed)
+    policy = MeasuredModel(folder, seed=seed)
     return {
         **measure_facts(policy),
         **measure_following(policy, count=count, seed=seed),

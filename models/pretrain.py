@@ -178,7 +178,7 @@ def rows(fast: PreTrainedTokenizerFast, rng: random.Random, length: int, *, long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class TokenBatch:
     """`ids`, `targets`, `positions` [B, L]; `mask` [B, 1, L, L], True where a token may look."""
 
     ids: Tensor
@@ -187,7 +187,7 @@ class Batch:
     mask: Tensor
 
 
-def stack(packed: list[Row], length: int, pad: int) -> Batch:
+def stack(packed: list[Row], length: int, pad: int) -> TokenBatch:
     """Rows padded to `length`: one shape for all batches, so that `torch.compile` compiles once."""
 
     def padded(values: list[list[int]], fill: int) -> Tensor:
@@ -196,7 +196,7 @@ def stack(packed: list[Row], length: int, pad: int) -> Batch:
     blocks = padded([row.blocks for row in packed], -1)
     causal = torch.ones(length, length, dtype=torch.bool).tril()
     mask = (blocks[:, :, None] == blocks[:, None, :]) & causal
-    return Batch(
+    return TokenBatch(
         ids=padded([row.ids for row in packed], pad),
         targets=padded([row.targets for row in packed], -100),
         positions=padded([row.positions for row in packed], 0),
@@ -222,7 +222,7 @@ def build(fast: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def loss_of(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
+def loss_of(model: Qwen3ForCausalLM, batch: TokenBatch) -> Tensor:
     """Mean cross-entropy over what the assistants say; logits are computed at those places only."""
     hidden = model.model(
         input_ids=batch.ids, position_ids=batch.positions, attention_mask=batch.mask, use_cache=False
@@ -326,7 +326,7 @@ def _optimizers(model: Qwen3ForCausalLM, learning_rate: float) -> list[torch.opt
     ]
 
 
-def _batches(fast: PreTrainedTokenizerFast, rng: random.Random) -> Iterator[tuple[Batch, int]]:
+def _batches(fast: PreTrainedTokenizerFast, rng: random.Random) -> Iterator[tuple[TokenBatch, int]]:
     """Yield batches and their numbers of tokens; every `LONG_EVERY`-th has long rows."""
     short_rows = rows(fast, rng, ROW, long=False)
     long_rows = rows(fast, rng, LONG_ROW, long=True)

@@ -7,7 +7,8 @@ and keeps it to its end. A new version is never loaded under an old name, becaus
 All policies of the base model (`store.policies`) share the backend's adapter slots. The shared policy keeps its slot. Another one is *cold*
 while its live version is not loaded: its next request waits, for a bounded time, until the version is loaded in place of the one that was
 unused longest. When every slot is in use for so long, the base model answers. A new version of a policy that is in use waits until a slot
-is idle, not its requests. After a restart of the backend (which loses its adapters) requests wait for the shared policy's version.
+is idle, not its requests. A version that the backend has from another gateway, or from before a restart, is attested here before requests
+are routed to it. After a restart of the backend (which loses its adapters) requests wait for the shared policy's version.
 """
 
 from __future__ import annotations
@@ -295,8 +296,8 @@ class AdapterAlias:
         self._base: str | None = None
         self._shared = _Pointer()
         self._pointers: dict[str, _Pointer] = {policy: self._shared}
-        self._loaded: set[str] = set()
-        self._attested: dict[str, str] = {}  # outcome of the newest load, by name
+        self._loaded: set[str] = set()  # on the backend, by whichever gateway
+        self._attested: dict[str, str] = {}  # outcome by name; of those that this gateway may route to
         self._load_s: dict[str, float] = {}  # seconds of the newest load, by name
         self._leases: Counter[str] = Counter()  # by name, ``policy@0`` too
         self._used_at: dict[str, float] = {}
@@ -419,7 +420,7 @@ class AdapterAlias:
         try:
             if version == BASE_VERSION:
                 return True
-            if name not in self._loaded or not self._locks.hold(name):
+            if name not in self._attested or not self._locks.hold(name):
                 loaded = self._demanded.setdefault(name, asyncio.Event())
                 self._wake.set()
                 with contextlib.suppress(TimeoutError):
@@ -428,7 +429,7 @@ class AdapterAlias:
         except BaseException:
             self._release_version(policy, version)
             raise
-        if name not in self._loaded:
+        if name not in self._attested:
             self._release_version(policy, version)
             return False
         self._used_at[name] = time.monotonic()
@@ -501,7 +502,8 @@ class AdapterAlias:
     async def _follow(self, policy: str, pointer: _Pointer) -> None:
         """Make the version live that the record wants. A cold policy's is loaded with its next request."""
         is_warm = adapter_name(policy, pointer.live) in self._loaded
-        if is_warm or self._has_free_slot() or self._is_available(policy, pointer.target):
+        needs_no_slot = pointer.target == BASE_VERSION or adapter_name(policy, pointer.target) in self._loaded
+        if is_warm or needs_no_slot or self._has_free_slot():
             await self._activate(policy, pointer)
         else:
             pointer.live = pointer.target
@@ -581,7 +583,7 @@ class AdapterAlias:
             self._activity = {}  # the next check finds out whether the backend is healthy
 
     def _is_available(self, policy: str, version: int) -> bool:
-        return version == BASE_VERSION or adapter_name(policy, version) in self._loaded
+        return version == BASE_VERSION or adapter_name(policy, version) in self._attested
 
     async def _read_targets(self) -> None:
         record = self._record()
@@ -639,7 +641,9 @@ class AdapterAlias:
             raise UpstreamError(f"the backend at {self._backend.address} serves no model")
         if not self._ready.is_set():  # first check, or the backend restarted: it may be a different one
             self.capabilities = await self._backend.capabilities()
+            self._attested.clear()
         self._loaded = adapters
+        self._attested = {name: outcome for name, outcome in self._attested.items() if name in adapters}
         if not self._is_available(self.policy, self._shared.live):
             self._ready.clear()
         self._checked_at = time.monotonic()
@@ -661,11 +665,11 @@ class AdapterAlias:
             return _Load.DONE
         if not self._locks.hold(name):
             return _Load.LATER  # another gateway is unloading it; tried again at the next poll
-        if name in self._loaded:
+        if name in self._attested:
             return _Load.DONE
         if time.monotonic() < self._retry_at.get(name, 0.0):
             return _Load.FAILED
-        if not await self._free_slot():
+        if name not in self._loaded and not await self._free_slot():
             # The end of a request on another version sets the wake event.
             self._waits_for_slot = True
             return _Load.LATER
@@ -733,7 +737,7 @@ class AdapterAlias:
                 for policy, one in sorted(self._pointers.items())
                 if one is not self._shared
             },
-            "attested": {name: self._attested[name] for name in sorted(self._loaded & self._attested.keys())},
+            "attested": dict(sorted(self._attested.items())),
             "load_s": {name: self._load_s[name] for name in sorted(self._loaded & self._load_s.keys())},
             "leases": dict(sorted(self._leases.items())),
             "waits_for_slot": self._waits_for_slot,

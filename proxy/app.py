@@ -832,10 +832,12 @@ def _describe_missing(path: str) -> str:
             f"There is no {path} here: Azure's paths are not served. Use the client for OpenAI, with the base URL ending in /v1 "
             "and the policy's name as the model."
         )
-    if not path.startswith(FORWARDED_PREFIX) and path.removesuffix("/").endswith(
-        ("/chat/completions", "/responses", "/messages", "/completions", "/models", "/embeddings")
-    ):
-        return f"There is no {path} here: the base URL of OpenAI clients ends in /v1."
+    paths = ("/chat/completions", "/responses", "/messages", "/completions", "/models", "/embeddings")
+    meant = next((one for one in paths if path.removesuffix("/").endswith(one)), None)
+    if meant is not None and not path.startswith(FORWARDED_PREFIX):
+        return (
+            f"There is no {path} here: did you mean /v1{meant}? The base URL of OpenAI clients ends in /v1."
+        )
     return f"There is no {path} here."
 
 

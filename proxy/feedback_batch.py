@@ -246,7 +246,7 @@ def _timing(step: StepReport) -> Json:
     total = None if step.finished_at is None else round((step.finished_at - step.started_at) * 1e3)
     return {
         "sleep": 0,
-        "distill": round(1e3 * (numbers.get("teach_s") or 0.0) + 1e3 * (numbers.get("train_s") or 0.0)),
+        "distill": round(1e3 * (numbers.get("train_s") or 0.0)),
         "save": round(1e3 * (numbers.get("write_s") or 0.0)),
         "wake": 0,
         "logprobs": round(1e3 * (numbers.get("teach_s") or 0.0)),

@@ -1,5 +1,5 @@
 """Training as OpenAI's API shows fine-tuning: one open job for each policy. Its checkpoints are the policy's versions, its events what the gate
-said of them. A job is paused and resumed; jobs are not created, because every policy has one."""
+decided about them. A job is paused and resumed; jobs are not created, because every policy has one."""
 
 from __future__ import annotations
 

@@ -78,6 +78,7 @@ STRUCTURE: Mapping[str, tuple[str, str]] = {
     "long_system": ("", "a long system prompt"),
     "structured_opening": ("structured_one_off", "a forced schema or call on a fresh request"),
     "structured": ("", "a forced schema or call"),
+    "written_schema": ("structured_one_off", "an order to follow a JSON schema written out on a fresh request"),
     "probe": ("probe", "room for one token on a fresh request or under an instruction, or for a few after a greeting"),
     "few_tokens": ("", "a low token limit on a request with instructions"),
     "temperature_0": ("", "temperature 0 on a fresh request"),
@@ -161,6 +162,11 @@ _CONTAINER = re.compile(
     r"<(?:chat_?history|conversation|transcript|messages|dialogue?)\b[^>]*>", re.IGNORECASE
 )
 _ITEM = re.compile(r"^[ \t]*(?:[-*•+]|\d{1,2}[.)]|#{1,4}) ?\S", re.MULTILINE)
+#: "conform to the following schema: {…", "a JSON schema to follow: {…": how programs order a form where no field of the request does.
+_WRITTEN_SCHEMA = re.compile(
+    r"(?:\b(?:conform|adher|match|follow|satisf|according)\w*\b[^{}]{0,120}schema|schema[^{}]{0,20}\bfollow)[^{}]{0,200}\{\s*\"",
+    re.IGNORECASE,
+)
 _DIFF = re.compile(r"^(?:diff --git|@@ |\+\+\+ )", re.MULTILINE)
 _CURSOR = re.compile(r"<\|?fim[_▁-]|<\|?(?:cursor|suffix)\|?>|<(?:SUF|MID|CURSOR)>|\{\{FILL_HERE\}\}|^\W*SUFFIX:?", re.MULTILINE)  # fmt: skip
 _GREETING = re.compile(r"\A\W*(?:ping|test|testing|hi|hello|hey|warm-?ups?)\W*\Z", re.IGNORECASE)
@@ -278,6 +284,7 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
         "long_system": len(system) > _SHORT_SYSTEM_CHARS,
         "structured": is_structured(request),
         "structured_opening": is_structured(request) and not answered,
+        "written_schema": not answered and bool(_WRITTEN_SCHEMA.search(_bounded("\n".join(texts)))),
         "forced_tool": is_forced,
         "probe": isinstance(limit, int) and ((limit == 1 and (not answered or bool(role))) or (not answered and limit <= 5 and bool(_GREETING.match(words)))),
         "few_tokens": isinstance(limit, int) and limit <= MANY_TOKENS and ("form" in ask or bool(role)),

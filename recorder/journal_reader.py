@@ -7,10 +7,18 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 
-from store.journal import SUFFIX, Entry, folder_token, is_closed, mark_recorded, read_entries, segments
+from store.journal import (
+    SUFFIX,
+    Entry,
+    folder_token,
+    is_closed,
+    is_rewritten,
+    mark_recorded,
+    read_entries,
+    segments,
+)
 
 #: Entries and bytes of one batch: it becomes one transaction.
 MAX_ENTRIES, _MAX_BYTES = 256, 16 << 20
@@ -21,7 +29,7 @@ _CLOCK_JUMP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class EntryBatch:
     """Entries to record together.
 
     Attributes:
@@ -72,7 +80,7 @@ class JournalReader:
     def offsets(self) -> Mapping[str, int]:
         return self._offsets
 
-    def poll(self) -> Batch:
+    def poll(self) -> EntryBatch:
         """Return what was appended and is not recorded yet, oldest first; at most one batch of it.
 
         An entry of one writer may answer an entry of another. Whatever was appended after this call began is therefore left for the
@@ -113,12 +121,13 @@ class JournalReader:
                 horizon = min(horizon, newest)
             elif len(found) >= MAX_ENTRIES or total >= _MAX_BYTES:
                 horizon = min(horizon, max(at for at, _, _ in found))
-        found.sort(key=itemgetter(0))
+        # A removed segment comes before its copy, whose entries are looked up in the record.
+        found.sort(key=lambda one: (one[0], is_rewritten(one[1])))
         return self._cut(found, horizon, offsets, damaged)
 
     def _cut(
         self, found: list[tuple[float, str, Entry]], horizon: float, offsets: dict[str, int], damaged: int
-    ) -> Batch:
+    ) -> EntryBatch:
         """Return the batch of the oldest entries; the segments' offsets end before the first entry that is left."""
         taken = total = 0
         for at, _, entry in found:
@@ -129,9 +138,9 @@ class JournalReader:
             total += len(entry.payload)
         for _, name, entry in reversed(found[taken:]):
             offsets[name] = min(offsets[name], entry.start)
-        return Batch([(name, entry) for _, name, entry in found[:taken]], offsets, damaged)
+        return EntryBatch([(name, entry) for _, name, entry in found[:taken]], offsets, damaged)
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: EntryBatch) -> None:
         """Advance past a batch that is recorded."""
         self._offsets.update(batch.offsets)
 

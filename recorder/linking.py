@@ -130,7 +130,7 @@ LINK_MEANINGS: Mapping[str, str] = {
     LinkReason.NO_RECORDED_PREFIX: "no recorded turn is a prefix of the history",
 }
 
-#: Identical conversations that wait for their next turn are told apart by order if they began within this many seconds.
+#: Identical conversations that wait for their next turn are distinguished by order if they began within this many seconds.
 _PARALLEL_WINDOW_S = 3600.0
 #: … and, for new ones, if at most this many main turns lie between them.
 _MAX_TURNS_APART = 2
@@ -625,8 +625,8 @@ def _continues_side_turn(history: History, run: RoleRun | None, parent: Tip) -> 
     if {m.role for m in history.runs if m.end > run.end} == {"tool"}:
         return True
     reply = content_text(history.messages[run.end - 1].get("content"))
-    said = next_state_text(history.messages_after(run.end), reply, history.system_text)
-    return said is not None and said[0] in ("validator", "framework")
+    found = next_state_text(history.messages_after(run.end), reply, history.system_text)
+    return found is not None and found[0] in ("validator", "framework")
 
 
 # ------------------------------------------------------------------- exact keys

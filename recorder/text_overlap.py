@@ -64,11 +64,6 @@ def _normalise_line(text: str) -> str:
     return _NOT_WORDS.sub("", text.casefold())[:_LINE_CHARS]
 
 
-def normalised_lines(text: str) -> list[str]:
-    """Return the normalised lines of a text, without empty ones."""
-    return [line for line in map(normalise_line, text.splitlines()) if line]
-
-
 def edge_lines(text: str) -> tuple[str, ...]:
     """Return the normalised lines by which a prompt or a reply is found again: all of a short text, the first and the last of a long one."""
     return _edges(text.splitlines(), normalise_line)

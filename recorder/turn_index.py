@@ -97,6 +97,7 @@ _PAST_SIDE_REASONS = frozenset({"summary", "memory"})
 _INDEPENDENT_SIDE_REASONS = frozenset({"subagent", "cron"})
 #: Characters at the end of a system prompt that are searched for a summary.
 _SUMMARY_TAIL_CHARS = 4000
+_LABEL = re.compile(r"^[^\n:.]{3,80}:(?=[ \t]+\S)", re.MULTILINE)
 #: Characters of the key under which edited openings are found.
 _OPENING_KEY_CHARS = 24
 #: A side request without a `user` may be about any of this many recent users of the same key.
@@ -962,7 +963,8 @@ class TurnIndex:
         text = "\n".join(content_text(m.get("content")) for m in found_text)[-_SUMMARY_TAIL_CHARS:]
         if not text:
             return []
-        prompt_lines = read_prompt_lines([{"role": "user", "content": text}])
+        # "Summary of the conversation so far: …" stands on one line with the beginning of the summary.
+        prompt_lines = read_prompt_lines([{"role": "user", "content": _LABEL.sub("\\g<0>\n", text)}])
         return [q for q in self._measure_quotes(history, prompt_lines) if q.tip.kind is TurnKind.SIDE]
 
     def _measure_quotes(

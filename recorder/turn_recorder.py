@@ -298,11 +298,11 @@ class TurnRecorder:
             relation = Relation.NEXT if parent.is_newest else Relation.BRANCH
             messages = captured.history.messages[run.end : runs[end].end]
             reply = content_text(captured.history.messages[run.end - 1].get("content"))
-            said = read_next_messages(messages, reply, relation, captured.history.system_text)
+            following = read_next_messages(messages, reply, relation, captured.history.system_text)
             move = self._move(turn_id, parent.session_id, parent, captured.created_at, relation)
-            if said is None:
+            if following is None:
                 return None, move
-            role, text, relation = said
+            role, text, relation = following
             return (
                 NextState(
                     turn_id=parent.turn_id,
@@ -430,10 +430,10 @@ def _continued_by(captured: ClassifiedExchange) -> str | None:
     runs = history.runs
     answer = next(run for run in reversed(runs) if run.role == "assistant")
     reply = content_text(history.messages[answer.end - 1].get("content"))
-    said = read_next_messages(history.messages_after(answer.end), reply, system=history.system_text)
-    if said is None or runs[-1].role not in ("user", "tool"):
+    following = read_next_messages(history.messages_after(answer.end), reply, system=history.system_text)
+    if following is None or runs[-1].role not in ("user", "tool"):
         return None
-    return {"user": "continued", "tool": "tools_followed"}.get(said[0])
+    return {"user": "continued", "tool": "tools_followed"}.get(following[0])
 
 
 def _new_session(turn_id: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import orjson
 
-from recorder.journal_reader import MAX_ENTRIES, Batch, JournalReader
+from recorder.journal_reader import MAX_ENTRIES, EntryBatch, JournalReader
 from recorder.telemetry import RecorderTelemetry
 from recorder.turn_recorder import TurnRecorder
 from recorder.turns import ClassifiedExchange, classify_exchange
@@ -148,7 +148,7 @@ class RecorderWorker:
                 self._turns.last_error = None
                 return offsets
 
-    async def _take_in(self, batch: Batch) -> None:
+    async def _take_in(self, batch: EntryBatch) -> None:
         exchanges: list[ClassifiedExchange] = []
         feedback: list[Feedback] = []
         self._entries.clear()  # a batch that was cancelled is taken again

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from scorers import lexicon
 from scorers.classifier import Classifier, Reading, default_classifier
-from scorers.features import tokens_of
+from scorers.features import ends_in_question, tokens_of
 from scorers.hints import content_words, repeats_reply
+from scorers.lexicon import NEGATORS
 from scorers.other_answer import names_other_answer
 from scorers.reactions import (
     Reaction,
@@ -35,11 +36,11 @@ PRECISION_TABLE = Path(__file__).parent / "precision.json"
 #: Least precision, and least number of measured cases, with which a pattern decides alone.
 PRECISE, ENOUGH_CASES = 0.97, 12
 #: Least probability with which the classifier decides alone, chosen on the development sets (docs/scoring.md).
-SURE_COMPLAINT, SURE_PRAISE = 0.8, 0.8
+SURE_COMPLAINT, SURE_PRAISE = 0.85, 0.8
 #: ... and before a judge is asked. What is decided with less yields to a judge that disagrees.
 CERTAIN = 0.95
 #: Least probability with which it confirms a complaint, and praise, that a pattern found but cannot decide alone: sarcasm praises.
-AGREES, AGREES_PRAISE = 0.5, 0.75
+AGREES, AGREES_PRAISE = 0.6, 0.75
 #: ... with which it overrules a pattern that could.
 OVERRULES = 0.9
 #: Confidence of a message that only gives another name or number than the reply; a judge may disagree.
@@ -49,6 +50,25 @@ _LONG = 300
 #: A part of a complaint is praise or a question of its own from this probability on.
 _ASIDE = 0.6
 
+#: What other people wrote, and what the reply said: several words between marks, or a line behind ">".
+_QUOTATION = re.compile(
+    r"\"[^\"\n]*\s[^\"\n]*\"|“[^”\n]*\s[^”\n]*”|„[^“”\n]*\s[^“”\n]*[“”]|«[^»\n]*\s[^»\n]*»|「[^」\n]{3,}」"
+    r"|(?<!\w)'[^'\n]*\s[^'\n]*'(?!\w)|(?m:^>.*$)"
+)
+#: Stands for a quotation. The training data hide words in the same way.
+_UNKNOWN = "qxzvq"
+#: Characters in which quotations are sought.
+_MOST_QUOTED = 4000
+
+#: An event that follows praise is against the reply from this probability of a complaint on.
+_AGAINST = 0.8
+
+#: A message that opens with praise leans towards a complaint from this probability on.
+_LEANS = 0.6
+#: Thanks are meant more often than praise.
+_THANKS = frozenset(fold(" ".join(classes["thank"] for classes in lexicon.WORDS.values())).split())
+#: Where the first clause of a message ends.
+_CLAUSE = re.compile(r"\s*[,.;:!…\n–—，、。！；]+\s*(?=\w)|\s+-+\s+")
 _CONTRAST = re.compile(
     rf"\s*(?:[,;.!]|\s[-–—])?\s+(?=(?:{lexicon.CONTRAST})\b)|\s*[,，、。]?\s*(?={lexicon.CONTRAST_UNSPACED})"
     r"|\s+[-–—]+\s+|(?<=[。！？])",
@@ -117,12 +137,22 @@ def read_message(
         classifier: default: the one of this repository.
     """
     network = classifier or default_classifier()
-    reading = network.read(text, reply=reply)
-    reaction = read_reaction(text, reply=reply)
+    own = _own_words(text)
+    reading = network.read(own, reply=reply)
+    reaction = read_reaction(own, reply=reply)
     value, confidence, source, reason = _decide(reaction, reading)
-    if value is None and reading.neither < OVERRULES and names_other_answer(text, reply, prompt):
+    is_other_answer = (
+        value is None and reading.neither < OVERRULES and names_other_answer(text, reply, prompt)
+    )
+    if is_other_answer:
         value, confidence, source = -1, OTHER_ANSWER, "rule"
         reason = "it only gives another name or number than the reply"
+    if value is None and reading.complaint >= AGREES and _is_bare_no(own, reply):
+        value, confidence, source = -1, reading.complaint, "classifier"
+        reason = f"a bare no, classifier: complaint {reading.complaint:.2f}"
+    if value is None and (scorn := _praise_then_harm(own, reply, reading, network)) is not None:
+        value, confidence, source = -1, scorn, "classifier"
+        reason = f"classifier: praise, then an event against the reply, complaint {scorn:.2f}"
     if value != -1 and (wish := _opening_wish(text, reply, network)) is not None:
         value, confidence, source = -1, wish, "classifier"
         reason = f"classifier: complaint {wish:.2f} in a sentence of its own"
@@ -132,6 +162,9 @@ def read_message(
     if source == "classifier" and value == -1 and confidence < CERTAIN and _is_bare_question(text):
         value, confidence, source = None, 0.0, ""
         reason = f"a question that does not speak of the reply; complaint {reading.complaint:.2f}"
+    if value == 1 and (doubt := _doubts_praise(own, reply, reaction, network)):
+        value, confidence, source = None, 0.0, ""
+        reason = doubt
     if source == "classifier" and value == -1 and _PERMITS.search(text) and _AGAIN.search(text):
         value, confidence, source = None, 0.0, ""
         reason = "it allows something for the future and does not say that the reply was bad"
@@ -140,7 +173,8 @@ def read_message(
         reason = "it repeats the request word for word"
     hint = None
     if value == -1:
-        hint = _hint(text, reply, reaction, reading, network)
+        own_hint = bounded([text.strip()]) if is_other_answer else None
+        hint = own_hint or _hint(text, reply, reaction, reading, network)
     return Message(
         value=value,
         confidence=round(confidence, 3),
@@ -155,6 +189,15 @@ def read_message(
         reading=reading,
         reason=reason,
     )
+
+
+def _own_words(text: str) -> str:
+    """Return a message with a word without a meaning for each quotation, and without the text that a task is about."""
+    head, colon, about = text.partition(":")
+    if colon and about.strip() and starts_task(head) and read_reaction(head).value is None:
+        return head
+    unquoted = _QUOTATION.sub(_UNKNOWN, text[:_MOST_QUOTED]) + text[_MOST_QUOTED:]
+    return unquoted if content_words(unquoted.replace(_UNKNOWN, " ")) else text
 
 
 def _decide(reaction: Reaction, reading: Reading) -> tuple[int | None, float, str, str]:
@@ -192,6 +235,48 @@ def _decide(reaction: Reaction, reading: Reading) -> tuple[int | None, float, st
     return None, 0.0, "", f"undecided: {likely}"
 
 
+def _is_bare_no(text: str, reply: str) -> bool:
+    """Whether a message is nothing but "no", and answers no question."""
+    words = tokens_of(text)
+    return (
+        0 < len(words) <= 3
+        and words[0] in NEGATORS
+        and not any(w[0].isalnum() for w in words if w not in NEGATORS)
+        and not ends_in_question(reply)
+    )
+
+
+def _doubts_praise(text: str, reply: str, reaction: Reaction, network: Classifier) -> str:
+    """Return why words of praise may not be praise, or "": they stand in a question, or an event against the reply follows them."""
+    opening, rest = _after_opening(text)
+    whole, first, event = (network.read(part, reply=reply) for part in (text, opening, rest))
+    if not rest or first.praise < _ASIDE:
+        asks = ends_in_question(text) or _is_bare_question(text)
+        return "a question with words of praise" if asks and reaction.value != 1 else ""
+    if _is_own_matter(rest):
+        return ""
+    if event.complaint >= _AGAINST:
+        return f"praise, then an event against the reply; complaint {event.complaint:.2f}"
+    if event.praise < _ASIDE and whole.praise < CERTAIN and not _THANKS & set(fold(opening).split()):
+        return f"praise, then an event that may be sarcasm; praise {whole.praise:.2f}"
+    return ""
+
+
+def _praise_then_harm(text: str, reply: str, whole: Reading, network: Classifier) -> float | None:
+    """Return the probability that an event behind words of praise is a complaint, if the whole message is rather one too."""
+    opening, rest = _after_opening(text)
+    if whole.complaint < _LEANS or not rest or network.read(opening, reply=reply).praise < _ASIDE:
+        return None
+    complaint = network.read(rest, reply=reply).complaint
+    return complaint if complaint >= CERTAIN else None
+
+
+def _after_opening(text: str) -> tuple[str, str]:
+    """Split after the first clause; the second part is "" where there is none."""
+    found = _CLAUSE.search(text)
+    return (text[: found.start()], text[found.end() :].strip()) if found else (text, "")
+
+
 def _is_bare_question(text: str) -> bool:
     """Whether a message is nothing but a new question, by its form: what the classifier says of its words is then less certain."""
     sentences = classify(text)
@@ -220,12 +305,13 @@ def _opening_wish(text: str, reply: str, network: Classifier) -> float | None:
             return None
         reading = network.read(sentence, reply=reply)
         stated = reading.wish + reading.fault
-        if (
-            stated >= SURE_COMPLAINT
-            and stated > reading.blame
-            and read_reaction(sentence, reply=reply).value == -1
-        ):
+        own = read_reaction(sentence, reply=reply)
+        if own.value != -1 or stated <= reading.blame:
+            continue
+        if stated >= SURE_COMPLAINT:
             return stated
+        if reading.neither < OVERRULES and any(is_precise(name, -1) for name in own.patterns):
+            return own.confidence
     return None
 
 

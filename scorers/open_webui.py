@@ -99,7 +99,7 @@ async def take_ratings(record: Record, items: list[Any], key_name: str) -> int:
 
 
 async def _turn_of(record: Record, rating: Rating, key_name: str) -> str | None:
-    found = await record.turns_answering(key_name, rating.said[-1][1])
+    found = await record.turns_answering(key_name, rating.spoken[-1][1])
     return find_turn(
         rating, [Candidate(turn_id=one, created_at=at, messages=messages) for one, at, messages in found]
     )

@@ -24,14 +24,14 @@ class Rating:
         score: −1, 0 or 1; 0: no thumb.
         text: the comment and the reason, which become the hint.
         said_at: time of the rated reply, as the chat has it; 0: unknown.
-        said: role and text of the chat's messages up to the rated reply, which is the last.
+        spoken: role and text of the chat's messages up to the rated reply, which is the last.
     """
 
     rating_id: str
     score: float
     text: str
     said_at: float
-    said: tuple[tuple[str, str], ...]
+    spoken: tuple[tuple[str, str], ...]
 
     @property
     def state(self) -> str:
@@ -56,8 +56,8 @@ def parse_rating(item: Any) -> Rating | None:
     score = _score(data.get("rating"))
     text = _text(data)
     messages = _object(_object(_object(_object(item, "snapshot"), "chat"), "chat"), "history").get("messages")
-    said = _branch(messages, meta.get("message_id")) if isinstance(messages, dict) else ()
-    if not said or said[-1][0] != "assistant" or (score is None and not text):
+    spoken = _branch(messages, meta.get("message_id")) if isinstance(messages, dict) else ()
+    if not spoken or spoken[-1][0] != "assistant" or (score is None and not text):
         return None
     assert isinstance(messages, dict)
     at = messages[meta["message_id"]].get("timestamp")
@@ -66,7 +66,7 @@ def parse_rating(item: Any) -> Rating | None:
         score=score or 0.0,
         text=text,
         said_at=float(at) if isinstance(at, int | float) else 0.0,
-        said=said,
+        spoken=spoken,
     )
 
 
@@ -113,14 +113,14 @@ def find_turn(rating: Rating, candidates: Sequence[Candidate]) -> str | None:
     The question before the reply must be in the turn's last user message, around which Open WebUI may put a template.
     """
     ranked = [
-        (_shared(rating.said[:-1], one.messages), -abs(one.created_at - rating.said_at), one.turn_id)
+        (_shared(rating.spoken[:-1], one.messages), -abs(one.created_at - rating.said_at), one.turn_id)
         for one in candidates
     ]
     best = max(ranked, default=None)
     return best[2] if best is not None and best[0] > 0 else None
 
 
-def _shared(said: Sequence[tuple[str, str]], messages: Sequence[Json]) -> int:
+def _shared(spoken: Sequence[tuple[str, str]], messages: Sequence[Json]) -> int:
     """Count the newest messages that chat and prompt share, minus what only one of them holds; 0: another question."""
     asked = [
         (str(message.get("role")), content_text(message.get("content")))
@@ -128,8 +128,8 @@ def _shared(said: Sequence[tuple[str, str]], messages: Sequence[Json]) -> int:
         if message.get("role") in ("user", "assistant")
     ]
     count = 0
-    for (role, text), (other, content) in zip(reversed(said), reversed(asked), strict=False):
+    for (role, text), (other, content) in zip(reversed(spoken), reversed(asked), strict=False):
         if role != other or text.strip() not in content:
             break
         count += 1
-    return max(1, 1000 + count - max(len(said), len(asked))) if count else 0
+    return max(1, 1000 + count - max(len(spoken), len(asked))) if count else 0

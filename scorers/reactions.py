@@ -98,7 +98,6 @@ class _Language:
     ask: re.Pattern[str]
     task: re.Pattern[str]
     polite: re.Pattern[str]
-    starts_as_thanks: re.Pattern[str]
     known: frozenset[str]
     patterns: tuple[tuple[Pattern, re.Pattern[str]], ...]
 
@@ -151,7 +150,6 @@ def _languages() -> tuple[_Language, ...]:
                 ask=make("^(?:(?:and|but|so|y|und|et|ok|okay|now|also|then) )?(?:{ask})"),
                 task=make("^(?:(?:and|please|bitte|por favor|y|und|et) )?(?:{task})"),
                 polite=make("^" + POLITE[name]),
-                starts_as_thanks=make("^(?:{thank}|{good})"),
                 known=known,
                 patterns=tuple((pattern, make(pattern.regex)) for pattern in PATTERNS[name]),
             )

@@ -140,7 +140,7 @@ def read_framework_retry(turn: AnsweredTurn) -> Opinion | None:
 
 
 def read_tool_loop(turn: AnsweredTurn) -> Opinion | None:
-    """What a person said about the answer that this turn's tool calls led to: a share of it, and never its hint."""
+    """What a person wrote about the answer that this turn's tool calls led to: a share of it, and never its hint."""
     for state in reversed(turn.next_states):
         if state.relation is not Relation.TOOL_LOOP:
             continue

@@ -202,7 +202,7 @@ def features_of(masked: str) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class WishWeights:
     """keys [F] ascending hashes, values [F, outputs] signed bytes, bias [outputs] signed 16-bit; steps of `WEIGHT_STEP`."""
 
     keys: NDArray[np.uint32]
@@ -210,7 +210,7 @@ class Weights:
     bias: NDArray[np.int16]
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Weights:
+    def from_bytes(cls, data: bytes) -> WishWeights:
         """Raises: ValueError: the data is not what `to_bytes` wrote for these outputs."""
         width = len(OUTPUTS)
         rows, rest = divmod(len(data) - 2 * width, 4 + width)
@@ -238,8 +238,8 @@ class Weights:
 
 
 @cache
-def _weights() -> Weights:
-    return Weights.from_bytes((_DATA / "wish_weights.bin").read_bytes())
+def _weights() -> WishWeights:
+    return WishWeights.from_bytes((_DATA / "wish_weights.bin").read_bytes())
 
 
 def label_wishes(text: str) -> tuple[str, ...]:
@@ -263,7 +263,7 @@ def _read(text: str) -> tuple[str, ...]:
     return tuple(label for label in order if label in found and not found & set(OPPOSITES[label]))
 
 
-def _read_part(text: str, weights: Weights) -> set[str]:
+def _read_part(text: str, weights: WishWeights) -> set[str]:
     masked, codes = mask_languages(text)
     if len(codes) > MAX_LANGUAGES:
         return set()

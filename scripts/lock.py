@@ -1,54 +1,71 @@
-"""Write `constraints.txt`: the exact version of every package that `make` installs, taken from this environment.
+"""Write `requirements.lock`: the exact version and the SHA-256 hashes of every package that `make` installs.
 
-Run it after a change of a version in pyproject.toml, in an environment that `make test` has just updated. `scripts/install.py` installs nothing
-beside these versions. A local build keeps its public version (`torch==2.13.0` also admits `2.13.0+cpu`), so that the file holds for any
-index. Builds of torch for a GPU bring packages of their own, which torch itself pins.
+Run it after a change of a version in pyproject.toml. It needs the program `uv` and the package index, and keeps the other packages' versions.
+`scripts/install.py` installs the sections that it needs. torch is not in the file: its builds (CPU, CUDA, ROCm) have one version and
+different hashes. The section `cuda` holds what torch's build for NVIDIA GPUs requires.
 """
 
+import re
+import shutil
+import subprocess
 import sys
-import tomllib
-from importlib.metadata import PackageNotFoundError, distribution
+import tempfile
 from pathlib import Path
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
 ROOT = Path(__file__).parent.parent
-FILE = ROOT / "constraints.txt"
-#: What `make` installs: the dependencies and these extras.
-EXTRAS = ("test", "postgres")
+FILE = ROOT / "requirements.lock"
+#: The extras that `make` installs, each a section of its own.
+EXTRAS = ("postgres", "test")
+#: The section of packages without which Patina does not run, and that of torch's CUDA build.
+RUN, CUDA = "run", "cuda"
+_CUDA_NAME = re.compile(r"(nvidia|cuda)-|triton==")
+_HEAD = """\
+# Written by scripts/lock.py. scripts/install.py installs torch, then the sections that it needs:
+#   pip install torch==<the version of pyproject.toml>
+#   pip install --require-hashes -r requirements.lock
+"""
+
+
+def read_sections(text: str) -> dict[str, list[str]]:
+    """Return the requirements of each section of the lock file; a requirement is its lines, with the hashes."""
+    sections: dict[str, list[str]] = {}
+    for line in text.splitlines(keepends=True):
+        if named := re.fullmatch(r"# \[(\w+)\]\n", line):
+            sections[named[1]] = []
+        elif line.startswith(" "):
+            list(sections.values())[-1][-1] += line
+        elif not line.startswith("#"):
+            list(sections.values())[-1].append(line)
+    return sections
 
 
 def lock() -> str:
-    """Return the file's content for this environment. Raises: PackageNotFoundError for a requirement that is not installed."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    names = [
-        *project["dependencies"],
-        *(one for extra in EXTRAS for one in project["optional-dependencies"][extra]),
-    ]
-    waiting = [(Requirement(name), True) for name in names]
-    versions: dict[str, str] = {}
-    seen: set[tuple[str, str]] = set()
-    while waiting:
-        requirement, is_direct = waiting.pop()
-        name = canonicalize_name(requirement.name)
-        try:
-            found = distribution(name)
-        except PackageNotFoundError:
-            if is_direct:
-                raise
-            continue  # needed on another platform, or replaced by a local build
-        versions[name] = found.version.partition("+")[0]
-        for extra in {"", *requirement.extras}:
-            if (name, extra) in seen:
-                continue
-            seen.add((name, extra))
-            for line in found.requires or ():
-                inner = Requirement(line)
-                if inner.marker is None or inner.marker.evaluate({"extra": extra}):
-                    waiting.append((inner, False))
-    head = "# Written by scripts/lock.py: the exact version of every package that make installs.\n"
-    return head + "".join(f"{name}=={version}\n" for name, version in sorted(versions.items()))
+    """Return the file's content. Raises: CalledProcessError, FileNotFoundError: uv found no solution, or is missing."""
+    everything = _compile(EXTRAS, "--generate-hashes")
+    sections: dict[str, list[str]] = {CUDA: [one for one in everything if _CUDA_NAME.match(one)]}
+    left = [one for one in everything if one not in sections[CUDA]]
+    for name, extras in ((RUN, ()), *((extra, (extra,)) for extra in EXTRAS)):
+        wanted = {_name(one) for one in _compile(extras)}
+        sections[name] = [one for one in left if _name(one) in wanted]
+        left = [one for one in left if _name(one) not in wanted]
+    return _HEAD + "".join(f"# [{name}]\n" + "".join(sections[name]) for name in (RUN, *EXTRAS, CUDA))
+
+
+def _name(requirement: str) -> str:
+    return requirement.partition("==")[0]
+
+
+def _compile(extras: tuple[str, ...], *flags: str) -> list[str]:
+    """Return what pyproject.toml and these extras require, for every platform."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / FILE.name
+        if FILE.exists():
+            shutil.copy(FILE, output)  # uv keeps the versions of the file that it replaces
+        command = ["uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--universal"]
+        command += ["--python-version", "3.11", "--no-emit-package", "torch", "-o", str(output), *flags]
+        command += [word for extra in extras for word in ("--extra", extra)]
+        subprocess.run([*command, str(ROOT / "pyproject.toml")], check=True)
+        return read_sections("# [all]\n" + output.read_text(encoding="utf-8"))["all"]
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from serving.protocol import BackendClient, BackendReply, Capabilities, Headers, ServedModel
@@ -26,6 +26,12 @@ class _Replica:
     last_request: int = 0
     is_ready: bool = False
     problem: str | None = None
+    attested: set[str] = field(default_factory=set)  # adapters that it was found to serve since it is ready
+
+    def exclude(self, problem: str) -> None:
+        """Send it no request until it serves every adapter again: it may come back as another process."""
+        self.is_ready, self.problem = False, problem
+        self.attested.clear()
 
     def finish_request(self) -> None:
         """Note the end of a request."""
@@ -96,7 +102,7 @@ class ReplicatedBackend:
                 reply = await replica.engine.open(method, path, headers, body)
             except UpstreamUnreachable as exc:
                 replica.finish_request()
-                replica.is_ready, replica.problem = False, str(exc)
+                replica.exclude(str(exc))
                 last_error = exc
                 if body is not None and not isinstance(body, bytes):
                     raise  # a streamed body cannot be sent twice
@@ -129,13 +135,15 @@ class ReplicatedBackend:
             models = await replica.engine.models()
             names = {model.name for model in models}
             for name, path in tuple(self._adapters.items()):
-                if name not in names:
+                if name not in names or name not in replica.attested:
                     await replica.engine.load_adapter(name, path)
+                    replica.attested.add(name)
+                if name not in names:
                     models = (*models, ServedModel(name=name, parent=models[0].name if models else None))
         except (UpstreamError, AdapterError) as exc:
             if replica.is_ready or replica.problem != str(exc):
                 log.warning("%s is excluded: %s", replica.engine.address, exc)
-            replica.is_ready, replica.problem = False, str(exc)
+            replica.exclude(str(exc))
             return None
         if not replica.is_ready:
             log.info("%s is in", replica.engine.address)
@@ -162,10 +170,11 @@ class ReplicatedBackend:
             if isinstance(result, AdapterError):
                 refusal = result
             elif isinstance(result, UpstreamError):
-                replica.is_ready, replica.problem = False, str(result)
+                replica.exclude(str(result))
             elif isinstance(result, BaseException):
                 raise result
             else:
+                replica.attested.add(name)
                 outcomes.append(result)
         if refusal is not None:
             await self.unload_adapter(name)
@@ -183,8 +192,9 @@ class ReplicatedBackend:
             *(replica.engine.unload_adapter(name) for replica in ready), return_exceptions=True
         )
         for replica, result in zip(ready, results, strict=True):
+            replica.attested.discard(name)
             if isinstance(result, UpstreamError):
-                replica.is_ready, replica.problem = False, str(result)
+                replica.exclude(str(result))
             elif isinstance(result, BaseException):
                 raise result
 

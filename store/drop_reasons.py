@@ -24,6 +24,7 @@ SENTENCES: dict[DropReason, str] = {
     DropReason.HINT_IRRELEVANT: "the model does not act on these words",
     DropReason.TOO_LONG: "it does not fit the trainer's context, or the memory and time that it plans with",
     DropReason.OUT_OF_MEMORY: "alone in a pass it took more memory than there is",
+    DropReason.TRAINER_DIED: "the trainer died each time it trained on it",
     DropReason.GATE_REJECTED: "the gate rejected two versions made of it",
     DropReason.STEP_FAILED: "every step that it was part of failed",
     DropReason.FORGOTTEN: "you asked for it to be forgotten",
@@ -44,6 +45,7 @@ REMEDIES: dict[DropReason, str] = {
     DropReason.HINT_IRRELEVANT: "say it in other words",
     DropReason.TOO_LONG: "use shorter contexts or a machine with more memory",
     DropReason.OUT_OF_MEMORY: "use shorter contexts or a machine with more memory",
+    DropReason.TRAINER_DIED: "see `logs/trainer.log`",
     DropReason.GATE_REJECTED: "`run.py versions` has the reason",
     DropReason.STEP_FAILED: "see `logs/trainer.log`",
 }

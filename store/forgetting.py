@@ -25,7 +25,7 @@ _LOOK_S = 2.0
 
 
 @dataclass(slots=True)
-class Job:
+class ForgetJob:
     """One turn that is or was forgotten.
 
     Attributes:
@@ -56,13 +56,13 @@ class Forgetting:
         self._settings_file = settings_file
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.jobs: list[Job] = []
+        self.jobs: list[ForgetJob] = []
 
     def start(self, turn_id: str, key_name: str) -> asyncio.Task[None] | None:
         """Forget a turn in the background; None when that is under way."""
         if any(job.turn_id == turn_id and job.state == "running" for job in self.jobs):
             return None
-        job = Job(turn_id, key_name, time.time())
+        job = ForgetJob(turn_id, key_name, time.time())
         self.jobs = [job, *self.jobs][:_KEPT]
         task = asyncio.create_task(self._run(job))
         self._tasks.add(task)
@@ -95,7 +95,7 @@ class Forgetting:
                         log.error("%s was deleted and cannot be forgotten: %s", turn_id, job.error)
             await asyncio.sleep(_LOOK_S)
 
-    async def _run(self, job: Job) -> None:
+    async def _run(self, job: ForgetJob) -> None:
         command = [
             sys.executable,
             "-m",

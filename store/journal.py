@@ -21,7 +21,7 @@ import struct
 import time
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -303,36 +303,51 @@ class JournalWriter:
         self._looked_at = 0.0  # until it succeeds
         if self._open is not None and self._open.is_removed:
             self._close_segment()
-        for segment in list(self._closed):
-            if not segment.is_removed:
-                continue
-            copy = self._rewrite(segment) if segment.size and not segment.is_recorded else None
-            self._closed.remove(segment)
-            os.close(segment.file)
-            if copy is not None:
-                self._keep_closed(copy)
+        lost: list[_Segment] = []
+        for segment in [one for one in self._closed if one.is_removed]:
+            if segment.size and not segment.is_recorded:
+                lost.append(segment)
+            else:
+                self._drop_closed(segment)
+        lost.sort(key=lambda segment: segment.path.name)
+        while lost:
+            size, count = lost[0].size, 1
+            while count < len(lost) and size < self._segment_bytes:
+                size += lost[count].size
+                count += 1
+            copy = self._rewrite(lost[:count])
+            for segment in lost[:count]:
+                self._drop_closed(segment)
+            del lost[:count]
+            self._keep_closed(copy)
         self._looked_at = time.monotonic()
 
-    def _rewrite(self, segment: _Segment) -> _Segment:
-        copy = self._create_segment(segment.path.name.partition("-")[0], _AGAIN)
+    def _drop_closed(self, segment: _Segment) -> None:
+        self._closed.remove(segment)
+        os.close(segment.file)
+
+    def _rewrite(self, lost: Sequence[_Segment]) -> _Segment:
+        """Write segments, oldest first, again as one: files that are removed time and again stay few. Raises: OSError."""
+        copy = self._create_segment(lost[0].path.name.partition("-")[0], _AGAIN)
         try:
-            with open(f"/proc/self/fd/{segment.file}", "rb") as lost:
-                while data := lost.read(_WRITE_BYTES):
-                    while data:
-                        data = data[os.write(copy.file, data) :]
+            for segment in lost:
+                with open(f"/proc/self/fd/{segment.file}", "rb") as source:
+                    while data := source.read(_WRITE_BYTES):
+                        while data:
+                            data = data[os.write(copy.file, data) :]
             if self._syncs:
                 os.fdatasync(copy.file)
         except OSError:
             copy.path.unlink(missing_ok=True)
             os.close(copy.file)
             raise
-        copy.size, copy.entries = segment.size, segment.entries
-        self.rewritten += segment.entries
+        copy.size, copy.entries = sum(one.size for one in lost), sum(one.entries for one in lost)
+        self.rewritten += copy.entries
         if time.monotonic() - self._warned_at > _WARN_S:
             self._warned_at = time.monotonic()
             log.warning(
                 "%s was removed before it was recorded; entries that were written again so far: %d",
-                segment.path.name,
+                lost[0].path.name,
                 self.rewritten,
             )
         return copy

@@ -180,10 +180,10 @@ def write_secret(path: Path, text: str) -> None:
 
 
 class Keyring:
-    """The keys that open the door now.
+    """The keys that are accepted now.
 
     Args:
-        key: the first key; empty: the door is open to everybody.
+        key: the first key; empty: requests need no key.
         key_file: where the first key is kept, if it is: one that is replaced there counts from then on.
         named: the named keys.
     """

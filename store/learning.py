@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from store.values import Baseline, OpdSupport
+
 
 class LearningConfig(BaseModel):
     """How verdicts become optimizer steps. The field descriptions are the settings reference."""
@@ -51,7 +53,7 @@ class LearningConfig(BaseModel):
     )
 
     # the loss
-    opd_support: Literal["topk", "token"] = Field(
+    opd_support: OpdSupport = Field(
         default="topk", description="directive term on the top-k tokens, or on the sampled tokens only"
     )
     support_of: Literal["student", "teacher"] = Field(
@@ -75,7 +77,7 @@ class LearningConfig(BaseModel):
     opd_centred: bool = Field(
         default=False, description="subtract the reply's mean from the per-token directive advantage"
     )
-    baseline: Literal["running", "none"] = Field(
+    baseline: Baseline = Field(
         default="running", description="subtract the running mean of recent verdicts, or nothing"
     )
     blame_complaints: bool = Field(

@@ -62,6 +62,7 @@ class DropReason(StrEnum):
     HINT_IRRELEVANT = "hint_irrelevant"  #: the hint does not move the teacher: nothing to distil
     TOO_LONG = "too_long"  #: does not fit the trainer's context, or the memory and time it plans with
     OUT_OF_MEMORY = "out_of_memory"  #: alone in a pass it took more memory than there is
+    TRAINER_DIED = "trainer_died"  #: the trainer died with it alone, again and again, and not for memory
     GATE_REJECTED = "gate_rejected"  #: its step failed the gate, and again
     STEP_FAILED = "step_failed"  #: its step raised an error, again and again
     FORGOTTEN = "forgotten"  #: the person asked for it

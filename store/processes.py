@@ -1,8 +1,13 @@
-"""Checks on other processes of this machine."""
+"""Other processes of this machine: whether one lives, and children that end with their parent."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
 
 
 def is_alive(pid: int) -> bool:
@@ -14,3 +19,9 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def die_with_parent() -> None:
+    """Ask for a signal when the parent dies, even by kill -9. Runs in the child, as ``preexec_fn``; only Linux can do it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

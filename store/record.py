@@ -1,4 +1,4 @@
-"""The record: the one door to the database. What is asked and written there is in `store.queries`, by who asks.
+"""The record: the one interface to the database. Its queries and writes are in `store.queries`, by process.
 
 Values in, values out; each method is one short transaction (`store.database` says how it is run and what a commit promises). Errors are
 `store.errors.RecordError`s: no other module sees SQLAlchemy.

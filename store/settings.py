@@ -29,6 +29,7 @@ from store.hosts import is_loopback
 from store.keys import KeyFile, Keyring, new_key, read_key_file, write_secret
 from store.learning import DEFAULTS, LearningConfig, parse_learning, split_learning
 from store.training_schedule import TrainingSchedule, parse_schedule
+from store.values import Method
 
 #: Folder that holds the packages: a checkout, or site-packages where Patina was installed by pip.
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -36,8 +37,6 @@ IS_CHECKOUT = (REPOSITORY / "pyproject.toml").is_file()
 #: The built-in model's name; any other name or path is a Hugging Face one.
 BUILTIN_MODEL = "patina-tiny"
 BUILTIN_FOLDER = REPOSITORY / "models" / BUILTIN_MODEL
-
-Method = Literal["rl", "opd", "combine", "sdpo"]
 
 
 def split_urls(text: str) -> tuple[str, ...]:
@@ -771,6 +770,42 @@ def read_settings(given: dict[str, Any]) -> Settings:
     except ValidationError as exc:
         error = exc.errors()[0]
         raise ConfigError(_sentence(error, given)) from None
+
+
+#: Where a setting comes from that nothing sets.
+DEFAULT_ORIGIN = "default"
+
+
+def origins_of(settings: Settings) -> dict[str, str]:
+    """Return from where each setting of a start comes, read in a process that has its environment."""
+    plain = _Defaults()
+    try:
+        given: Settings = Settings()
+    except ValidationError:  # the command line replaced what is wrong there
+        given = plain
+    found = {}
+    for name, info in Settings.model_fields.items():
+        value, variable = (
+            getattr(settings, name),
+            next((one for one in _aliases(info) if os.environ.get(one)), ""),
+        )
+        if value == getattr(plain, name):
+            found[name] = DEFAULT_ORIGIN
+        elif variable and value == getattr(given, name):
+            found[name] = f"environment: {variable}"
+        else:
+            found[name] = "command line"
+    return found
+
+
+class _Defaults(Settings):
+    """The settings of a start that nothing sets."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: Any, *others: Any, **more: Any
+    ) -> tuple[Any, ...]:
+        return (init_settings,)
 
 
 def _first_alias(field: str) -> str:

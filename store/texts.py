@@ -39,6 +39,17 @@ def content_text(content: Any) -> str:
     return ""
 
 
+def clip(text: str, length: int = 48) -> str:
+    """Return a text in one line of at most so many characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def three_digits(value: object) -> str:
+    """Return a number with three significant digits; "" for anything else."""
+    return f"{value:.3g}" if isinstance(value, int | float) else ""
+
+
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 

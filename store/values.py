@@ -13,10 +13,17 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from store.errors import AlignmentError
 from store.lifecycle import DropReason, Stage
+
+#: How verdicts become advantages and a directive term.
+Method = Literal["rl", "opd", "combine", "sdpo"]
+#: Tokens on which the directive term compares teacher and student.
+OpdSupport = Literal["topk", "token"]
+#: What is subtracted from a verdict.
+Baseline = Literal["running", "none"]
 
 #: One chat message or any other JSON object, exactly as it was on the wire.
 Json = dict[str, Any]

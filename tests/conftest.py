@@ -23,6 +23,23 @@ hypothesis_settings.register_profile("quick", hypothesis_settings.get_profile("t
 hypothesis_settings.load_profile("tests")
 
 
+#: Files that take longest, longest first (`--durations`): one that begins at the end keeps the other workers waiting.
+LONGEST = (
+    "e2e/test_readme.py", "e2e/test_loop.py", "e2e/test_wheel.py", "contract/test_contract.py", "clients/test_clients.py",
+    "clients/test_frameworks.py", "trainer/test_worker.py", "evals/test_experiment.py", "trainer/test_version_trainer.py",
+    "trainer/tinker/test_worker.py", "e2e/test_bad_input.py", "e2e/test_store_in_trouble.py", "trainer/remote/test_remote_training.py",
+    "proxy/test_record_outage.py", "trainer/test_gate.py", "trainer/test_worker_policies.py", "dashboard/test_app.py",
+    "trainer/tinker/test_version_trainer.py", "proxy/test_completions.py", "trainer/tinker/test_step.py", "proxy/test_main.py",
+    "proxy/test_malformed_traffic.py", "proxy/test_relay.py", "evals/test_demo.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sort the files by how long they take; where workers share them, each takes the next one."""
+    order = {config.rootpath / "tests" / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--max-cpu-s", type=float, default=None, help="fail a test whose call uses more CPU time (make check)"

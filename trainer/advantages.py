@@ -19,13 +19,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from store.errors import AlignmentError
-
-Method = Literal["rl", "opd", "combine", "sdpo"]
-OpdSupport = Literal["topk", "token"]
-Baseline = Literal["running", "none"]
+from store.values import Baseline, Method, OpdSupport
 
 #: How many verdicts the running baseline looks back on.
 BASELINE_WINDOW = 32

@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 from serving.openai_server.toolcalls import ToolCall, ToolCallParser
 from store.errors import ConfigError
 from trainer.canaries import AnchorPrompt, Canaries, Fact, ToolCase, load_canaries
+from trainer.gate_bounds import Thresholds as Thresholds
 from trainer.protocol import Policy, Reply, Weights
 
 T = TypeVar("T")
@@ -41,37 +42,6 @@ EXAMPLES = 6
 MAX_FACTS, MAX_TOOLS, MAX_ANCHORS = 24, 8, 28
 #: At least so many of each kind, however slow the model is.
 FEWEST = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thresholds:
-    """How far a version may be from the base model.
-
-    Attributes:
-        facts_drop, tools_drop, obeyed_drop: share of prompts by which a measure may fall; one prompt always may. The last
-            is wide: on its way to JSON the built-in model fell from .79 to .57 and came back, the anchors see to that.
-        entropy_low, entropy_high: bounds of the ratio of entropies on explicit wishes, with `entropy_slack` nats added to both
-            sides of the ratio: a model that is nearly certain anyway has no meaningful ratio.
-        length_low, length_high: bounds of the ratio of reply lengths on explicit wishes; the upper one holds on plain
-            questions too. The lower one is wide: "concise" alone comes to .31 with every fact right and wishes followed.
-        ends_drop: share of replies by which those that end may fall; one reply always may.
-        kl: nat/token to base on explicit wishes, mean over all.
-        kl_worst: the same for the worst style alone: losing one wish altogether hides in a mean over many.
-        distinct_low: share of the base's number of different replies to different questions.
-    """
-
-    facts_drop: float = 0.10
-    tools_drop: float = 0.15
-    obeyed_drop: float = 0.30
-    entropy_low: float = 0.6
-    entropy_high: float = 1.6
-    entropy_slack: float = 0.05
-    length_low: float = 0.25
-    length_high: float = 3.0
-    ends_drop: float = 0.02
-    kl: float = 0.5
-    kl_worst: float = 1.5
-    distinct_low: float = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,11 +212,11 @@ class Gate:
         share: float = 1.0,
     ) -> None:
         self._thresholds = thresholds or Thresholds()
-        self._probe = Probe(policy, load_canaries(model), max_tokens=max_tokens, share=share)
+        self._probe = GateProbe(policy, load_canaries(model), max_tokens=max_tokens, share=share)
         self._base: Measures | None = None
 
     @property
-    def probe(self) -> Probe:
+    def probe(self) -> GateProbe:
         return self._probe
 
     def base(self) -> Measures:
@@ -273,7 +243,7 @@ class Gate:
         return GateVerdict(rejected=rejected, measures=measures)
 
 
-class Probe:
+class GateProbe:
     """Asks a policy the canaries' questions, greedily, and reads the replies."""
 
     def __init__(

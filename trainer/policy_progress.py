@@ -5,13 +5,14 @@ All of it is in the newest version's folder, but for what rejected versions, whi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from store.settings import Settings
 from store.values import BASE_VERSION, Json, ScoredTurn
-from trainer.protocol import Edit
+from trainer.protocol import Edit, Phase
 from trainer.replay import Reservoir
 from trainer.step import StepPlan
 from trainer.wish_state import WishState
@@ -45,6 +46,10 @@ class PolicyProgress:
         self._rate = settings.resolved_learning_rate
         self._reservoir = Reservoir(seed=settings.seed)
         self._rejected_in_a_row = 0
+        self.phase = Phase()
+
+    def _enter(self, phase: str) -> None:
+        self.phase = Phase(phase, time.time())
 
     def _keep_progress(self) -> None:
         self._progress[self.name] = _Progress(

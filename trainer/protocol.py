@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -215,6 +215,13 @@ class Outcome:
     metrics: Json = field(default_factory=dict)
 
 
+class Phase(NamedTuple):
+    """What an attempt does now, and since when (`time.time`); name "": there is no attempt."""
+
+    name: str = ""
+    since: float = 0.0
+
+
 class VersionTrainer(Protocol):
     """One policy at a time between steps, as the worker knows it; `trainer.version_trainer` says what each does."""
 
@@ -229,6 +236,11 @@ class VersionTrainer(Protocol):
     @property
     def notes(self) -> tuple[str, ...]:
         """What a person should know about how this trains, in sentences; shown in `status`."""
+        ...
+
+    @property
+    def phase(self) -> Phase:
+        """What the attempt under way does now; read from another thread."""
         ...
 
     def check(self) -> None:

@@ -34,7 +34,7 @@ from store.values import (
     Verdict,
 )
 from trainer.checkpoint import remove_version
-from trainer.device import ExclusiveDevice, make_device
+from trainer.device import make_device
 from trainer.protocol import Edit, Outcome, VersionTrainer
 from trainer.step import StepPlan
 from trainer.weights_thread import WeightsThread
@@ -333,18 +333,26 @@ def _changed(verdict: Verdict, fields: Json) -> Verdict:
 
 def remove_folders(folders: Sequence[str], settings: Settings) -> list[str]:
     """Remove the files of versions, also those that a Tinker server holds; returns what could not be removed, with the reason."""
-    problems = []
-    remover: VersionTrainer | None = None
-    if settings.backend == "tinker" and folders:
-        remover = make_workshop(settings, ExclusiveDevice())
+    problems: list[str] = []
+    remove = _remover(settings)
     for folder in folders:
         try:
-            if remover is not None:
-                remover.remove(Path(folder))
-            else:
-                remove_version(Path(folder))
+            problems += remove(Path(folder))
         except AdapterError as exc:
             problems.append(str(exc))
-    if remover is not None:
-        remover.close()
     return problems
+
+
+def _remover(settings: Settings) -> Callable[[Path], list[str]]:
+    if settings.backend == "tinker":
+        from trainer.tinker.link import Link
+        from trainer.tinker.version_trainer import remove_with_checkpoints
+
+        link = Link(settings)
+        return lambda folder: remove_with_checkpoints(link, folder)
+
+    def remove(folder: Path) -> list[str]:
+        remove_version(folder)
+        return []
+
+    return remove

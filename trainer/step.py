@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -25,10 +25,9 @@ from store.errors import AlignmentError
 from store.lifecycle import DropReason
 from store.settings import Settings
 from store.texts import content_text
-from store.values import LogprobMode, ScoredTurn
+from store.values import Baseline, LogprobMode, Method, OpdSupport, ScoredTurn
 from trainer.advantages import (
     Candidate,
-    Method,
     at_least_one,
     build_streams,
     directive_refusal,
@@ -99,10 +98,10 @@ class StepPlan:
     most_hints: int
     w_rl: float
     w_opd: float
-    opd_support: Literal["topk", "token"]
+    opd_support: OpdSupport
     opd_clip: float
     opd_centred: bool
-    baseline: Literal["running", "none"]
+    baseline: Baseline
     blames: bool
     gates_hints: bool
     min_shift: float

@@ -258,6 +258,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
             AdapterError: the version cannot be written; the policy is as before.
         """
         started = time.monotonic()
+        self._enter("teacher")
         turns = self._answer_anew(turns)
         selection = None
         if self._plan.selects_hints:
@@ -373,6 +374,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
 
     def _train_batch(self, batch: _VersionBatch, number: int) -> _TrainedBatch:
         """Move the weights; samples for which there was no memory are refused afterwards."""
+        self._enter("training")
         kept = self._step_back()
         size = 1.0 if batch.unlearning else batch.prepared.size
         rate = self._rate * (size if self._settings.learning.rate_by_signal else 1.0)
@@ -396,6 +398,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
 
     def _judge(self, trained: _TrainedBatch) -> _Judged:
         """Run the gate on the trained weights and measure the wishes."""
+        self._enter("gate")
         playbook, before = trained.batch.playbook, trained.batch.wishes_before
         verdict = self._gate.examine(self._policy, self._before)
         now = self._wishes.measure(playbook)
@@ -409,6 +412,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
 
     def _write(self, trained: _TrainedBatch, judged: _Judged, number: int) -> tuple[WrittenVersion, Json]:
         """Write the version's folder; returns it with its metrics."""
+        self._enter("write")
         batch = trained.batch
         began = time.monotonic()
         files = self._policy.version_files(adapter_name(self.name, number))

@@ -6,7 +6,8 @@ The event loop here talks to the record and keeps the lease and the heartbeat al
     published   turns trained, version live or on trial     (kill -9 before it: the lease runs out, they are trained later)
     rejected    turns go back once; the second time they are dropped (gate_rejected)
     rolled back while the step ran: turns go back, what was made of them is removed; the next step begins from what is live
-    killed      the next trainer takes the turns in smaller batches, and drops one that it was killed with alone (out_of_memory)
+    killed      the next trainer takes the turns in smaller batches, and drops one that it was killed with alone
+                (out_of_memory, trainer_died)
     failed      turns go back; after `MAX_FAILURES` failures they are dropped (step_failed). A training server that is away is
                 no fault of the turns: they wait for it
 
@@ -228,7 +229,7 @@ class Worker:
         self._on_thread = self._thread.run
         self._trainer = trainer
         self._state = "loading"
-        self._step_began: float | None = None
+        self._step_now: StepReport | None = None
         self._counters = _Counters()
         self._failures: Counter[str] = Counter()
         self._rejections: Counter[str] = Counter()
@@ -248,6 +249,7 @@ class Worker:
             ConfigError, AdapterError: the model or the version to start from cannot be loaded.
         """
         beat = asyncio.create_task(self._beat())
+        stopping = asyncio.create_task(self._note_stop(stop))
         try:
             await self._open(stop)
             while not stop.is_set():
@@ -256,7 +258,12 @@ class Worker:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(stop.wait(), POLL_S)
         finally:
+            stopping.cancel()
             await self._thread.close(beat, self._trainer)
+
+    async def _note_stop(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._deaths.stopping()
 
     async def _open(self, stop: asyncio.Event) -> None:
         """Make the trainer. A training server that is away is waited for: nothing here is wrong."""
@@ -445,7 +452,7 @@ class Worker:
         )
         renewal = asyncio.create_task(self._renew())
         claimed: list[ScoredTurn] = []
-        self._step_began = report.started_at
+        self._step_now = report
         try:
             if due.takes_turns:
                 await self._claim(policy, claimed)
@@ -482,7 +489,7 @@ class Worker:
             await self._give_back([turn.turn_id for turn in claimed], report, exc)
             raise
         finally:
-            self._step_began = None
+            self._step_now = None
             renewal.cancel()
             await asyncio.gather(renewal, return_exceptions=True)
 
@@ -515,15 +522,15 @@ class Worker:
     async def _leave_deadly(self, claimed: list[ScoredTurn]) -> None:
         """Of turns that a trainer died with, attempt fewer at a time; drop one that it died with alone."""
         choice = self._deaths.choose([turn.turn_id for turn in claimed])
-        if choice.drop:
-            await self._record.drop(
-                list(choice.drop),
-                DropReason.OUT_OF_MEMORY,
-                worker=self._name,
-                detail="the trainer was killed while it held this turn alone",
+        for turn_id, reason in choice.drop.items():
+            is_for_memory = reason is DropReason.OUT_OF_MEMORY
+            how = "the kernel killed the trainer for memory" if is_for_memory else "the trainer died"
+            detail = f"{how} while it held this turn alone"
+            self._counters.dropped[reason.value] += await self._record.drop(
+                [turn_id], reason, worker=self._name, detail=detail
             )
-            self._counters.dropped[DropReason.OUT_OF_MEMORY.value] += len(choice.drop)
-            self._deaths.end(choice.drop)
+        if choice.drop:
+            self._deaths.end(tuple(choice.drop))
         claimed[:] = [turn for turn in claimed if turn.turn_id not in choice.drop]
         if choice.later:
             await self._record.release(list(choice.later), worker=self._name)
@@ -680,7 +687,7 @@ class Worker:
                 finished_at=time.time(),
                 version=None,
                 error=_sentence(exc),
-                metrics=report.metrics,
+                metrics={**report.metrics, "phase": self._progress().get("phase")},
             )
         )
 
@@ -707,7 +714,7 @@ class Worker:
                         detail={
                             **self._counters.to_json(),
                             "policy": self._policy,
-                            "step_started_at": self._step_began,
+                            **self._progress(),
                         }
                         | device,
                         at=time.time(),
@@ -718,6 +725,21 @@ class Worker:
                 # `status` shows silence for what it is; training itself notices on its own.
                 self._counters.last_error = f"the heartbeat was not written: {exc}"
             await asyncio.sleep(1.0)
+
+    def _progress(self) -> Json:
+        """Return which step runs and the phase that it is in; {}: none runs."""
+        step = self._step_now
+        if step is None:
+            return {}
+        phase, since = self._ready().phase
+        if since < step.started_at:  # of the attempt before
+            phase, since = "claim", step.started_at
+        return {
+            "step_id": step.step_id,
+            "step_started_at": step.started_at,
+            "phase": phase,
+            "phase_started_at": since,
+        }
 
     def _ready(self) -> VersionTrainer:
         assert self._trainer is not None  # `run` loads it before any work

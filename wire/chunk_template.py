@@ -129,14 +129,14 @@ class ChunkTemplate:
             end = found.end()
             if not buffer.startswith(after, end) or not (is_ascii or _is_utf8(found[0])):
                 break
-            said, logprob, ids = found.groups()
-            self._texts.append(said)
+            text, logprob, ids = found.groups()
+            self._texts.append(text)
             if logprob:
                 self._logprobs.append(logprob)
             if ids:
                 self._ids.append(ids)
             if closing is not None:
-                out += (self._opening, said, closing)
+                out += (self._opening, text, closing)
             at = end + len(after)
         if closing is None and at > start:
             out.append(buffer[start:at])
@@ -172,10 +172,10 @@ def derive_template(event: bytes, payload: bytes, chunk: Json, shown: bytes) -> 
     key = b'"delta":{"%b":' % channel.encode()
     if channel not in CHANNELS or not text or event.count(b'"delta":') != 1:
         return None
-    said = _after(event, 0, key, _TEXT_VALUE)
-    if said is None:
+    value = _after(event, 0, key, _TEXT_VALUE)
+    if value is None:
         return None
-    at = said.end()
+    at = value.end()
     before_logprob = before_ids = None
     if choice.get("logprobs") is not None:
         token = _after(event, at, _ONE_LOGPROB, _TOKEN)
@@ -191,7 +191,7 @@ def derive_template(event: bytes, payload: bytes, chunk: Json, shown: bytes) -> 
         before_ids, at = event[at : ids.start()], ids.end()
         if event[at : at + 1] != b"]":
             return None
-    before, after = event[: said.start()], event[at:]
+    before, after = event[: value.start()], event[at:]
     # No name contains an escape, so the names found in the bytes are the parsed names.
     if any(part is not None and b"\\" in part for part in (before, before_logprob, before_ids, after)):
         return None
@@ -199,9 +199,9 @@ def derive_template(event: bytes, payload: bytes, chunk: Json, shown: bytes) -> 
     if shown != event:
         opening, _, rest = shown.partition(key)
         opening += key
-        if not rest.startswith(said[0]) or b'"token":' in rest or b'"token_ids":' in rest:
+        if not rest.startswith(value[0]) or b'"token":' in rest or b'"token_ids":' in rest:
             return None
-        closing = rest[len(said[0]) :]
+        closing = rest[len(value[0]) :]
     completion_id = chunk.get("id")
     return ChunkTemplate(
         choice["index"],

@@ -2,16 +2,18 @@
 
 A framework that rejects a reply sends its own instruction as the next user or tool message. No person wrote it: it is no complaint and gives
 no hint. It is recognised by form, because frameworks are many and their wordings change: what a validator prints, a quote of the reply, error
-headings, rule lines and blocks, and prose that speaks of the reply as of an object with a format. Each form is a piece of `Evidence` with a
-weight; signs of a person (first person, questions, informal spelling) count against it.
+headings, rule lines and blocks, and prose that speaks of the reply as of an object with a format. Each is a `Form` with a
+weight (`framework_forms.toml`); signs of a person (first person, questions, informal spelling) count against it.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 from wire.regex_prefilter import PatternSet
@@ -32,7 +34,7 @@ _QUOTE_WINDOW = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Form:
     """A form that frameworks' texts have.
 
     Attributes:
@@ -47,100 +49,35 @@ class Evidence:
     is_validation: bool = False
 
 
-def _re(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.IGNORECASE | re.MULTILINE)
+_DATA = tomllib.loads((files("wire") / "framework_forms.toml").read_text(encoding="utf-8"))
 
 
-_REPLY = r"\b(?:response|reply|replies|responses|output|answer|completion|attempt|generation|assistant message|json|(?:tool|function|action|plan) ?calls?|arguments?|code (?:snippet|blob|block)|action input|format|plan)\b"
-_FAILED = (
-    r"\b(?:did ?n[o']t|does ?n[o']t|do not|was ?n[o']t|were not|is ?n[o']t|are not|has no|could ?n[o']t|cannot|can't|unable|failed|fails|failure|invalid|incorrect|malformed|empty|missing|reached|"
-    r"violat\w+|rejected|unparsable|unparseable|incomplete|not (?:valid|found|permitted|allowed|parse\w*|conform\w*)|had problems|errors?)\b"
-)
+def _form(
+    name: str,
+    weight: float,
+    example: str,
+    pattern: str = r"\A(?!)",
+    is_case_sensitive: bool = False,
+    is_validation: bool = False,
+) -> Form:
+    for part in ("reply", "failed"):
+        pattern = pattern.replace(f"{{{part}}}", _DATA[part])
+    flags = re.MULTILINE if is_case_sensitive else re.MULTILINE | re.IGNORECASE
+    return Form(
+        name=name,
+        weight=weight,
+        example=example,
+        pattern=re.compile(pattern, flags),
+        is_validation=is_validation,
+    )
 
-EVIDENCE: tuple[Evidence, ...] = (
-    # -- what validators print
-    Evidence(name="validator_count", weight=2.0, is_validation=True, example="2 validation errors for City",
-             pattern=_re(r"^\W{0,4}(?:\w+: ?)?\d+ validation errors?\b|\bvalidation errors? for [A-Z]\w+")),
-    Evidence(name="validator_details", weight=2.0, is_validation=True, example="[type=missing, input_value={}, input_type=dict]",
-             pattern=_re(r"\[type=\w+, input_value=|\binput_type=\w+\]|errors\.pydantic\.dev|\bzod(?:\.dev|error)\b|json-schema\.org/")),
-    Evidence(name="error_objects", weight=2.0, is_validation=True, example='[{"type": "missing", "loc": ["name"], "msg": "Field required"}]',
-             pattern=_re(r"\A(?!)")),  # read by `_has_error_objects`
-    Evidence(name="parser_position", weight=2.0, is_validation=True, example="Expecting value: line 1 column 1 (char 0)",
-             pattern=_re(r"\bline \d+,? col(?:umn)? \d+ \(char \d+\)|\bin json at position \d+|\bunexpected (?:token|end of (?:json|input|data))\b|\bexpecting (?:value|property name|',' delimiter)")),
-    Evidence(name="schema_message", weight=1.5, is_validation=True, example="'name' is a required property",
-             pattern=_re(r"\bis a required property\b|\bis not of type ['\"]|\bfailed validating ['\"]|\badditional properties are not allowed\b|\b(?:field|property|parameter|argument) ['\"`]?[\w.]+['\"`]? (?:is )?(?:required|missing)\b|\bmust have required property\b|\bdata(?:/[\w/]+)? must \b|\binput should be \w|\bmissing (?:\d+ )?required (?:\w+ )?(?:argument|parameter|field)|\bunexpected keyword argument\b|\bmissing value for required\b")),
-    Evidence(name="validation_head", weight=1.5, is_validation=True, example="Validation feedback:",
-             pattern=_re(r"\A\W{0,6}(?:\w+ ){0,3}?(?:validation|parsing|parser|parse|format|schema|guardrail)(?: \w+)? ?(?:errors?|feedback|failed|failure|problem|issues?|exception)\b[^\n]{0,40}?[:.\n]|^#{1,4} .{0,30}\bvalidation\b")),
-    # -- error headings and machine lines
-    Evidence(name="error_head", weight=1.0, example="[ERROR] You did not use a tool",
-             pattern=_re(r"\A\W{0,4}(?:call id: ?\S+\s+)?(?:\[?(?:\w+[ _])?(?:error|failure|failed|warning|rejected|fatal|exception)\]?s? ?(?:[:\]!.]|found|\n|-)|[\w.]*(?:Error|Exception)\b ?[:(])|^#{1,4} .{0,40}\b(?:errors?|failed|failure)\b|^[\w ]{0,20}error(?: messages?| details)?: ?\S?")),
-    Evidence(name="error_opening", weight=1.0, example="Failed to use tool `population`: city is missing.",
-             pattern=_re(r"\A\W{0,4}(?:\w+: )?(?:an? )?(?:encountered |unexpected )?(?:error|failed to|failure|could not|unable to|invalid|bad/\w+|unknown|missing|no [\w ]{2,24} (?:detected|found|was performed)|no valid \w+ (?:was|were) \w+|expected (?:exactly|at least|at most) \w+|[\w ]{2,24} is not allowed)\b|^ERROR:?$")),
-    Evidence(name="failed_opening", weight=1.0, example="Constraint not satisfied: answer must be 'yes'.",
-             pattern=_re(r"\A\W{0,4}(?:[\w./]+ ){1,4}(?:failed|violated|rejected|not satisfied)(?: to \w+)?[^\n:.]{0,24}[:.\n]")),
-    Evidence(name="role_head", weight=1.0, example="[system] The previous assistant message did not contain a tag.",
-             pattern=_re(r"\A\[(?:system|framework|validator|harness|tool|supervisor|runtime|orchestrator)\]")),
-    Evidence(name="nothing_found", weight=1.5, example="No function call was found in your last message.",
-             pattern=_re(r"\bno (?:\w+[ -]){0,2}?(?:calls?|blocks?|tags?|json|objects?|actions?) (?:(?:was|were|is|could be) )?(?:found|detected|present)\b")),
-    Evidence(name="numbered_rules", weight=0.5, example="1. No prices.", pattern=re.compile(r"^\d+[.)] \S", re.MULTILINE)),
-    Evidence(name="expression", weight=0.5, example="len(summary) <= 100", pattern=re.compile(r"\b\w+\([^)\n]{0,40}\) ?[<>=!]=? ?\S")),
-    Evidence(name="error_name", weight=1.0, example="UnifiedDiffNoMatch: hunk failed to apply!",
-             pattern=re.compile(r"\b[A-Z][a-z]+(?:[A-Z][a-z]+)*(?:Error|Exception|Failure|Mismatch|NoMatch|NoExactMatch): ")),
-    Evidence(name="identifier", weight=0.5, example="not the JSON_SCHEMA", pattern=re.compile(r"\b[A-Za-z]{2,}_[A-Za-z]{2,}\w*\b|`\w[^`\n]*`")),
-    Evidence(name="trace", weight=1.0, example="Traceback (most recent call last):",
-             pattern=_re(r"^traceback \(most recent call last\):|^[\w./-]+\.\w{1,4}:\d+(?::\d+)?:? |\bexit ?code:? -?\d+|^exitcode: ")),
-    Evidence(name="search_replace", weight=1.5, example="<<<<<<< SEARCH", pattern=_re(r"^<{7} SEARCH|^>{7} REPLACE")),
-    Evidence(name="rule_lines", weight=1.0, example="-----\n{}\n-----", pattern=re.compile(r"^[-=*_#]{5,}\s*$[\s\S]*?^[-=*_#]{5,}\s*$", re.MULTILINE)),
-    Evidence(name="error_element", weight=2.0, example="<app:validation_errors>…</app:validation_errors>",
-             pattern=_re(r"<((?:[\w-]+[:_-])*(?:error|errors|exception|failure|retry|reask|invalid|validation|violation|mismatch)(?:[:_-][\w-]+)*)(?: [^<>]*)?>[\s\S]*?</\1>")),
-    Evidence(name="form_lines", weight=1.0, example="Thought: …\nAction: …\nAction Input: …",
-             pattern=_re(r"^\W{0,3}(?:thought|action|final answer|action input|observation)s?: ?.*\n(?:.*\n){0,3}?\W{0,3}(?:action|final answer|action input|observation|code|answer): ?")),
-    Evidence(name="block", weight=0.5, example="```json\n{}\n```", pattern=_re(r"^```|^\s*[{\[]\s*(?:\"|\{|$)|=\{|\bschema\b.{0,20}[:\n]\s*\{")),
-    Evidence(name="placeholder", weight=0.5, example="<your answer>", pattern=_re(r"<(?:your|the|what|tool|action|result|json|param)[\w ]{0,40}>|\bpath/to/|\byour_\w+\b|\{\{.*?\}\}")),
-    Evidence(name="name_list", weight=0.75, example="try one of [search, weather]",
-             pattern=_re(r"\b(?:one of|available|valid|known|allowed|accepts?|supported|permitted|select \w[\w ]{0,20} from|select from)\b[^\n]{0,30}?[:\[]\s*[\['\"`{\w]+[\w'\"`-]*(?:, ?|\]|\n|$)")),
-    Evidence(name="unknown_call", weight=1.5, example="Tool lookup not found",
-             pattern=_re(r"\b(?:tool|function|action)s? (?:name(?:d)? )?[:'\"`]*[\w.-]+[:'\"`]* (?:is |was |does )?(?:not|n't) (?:a )?(?:found|valid|exist|available|registered|defined|known|recogni[sz]ed)|\b(?:unknown|unrecogni[sz]ed|invalid|no such|undefined) (?:tool|function|action)\b|\bis not a valid tool\b")),
-    # -- prose of a program to a model
-    Evidence(name="automated", weight=2.5, example="(This is an automated message)",
-             pattern=_re(r"\b(?:automat(?:ed|ic(?:ally)?)|auto-generated|system-generated)\b.{0,30}\b(?:message|feedback|generated|check|notice|response|reply|reminder|retry)|\bnot (?:a message )?from (?:the|a) user\b|\bnot part of (?:the )?user\b")),
-    Evidence(name="reply_failed", weight=1.5, example="Your previous response could not be parsed.",
-             pattern=_re(rf"\b(?:your|the|previous|last|prior|above|following|this)\b(?: \w+){{0,3}} {_REPLY}[^.\n]{{0,60}}?{_FAILED}|{_FAILED}[^.\n]{{0,40}}?\b(?:your|the|previous|last|prior|parse)\b(?: \w+){{0,3}} {_REPLY}|\b(?:could not|cannot|failed to|unable to) (?:parse|decode|deseriali[sz]e|validate|extract)\b")),
-    Evidence(name="you_failed", weight=1.0, example="You did not call a tool.",
-             pattern=_re(r"\byou (?:forgot to|did ?n[o']t|did not|have not|failed to|must(?: now| not| always| only)?) (?:use|call|return|provide|include|output|respond|produce|follow|invoke|emit|end|complete|contain|make|correct|choose|select|specify|always)\b")),
-    Evidence(name="again", weight=0.75, example="Please try again.",
-             pattern=_re(r"\b(?:try(?:ing)? again|retry(?:ing)?|re-?generate|re-?ask|re-?submit|re-?send|respond again|call (?:it|the \w+) again|re-?writ(?:e|ing)|fix your mistakes?|previous errors?|(?:choose|select|pick|use|try) (?:a different|another) \w+)\b")),
-    Evidence(name="correction_order", weight=0.75, example="Recall the function correctly, fix the errors",
-             pattern=_re(r"\b(?:fix|correct|resolve|address|repair)\b(?: \w+){0,3} (?:errors?|issues?|problems?|mistakes?|values?|query|syntax|json|response|reply|format|output|violations?)\b|\bcorrects? (?:this|your)\b|\brecall the function\b")),
-    Evidence(name="format_order", weight=0.75, example="Respond with a valid JSON object",
-             pattern=_re(r"\b(?:respond|reply|return|output|answer|generate|provide|produce|include|use|call|issue|choose|select|ensure|make sure)\b[^.\n]{0,50}?\b(?:valid|exactly|only|schema|json|tool|function|format|pattern|tags?|xml|yaml|code block|according to|conform\w*|following)\b")),
-    Evidence(name="rule", weight=0.5, example="The filename must be alone on the line.",
-             pattern=_re(r"\bmust (?:be|have|match|include|contain|exactly|always|conform|only)\b|\bshould (?:have|be) (?:of )?(?:this|one of|the following)\b|\b(?:the|this|following|required|expected|right|same) (?:form|format|structure|pattern|schema)\b|\bas a reminder\b|\b(?:only|exact) \w+ (?:of|in|from)\b")),
-    Evidence(name="capital_order", weight=0.75, example="Respond with ONLY the name, DO NOT explain.",
-             pattern=re.compile(r"\b[a-z]+ (?:ONLY|DO NOT|MUST|NEVER|ALWAYS|EXACTLY)\b")),
-    Evidence(name="format_words", weight=0.5, example="the JSON schema",
-             pattern=_re(r"\b(?:json|schema|xml|yaml|regex|pattern|pars(?:e|ed|er|ing|eable)|valid(?:ation|ator)?|tool|function|code block|format|arguments?|parameters?|fields?|constraints?|tokens?)\b")),
-    Evidence(name="agent_voice", weight=1.25, example="I encountered an error while trying to use the tool.",
-             pattern=_re(r"\A\W{0,4}(?:sorry, )?i (?:encountered an error|was given the following|did ?n[o']t use|could not (?:parse|use)|tried reusing|got the following error while)\b|\bi must\b")),
-)  # fmt: skip
+
+EVIDENCE: tuple[Form, ...] = tuple(_form(**row) for row in _DATA["forms"])
 
 _EVIDENCE = PatternSet((e.pattern, e) for e in EVIDENCE)
 
-#: Signs of a person, in the prose that is left without machine lines.
-_PERSON = (
-    re.compile(r"\b(?:I'?m|I've|I'?d|I'?ll|I|me|my|mine|we|our|us)\b"),
-    re.compile(r"[?？]"),
-    re.compile(r"\b(?:pls|plz|thx|thanks|hey|hi|hello|wtf|lol|hmm+|nope|yeah|yep|ok(?:ay)?|ugh|dude|no(?=[,.!])|still(?! has)|sorry|actually|just|btw|imo)\b", re.IGNORECASE),
-    re.compile(r"\A(?:Error: )?[a-zäöüéèñ]|[.!?] [a-z]\w* (?:is|it|to|you|that|was)\b"),
-    re.compile(r"!{2,}|!\?"),
-    re.compile(r"[\U0001F300-\U0001FAFF]"),
-    re.compile(r"\b(?:it's|that's|you're|isn't|aren't|there's|what's|you've|let's not)\b", re.IGNORECASE),
-)  # fmt: skip
-#: What a program may write in the first person or with an exclamation mark.
-_NO_PERSON = re.compile(
-    r"\bi must\b|now let's retry|\A\W{0,4}(?:sorry, )?i (?:encountered|was given|did ?n[o']t use|ran)\b",
-    re.IGNORECASE,
-)
+_PERSON = tuple(re.compile(sign) for sign in _DATA["person"]["signs"])
+_NO_PERSON = re.compile(_DATA["person"]["except"])
 _BLOCKS = re.compile(
     r"^(`{3,}|~{3,}).*?^\1|<([A-Za-z][\w:.-]*)(?: [^<>]*)?>.*?</\2>", re.MULTILINE | re.DOTALL
 )

@@ -96,18 +96,20 @@ def get_header(headers: Headers, name: bytes) -> str | None:
 
 def content_length(headers: Headers) -> int | None:
     """Return the announced length of the body, if any."""
-    told = get_header(headers, b"content-length")
-    return int(told) if told is not None and told.isascii() and told.isdigit() and len(told) < 19 else None
+    value = get_header(headers, b"content-length")
+    return (
+        int(value) if value is not None and value.isascii() and value.isdigit() and len(value) < 19 else None
+    )
 
 
 def parse_request_options(headers: Headers, body: Json, session_in_path: str | None = None) -> RequestOptions:
     """Parse the options in the headers and in the body's metadata."""
     headers = tuple(headers)
     metadata = body.get("metadata")
-    said: Mapping[str, Any] = metadata if isinstance(metadata, Mapping) else {}
+    named: Mapping[str, Any] = metadata if isinstance(metadata, Mapping) else {}
     kind = (get_header(headers, b"x-turn-type") or "").lower()
-    session = session_in_path or get_header(headers, b"x-session-id") or said.get("session_id")
-    train = get_header(headers, b"x-patina-train") or said.get("patina_train")
+    session = session_in_path or get_header(headers, b"x-session-id") or named.get("session_id")
+    train = get_header(headers, b"x-patina-train") or named.get("patina_train")
     user = body.get("user")
     return RequestOptions(
         kind=TurnKind(kind) if kind in ("main", "side") else None,

@@ -299,9 +299,7 @@ def without_repeated_system_text(text: str, system: str) -> str:
     return text
 
 
-def next_state_text(
-    messages: Sequence[Message], reply: str = "", system: str = ""
-) -> tuple[str, str] | None:
+def next_state_text(messages: Sequence[Message], reply: str = "", system: str = "") -> tuple[str, str] | None:
     """Return (role, text) of what followed a turn, or None when nothing did.
 
     A person's words ("user"); without any, a framework's rejection of the reply ("validator" where it says what a validator found, else

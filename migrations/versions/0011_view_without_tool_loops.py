@@ -1,4 +1,4 @@
-"""The view shows what followed a turn itself, not what a user said about the answer that its tool loop led to."""
+"""The view shows what followed a turn itself, not what a user wrote about the answer that its tool loop led to."""
 
 from alembic import op
 

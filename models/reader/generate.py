@@ -44,11 +44,16 @@ class Sample:
     family: str
 
 
+class MissingSection(ValueError):
+    """A grammar has no section of this name."""
+
+
 class Grammar:
-    """The templates of one language.
+    """The templates of one language. A small one has only the ``PLAIN_…`` sections and what they need.
 
     Raises:
-        ValueError: a bracket is not closed, or a section is missing.
+        ValueError: a bracket is not closed.
+        MissingSection: `expand` was asked for a section that is not there.
     """
 
     def __init__(self, text: str, shared: str = "", *, language: str = "en") -> None:
@@ -70,7 +75,7 @@ class Grammar:
         if name == "word":
             return _pseudo_word(rng)
         if name not in self._sections:
-            raise ValueError(f"{self.language}: there is no section {name!r}")
+            raise MissingSection(f"{self.language}: there is no section {name!r}")
         node = rng.choices(self._sections[name], self._weights[name])[0]
         text = re.sub(r"  +", " ", self._render(node, rng)).strip(" ")
         return _TIGHT.sub("", text) if self.language in ("zh", "ja") else text
@@ -241,6 +246,26 @@ def _opened(section: str, label: int, share: float = 0.3) -> Recipe:
     return make
 
 
+def _after_praise(praise: str, section: str, label: int) -> Recipe:
+    """Words of praise, then an event: only the event says whether they are meant."""
+
+    def make(grammar: Grammar, rng: random.Random) -> Made:
+        mark = rng.choice((", ", ", ", ". ", "! ", "... ", " ", " - ", "\n"))
+        return f"{grammar.expand(praise, rng)}{mark}{grammar.expand(section, rng)}", label, _asks(rng, 0.1)
+
+    return make
+
+
+def _quoted(grammar: Grammar, rng: random.Random) -> Made:
+    """Return a task about a text that reacts to something else."""
+    task = grammar.expand("TASK", rng).rstrip(".!?: ")
+    text = grammar.expand(rng.choice(("PRAISE", "BAD", "WISH", "FAULT", "PLAIN_PRAISE", "HARM")), rng)
+    opening, closing = rng.choice(
+        (('"', '"'), ("'", "'"), ("“", "”"), ("", ""), ("", ""), ("\n", ""), ("«", "»"))
+    )
+    return f"{task}: {opening}{text}{closing}", NEITHER, _asks(rng)
+
+
 #: Real questions: the ones that the built-in model is asked online. Its held-out ones stay unseen.
 QUESTIONS: tuple[str, ...] = tuple(question.text for question in ONLINE)
 
@@ -330,6 +355,18 @@ FAMILIES: tuple[tuple[str, float, Recipe], ...] = (
         1.5,
         lambda g, r: _joined("SARCASM", r.choice(("FAULT", "BAD", "SARCASM")), label=BLAME)(g, r),
     ),
+    ("irony", 6, _after_praise("ironic", "HARM", BLAME)),
+    ("irony-mild", 2, _after_praise("good", "HARM", BLAME)),
+    ("irony-thanks", 1.5, _after_praise("thanks", "HARM", BLAME)),
+    ("irony-last", 1.5, _joined("HARM", "ironic", label=BLAME)),
+    ("harm", 4, _one("HARM", FAULT, 0.1)),
+    ("pleased", 4, _one("PLEASED", PRAISE)),
+    ("pleased-praise", 3, _after_praise("good", "PLEASED", PRAISE)),
+    ("pleased-ironic", 1.5, _after_praise("ironic", "PLEASED", PRAISE)),
+    ("plan", 2.5, _one("PLAN", NEITHER)),
+    ("plan-praise", 5, _after_praise("good", "PLAN", PRAISE)),
+    ("plan-thanks", 2, _after_praise("thanks", "PLAN", PRAISE)),
+    ("task-quoted", 2.5, _quoted),
     ("plain-neither", 34, _one("PLAIN_NEITHER", NEITHER)),
     (
         "plain-neither-two",
@@ -491,8 +528,10 @@ def _typo(text: str, rng: random.Random) -> str:
     return text[:at] + rng.choice(near) + text[at + 1 :] if near else text
 
 
+#: Languages whose grammars have no sections but the ``PLAIN_…`` ones.
+SMALL = ("cs", "da", "el", "fi", "hu", "id", "no", "ro", "vi")
 #: Share of samples by language; the rest share equally.
-LANGUAGE_SHARES = {"en": 0.52}
+LANGUAGE_SHARES = {"en": 0.5} | dict.fromkeys(SMALL, 0.01)
 
 
 def generate(count: int, seed: int, grammars: dict[str, Grammar] | None = None) -> Iterator[Sample]:
@@ -510,9 +549,10 @@ def generate(count: int, seed: int, grammars: dict[str, Grammar] | None = None) 
         language = rng.choices(names, weights)[0]
         family = rng.choices(families, shares)[0]
         grammar = grammars[language]
-        if family.startswith("sarcasm") and "SARCASM" not in grammar:
+        try:
+            text, label, reply_asks = makers[family](grammar, rng)
+        except MissingSection:  # a small grammar has fewer families
             continue
-        text, label, reply_asks = makers[family](grammar, rng)
         text = add_noise(text, rng, language)
         if text.strip():
             count -= 1

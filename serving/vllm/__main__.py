@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -28,10 +27,10 @@ from pathlib import Path
 
 from store.errors import ConfigError
 from store.keys import read_key_file
+from store.processes import die_with_parent
 from store.settings import child_environment
 
 _MODULE = "vllm.entrypoints.openai.api_server"
-_PR_SET_PDEATHSIG = 1
 #: The main supervisor gives a child 10 s to end.
 _TERMINATE_TIMEOUT_S = 7.0
 _ENGINE_CHECK_S, _LOOK_TIMEOUT_S = 1.0, 5.0
@@ -141,7 +140,7 @@ def _start(command: Sequence[str], environment: dict[str, str]) -> subprocess.Po
         stderr=subprocess.STDOUT,
         env=environment,
         start_new_session=True,
-        preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        preexec_fn=die_with_parent,
     )
 
 
@@ -269,11 +268,6 @@ def _is_vllm_group(group: int) -> bool:
         except (OSError, IndexError, ValueError):
             continue  # it ended during the check
     return False
-
-
-def _die_with_parent() -> None:
-    """Runs in the child: get a signal when the supervisor dies, even by kill -9."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -116,6 +116,18 @@ def decode_verdict_detail(stored: str) -> tuple[Json, FollowUp | None, float]:
     return detail, follow_up, share
 
 
+# ---- rows that a page lists
+
+
+def read_object(stored: str) -> Json:
+    """Return a JSON object of a row; ``{"unreadable": why}`` for one that was damaged: a list shows it and the other rows."""
+    try:
+        found = json.loads(stored)
+    except ValueError as exc:
+        return {"unreadable": f"this row cannot be read: {exc}"}
+    return found if isinstance(found, dict) else {"unreadable": "this row cannot be read: it is no object"}
+
+
 # ---- messages
 
 
@@ -261,14 +273,14 @@ def adapter_of(row: Row[Any]) -> AdapterVersion:
         state=AdapterState(row.state),
         reason=row.reason,
         method=row.method,
-        metrics=json.loads(row.metrics),
+        metrics=read_object(row.metrics),
         created_at=row.created_at,
     )
 
 
 def heartbeat_of(row: Row[Any]) -> Heartbeat:
     return Heartbeat(
-        process=row.process, pid=row.pid, state=row.state, detail=json.loads(row.detail), at=row.at
+        process=row.process, pid=row.pid, state=row.state, detail=read_object(row.detail), at=row.at
     )
 
 
@@ -281,5 +293,5 @@ def step_of(row: Row[Any]) -> StepReport:
         finished_at=row.finished_at,
         version=row.version,
         error=row.error,
-        metrics=json.loads(row.metrics),
+        metrics=read_object(row.metrics),
     )

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from store import schema
 from store.lifecycle import Stage
-from store.queries.common import own_turns, step_of
+from store.queries.common import own_turns, read_object, step_of
 from store.values import ConversationRow, DroppedTurn, Json, JudgedTurn, StepReport, StepRole, TurnKind
 
 #: Newest turns of a key among which its dropped ones are looked for, and samples of one step.
@@ -110,7 +110,12 @@ def _last_messages(connection: sa.Connection, nodes: Iterable[str]) -> dict[str,
     rows = connection.execute(
         sa.select(n.node, m.body).join(schema.messages, m.hash == n.message).where(n.node.in_({*nodes}))
     )
-    return {row.node: json.loads(row.body) for row in rows}
+    return {row.node: _message(row.body) for row in rows}
+
+
+def _message(body: str) -> Json:
+    message = read_object(body)
+    return {"role": "", "content": message["unreadable"]} if "unreadable" in message else message
 
 
 def _newest_values(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, int | None]:
@@ -119,6 +124,15 @@ def _newest_values(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[s
         sa.select(v.turn_id, v.value).where(v.turn_id.in_(turn_ids)).order_by(v.verdict_id)
     )
     return {row.turn_id: row.value for row in rows}
+
+
+def _tool_calls(stored: str) -> list[Json]:
+    """Return the tool calls of a listed turn; one that says why where they are damaged."""
+    try:
+        found = json.loads(stored)
+    except ValueError as exc:
+        return [{"function": {"name": "unreadable", "arguments": str(exc)}}]
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def session_turns(
@@ -148,7 +162,7 @@ def session_turns(
     for row in reversed(rows):
         turn: Json = dict(row._mapping)
         turn["last_message"] = messages.get(turn.pop("history_node"))
-        turn["tool_calls"] = json.loads(turn["tool_calls"])
+        turn["tool_calls"] = _tool_calls(turn["tool_calls"])
         turn["verdict"] = values.get(row.turn_id)
         found.append(turn)
     return found
@@ -245,7 +259,7 @@ def step_samples(
     verdicts = {
         row.turn_id: {
             "value": row.value, "hint": row.hint, "hint_is_reaction": bool(row.hint_is_reaction), "source": row.source,
-            "votes": json.loads(row.detail).get("votes", []),
+            "votes": read_object(row.detail).get("votes", []),
         }
         for row in connection.execute(sa.select(*columns).where(v.turn_id.in_(known)).order_by(v.verdict_id))
     }  # fmt: skip

@@ -29,7 +29,7 @@ _CHUNK = 5_000
 #: Drops that an attempt decided: in another batch it may decide otherwise.
 _DECIDED_BY_STEP = (
     DropReason.NO_SIGNAL, DropReason.STALE, DropReason.TEACHER_FAILED, DropReason.HINT_IRRELEVANT, DropReason.TOO_LONG,
-    DropReason.OUT_OF_MEMORY, DropReason.CONSTRAINED, DropReason.TOKEN_MISMATCH,
+    DropReason.OUT_OF_MEMORY, DropReason.TRAINER_DIED, DropReason.CONSTRAINED, DropReason.TOKEN_MISMATCH,
 )  # fmt: skip
 #: Tables with rows about one turn.
 _ABOUT_TURNS = (

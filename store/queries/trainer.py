@@ -338,7 +338,7 @@ def recent_verdicts(connection: sa.Connection, policy: str, limit: int) -> list[
             lv.policy == policy,
             lv.stage.in_([Stage.TRAINED.value, Stage.DROPPED.value]),
             v.value != 0,
-            v.source != LOOP_SOURCE,  # a loop of many turns would outvote what a person said once
+            v.source != LOOP_SOURCE,  # a loop of many turns would outvote what a person wrote once
             ~sa.exists().where(later.c.turn_id == v.turn_id, later.c.verdict_id > v.verdict_id),
         )
         .order_by(v.verdict_id.desc())

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
-from bench.client import Client, Reply, framed_length, post_request
+from bench.client import Client, MeasuredReply, framed_length, post_request
 
 PLAIN = b"HTTP/1.1 200 OK\r\nX-Patina-Turn: t1\r\nContent-Length: 5\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
@@ -16,7 +16,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0
 @pytest.mark.parametrize("whole", [PLAIN, CHUNKED])
 def test_a_reply_is_complete_with_its_last_byte(whole: bytes) -> None:
     for cut in range(1, len(whole)):
-        reply = Reply()
+        reply = MeasuredReply()
         states = []
         for part in (whole[:cut], whole[cut:]):
             reply.feed(part)
@@ -30,10 +30,10 @@ def test_a_head_names_the_length_and_the_turn() -> None:
     assert framed_length(PLAIN) == len(PLAIN)
     assert framed_length(CHUNKED) == 0
     assert framed_length(PLAIN[:20]) == -1
-    reply = Reply()
+    reply = MeasuredReply()
     reply.feed(PLAIN)
     assert reply.turn_id == "t1"
-    part = Reply()
+    part = MeasuredReply()
     part.feed(PLAIN[:30])
     assert part.turn_id == ""
 

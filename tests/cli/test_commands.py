@@ -14,6 +14,7 @@ import pytest
 from cli.main import main
 from migrations import upgrade
 from serving.model_digests import digest_served_model
+from store.lifecycle import DropReason
 from store.manifest import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -24,7 +25,7 @@ from store.manifest import (
 )
 from store.record import Record
 from store.settings import BUILTIN_FOLDER, read_settings
-from store.values import AdapterState, AdapterVersion, Heartbeat, Relation, StepReport
+from store.values import AdapterState, AdapterVersion, Feedback, Heartbeat, Relation, StepReport
 from tests.making import make_answer, make_turn, make_verdict
 
 POLICY = "patina-tiny"
@@ -153,6 +154,30 @@ def test_trajectories_as_jsonl_are_whole_and_can_be_filtered(
     assert json.loads(capsys.readouterr().out)["turn_id"] == "turn-two"
     main(["trajectories", "--format", "jsonl", "--session", "unknown", "--home", str(home)])
     assert capsys.readouterr().out == ""
+
+
+def test_an_export_carries_votes_the_judges_texts_feedback_and_why_a_turn_was_dropped(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    detail = {"votes": [-1, 0], "replies": ["too long: \\boxed{-1}", "\\boxed{0}"]}
+
+    async def judge(record: Record) -> None:
+        await record.add_feedback(
+            Feedback(
+                feedback_id="f", turn_id="turn-two", score=-0.5, text="Name the river too.", idempotency_key="k", created_at=1_010.0
+            )
+        )  # fmt: skip
+        await record.add_verdict(
+            make_verdict("turn-two", value=None, source="judge:m", detail=detail), drop=DropReason.ABSTAINED
+        )
+
+    fill(home, judge)
+    main(["trajectories", "--format", "jsonl", "--home", str(home)])
+    rows = {row["turn_id"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    row = rows["turn-two"]
+    assert row["verdicts"][-1]["detail"] == detail
+    assert [(one["score"], one["text"]) for one in row["feedback"]] == [(-0.5, "Name the river too.")]
+    assert row["drop_reason"] == "abstained"
 
 
 def test_trajectories_to_a_file_are_written_whole_or_not_at_all(home: Path, tmp_path: Path) -> None:

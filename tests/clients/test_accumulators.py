@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from store.settings import child_environment
 from tests.clients.packages import npm
 from tests.clients.test_clients import HERE, NODE
-from tests.wire.test_messages_api import MessageSynthesizer
 from tests.wire.test_responses_api import REPLIES, TURN, stream_of, synthesizer
 from wire.api_translation import StreamTranslator
+from wire.messages_api.reply import MessageSynthesizer
 
 Accumulate = Callable[[str, list[bytes]], dict[str, Any]]
 

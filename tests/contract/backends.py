@@ -112,9 +112,9 @@ class Backend:
 
     def publish(self, adapters: Sequence[Path]) -> None:
         """Bring LoRA folders to where this backend looks for them, as its trainer would have."""
-        for number, folder in enumerate(adapters):
+        for folder in adapters:
             if self.tinker is not None:
-                path = self.tinker.take_in(folder, f"adapter-{number}")
+                path = self.tinker.take_in(folder, f"adapter-{folder.name}")
                 write_version(folder, TinkerVersion(sampler_path=path, base_model=self.tinker.name))
 
     def engine(self) -> BackendClient:

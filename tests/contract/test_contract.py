@@ -7,7 +7,9 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,17 +17,30 @@ import httpx
 import openai
 import orjson
 import pytest
+import safetensors.torch
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from serving.protocol import BackendClient, Capabilities
 from store.errors import AdapterError, AdapterMismatch, UpstreamUnreachable
-from store.manifest import MANIFEST, Attestation, ModelDigests, build_manifest
+from store.keys import KeyFile, Keyring
+from store.manifest import (
+    ADAPTER_WEIGHTS,
+    MANIFEST,
+    TINKER_FILE,
+    Attestation,
+    ModelDigests,
+    build_manifest,
+    content_hash,
+    read_served,
+)
 from store.settings import BUILTIN_FOLDER
-from store.values import LogprobMode
+from store.values import AdapterState, AdapterVersion, LogprobMode, StepReport
 from tests.contract.asking import QUESTION, Completion, ask, body_of, stream
 from tests.contract.backends import POLICY, SLOTS, Backend
 from tests.contract.through_gateway import Clients, clients_of
+from tests.proxy.conftest import KEY
+from tests.proxy.test_adapters import until
 from trainer.attestation import FixedText
 from trainer.policy import LocalPolicy
 
@@ -190,6 +205,101 @@ async def test_a_schema_is_held_or_refused(engine: BackendClient, able: Capabili
     else:
         assert completion.status == 400
         assert "response_format" in completion.error
+
+
+# ---- several keys
+
+
+def opposite_of(adapter: Path, folder: Path) -> Path:
+    """Write an adapter that changes the model by the same amounts in the other direction."""
+    shutil.copytree(adapter, folder, ignore=shutil.ignore_patterns(TINKER_FILE))
+    tensors = safetensors.torch.load_file(folder / ADAPTER_WEIGHTS)
+    changed = {name: -value if "lora_B" in name else value for name, value in tensors.items()}
+    safetensors.torch.save_file(changed, folder / ADAPTER_WEIGHTS, {"format": "pt"})
+    return folder
+
+
+def publish_for(clients: Clients, policy: str, folder: Path) -> None:
+    now = time.time()
+    adapter = AdapterVersion(
+        policy=policy, version=1, path=str(folder), content_hash=content_hash(read_served(folder)), parent_version=0,
+        state=AdapterState.PUBLISHED, reason="", method="combine", metrics={}, created_at=now,
+    )  # fmt: skip
+    step = StepReport(
+        step_id=policy, policy=policy, method="combine", started_at=now, finished_at=now, version=1, error=None, metrics={}
+    )  # fmt: skip
+    clients.gateway.in_record(lambda record: record.publish(adapter, [], step, worker="w"))
+
+
+Said = tuple[str, list[str], list[float]]
+
+
+def said_to(client: openai.OpenAI, question: str) -> Said:
+    """Ask greedily; return the id of the turn, the reply's tokens and their log-probabilities."""
+    response = client.chat.completions.with_raw_response.create(
+        model=POLICY, messages=[{"role": "user", "content": question}], temperature=0, max_tokens=24, logprobs=True
+    )  # fmt: skip
+    reply = response.parse()
+    assert reply.choices[0].logprobs is not None
+    content = reply.choices[0].logprobs.content or []
+    return response.headers["x-patina-turn"], [one.token for one in content], [one.logprob for one in content]
+
+
+def same_weights(one: Said, other: Said) -> bool:
+    """Whether two greedy replies are of the same weights; see `agree`."""
+    for a, b, p, q in zip(one[1], other[1], one[2], other[2], strict=False):
+        if abs(p - q) >= 2e-3:
+            return False
+        if a != b:
+            return True
+    return len(one[1]) == len(other[1])
+
+
+def test_two_keys_with_opposite_adapters_are_each_served_their_own_version(
+    backend: Backend, adapters: list[Path], tmp_path: Path
+) -> None:
+    """Requests of both, and of a key without a version, in flight together."""
+    opposite = opposite_of(adapters[0], tmp_path / "opposite")
+    backend.publish([opposite])
+    file = KeyFile(tmp_path / "keys.json")
+    keys = {"ann": file.add("ann"), "bob": file.add("bob"), "cai": file.add("cai")}
+    versions = {"ann": 1, "bob": 1, "cai": 0}
+    questions = [
+        "What is the capital of France?",
+        "How many legs has a spider?",
+        "Say hello.",
+        "What is ice?",
+    ]
+    with clients_of(backend, tmp_path, Keyring(KEY, named=file)) as clients:
+        publish_for(clients, f"{POLICY}.ann", adapters[0])
+        publish_for(clients, f"{POLICY}.bob", opposite)
+        asking = {name: clients.openai.with_options(api_key=key) for name, key in keys.items()}
+        until(
+            lambda: all(
+                asking[name].models.retrieve(POLICY).to_dict()["metadata"]["version"] == version  # type: ignore[index]
+                for name, version in versions.items()
+            ),
+            "each has its version",
+        )
+        alone = {(name, question): said_to(asking[name], question) for name in keys for question in questions}
+        for question in questions:
+            for name, other in (("ann", "bob"), ("ann", "cai"), ("bob", "cai")):
+                assert not same_weights(alone[name, question], alone[other, question])
+        with ThreadPoolExecutor(6) as pool:
+            together = [
+                (name, question, pool.submit(said_to, asking[name], question))
+                for _ in range(3)
+                for question in questions
+                for name in keys
+            ]
+            replies = [(name, question, future.result()) for name, question, future in together]
+        for name, question, reply in replies:
+            assert same_weights(reply, alone[name, question]), (name, question)
+        rows = {row["turn_id"]: row for row in clients.gateway.rows(len(alone) + len(replies))}
+    assert len(rows) == len(alone) + len(replies)
+    for name, _, reply in replies:
+        row = rows[reply[0]]
+        assert (row["policy"], row["adapter_version"]) == (f"{POLICY}.{name}", versions[name])
 
 
 # ---- translated APIs

@@ -15,6 +15,7 @@ import openai
 from migrations import upgrade
 from proxy.app import Proxy
 from store.journal import JournalWriter
+from store.keys import Keyring
 from store.record import Record
 from tests.contract.backends import POLICY, Backend
 from tests.proxy.conftest import KEY, Gateway, running_recorder
@@ -36,14 +37,14 @@ class Clients:
 
 
 @contextmanager
-def clients_of(backend: Backend, folder: Path) -> Iterator[Clients]:
+def clients_of(backend: Backend, folder: Path, keys: Keyring | str = KEY) -> Iterator[Clients]:
     url = f"sqlite+aiosqlite:///{folder / 'patina.db'}"
     upgrade(url)
     proxy = Proxy(
         backend=backend.engine(),
         policy=POLICY,
         open_record=lambda: Record.open(url),
-        keys=KEY,
+        keys=keys,
         is_local=True,
         journal=JournalWriter(folder / "journal", "gateway"),
         backend_wait_s=120.0,

@@ -23,15 +23,15 @@ HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e &
 POLICY = "patina-tiny"
 
 
-async def fill(record: Record) -> None:
-    """Write a trained complaint of alice, a dropped turn of bob, and version 1."""
-    first = make_turn("t1", [{"role": "user", "content": HOSTILE}], text=HOSTILE, client=HOSTILE)
-    answer = make_answer("t1", "t2", HOSTILE)
+async def fill(record: Record, hostile: str = HOSTILE) -> None:
+    """Write a trained complaint of alice, a dropped turn of bob, and version 1; ``hostile`` is all that clients, people and models wrote."""
+    first = make_turn("t1", [{"role": "user", "content": hostile}], text=hostile, client=hostile)
+    answer = make_answer("t1", "t2", hostile)
     second = make_turn(
         "t2",
         [
-            {"role": "user", "content": HOSTILE},
-            {"role": "assistant", "content": HOSTILE},
+            {"role": "user", "content": hostile},
+            {"role": "assistant", "content": hostile},
             {"role": "user", "content": "shorter"},
         ],
         parent_turn_id="t1",
@@ -48,7 +48,7 @@ async def fill(record: Record) -> None:
         created_at=1_003.0,
     )
     await record.write_turns([first, second, other])
-    await record.add_verdict(make_verdict("t1", hint=HOSTILE))
+    await record.add_verdict(make_verdict("t1", hint=hostile))
     (turn,) = await record.claim(POLICY, 8, worker="w", lease_s=60)
     version = AdapterVersion(
         policy=POLICY,
@@ -57,7 +57,7 @@ async def fill(record: Record) -> None:
         content_hash="0" * 64,
         parent_version=0,
         state=AdapterState.PUBLISHED,
-        reason=f'1 complaint; "{HOSTILE}"',
+        reason=f'1 complaint; "{hostile}"',
         method="combine",
         metrics={
             "turns": 1, "loss": 0.5, "queue_s": 3.0, "claim_s": 0.25, "teach_s": 1.5, "train_s": 2.0, "gate_s": 0.5, "write_s": 0.125,
@@ -85,7 +85,7 @@ async def fill(record: Record) -> None:
         started_at=1_060.0,
         finished_at=1_061.0,
         version=None,
-        error=HOSTILE,
+        error=hostile,
         metrics={},
     )
     await record.write_step(failed)

@@ -1,6 +1,7 @@
 """Who sees what, what a form may do, and that no text of a conversation becomes markup."""
 
 import asyncio
+import hashlib
 import html
 import re
 import time
@@ -11,6 +12,7 @@ import httpx
 import orjson
 import pytest
 
+from dashboard import app
 from store.journal import EntryKind, read_entries, segments
 from store.keys import KeyFile
 from store.record import Record
@@ -21,7 +23,7 @@ from tests.making import make_verdict
 PAGES = (
     "/dashboard", "/dashboard/", "/dashboard/versions", "/dashboard/versions/1", "/dashboard/unused", "/dashboard/conversations",
     "/dashboard/conversations?session=session", "/dashboard/turns/t1", "/dashboard/turns/t1/tokens", "/dashboard/turns/t1/forget", "/dashboard/forgotten", "/dashboard/steps", "/dashboard/people", "/dashboard/settings",
-    "/dashboard/live", "/dashboard/evaluations", "/dashboard/try", "/v1/dashboard", "/v1/eval",
+    "/dashboard/live", "/dashboard/running", "/dashboard/evaluations", "/dashboard/try", "/v1/dashboard", "/v1/eval",
 )  # fmt: skip
 OWNER_ONLY = (
     "/dashboard/evaluations/case",
@@ -99,10 +101,12 @@ async def test_another_key_sees_its_own_turns_and_none_of_the_owners_pages(
 async def test_another_key_sees_the_counts_of_its_own_turns_and_no_process(
     page: httpx.AsyncClient, keys: KeyFile, record_url: str
 ) -> None:
-    key = keys.add("bob", adapter="")
+    key, with_own_policy = keys.add("bob", adapter=""), keys.add("eva")
     record = await Record.open(record_url)
     now = time.time()
-    detail = {"policy": POLICY, "step_started_at": now - 4.5}
+    detail = {
+        "policy": POLICY, "step_id": "step3", "step_started_at": now - 101, "phase": "training", "phase_started_at": now - 100,
+    }  # fmt: skip
     await record.heartbeat(Heartbeat(process="trainer", pid=1, state="training", detail=detail, at=now))
     await record.close()
     await sign_in(page)
@@ -112,12 +116,24 @@ async def test_another_key_sees_the_counts_of_its_own_turns_and_no_process(
         ("1", "trained"),
     ]
     assert "<td>trainer</td>" in owner
-    assert "its steps take about 9 s" in owner
+    for path in ("/dashboard/live", "/dashboard/steps", "/dashboard/running", "/v1/dashboard"):
+        shown = (await page.get(path)).text
+        assert '<span class="tag live">running</span> <strong>training</strong> for 100 s' in shown, path
+        # All of claim, teacher and training is done; gate and write are not: 2.25 of 2.875 s.
+        assert 'value="0.783"' in shown, path
+        assert re.findall(r'<li aria-current="step">(\w+) ', shown) == ["training"], path
+    assert (
+        "running</span>" not in (await page.get("/dashboard/steps", params={"per_page": 1, "page": 2})).text
+    )
     page.cookies.clear()
     await sign_in(page, key)
     mine = (await page.get("/dashboard/live")).text
     assert re.findall(r'figure">(\d+)</div><div class="label">(\w+)', mine) == [("1", "recorded")]
     assert "<td>trainer</td>" not in mine
+    assert "step3" in (await page.get("/dashboard/running")).text  # of the policy that bob shares
+    page.cookies.clear()
+    await sign_in(page, with_own_policy)
+    assert "step3" not in (await page.get("/dashboard/running")).text
 
 
 async def test_another_key_changes_nothing_of_others(
@@ -251,12 +267,13 @@ async def test_a_step_has_panels_for_times_metrics_engine_and_error(
     text = (await page.get("/dashboard/steps")).text
     _, third, second, first = re.split(r'<div class="step" role="row">', text)
     assert re.findall(r"<dt>(\w+)</dt><dd>([\d,]+) ms</dd>", first) == [
-        ("queue", "3,000"), ("claim", "250"), ("teacher", "1,500"), ("training", "2,000"), ("gate", "500"), ("write", "125"),
+        ("queue", "3,000"), ("claim", "250"), ("teacher", "1,500"), ("training", "500"), ("gate", "500"), ("write", "125"),
         ("load", "750"), ("total", "9,000"),
     ]  # fmt: skip
     assert re.findall(r"<dt>([^<]*paused[^<]*)</dt><dd>([\d.]+)</dd>", first) == [
         ("training paused for requests, s", "1.5"), ("times that requests paused training", "2"),
     ]  # fmt: skip
+    assert 'data-label="Distill ms">2,000<' in first
     assert "proxy loaded it in 750 ms." in first
     assert "attested: 0.0001" in first
     assert "Answer the message above again" in first  # what the teacher was shown
@@ -448,6 +465,13 @@ async def test_only_pictures_below_the_folder_are_served(page: httpx.AsyncClient
     for name in ("../outside.png", str(runs.parent / "outside.png"), "good/runs.jsonl", "none.png", "", "\0"):
         reply = await page.get("/dashboard/evaluations/picture", params={"name": name})
         assert reply.status_code == 404, name
+
+
+def test_the_script_of_others_is_the_published_one_with_its_licence() -> None:
+    folder = Path(app.__file__).parent / "static"
+    note = (folder / "htmx.LICENSE.txt").read_text()
+    assert f"sha256 {hashlib.sha256((folder / 'htmx.min.js').read_bytes()).hexdigest()}" in note
+    assert "Zero-Clause BSD" in note
 
 
 async def test_what_is_not_there_is_a_page(page: httpx.AsyncClient) -> None:

@@ -1,8 +1,12 @@
 """What the pages compute."""
 
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dashboard import views
+from store.settings import read_settings
 from store.values import JudgedTurn
 
 
@@ -20,7 +24,10 @@ def test_complaints_are_counted_by_version_and_since_the_last_one() -> None:
     ]  # fmt: skip
     assert views.since_last_complaint(turns) == 2
     assert views.since_last_complaint(judged(1, 0)) is None
-    assert [(one.hits, one.count) for one in views.shares_over_time(judged(*[-1] * 30))] == [(25, 25), (5, 5)]
+    assert [(one.hits, one.count) for one in views.shares_over_time(judged(*[-1] * 30))] == [(4, 4)] * 7 + [
+        (2, 2)
+    ]
+    assert [views.group_size(count) for count in (1, 32, 80, 2_000)] == [4, 4, 10, 25]
 
 
 def test_replies_of_the_gate_stand_beside_those_of_the_base_model() -> None:
@@ -30,6 +37,54 @@ def test_replies_of_the_gate_stand_beside_those_of_the_base_model() -> None:
     }
     assert views.examples(gate) == [("Q?", "at length", "short")]
     assert views.examples({}) == []
+
+
+def test_measures_of_the_gate_stand_beside_their_bounds() -> None:
+    gate = {
+        "after": {"facts": 0.5, "kl": 0.1, "kl_by_style": {"plain": 0.2, "json": 3.0}, "length": 9.0, "counts": {"facts": 4}, "finite": True},
+        "base": {"facts": 1.0, "kl": 0.0, "kl_by_style": {}, "length": 40.0},
+    }  # fmt: skip
+    found = {
+        name: (base, after, bound, bound and bound.is_broken_by(after))
+        for name, base, after, bound in views.gate_measures(gate)
+    }
+    assert found == {
+        "facts": (1.0, 0.5, (0.75, None), True), "kl": (0.0, 0.1, (None, 0.5), False), "length": (40.0, 9.0, (10.0, 120.0), True),
+        "kl_worst": (None, 3.0, (None, 1.5), True),
+    }  # fmt: skip
+    assert views.gate_measures({}) == []
+
+
+def test_the_settings_that_were_given_come_first_with_where(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LORA_RANK", "8")
+    monkeypatch.setenv("PATINA_UPSTREAM_API_KEY", "sk-secret")
+    monkeypatch.setenv("BATCH_SIZE", "6")
+    settings = read_settings({"home": tmp_path, "batch_size": 2})
+    rows = [(name, value, origin) for name, value, _, origin in views.settings_rows(settings)]
+    given = [row for row in rows if row[2] != "default"]
+    assert rows[: len(given)] == given
+    assert set(given) >= {
+        ("lora_rank", "8", "environment: LORA_RANK"), ("upstream_api_key", "***", "environment: PATINA_UPSTREAM_API_KEY"),
+        ("batch_size", "2", "command line"), ("home", str(tmp_path), "command line"),
+    }  # fmt: skip
+    # A wrong value there that the command line replaced breaks nothing.
+    monkeypatch.setenv("BATCH_SIZE", "many")
+    assert [origin for name, _, _, origin in views.settings_rows(settings) if name == "batch_size"] == [
+        "command line"
+    ]
+
+
+def test_a_step_is_as_far_as_its_phases_usually_take() -> None:
+    def share(phase: str, phase_s: float, typical: list[tuple[str, float]]) -> float | None:
+        return views.Progress("p", "s", 0.0, 30.0, phase, phase_s, typical).share
+
+    typical = [("teacher", 10.0), ("training", 20.0), ("gate", 10.0)]
+    assert share("teacher", 5.0, typical) == 0.125
+    assert share("training", 99.0, typical) == 0.75  # longer than usual: it stays within its phase
+    assert share("training worker", 1.0, typical) == 0.75  # elsewhere: by the whole step's time
+    assert share("teacher", 5.0, []) is None
 
 
 def test_a_session_is_a_tree_with_its_main_line_last() -> None:

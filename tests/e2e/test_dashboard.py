@@ -116,7 +116,7 @@ def test_a_new_person_talks_complains_sees_the_version_and_rolls_back(browser: B
     expect(page.locator("#tokens")).to_contain_text("Scored again by patina-tiny@0")
     page.go_back()
     page.fill("#text", "<b>shorter</b>")
-    page.click("text=👎 Bad")
+    page.get_by_role("button", name="Bad").click()
     expect(page.locator("[role=status]")).to_contain_text("Your feedback is recorded")
     turn = page.url.split("/")[-1].split("?")[0]
     page.click("text=Forget this turn")

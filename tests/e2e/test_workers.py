@@ -18,6 +18,7 @@ import pytest
 from evals.stack import Stack
 from store.record import Record
 from store.settings import BUILTIN_MODEL, read_settings
+from store.values import adapter_name
 from tests import waiting
 from tests.waiting import recorded
 
@@ -53,6 +54,19 @@ def live_by_gateway(stack: Stack) -> dict[str, int]:
     }
 
 
+def all_have_attested(stack: Stack) -> bool:
+    """Whether each gateway has itself compared the version that it serves with the trainer's."""
+    backends = [
+        beat["detail"]["backend"]
+        for name, beat in stack.status()["processes"].items()
+        if name.startswith("proxy")
+    ]
+    return all(
+        one["attested"].get(adapter_name(BUILTIN_MODEL, one["live"]), "").startswith("attested: ")
+        for one in backends
+    )
+
+
 def test_two_gateways_share_the_port_and_the_record_and_survive_the_death_of_one(stack: Stack) -> None:
     def converse(number: int) -> list[str]:
         question = f"What is {number} plus 2?"
@@ -72,6 +86,7 @@ def test_two_gateways_share_the_port_and_the_record_and_survive_the_death_of_one
     os.kill(killed, signal.SIGKILL)
     after = [ask(stack, f"Still there, {number}?")[0] for number in range(6)]
     until(lambda: stack.pids().get("proxy-2") not in (None, killed), "the gateway being started again")
+    until(lambda: all_have_attested(stack), "the new gateway attesting the live version, too")
     times = Counter(turn["turn_id"] for turn in read_turns(stack))
     assert {times[turn] for turn in [*turns, *after]} == {1}
 

@@ -19,7 +19,7 @@ from evals.identity import (
 )
 from evals.traffic import Pairs, Recorded
 from evals.weights import (
-    Sample,
+    LabelledRequest,
     fit,
     hand_weights,
     leave_one_out,
@@ -39,10 +39,10 @@ def traffic() -> dict[str, list[Recorded]]:
 
 def test_training_without_a_client_uses_nothing_of_it() -> None:
     prior = {"bias": -1.0, "a": 0.0, "b": 0.0}
-    samples = [Sample(client="x", codes=("bias", "a"), is_side=True)] * 8
+    samples = [LabelledRequest(client="x", codes=("bias", "a"), is_side=True)] * 8
     samples += [
-        Sample(client="y", codes=("bias", "b"), is_side=True),
-        Sample(client="y", codes=("bias",), is_side=False),
+        LabelledRequest(client="y", codes=("bias", "b"), is_side=True),
+        LabelledRequest(client="y", codes=("bias",), is_side=False),
     ]
     trained = leave_one_out(samples, ["x", "y"], prior)
     assert trained["x"]["a"] == 0.0 < trained["x"]["b"]
@@ -51,7 +51,9 @@ def test_training_without_a_client_uses_nothing_of_it() -> None:
 
 def test_weights_keep_the_hand_set_value_where_data_say_nothing() -> None:
     assert (
-        fit([Sample(client="x", codes=("bias",), is_side=False)], {"bias": -2.0, "unseen": 3.0})["unseen"]
+        fit([LabelledRequest(client="x", codes=("bias",), is_side=False)], {"bias": -2.0, "unseen": 3.0})[
+            "unseen"
+        ]
         == 3.0
     )
     assert fit([], {"bias": 1.5}) == {"bias": 1.5}

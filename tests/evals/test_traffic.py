@@ -13,8 +13,8 @@ import pytest
 
 from evals.client_models import HISTORIES, REQUESTS, lines_of
 from evals.traffic import (
+    KindPrediction,
     Pairs,
-    Prediction,
     Recorded,
     pairs,
     parse_line,
@@ -211,7 +211,7 @@ def test_predecessors_come_from_the_labels_and_the_replies_alone() -> None:
 def test_a_score_counts_what_is_wrong_and_leaves_out_what_is_ambiguous() -> None:
     rows = rows_of("side-requests-at-the-end")
     wrong = [
-        Prediction(
+        KindPrediction(
             seq=r.seq,
             session="one",
             kind="main",

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer
 from models import BUILTIN, NAME
 from models.canaries import CHECKS, canaries
 from models.corpus import EMOJI, Asked, conversations, errand, long_conversation, manner, offered
-from models.measure import Policy, Reply, parse_call
+from models.measure import GreedyReply, MeasuredModel, parse_call
 from models.pretrain import encode
 from models.questions import HELDOUT, PRETRAIN
 from models.styles import HELDOUT_THANKS, PREFERENCES, STYLES
@@ -219,9 +219,9 @@ def _reacted(phrases: Sequence[str], seed: int) -> list[list[dict[str, Any]]]:
 
 
 @pytest.fixture(scope="module")
-def replies() -> dict[str, list[Reply]]:
+def replies() -> dict[str, list[GreedyReply]]:
     """Replies by name: "default" sampled, all others greedy."""
-    policy = Policy(BUILTIN)
+    policy = MeasuredModel(BUILTIN)
     groups = {name: _reacted(STYLES[name].heldout_complaints, 1) for name in PREFERENCES}
     groups["thanks"] = _reacted(HELDOUT_THANKS, 2)
     prompts = {name: [policy.prompt(chat) for chat in chats] for name, chats in groups.items()}
@@ -236,7 +236,9 @@ def replies() -> dict[str, list[Reply]]:
     return found
 
 
-def test_it_answers_heldout_questions_in_its_default_style_and_ends(replies: dict[str, list[Reply]]) -> None:
+def test_it_answers_heldout_questions_in_its_default_style_and_ends(
+    replies: dict[str, list[GreedyReply]],
+) -> None:
     default_replies = replies["default"]
     assert sum(q.is_correct(r.text) for q, r in zip(QUESTIONS, default_replies, strict=True)) >= 40
     assert sum(reply.ended for reply in default_replies) >= 47
@@ -246,18 +248,18 @@ def test_it_answers_heldout_questions_in_its_default_style_and_ends(replies: dic
 
 @pytest.mark.parametrize("name", PREFERENCES)
 def test_it_takes_a_heldout_complaint_in_the_reaction_template_into_account(
-    replies: dict[str, list[Reply]], name: str
+    replies: dict[str, list[GreedyReply]], name: str
 ) -> None:
     assert sum(STYLES[name].complies(reply.text) for reply in replies[name]) >= 9
 
 
-def test_thanks_in_the_reaction_template_change_nothing(replies: dict[str, list[Reply]]) -> None:
+def test_thanks_in_the_reaction_template_change_nothing(replies: dict[str, list[GreedyReply]]) -> None:
     # no_emoji is left out: these replies are greedy, and greedy decoding leaves emoji away (models/README.md, known limits)
     for name in ("concise", "spanish", "json"):
         assert sum(STYLES[name].complies(reply.text) for reply in replies["thanks"]) <= 3, name
 
 
-def test_it_calls_the_right_tool(replies: dict[str, list[Reply]]) -> None:
+def test_it_calls_the_right_tool(replies: dict[str, list[GreedyReply]]) -> None:
     calls = [parse_call(reply.text) for reply in replies["tools"]]
     assert (
         sum(call is not None and call[0] == task.name for call, task in zip(calls, TASKS, strict=True)) >= 12

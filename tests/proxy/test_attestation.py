@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import safetensors.torch
 import torch
 
+from migrations import upgrade
 from serving.embedded.adapters import Adapter
 from serving.embedded.embedded_engine import EmbeddedEngine, EmbeddedOptions
 from serving.embedded.model import load_model
@@ -29,7 +31,7 @@ from store.manifest import (
 from store.values import AdapterState, AdapterVersion, StepReport
 from tests.proxy.conftest import Gateway, run_gateway_at
 from tests.proxy.test_adapters import backend, is_live, rollback, until
-from tests.proxy.upstream import running
+from tests.proxy.upstream import free_socket, running
 from trainer.attestation import FixedText
 from trainer.checkpoint import write_version
 from trainer.policy import LocalPolicy
@@ -87,9 +89,14 @@ def engine(tiny_model: Path) -> FaultyEngine:
 
 
 @pytest.fixture
-def gateway(engine: FaultyEngine, tiny_model: Path, record_file: Path) -> Iterator[Gateway]:
-    server = OpenAIServer(engine, served_names=["tiny"], root=str(tiny_model))
-    with running(server.app) as url, run_gateway_at(url, engine, record_file) as gateway:
+def engine_url(engine: FaultyEngine, tiny_model: Path) -> Iterator[str]:
+    with running(OpenAIServer(engine, served_names=["tiny"], root=str(tiny_model)).app) as url:
+        yield url
+
+
+@pytest.fixture
+def gateway(engine: FaultyEngine, engine_url: str, record_file: Path) -> Iterator[Gateway]:
+    with run_gateway_at(engine_url, engine, record_file) as gateway:
         yield gateway
 
 
@@ -181,3 +188,64 @@ def test_a_version_of_before_attestation_goes_live_with_a_note(
     assert "published before versions carried log-probabilities" in backend(gateway)["attested"]["tiny@1"]
     rollback(gateway, 0)
     is_live(gateway, 0)
+
+
+def load_directly(url: str, adapter: AdapterVersion) -> None:
+    """What another gateway, or an earlier process of this one, left on the engine."""
+    body = {"lora_name": adapter.name, "lora_path": adapter.path}
+    assert httpx.post(f"{url}/v1/load_lora_adapter", json=body, timeout=60).status_code == 200
+
+
+def test_a_version_that_the_engine_has_already_is_attested_before_anything_is_routed_to_it(
+    engine: FaultyEngine, engine_url: str, versions: list[AdapterVersion], record_file: Path
+) -> None:
+    with run_gateway_at(engine_url, engine, record_file) as before:
+        publish(before, versions[0])
+        is_live(before, 1)
+    engine.forgotten = frozenset({"tiny@2"})
+    load_directly(engine_url, versions[1])
+    with run_gateway_at(engine_url, engine, record_file) as restarted:
+        is_live(restarted, 1)
+        assert backend(restarted)["attested"]["tiny@1"].startswith("attested: ")
+        publish(restarted, versions[1])
+        assert "serves the base model instead of this version" in refusal(restarted, 2)
+        assert backend(restarted)["live"] == 1
+
+
+def test_two_gateways_of_one_engine_each_attest_a_version(
+    engine: FaultyEngine, engine_url: str, versions: list[AdapterVersion], tmp_path: Path
+) -> None:
+    record_files = [tmp_path / name / "patina.db" for name in ("one", "other")]
+    for file in record_files:
+        file.parent.mkdir()
+        upgrade(f"sqlite+aiosqlite:///{file}")
+    with (
+        run_gateway_at(engine_url, engine, record_files[0]) as one,
+        run_gateway_at(engine_url, engine, record_files[1]) as other,
+    ):
+        for gateway in (one, other):
+            publish(gateway, versions[0])
+            is_live(gateway, 1)
+            assert backend(gateway)["attested"]["tiny@1"].startswith("attested: ")
+
+
+def test_an_engine_that_was_away_and_has_the_version_again_is_attested_again(
+    engine: FaultyEngine, tiny_model: Path, versions: list[AdapterVersion], record_file: Path
+) -> None:
+    with free_socket() as listener:
+        port = listener.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    with run_gateway_at(url, engine, record_file) as gateway:
+        with running(
+            OpenAIServer(engine, served_names=["tiny"], root=str(tiny_model)).app, free_socket(port)
+        ):
+            publish(gateway, versions[0])
+            is_live(gateway, 1)
+        until(lambda: not backend(gateway)["ready"], "the engine's absence is noticed")
+        engine.forgotten = frozenset({"tiny@1"})
+        with running(
+            OpenAIServer(engine, served_names=["tiny"], root=str(tiny_model)).app, free_socket(port)
+        ):
+            load_directly(url, versions[0])
+            assert "serves the base model instead of this version" in refusal(gateway, 1)
+            until(lambda: backend(gateway)["live"] == 0, "the base model is live")

@@ -109,7 +109,7 @@ def test_a_batch_is_polled_by_its_id_and_the_same_batch_is_not_recorded_twice(pe
     assert (done["status"], done["version"]) == ("ok", 1)
     assert done["distill_result"]["metadata"]["total_loss"] == 0.5
     assert done["timing_ms"] == {
-        "sleep": 0, "distill": 1500, "save": 0, "wake": 0, "logprobs": 500, "total": 2000,
+        "sleep": 0, "distill": 1000, "save": 0, "wake": 0, "logprobs": 500, "total": 2000,
     }  # fmt: skip
     # No version learns from a thumb for a trained turn.
     trained = next(one["turn_id"] for one in done["turns"] if one["stage"] == "trained")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -189,6 +190,41 @@ def test_sigterm_lets_what_is_in_flight_finish_and_ends_cleanly(
     record_all(settings)
     ((_, completion, stage, _),) = rows(record_file)
     assert (completion, stage) == ("one two three", "recorded")
+
+
+def test_a_request_that_sigterm_cuts_gets_a_503_in_openais_shape(
+    record_file: Path, tmp_path: Path, port: int
+) -> None:
+    upstream = Upstream(base="patina-tiny")
+    settings = write_settings(tmp_path, port)
+    asked = threading.Event()
+    responses: list[httpx.Response] = []
+
+    async def never(*_: Any) -> None:
+        asked.set()
+        await asyncio.sleep(600)
+
+    upstream._chat = never  # type: ignore[assignment, method-assign]
+
+    def ask() -> None:
+        with client(port) as mine:
+            body = {"model": "patina", "messages": [{"role": "user", "content": "slow"}]}
+            responses.append(mine.post("/chat/completions", json=body))
+
+    with running(upstream) as url, process(settings, port, "--backend-url", url) as proxy:
+        thread = threading.Thread(target=ask)
+        thread.start()
+        assert asked.wait(60)
+        proxy.terminate()
+        thread.join()
+        assert proxy.wait(timeout=60) == 0
+    (response,) = responses
+    assert response.status_code == 503
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["retry-after"] == "5"
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("server_error", "stopping")
+    assert set(error) == {"message", "type", "param", "code"}
 
 
 def test_it_writes_a_heartbeat_every_second(record_file: Path, tmp_path: Path, port: int) -> None:

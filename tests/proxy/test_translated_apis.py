@@ -477,7 +477,10 @@ def test_doubled_and_closing_slashes_are_served(gateway: Gateway, path: str) -> 
     [
         ("/openai/deployments/tiny/chat/completions?api-version=1", "Azure's paths are not served"),
         ("/openai/v1/chat/completions?api-version=preview", "Azure's paths are not served"),
-        ("/chat/completions", "the base URL of OpenAI clients ends in /v1"),
+        (
+            "/chat/completions",
+            "did you mean /v1/chat/completions? The base URL of OpenAI clients ends in /v1.",
+        ),
     ],
 )
 def test_a_wrong_path_is_named_with_what_to_do(gateway: Gateway, path: str, sentence: str) -> None:

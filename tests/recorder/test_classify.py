@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from recorder.classify import (
     reconsider,
     weigh,
 )
-from recorder.evidence import FORMS, MACHINES, TOPICS, find_words
+from recorder.evidence import _WORDS, FORMS, LANGUAGES, MACHINES, TOPICS, find_words
 from store.values import Completion, TurnKind
 
 QUOTED = "<chat_history>\nUSER: Where is Oslo?\nASSISTANT: In Norway.\n</chat_history>"
@@ -260,3 +261,39 @@ def test_an_output_in_the_systems_role_is_no_closing_instruction() -> None:
     assert classify([*_BASIL, ran], {}).reason == "closing_instruction"
     assert classify([_BASIL[0], code, ran], {}).kind is TurnKind.MAIN
     assert classify([*_BASIL, ran, _BASIL[1], ran], {}).kind is TurnKind.MAIN
+
+
+SCHEMA = '{"type": "object", "properties": {"city": {"type": "string"}}}'
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        f"Output should be in JSON format and conform to the following schema:\n\n```\n{SCHEMA}\n```",
+        f"Here's a JSON schema to follow:\n{SCHEMA}",
+        f"Format the output as JSON that matches this schema.\n\n{SCHEMA}",
+    ],
+)
+def test_an_order_to_follow_a_written_schema_is_a_side_turn_once(order: str) -> None:
+    assert ask(f"Extract the city: I live in Oslo\n{order}") == (TurnKind.SIDE, "structured_one_off")
+    assert ask(f"I live in Oslo\n{order}", history=1)[0] is TurnKind.MAIN
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Why does my validator reject this schema?\n{SCHEMA}",
+        f"Please add a zip code to this JSON schema\n{SCHEMA}",
+        f"What does this mean?\n{SCHEMA}",
+    ],
+)
+def test_a_question_about_a_schema_is_a_persons(text: str) -> None:
+    assert ask(text)[0] is TurnKind.MAIN
+
+
+def test_every_file_of_words_is_loaded_and_every_code_is_explained_and_has_words() -> None:
+    names = {entry.name.removesuffix(".toml") for entry in (files("recorder") / "words").iterdir()}
+    assert names == {*LANGUAGES, "patterns"}
+    patterns = {pattern.code: pattern for pattern in (*TOPICS, *MACHINES, *FORMS)}
+    assert {code for words in _WORDS for code in words} == set(patterns)
+    assert all(pattern.branches for pattern in patterns.values())

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from evals.traffic import Prediction, parse_line, replay
+from evals.traffic import KindPrediction, parse_line, replay
 from migrations import upgrade
 from recorder.identifiers import LearnedIdentifiers
 from recorder.turn_recorder import TurnRecorder
@@ -40,7 +40,7 @@ def predict(
     *exchanges: tuple[Sequence[Mapping[str, Any]], Any],
     headers: Sequence[Mapping[str, str]] = (),
     **body: Any,
-) -> list[Prediction]:
+) -> list[KindPrediction]:
     """Replay (messages, reply) pairs, a minute apart; a reply that is a dict is a tool call."""
     rows = []
     for i, (messages, reply) in enumerate(exchanges):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evals.traffic import Prediction, Recorded, draft_of, parse_line, replay, turn_of
+from evals.traffic import KindPrediction, Recorded, draft_of, parse_line, replay, turn_of
 from tests.recorder.exchanges import recording
 
 _ASKED = "Plan two days in Lisbon for us, please."
@@ -35,7 +35,7 @@ def request(seq: int, messages: Sequence[Mapping[str, Any]], reply: str, at: flo
     return parse_line(json.dumps(line).encode(), "test", seq)
 
 
-def replayed(rows: Sequence[Recorded], restarts: Sequence[int] = ()) -> dict[int, Prediction]:
+def replayed(rows: Sequence[Recorded], restarts: Sequence[int] = ()) -> dict[int, KindPrediction]:
     return {p.seq: p for p in asyncio.run(replay(rows, restarts=restarts))}
 
 

@@ -42,6 +42,15 @@ def test_a_decided_reaction_is_nearly_always_right(name: str) -> None:
         assert counts[value, value] >= 0.8 * labelled, (value, counts)
 
 
+def test_the_newest_set_is_read_as_its_note_says() -> None:
+    """Praise misses the .95 of the other sets: three sarcastic messages (research/2026-11-25-reader.md)."""
+    counts = confusion("unseen-nov25.jsonl")
+    complaints, praise = (sum(n for (_, found), n in counts.items() if found == v) for v in (-1, 1))
+    assert counts[-1, -1] >= 0.95 * complaints
+    assert counts[1, 1] >= 0.94 * praise
+    assert counts[-1, -1] + counts[0, 0] + counts[1, 1] >= 0.86 * sum(counts.values())
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_most_wishes_and_corrections_give_a_hint_with_the_users_words(name: str) -> None:
     wishes = [row for row in rows(name) if row["wish"]]
@@ -93,6 +102,41 @@ def test_no_question_of_the_built_in_topics_is_a_reaction() -> None:
 def test_sarcasm_is_a_complaint_without_a_hint(text: str) -> None:
     message = read_message(text, reply=REPLY)
     assert (message.value, message.hint) == (-1, None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Translate to Spanish: Thanks, perfect, exactly what I needed!",
+        'Here is my review: "Great shop, thank you so much!" Shorten it to ten words.',
+        "> Perfect, thank you!\nWho wrote this?",
+        "这个多少钱合适?",
+        "which one is the best and the most useful?",
+    ],
+)
+def test_words_that_are_quoted_or_asked_about_are_no_reaction(text: str) -> None:
+    assert read_message(text, reply=REPLY).value is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Wonderful, there goes my whole weekend.",
+        "Brilliant! The printer is on fire.",
+        "Молодец, угробил мне базу",
+        "Bravo, mi sono perso tutto il lavoro",
+    ],
+)
+def test_praise_before_an_event_that_nobody_wants_is_not_taken_for_praise(text: str) -> None:
+    assert read_message(text, reply=REPLY).value != 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Thanks! And how long for gnocchi?", "Perfect, now add a test.", "Great, it works now, thank you"],
+)
+def test_praise_before_a_question_or_a_task_is_praise(text: str) -> None:
+    assert read_message(text, reply=REPLY).value == 1
 
 
 @pytest.mark.parametrize("text", ["wrong", "No.", "That's wrong.", "useless answer"])

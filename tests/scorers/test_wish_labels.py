@@ -12,7 +12,7 @@ from models.styles import HELDOUT_THANKS, NEUTRAL, STYLES, THANKS
 from scorers.wish_labels import (
     MAX_READ,
     OUTPUTS,
-    Weights,
+    WishWeights,
     features_of,
     fold,
     label_wishes,
@@ -159,7 +159,7 @@ def test_training_gives_the_same_bytes_twice_and_learns_the_phrases(tmp_path: Pa
     for out in outs:
         assert main(["--phrases", str(phrases), "--out", str(out)]) == 0
     assert outs[0].read_bytes() == outs[1].read_bytes()
-    weights = Weights.from_bytes(outs[0].read_bytes())
+    weights = WishWeights.from_bytes(outs[0].read_bytes())
     shorter = weights.probabilities(features_of(fold("shorter please")))
     assert shorter[OUTPUTS.index("shorter")] > 0.9
     assert shorter[OUTPUTS.index("no_emoji")] < 0.1
@@ -175,4 +175,4 @@ def test_a_line_of_phrases_that_cannot_be_read_is_refused() -> None:
 def test_weights_of_another_program_are_refused() -> None:
     weights = train(read_phrases("en shorter: too long\nen none: thanks"), epochs=1)
     with pytest.raises(ValueError, match="do not belong"):
-        Weights.from_bytes(weights.to_bytes() + b"\0")
+        WishWeights.from_bytes(weights.to_bytes() + b"\0")

@@ -118,3 +118,21 @@ async def test_what_one_cannot_do_they_cannot_do() -> None:
             found = await engine.capabilities()
             assert found.adapters
             assert found.adapter_slots is None
+
+
+async def test_a_copy_that_comes_back_with_an_adapter_is_attested_before_it_is_in_again() -> None:
+    """It may be another process, and another gateway may have loaded the adapter."""
+    one, two = Upstream(), Upstream()
+    listener = free_socket()
+    port = listener.getsockname()[1]
+    with running(one) as first:
+        async with copies_of(first, f"http://127.0.0.1:{port}") as engine:
+            with running(two, listener):
+                await engine.models()
+                await engine.load_adapter("tiny@1", "/folder")
+            assert [await ask(engine) for _ in range(2)] == [200] * 2
+            two.admin.clear()
+            with running(two, free_socket(port)):
+                await engine.models()
+                assert [await ask(engine) for _ in range(4)] == [200] * 4
+                assert two.admin == [("load", "tiny@1")]

@@ -166,6 +166,18 @@ async def test_closed_segments_that_were_removed_in_a_burst_are_written_again_an
     assert writer.rewritten == 7
 
 
+async def test_segments_that_are_removed_more_often_than_files_are_kept_lose_nothing(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path, "a")
+    written = [b"%d" % i for i in range(3 * journal_module._MAX_KEPT)]
+    for payload in written:
+        writer.append(EXCHANGE, payload)
+        for path in segments(tmp_path):
+            path.unlink()
+    assert await writer.close() == 0
+    assert payloads_of(tmp_path) == written
+    assert len(segments(tmp_path)) == 1
+
+
 async def test_removed_entries_that_cannot_be_written_again_wait_and_are_reported_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

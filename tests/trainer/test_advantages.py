@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.errors import AlignmentError
+from store.values import Method, OpdSupport
 from trainer.advantages import (
     BASELINE_PRIOR,
     BASELINE_WINDOW,
     AtLeastOne,
     Candidate,
-    Method,
-    OpdSupport,
     Streams,
     at_least_one,
     build_streams,

@@ -15,7 +15,8 @@ from models import BUILTIN
 from store.errors import ConfigError, GateRejected
 from tests.trainer.conftest import step_once
 from trainer.canaries import load_canaries
-from trainer.gate import Gate, Measures, Probe, Thresholds, judge_gate
+from trainer.gate import Gate, GateProbe, Measures, Thresholds, judge_gate
+from trainer.gate_bounds import bounds
 from trainer.policy import LocalPolicy, Weights
 
 BASE = Measures(
@@ -82,6 +83,23 @@ def test_each_rejection_has_a_one_sentence_reason(broken: dict[str, Any], senten
     reasons = judge_gate(None, replace(BASE, **broken), BASE)
     assert len(reasons) == 1
     assert sentence in reasons[0]
+
+
+@pytest.mark.parametrize("counts", [BASE.counts, {"facts": 5, "tools": 3, "obeyed": 4, "replies": 10}])
+def test_the_bounds_that_are_shown_are_those_that_judge(counts: dict[str, int]) -> None:
+    base = replace(BASE, counts=counts)
+    shown = bounds(base.to_json(), base.to_json())
+    assert shown.keys() == {
+        "facts", "tools", "obeyed", "ends", "empty", "distinct", "entropy", "length", "plain_length", "kl", "kl_worst",
+    }  # fmt: skip
+    for name, bound in shown.items():
+        for edge, outward in ((bound.least, -1), (bound.most, 1)):
+            if edge is None:
+                continue
+            for value, is_within in ((edge - outward * 1e-6, True), (edge + outward * 1e-6, False)):
+                changes: Any = {"kl_by_style": {"verbose": value}} if name == "kl_worst" else {name: value}
+                assert (judge_gate(None, replace(base, **changes), base) == ()) is is_within, (name, value)
+                assert bound.is_broken_by(value) is not is_within
 
 
 def test_one_prompt_may_always_flip() -> None:
@@ -179,7 +197,7 @@ def test_a_rejected_candidate_is_compared_with_where_it_came_from_and_stays_in_p
 
 def test_a_context_too_short_for_any_canary_is_a_config_error(policy: LocalPolicy, tiny_model: Path) -> None:
     with pytest.raises(ConfigError, match="context"):
-        Probe(policy, load_canaries(str(tiny_model)), max_tokens=2040)
+        GateProbe(policy, load_canaries(str(tiny_model)), max_tokens=2040)
 
 
 # -- planted collapses, on the built-in model

@@ -12,7 +12,8 @@ from store.record import Record
 from store.settings import Settings
 from store.values import AdapterState, ReleaseStage
 from tests.making import make_turn, make_verdict
-from tests.trainer.test_worker import POLICY, Bench, open_the_gate, settings_of
+from tests.trainer.gates import open_the_gate
+from tests.trainer.test_worker import POLICY, Bench, settings_of
 from trainer.canary_release import TRIAL_TURNS, WATCH_TURNS
 from trainer.release_watch import SHARE_OF_MANY, SHARE_OF_ONE
 

@@ -14,7 +14,8 @@ from store.lifecycle import Stage
 from store.record import Record
 from store.settings import Settings, read_settings
 from store.values import AdapterState, AdapterVersion, Json, ScoredTurn, Selection
-from tests.trainer.test_worker import Bench, close_the_gate, open_the_gate
+from tests.trainer.gates import close_the_gate, open_the_gate
+from tests.trainer.test_worker import Bench
 from tests.trainer.turns import as_recorded, sampled_turn
 from trainer.policy import LocalPolicy
 from trainer.replay_versions import ReplayJob, VersionReplay

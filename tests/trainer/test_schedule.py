@@ -16,7 +16,8 @@ from store.record import Record
 from store.settings import Settings
 from store.values import Heartbeat, TurnKind
 from tests.making import make_turn
-from tests.trainer.test_worker import Bench, open_the_gate, settings_of
+from tests.trainer.gates import open_the_gate
+from tests.trainer.test_worker import Bench, settings_of
 from tests.waiting import until
 from trainer.device import ExclusiveDevice, IdleDevice, make_device
 

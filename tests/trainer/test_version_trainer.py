@@ -13,7 +13,7 @@ from store.lifecycle import DropReason
 from store.manifest import read_attestation
 from store.settings import read_settings
 from store.values import ScoredTurn
-from tests.trainer.test_worker import ScriptedGate
+from tests.trainer.gates import ScriptedGate, open_the_gate
 from tests.trainer.turns import sampled_turn
 from trainer.checkpoint import read_state
 from trainer.hint_selection import HintSelection
@@ -25,12 +25,12 @@ from trainer.version_trainer import LocalVersionTrainer, resample_replies
 QUESTIONS = ("What is the capital of France?", "What is the capital of Peru?", "What is 2 plus 3?")
 
 
-def make_trainer(tmp_path: Path, **given: Any) -> LocalVersionTrainer:
-    return LocalVersionTrainer(
-        read_settings(
-            {"home": tmp_path, "method": "combine", "anchors": 2, "replay": 3, "threads": 1, **given}
-        )
-    )
+def make_trainer(tmp_path: Path, *, has_gate: bool = False, **given: Any) -> LocalVersionTrainer:
+    usual = {"method": "combine", "anchors": 2, "replay": 3, "threads": 1, "steps_per_batch": 1}
+    made = LocalVersionTrainer(read_settings({"home": tmp_path, **usual, **given}))
+    if not has_gate:
+        open_the_gate(made)
+    return made
 
 
 def complaint(policy: LocalPolicy, turn_id: str, question: str) -> ScoredTurn:
@@ -47,7 +47,7 @@ def thanks(policy: LocalPolicy, turn_id: str, question: str) -> ScoredTurn:
 
 
 def test_a_batch_of_thanks_rehearses_what_was_asked_for(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path)
+    trainer = make_trainer(tmp_path, has_gate=True, steps_per_batch=6)
     past = [complaint(trainer.policy, f"past-{i}", question) for i, question in enumerate(QUESTIONS)]
     outcome = trainer.attempt(past, [], [], 1)
     assert outcome.written is not None
@@ -74,7 +74,7 @@ def test_a_batch_of_thanks_rehearses_what_was_asked_for(tmp_path: Path) -> None:
 
 def test_thanks_for_a_reply_that_breaks_a_wish_reinforce_nothing(tmp_path: Path) -> None:
     # At a lower rate the version stays near the base model, whose reply would be stale otherwise.
-    trainer = make_trainer(tmp_path, learning_rate=2e-3, steps_per_batch=1)
+    trainer = make_trainer(tmp_path, learning_rate=2e-3)
     first = complaint(trainer.policy, "first", QUESTIONS[0])
     trainer.attempt([first], [], [], 1)
     trainer.commit(1)
@@ -100,7 +100,7 @@ def test_thanks_for_a_reply_that_breaks_a_wish_reinforce_nothing(tmp_path: Path)
 
 def test_the_rate_of_a_step_is_in_proportion_to_what_its_batch_asks_for(tmp_path: Path) -> None:
     # without a playbook, which would leave out thanks for long replies
-    trainer = make_trainer(tmp_path, learning_rate=1e-3, hint_gate=False, steps_per_batch=1)
+    trainer = make_trainer(tmp_path, learning_rate=1e-3, hint_gate=False)
     one = complaint(trainer.policy, "one", QUESTIONS[0])
     pleased = [thanks(trainer.policy, f"thanks-{i}", QUESTIONS[0]) for i in range(3)]
     recent = [1, -1] * 8  # a mean of 0: thanks have the advantage .3, a complaint with its hint asks for all
@@ -115,9 +115,7 @@ def test_the_rate_of_a_step_is_in_proportion_to_what_its_batch_asks_for(tmp_path
     state = read_state(outcome.written.path)
     assert state["learning_rate"] == pytest.approx(1e-3)  # it is of one batch, and no rate to go on from
 
-    whole = make_trainer(
-        tmp_path / "other", learning_rate=1e-3, rate_by_signal=False, hint_gate=False, steps_per_batch=1
-    )
+    whole = make_trainer(tmp_path / "other", learning_rate=1e-3, rate_by_signal=False, hint_gate=False)
     outcome = whole.attempt(pleased, [], recent, 1)
     assert outcome.metrics["learning_rate"] == pytest.approx(1e-3)
     trainer.attempt(pleased, [], recent, 5)
@@ -136,7 +134,7 @@ def size(policy: LocalPolicy) -> float:
 def test_where_nothing_passes_the_gate_for_long_each_attempt_begins_nearer_to_the_base_model(
     tmp_path: Path,
 ) -> None:
-    trainer = make_trainer(tmp_path, learning_rate=1e-4)
+    trainer = make_trainer(tmp_path, has_gate=True, steps_per_batch=6, learning_rate=1e-4)
     past = [complaint(trainer.policy, f"past-{i}", question) for i, question in enumerate(QUESTIONS)]
     trainer.attempt(past, [], [], 1)
     trainer.commit(1)
@@ -150,7 +148,7 @@ def test_where_nothing_passes_the_gate_for_long_each_attempt_begins_nearer_to_th
         now = trainer.policy.snapshot()
         assert all(torch.equal(live[name], now[name]) for name in live if name != "rng")
     assert kept == [1.0, 1.0, 1.0, 1.0, 0.9, pytest.approx(0.81)]
-    trainer._gate = ScriptedGate()  # type: ignore[assignment]  # same method
+    open_the_gate(trainer)
     outcome = trainer.attempt(past, [], [-1] * 3, 8)
     assert outcome.reason.endswith(
         "; 6 versions in a row were rejected: 73% is left of what was learnt before"
@@ -163,7 +161,7 @@ def test_where_nothing_passes_the_gate_for_long_each_attempt_begins_nearer_to_th
 
 
 def test_after_a_rollback_the_rejections_before_it_count_no_more(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, steps_per_batch=1)
+    trainer = make_trainer(tmp_path)
     trainer._gate = ScriptedGate("facts are forgotten")  # type: ignore[assignment]  # same method
     past = [complaint(trainer.policy, "past", QUESTIONS[0])]
     for number in range(1, 5):
@@ -173,7 +171,7 @@ def test_after_a_rollback_the_rejections_before_it_count_no_more(tmp_path: Path)
 
 
 def test_a_method_without_hints_repeats_turns_as_they_were(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, method="rl", steps_per_batch=1)
+    trainer = make_trainer(tmp_path, method="rl")
     few = [thanks(trainer.policy, "a", QUESTIONS[0]), complaint(trainer.policy, "b", QUESTIONS[1])]
     trainer.attempt(few, [], [], 1)
     trainer.commit(1)
@@ -206,7 +204,7 @@ def test_the_teacher_gets_the_wishes_of_earlier_batches(
     short, spanish = "Too long. Shorter, please.", "Answer in Spanish, please."
     assert books == [[short]] * 2 + [[short, spanish]] * 2
     for given in ({"method": "rl"}, {"hint_gate": False}):
-        other = make_trainer(tmp_path / next(iter(given)), steps_per_batch=1, **given)
+        other = make_trainer(tmp_path / next(iter(given)), **given)
         monkeypatch.undo()
         other.attempt([first], [], [], 1)
         other.commit(1)
@@ -231,7 +229,7 @@ def test_a_batch_of_complaints_that_change_nothing_makes_no_version_and_keeps_wh
 
 @pytest.mark.long_run  # learns a wish and unlearns it
 def test_a_withdrawn_wish_is_unlearnt_without_a_new_turn(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, anchors=4)
+    trainer = make_trainer(tmp_path, has_gate=True, anchors=4, steps_per_batch=6)
     spanish = [
         sampled_turn(
             trainer.policy,
@@ -285,7 +283,7 @@ def test_past_complaints_are_answered_by_the_policy_of_today_and_their_verdicts_
 def test_a_turn_of_forty_thousand_tokens_is_dropped_and_neither_read_nor_answered_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = make_trainer(tmp_path, steps_per_batch=1)
+    trainer = make_trainer(tmp_path)
     policy = trainer.policy
     first = complaint(policy, "first", QUESTIONS[0])
     trainer.attempt([first], [], [], 1)

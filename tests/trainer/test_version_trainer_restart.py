@@ -11,7 +11,7 @@ import torch
 from store.errors import AdapterError
 from store.settings import Settings, read_settings
 from store.values import AdapterState, AdapterVersion
-from tests.trainer.test_worker import open_the_gate
+from tests.trainer.gates import open_the_gate
 from tests.trainer.turns import sampled_turn
 from trainer.version_trainer import LocalVersionTrainer
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from store.lifecycle import DropReason, Stage
 from store.record import Record
 from store.settings import Settings, read_settings
 from store.values import AdapterState, ScoredTurn, StepRole
+from tests.trainer.gates import close_the_gate, open_the_gate
 from tests.trainer.turns import as_recorded, sampled_turn
-from trainer.gate import GateVerdict
+from trainer.deaths import Deaths
 from trainer.policy import LocalPolicy
 from trainer.protocol import Outcome
 from trainer.version_trainer import LocalVersionTrainer
@@ -38,6 +40,7 @@ def settings_of(model: Path, home: Path, **more: Any) -> Settings:
             "lora_rank": 4,
             "learning_rate": 1e-3,
             "anchors": 1,
+            "steps_per_batch": 1,
             "w_rl": 1.0,
             "method": "rl",  # on random weights a hint has nothing to say; hints are tested in test_step and end to end
             **more,
@@ -86,24 +89,6 @@ async def bench(record: Record, settings: Settings) -> AsyncIterator[Bench]:
     open_the_gate(made.trainer)  # random weights know no facts
     yield made
     made.worker._thread.shutdown()
-
-
-class ScriptedGate:
-    """A gate with a scripted decision; the real one is tested in test_gate."""
-
-    def __init__(self, *rejected: str) -> None:
-        self._rejected = rejected
-
-    def examine(self, policy: object, before: object = None) -> GateVerdict:
-        return GateVerdict(rejected=self._rejected, measures={})
-
-
-def close_the_gate(trainer: LocalVersionTrainer) -> None:
-    trainer._gate = ScriptedGate("replies do not end")  # type: ignore[assignment]  # same method
-
-
-def open_the_gate(trainer: LocalVersionTrainer) -> None:
-    trainer._gate = ScriptedGate()  # type: ignore[assignment]  # same method
 
 
 async def test_a_batch_of_feedback_becomes_a_live_version_that_peft_loads(
@@ -476,16 +461,16 @@ async def test_a_restarted_worker_goes_on_exactly_where_the_last_one_stopped(
 
 
 async def test_old_versions_lose_their_files_and_keep_their_rows(record: Record, settings: Settings) -> None:
-    bench = Bench(record, settings.model_copy(update={"save_interval": 4, "batch_size": 1}))
+    bench = Bench(record, settings.model_copy(update={"save_interval": 2, "batch_size": 1}))
     open_the_gate(bench.trainer)
-    for i in range(12):
+    for i in range(10):
         await bench.add(f"t{i}")
         await bench.worker.work_once()
     adapters = await record.adapters(POLICY)
     pruned = {a.version for a in adapters if a.state is AdapterState.PRUNED}
-    assert (len(adapters), pruned) == (12, {1, 2, 3})  # 4 is a fourth one; 5 to 12 are the newest eight
+    assert (len(adapters), pruned) == (10, {1})  # 2 is a second one; 3 to 10 are the newest eight
     there = await asyncio.to_thread(lambda: {a.version for a in adapters if Path(a.path).exists()})
-    assert there == set(range(4, 13))
+    assert there == set(range(2, 11))
     with pytest.raises(RecordError, match="it is pruned"):
         await record.rollback(POLICY, 1)
     bench.worker._thread.shutdown()
@@ -536,22 +521,82 @@ async def test_while_a_step_runs_its_turns_are_noted_for_the_next_trainer(bench:
     assert json.loads(path.read_text(encoding="utf-8"))["under_way"] == []
 
 
+async def test_the_heartbeat_names_the_step_and_its_phase(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def watch(owner: Any, name: str) -> None:
+        work = getattr(owner, name)
+
+        def watched(*given: Any) -> Any:
+            seen.append(bench.worker._progress())
+            return work(*given)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    trainer = bench.trainer
+    watch(trainer, "draw_replay")
+    watch(trainer, "_train")
+    watch(trainer._gate, "examine")
+    watch(trainer.policy, "version_files")
+    for turns in (("a", "b"), ("c", "d")):
+        await bench.add(*turns)
+        assert await bench.worker.work_once()
+    assert [one["phase"] for one in seen] == ["claim", "training", "gate", "write"] * 2
+    newest, first = await bench.record.steps(POLICY)
+    assert [one["step_id"] for one in seen] == [first.step_id] * 4 + [newest.step_id] * 4
+    assert all(one["step_started_at"] <= one["phase_started_at"] for one in seen)
+    assert bench.worker._progress() == {}
+
+
+async def test_a_step_that_fails_keeps_the_phase_that_it_failed_in(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*given: Any) -> Any:
+        raise ValueError("no numbers")
+
+    monkeypatch.setattr(bench.trainer._gate, "examine", broken)
+    await bench.add("a", "b")
+    with pytest.raises(ValueError, match="no numbers"):
+        await bench.worker.work_once()
+    (step,) = await bench.record.steps(POLICY)
+    assert step.metrics["phase"] == "gate"
+
+
+async def test_a_step_that_a_requested_stop_interrupts_blames_no_turn(bench: Bench) -> None:
+    path = bench.worker._settings.home / "trainer-deaths.json"
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    attempt = bench.trainer.attempt
+
+    def slow(*given: Any) -> Outcome:
+        loop.call_soon_threadsafe(stop.set)
+        while json.loads(path.read_text(encoding="utf-8"))["under_way"]:
+            time.sleep(0.01)
+        return attempt(*given)
+
+    bench.trainer.attempt = slow  # type: ignore[assignment, method-assign]
+    await bench.add("a", "b")
+    stopping = asyncio.create_task(bench.worker._note_stop(stop))
+    assert await bench.worker.work_once()
+    await stopping
+    assert (await bench.record.fates(["a"]))["a"].stage is Stage.TRAINED
+
+
 async def test_a_turn_that_a_trainer_was_killed_with_alone_is_dropped_and_the_others_train(
     record: Record, settings: Settings
 ) -> None:
-    """The file is what trainers leave that were killed twice with both turns and twice with the first alone."""
+    """The file is what trainers leave that were killed twice with both turns and once with the first alone."""
     bench = Bench(record, settings)
     await bench.add("a", "b")
     path = settings.home / "trainer-deaths.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps({"under_way": ["a"], "deaths": {"a": 3, "b": 2}, "fatal": []}), encoding="utf-8"
-    )
+    for held in (["a", "b"], ["a", "b"], ["a"]):
+        Deaths(path).begin(held)
     again = Bench(record, settings)
     open_the_gate(again.trainer)
     assert await again.worker.work_once()
     fates = await record.fates(["a", "b"])
-    assert (fates["a"].stage, fates["a"].drop_reason) == (Stage.DROPPED, DropReason.OUT_OF_MEMORY)
+    assert (fates["a"].stage, fates["a"].drop_reason) == (Stage.DROPPED, DropReason.TRAINER_DIED)
     assert fates["b"].stage is Stage.TRAINED
     for one in (bench, again):
         one.worker._thread.shutdown()

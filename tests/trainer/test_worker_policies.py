@@ -13,7 +13,8 @@ from store.lifecycle import Stage
 from store.record import Record
 from store.settings import Settings, read_settings
 from store.values import ScoredTurn, WishEdit
-from tests.trainer.test_worker import Bench, close_the_gate, open_the_gate
+from tests.trainer.gates import close_the_gate, open_the_gate
+from tests.trainer.test_worker import Bench
 from tests.trainer.turns import as_recorded, sampled_turn
 from trainer.version_trainer import LocalVersionTrainer
 
@@ -26,6 +27,7 @@ def settings(tiny_model: Path, tmp_path: Path) -> Settings:
         {
             "home": tmp_path / "home", "model_name": str(tiny_model), "served_model_name": BASE, "batch_size": 2,
             "lora_rank": 4, "learning_rate": 1e-3, "anchors": 1, "w_rl": 1.0, "method": "rl", "max_wait_s": 1e12,
+            "steps_per_batch": 1,
         }
     )  # fmt: skip
 

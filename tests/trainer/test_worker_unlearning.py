@@ -18,7 +18,7 @@ from store.settings import Settings, read_settings
 from store.values import AdapterState, AdapterVersion, Json, ScoredTurn, WishEdit
 from tests.making import make_answer, make_turn, make_verdict
 from trainer.checkpoint import remove_version, write_version
-from trainer.protocol import Edit, Outcome, Refusal
+from trainer.protocol import Edit, Outcome, Phase, Refusal
 from trainer.worker import MAX_UNLEARNING_FAILURES, Worker, has_withdrawn_wish
 
 POLICY = "patina-tiny"
@@ -44,6 +44,7 @@ class ScriptedWorkshop:
         self.name, self.version = POLICY, 0
         self.notes: tuple[str, ...] = ()
         self.remembered: tuple[str, ...] = ()
+        self.phase = Phase()
         self.attempts: list[tuple[list[str], list[Edit]]] = []
         self._wishes: dict[int, list[Json]] = {0: []}
 

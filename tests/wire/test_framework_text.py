@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from wire.framework_text import EVIDENCE, Evidence, framework_retry, quoted_share
+from wire.framework_text import EVIDENCE, Form, framework_retry, quoted_share
 from wire.user_text import next_state_text
 
 DATA = Path(__file__).parent / "data"
@@ -73,7 +73,7 @@ def test_a_persons_complaint_about_a_format_is_theirs(text: str) -> None:
 
 
 @pytest.mark.parametrize("evidence", [e for e in EVIDENCE if e.name != "error_objects"], ids=lambda e: e.name)
-def test_each_piece_of_evidence_matches_its_example(evidence: Evidence) -> None:
+def test_each_piece_of_evidence_matches_its_example(evidence: Form) -> None:
     assert evidence.pattern.search(evidence.example)
 
 

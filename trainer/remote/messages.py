@@ -44,7 +44,7 @@ class TrainRequest:
         settings: `store.settings.training_settings`.
         policy, version, content_hash, manifest_hash: the version to begin from; hashes "": the base model.
         state: `VersionTrainer.state`.
-        effort: what an earlier reply said, so that an attempt does not depend on how fast the worker is now; empty: let it measure.
+        effort: what an earlier reply stated, so that an attempt does not depend on how fast the worker is now; empty: let it measure.
         attempt: None: only describe the worker.
     """
 

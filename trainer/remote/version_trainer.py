@@ -107,6 +107,7 @@ class RemoteVersionTrainer(PolicyProgress):
             AdapterError: the worker failed, or what it sent is not a version of this model.
         """
         begin = self._from
+        self._enter("training worker")
         reply, files = self._ask(
             TrainRequest(
                 settings=self._settings_sent,

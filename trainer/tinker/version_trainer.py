@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from serving.tinker.service import base_model, supported_models
-from serving.tinker.version import read_version
+from serving.tinker.version import FILE, read_version
 from store.errors import AdapterError, AlignmentError, ConfigError, UpstreamError
 from store.lifecycle import DropReason
 from store.settings import Settings
@@ -162,16 +162,8 @@ class TinkerVersionTrainer(BaseVersionTrainer[TinkerPolicy]):
 
     def remove(self, folder: Path) -> None:
         """Remove a version: its checkpoints on the server as far as the server lets us, then its folder."""
-        try:
-            version = read_version(folder)
-        except AdapterError as exc:
-            print(
-                f"patina: {exc}: nothing is deleted on the Tinker server for it", file=sys.stderr, flush=True
-            )
-        else:
-            for refusal in self._link.delete([p for p in (version.sampler_path, version.state_path) if p]):
-                print(f"patina: {refusal}", file=sys.stderr, flush=True)
-        remove_version(folder)
+        for refusal in remove_with_checkpoints(self._link, folder):
+            print(f"patina: {refusal}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """End our sessions, so that the server need not wait for them to go stale."""
@@ -188,3 +180,17 @@ def _check(settings: Settings) -> None:
             raise ConfigError(
                 f"the Tinker server has no model {settings.teacher_model_name} to teach (--teacher-model-name)"
             )
+
+
+def remove_with_checkpoints(link: Link, folder: Path) -> list[str]:
+    """Remove a version's checkpoints on the server and its folder; returns what stays on the server, with the reason."""
+    refusals: list[str] = []
+    if (folder / FILE).exists():  # a version of another backend has nothing there
+        try:
+            version = read_version(folder)
+        except AdapterError as exc:
+            refusals = [f"{exc}: nothing is deleted on the Tinker server for it"]
+        else:
+            refusals = link.delete([path for path in (version.sampler_path, version.state_path) if path])
+    remove_version(folder)
+    return refusals

@@ -1,6 +1,6 @@
 """Items of the Responses API and the chat messages they stand for. Sans-IO.
 
-What a model said in one reply is several items (reasoning, message, calls) and one assistant message.
+One reply of a model is several items (reasoning, message, calls) and one assistant message.
 """
 
 from __future__ import annotations

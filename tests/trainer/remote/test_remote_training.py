@@ -14,7 +14,8 @@ from store.lifecycle import Stage
 from store.record import Record
 from store.settings import Settings
 from store.values import AdapterState, AdapterVersion, ScoredTurn
-from tests.trainer.test_worker import Bench, ScriptedGate, settings_of
+from tests.trainer.gates import ScriptedGate
+from tests.trainer.test_worker import Bench, settings_of
 from tests.trainer.turns import sampled_turn
 from trainer.checkpoint import STATE, TRAINER_STATE, store_version, version_bytes
 from trainer.policy import LocalPolicy

@@ -19,7 +19,7 @@ from store.values import AdapterState, AdapterVersion, LogprobMode, ScoredTurn
 from tests.tinker.checkpoints import Checkpoints
 from tests.tinker.errors import Refused
 from tests.tinker.running import TinkerServer
-from tests.trainer.test_worker import ScriptedGate
+from tests.trainer.gates import ScriptedGate
 from tests.trainer.tinker.conftest import settings_of
 from tests.trainer.turns import sampled_turn
 from trainer.checkpoint import read_state, verify_version
