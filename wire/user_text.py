@@ -283,13 +283,12 @@ def _unwrapped(text: str) -> str:
 
 
 def without_repeated_system_text(text: str, system: str) -> str:
-    """Return a user message without the last paragraphs that its system prompt has too: a reminder that the client adds.
-
-    A message that is all from the system prompt is returned as it is.
-    """
-    end = text.rstrip()
+    """Return a user message without the last paragraphs that its system prompt has too: a reminder that the client adds."""
+    end = text.strip()
     if end[-_MIN_REPEATED_CHARS:] not in system:
         return text
+    if len(end) >= _MIN_REPEATED_CHARS and end in system:
+        return ""
     for gap in _PARAGRAPH_END.finditer(end):
         tail = end[gap.end() :]
         if len(tail) < _MIN_REPEATED_CHARS:
@@ -311,6 +310,7 @@ def next_state_text(messages: Sequence[Message], reply: str = "", system: str = 
         system: the system prompt, which some clients repeat behind a person's words.
     """
     people: list[tuple[object, str]] = []
+    reminders: list[str] = []  # messages that only repeat the system prompt
     earlier: list[str] = []  # a person's words before the newest text
     tools: list[str] = []
     system_texts: list[str] = []  # some agents send tool results as system messages
@@ -320,12 +320,16 @@ def next_state_text(messages: Sequence[Message], reply: str = "", system: str = 
         if role in ("tool", "function") or (role == "user" and is_tool_output(text)):
             tools.append(text)
         elif role == "user":
-            people.append((message.get("name"), without_repeated_system_text(text, system)))
+            own = without_repeated_system_text(text, system)
+            if own or not text:
+                people.append((message.get("name"), own))
+            else:
+                reminders.append(text)
         elif role in ("system", "developer"):
             system_texts.append(text)
         elif role == "assistant" and any(m.get("role") in _INPUT_ROLES for m in messages[position + 1 :]):
             earlier = _words_of(people, reply) or earlier
-            people, tools, system_texts = [], [], []
+            people, reminders, tools, system_texts = [], [], [], []
     texts = _newest_speaker(people)
     words = _words_of(people, reply)
     if words:
@@ -342,6 +346,8 @@ def next_state_text(messages: Sequence[Message], reply: str = "", system: str = 
         return "validator", "\n".join(tools)
     if tools or (system_texts and not texts):
         return "tool", "\n".join(tools or system_texts)
+    if reminders and not texts:
+        return "framework", "\n".join(reminders)
     return ("user", "\n".join(texts).strip()) if texts else None
 
 
