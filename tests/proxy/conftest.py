@@ -176,7 +176,9 @@ def run_gateway_at(
         running(proxy, http=LimitedHttpProtocol) as proxy_url,
         httpx.Client(verify=False, timeout=60) as plain,
     ):
-        client = openai.OpenAI(base_url=f"{proxy_url}/v1", api_key=KEY, max_retries=0, http_client=plain)
+        client = openai.OpenAI(
+            base_url=f"{proxy_url}/v1", api_key=KEY, max_retries=0, http_client=plain, _strict_response_validation=True
+        )  # fmt: skip
         yield Gateway(proxy_url, upstream, upstream_url, url, proxy, client, folder)
 
 

@@ -36,7 +36,9 @@ ANTHROPIC_TOOL: Any = {
 
 @pytest.fixture
 def claude(gateway: Gateway) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=gateway.url, api_key=KEY, max_retries=0) as client:
+    with anthropic.Anthropic(
+        base_url=gateway.url, api_key=KEY, max_retries=0, _strict_response_validation=True
+    ) as client:
         yield client
 
 
@@ -522,7 +524,9 @@ def test_a_forgotten_turn_is_not_continued_from_memory(gateway: Gateway) -> None
 
 
 def test_tokens_are_counted_without_a_recorded_turn(remote_gateway: Gateway) -> None:
-    with anthropic.Anthropic(base_url=remote_gateway.url, api_key=KEY, max_retries=0) as client:
+    with anthropic.Anthropic(
+        base_url=remote_gateway.url, api_key=KEY, max_retries=0, _strict_response_validation=True
+    ) as client:
         messages: Any = [
             {"role": "user", "content": "a"},
             {"role": "assistant", "content": "b"},
