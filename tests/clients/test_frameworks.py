@@ -24,12 +24,11 @@ LIGHT = (
     "langchain==1.5.2",
     "langchain-openai==1.7.4",
     "litellm==1.110.2",
-    "llama-index-core==0.14.25",
-    "llama-index-llms-openai-like==0.8.1",
     "llm==0.36",
-    "mem0ai==2.2.1",
     "smolagents[openai]==1.26.0",
 )
+#: These do not install beside the others.
+MEMORY = ("llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1", "mem0ai==2.2.1")
 
 CREWAI = ("crewai==1.15.30",)
 
@@ -127,7 +126,7 @@ def test_instructor(record_file: Path, tmp_path: Path) -> None:
 def test_llama_index(record_file: Path, tmp_path: Path) -> None:
     """The question that it makes stand-alone is a side turn of the chat over a document."""
     with client_gateway(record_file) as gateway:
-        run_script(LIGHT, "llamaindex", gateway, tmp_path)
+        run_script(MEMORY, "llamaindex", gateway, tmp_path)
         check_record(gateway, "chat", sides=1, others=2)
         first, condensed, second = gateway.rows(7)[4:]
         assert (condensed["kind"], condensed["parent_turn_id"]) == ("side", first["turn_id"])
@@ -139,7 +138,7 @@ def test_mem0(record_file: Path, tmp_path: Path) -> None:
     """Extractions of memories are side turns of the conversation; its embeddings are forwarded."""
     liked = {"id": "0", "text": "The person likes short answers", "attributed_to": "user"}
     with client_gateway(record_file, ("# Output:", json.dumps({"memory": [liked]}))) as gateway:
-        printed = run_script(LIGHT, "mem0", gateway, tmp_path, MEM0_TELEMETRY="False")
+        printed = run_script(MEMORY, "mem0", gateway, tmp_path, MEM0_TELEMETRY="False")
         assert printed.endswith("['The person likes short answers']\n")
         rows = check_record(gateway, "chat", sides=3)
         sides = rows_of(gateway, 7, "Recently Extracted Memories")
