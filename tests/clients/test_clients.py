@@ -9,13 +9,9 @@ from typing import Any
 
 import pytest
 
-from scorers.registry import build_scorer_chain
-from scorers.worker import Worker
-from store.record import Record
-from store.settings import read_settings
 from tests.clients.backend import ClientBackend
 from tests.clients.packages import npm, pip, run
-from tests.proxy.conftest import KEY, Gateway, run_gateway_at
+from tests.proxy.conftest import KEY, Gateway, run_gateway_at, score
 from tests.proxy.upstream import running
 
 HERE = Path(__file__).parent
@@ -37,15 +33,6 @@ def client_gateway(record_file: Path) -> Iterator[Gateway]:
     backend = ClientBackend()
     with running(backend) as url, run_gateway_at(url, backend, record_file) as gateway:
         yield gateway
-
-
-async def score(record: Record) -> None:
-    chain = build_scorer_chain(read_settings({"judge": "none"}))
-    await chain.start()
-    worker = Worker(record, chain)
-    while await worker.poll():
-        await worker.drain()
-    await chain.close()
 
 
 def check_record(

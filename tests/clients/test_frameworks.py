@@ -12,8 +12,8 @@ import pytest
 
 from tests.clients.backend import ClientBackend
 from tests.clients.packages import pip, run
-from tests.clients.test_clients import HERE, TEXTS, check_record, score
-from tests.proxy.conftest import KEY, Gateway, run_gateway_at
+from tests.clients.test_clients import HERE, TEXTS, check_record
+from tests.proxy.conftest import KEY, Gateway, run_gateway_at, score
 from tests.proxy.upstream import running
 
 #: One environment: their requirements agree, and most of what they need is the same.

@@ -18,8 +18,7 @@ from store.values import StepReport
 from tests.clients.backend import ClientBackend
 from tests.clients.openclaw_gateway import OTHER, OWNER, OpenClaw, running_openclaw, write_home
 from tests.clients.telegram import TOKEN, BotApi, running_bot_api
-from tests.clients.test_clients import score
-from tests.proxy.conftest import Gateway, run_gateway_at
+from tests.proxy.conftest import Gateway, run_gateway_at, score
 from tests.proxy.test_adapters import make_adapter
 from tests.proxy.upstream import running
 from tests.waiting import until

@@ -21,9 +21,12 @@ from migrations import upgrade
 from proxy.app import Proxy
 from proxy.http_protocol import LimitedHttpProtocol
 from recorder.worker import RecorderWorker
+from scorers.registry import build_scorer_chain
+from scorers.worker import Worker
 from serving.http import HttpBackend
 from store.journal import JournalWriter, is_recorded, journal_ends
 from store.record import Record
+from store.settings import read_settings
 from tests.proxy.upstream import Upstream, running
 
 KEY = "patina-test-key"
@@ -92,6 +95,16 @@ class Gateway:
                 await record.close()
 
         return asyncio.run(run())
+
+
+async def score(record: Record) -> None:
+    """Score every turn of a record that waits for it, by the built-in rules and reader."""
+    chain = build_scorer_chain(read_settings({"judge": "none"}))
+    await chain.start()
+    worker = Worker(record, chain)
+    while await worker.poll():
+        await worker.drain()
+    await chain.close()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import pytest
 from store.journal import JournalWriter
 from store.keys import KeyFile, Keyring
 from store.values import Selection
-from tests.proxy.conftest import KEY, Gateway, run_gateway_at
+from tests.proxy.conftest import KEY, Gateway, run_gateway_at, score
 from tests.proxy.upstream import Upstream, running
 
 CALL = {
@@ -375,6 +375,8 @@ def test_the_same_conversation_by_every_api_is_recorded_alike(
         ) as messages:
             final = messages.get_final_message()
         blocks.append({"role": "assistant", "content": [block.to_dict() for block in final.content]})
+    gateway.rows(9)
+    gateway.in_record(score)
     rows = gateway.rows(9)
     same = (
         "messages",
@@ -388,6 +390,8 @@ def test_the_same_conversation_by_every_api_is_recorded_alike(
         "relation",
         "next_role",
         "next_text",
+        "verdict",
+        "hint",
         "stage",
         "drop_reason",
     )
@@ -395,6 +399,7 @@ def test_the_same_conversation_by_every_api_is_recorded_alike(
     assert by_api[0] == by_api[1] == by_api[2]
     assert [row["relation"] for row in rows[:3]] == ["first", "next", "next"]
     assert by_api[0][0]["next_text"] == said[1]
+    assert (by_api[0][0]["verdict"], by_api[0][0]["hint"]) == (-1, said[1])
     assert len({row["session_id"] for row in rows}) == 3
     assert [row["parent_turn_id"] for row in rows[4:6]] == [row["turn_id"] for row in rows[3:5]]
 
