@@ -25,11 +25,11 @@ run: $(VENV)/.installed
 
 test: PROCESSES = 3
 test: static
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) -m "not long_run and not vllm and not tinker" --durations=30 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) -m "not long_run and not vllm and not tinker and not heavy_client" --durations=30 $(ARGS)
 
 test-all: PROCESSES = 2
 test-all: static
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) --durations=30 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) -m "not heavy_client" --durations=30 $(ARGS)
 
 # A quick test may use at most 2 s of CPU time; a slower one fails here.
 check: static

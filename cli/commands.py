@@ -62,6 +62,7 @@ from store.values import (
     UnusedComplaint,
     adapter_name,
 )
+from store.version import COMMAND
 
 #: In fewer columns `versions` leaves out what a person asks for least, so that the reasons can be read.
 _NARROW = 120
@@ -545,28 +546,34 @@ async def _rollback(record: Record, settings: Settings, arguments: argparse.Name
             print(f"{name} was set, and version {newest} has been made live after it")
             return 0
         if time.monotonic() - start > _SWAP_WAIT_S:
-            print(f"{name} is set, but the proxy does not serve it yet: see `run.py status`")
+            print(f"{name} is set, but the proxy does not serve it yet: see `{COMMAND} status`")
             return 1
         await asyncio.sleep(0.02)
     took = time.monotonic() - start
     if serving is not None:
         print(f"{name} is live ({took:.2f} s)")
-    elif settings.trains_locally:
+    elif await _running_gateway(record) is None:
         print(f"{name} is live when Patina runs; it is not running now")
     else:
         print(f"{name} is set; the endpoint behind --upstream serves its own model")
     return 0
 
 
-async def _serving(record: Record, settings: Settings, policy: str) -> int | None:
-    """Return the version the running proxy says it serves; None when no proxy runs."""
+async def _running_gateway(record: Record) -> Heartbeat | None:
+    """Return the newest heartbeat of the first proxy; None when no proxy runs."""
     for beat in await record.heartbeats():
         if beat.process == "proxy" and time.time() - beat.at < SILENT_S and is_alive(beat.pid):
-            backend = beat.detail.get("backend", {})
-            shown = backend if policy == settings.policy else backend.get("policies", {}).get(policy, {})
-            version = shown.get("live")
-            return int(version) if version is not None else None
+            return beat
     return None
+
+
+async def _serving(record: Record, settings: Settings, policy: str) -> int | None:
+    """Return the version the running proxy says it serves; None when no proxy runs, or it serves none of ours."""
+    beat = await _running_gateway(record)
+    backend = beat.detail.get("backend", {}) if beat is not None else {}
+    shown = backend if policy == settings.policy else backend.get("policies", {}).get(policy, {})
+    version = shown.get("live")
+    return int(version) if version is not None else None
 
 
 async def _pin(record: Record, settings: Settings, arguments: argparse.Namespace) -> int:
@@ -585,7 +592,7 @@ async def _pause(record: Record, settings: Settings, arguments: argparse.Namespa
     policy = given_policy(settings, arguments)
     await record.set_paused(True, policy=policy)
     print(
-        f"training{f' of {policy}' if policy else ''} is paused; serving, recording and scoring go on (`run.py resume` ends it)"
+        f"training{f' of {policy}' if policy else ''} is paused; serving, recording and scoring go on (`{COMMAND} resume` ends it)"
     )
     return 0
 
@@ -595,7 +602,7 @@ async def _resume(record: Record, settings: Settings, arguments: argparse.Namesp
     await record.set_paused(False, policy=policy)
     print(f"training{f' of {policy}' if policy else ''} goes on")
     if policy and await record.is_paused():
-        print("all training is paused: `run.py resume` ends that")
+        print(f"all training is paused: `{COMMAND} resume` ends that")
     return 0
 
 
@@ -603,13 +610,13 @@ async def _train(record: Record, settings: Settings, arguments: argparse.Namespa
     waiting = sum(one.scored for one in (await record.waiting()).values())
     await record.ask_to_train()
     if not waiting:
-        print("nothing is scored and waits to be trained; `run.py status` shows where turns are")
+        print(f"nothing is scored and waits to be trained; `{COMMAND} status` shows where turns are")
         return 0
     print(
-        f"asked to train {waiting} turn{'s' if waiting > 1 else ''} now; `run.py status` shows the progress"
+        f"asked to train {waiting} turn{'s' if waiting > 1 else ''} now; `{COMMAND} status` shows the progress"
     )
     if await record.is_paused():
-        print("all training is paused: `run.py resume` ends that")
+        print(f"all training is paused: `{COMMAND} resume` ends that")
     return 0
 
 

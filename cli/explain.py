@@ -19,6 +19,7 @@ from store.errors import RecordError
 from store.settings import Settings
 from store.texts import clip, last_user_text
 from store.values import Json
+from store.version import COMMAND
 
 
 def explain(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -41,7 +42,7 @@ async def _story(settings: Settings, reference: str, *, waits: bool) -> Json:
     async with open_record(settings, waits=waits) as record:
         story = await record.story(reference)
         if story is None:
-            raise RecordError(f"no turn {reference!r} is recorded: `run.py trajectories` lists them")
+            raise RecordError(f"no turn {reference!r} is recorded: `{COMMAND} trajectories` lists them")
         parent = story["parent_turn_id"]
         story["parent"] = await record.story(parent) if parent is not None else None
         return story

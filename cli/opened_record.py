@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from store.catch_up import wait_recorded
+from store.errors import ConfigError
 from store.record import Record
 from store.settings import Settings
+from store.version import COMMAND
 
 #: How long a command waits for the recorder.
 _RECORDED_WAIT_S = 10.0
@@ -17,7 +21,13 @@ _RECORDED_WAIT_S = 10.0
 
 @asynccontextmanager
 async def open_record(settings: Settings, *, waits: bool = True) -> AsyncIterator[Record]:
-    """Open the record; what is not recorded yet is waited for, or reported on stderr. Raises: RecordError."""
+    """Open the record; what is not recorded yet is waited for, or reported on stderr.
+
+    Raises:
+        ConfigError: no Patina was ever started on this home.
+        RecordError: the record cannot be opened.
+    """
+    _check_started(settings)
     record = await Record.open(settings.database_url)
     try:
         lag = await wait_recorded(record, settings.journal_folder, _RECORDED_WAIT_S if waits else 0.0)
@@ -30,3 +40,14 @@ async def open_record(settings: Settings, *, waits: bool = True) -> AsyncIterato
         yield record
     finally:
         await record.close()
+
+
+def _check_started(settings: Settings) -> None:
+    home, file = settings.home, settings.database_url.partition(":///")[2]
+    if home.exists() and not home.is_dir():
+        raise ConfigError(f"the home {home} is a file: give --home a folder")
+    is_sqlite = settings.database_url.startswith("sqlite")
+    if is_sqlite and not Path(file).exists() and not (home / "run" / "settings.json").exists():
+        raise ConfigError(
+            f"no Patina was started on the home {home}: `{COMMAND} --home {shlex.quote(str(home))}` starts one"
+        )

@@ -14,6 +14,7 @@ from store.errors import RecordError
 from store.record import Record
 from store.settings import Settings
 from store.training_schedule import ALWAYS, MANUAL
+from store.version import COMMAND
 
 _POLL_S, _TIMEOUT_S = 0.25, 1.0
 #: The gateway is on this machine, whatever proxy the environment names.
@@ -43,7 +44,7 @@ def expectation(settings: Settings, step_s: float | None) -> str:
         return ""
     mode = settings.schedule.mode
     if mode == MANUAL:
-        return " `run.py train --now` trains what waits."
+        return f" `{COMMAND} train --now` trains what waits."
     when = "" if mode == ALWAYS else f", as soon as the schedule ({settings.train_when}) allows"
     takes = "" if step_s is None else f" It takes about {max(1.0, step_s):.0f} s."
     return (

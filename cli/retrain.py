@@ -20,6 +20,7 @@ from store.policies import find_policy
 from store.record import Record
 from store.settings import Settings, read_settings, training_settings
 from store.values import BASE_VERSION, Json, LineageStep, StepRole
+from store.version import COMMAND
 
 
 def retrain(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -128,5 +129,5 @@ def _print(report: Json, policy: str, live: int) -> None:
         console.print(line, markup=False)
     if report["versions"]:
         tip = report["versions"][-1][1]
-        state = "is live" if report["live"] == tip else f"is not live; `run.py rollback {tip}` makes it so"
-        console.print(f"Version {tip} {state}. Compare: `run.py compare {live} {tip}`", markup=False)
+        state = "is live" if report["live"] == tip else f"is not live; `{COMMAND} rollback {tip}` makes it so"
+        console.print(f"Version {tip} {state}. Compare: `{COMMAND} compare {live} {tip}`", markup=False)

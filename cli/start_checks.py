@@ -10,6 +10,7 @@ from pathlib import Path
 from serving.vllm.model_folder import cached_model_folder
 from store.errors import ConfigError
 from store.settings import Settings
+from store.version import COMMAND
 
 _HUB_WAIT_S = 5.0
 #: Variables of the launchers of other systems that Patina does not read, and what takes their place.
@@ -77,7 +78,7 @@ def notes_on_environment(settings: Settings, environment: Mapping[str, str]) -> 
     ]
     known = {*_FOREIGN, "CLAAS_BASE_MODEL_ID"}
     notes += [
-        f"{name} is set and not used: Patina reads its own variables (`run.py --help`)"
+        f"{name} is set and not used: Patina reads its own variables (`{COMMAND} --help`)"
         for name in sorted(environment)
         if name.startswith("CLAAS_") and name not in known and environment[name]
     ]

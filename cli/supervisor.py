@@ -36,6 +36,7 @@ from store.settings import (
     without_secrets,
 )
 from store.values import Heartbeat, gateway_name
+from store.version import COMMAND
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
 #: A process that lived so long is not "dying again" when it ends by itself.
@@ -366,5 +367,5 @@ Your key, shown this once (kept in {settings.key_file}):
         )
     else:
         print("No key is asked for.")
-    print(f"Web page: {settings.gateway_url}/dashboard (`run.py open` signs you in)")
+    print(f"Web page: {settings.gateway_url}/dashboard (`{COMMAND} open` signs you in)")
     print("Logs:", settings.logs_folder, "· stop with Ctrl-C", flush=True)

@@ -23,6 +23,7 @@ from store.record import Record
 from store.settings import Settings
 from store.texts import clip
 from store.values import BASE_VERSION, AdapterState, AdapterVersion, WishEdit
+from store.version import COMMAND
 from store.wish_list import ListedWish, read_wishes
 
 _STATES = {
@@ -49,9 +50,9 @@ def _check(arguments: argparse.Namespace) -> None:
     action, number, words = arguments.action, arguments.number, arguments.words
     usage = {"list": "wishes", "edit": 'wishes edit N "OTHER WORDS"', "remove": "wishes remove N"}[action]
     if (number is not None) != (action != "list") or (words is not None) != (action == "edit"):
-        raise ConfigError(f"it is `run.py {usage}`")
+        raise ConfigError(f"it is `{COMMAND} {usage}`")
     if action == "edit" and not words.strip():
-        raise ConfigError("the words are empty: `run.py wishes remove N` removes a wish")
+        raise ConfigError(f"the words are empty: `{COMMAND} wishes remove N` removes a wish")
 
 
 async def _run(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -157,7 +158,7 @@ async def _remove(record: Record, policy: str, live: int, wish: ListedWish, opti
     if version is not None:
         named = f"version {version}" if version != BASE_VERSION else "the base model"
         message += (
-            f" `run.py rollback {version}{option}` goes back to {named}, before it was learnt, at once, "
+            f" `{COMMAND} rollback {version}{option}` goes back to {named}, before it was learnt, at once, "
             "and gives up what was learnt since."
         )
     return message

@@ -47,7 +47,7 @@ from store.releases import sentence
 from store.settings import Settings
 from store.texts import clip, last_user_text, strip_controls
 from store.values import AdapterState, Feedback, Heartbeat, Selection, new_feedback_id
-from store.version import VERSION
+from store.version import COMMAND, VERSION
 from telemetry.record_metrics import render_metrics
 
 log = logging.getLogger(__name__)
@@ -113,6 +113,7 @@ class Dashboard:
         self._pages = Environment(
             loader=PackageLoader("dashboard"), autoescape=True, undefined=StrictUndefined, finalize=_visible, trim_blocks=True, lstrip_blocks=True
         )  # fmt: skip
+        self._pages.globals["program"] = COMMAND
         self._pages.filters |= {
             "when": _when, "ago": _ago, "clip": clip, "cut": _cut, "words": views.message_text, "asked": last_user_text, "path": _path, "ticks": _ticks, "release": sentence,
         }  # fmt: skip
@@ -267,7 +268,8 @@ class Dashboard:
             if self._sign_in.use_link(token):
                 # A cookie with SameSite=Strict is not sent along a redirect that another site began: this page leads on by itself.
                 return self._signed_in(DEFAULT, self._render("signed_in.html", None, target=target))
-            problem, status = "This link was used before or is too old. `run.py open` makes a new one.", 403
+            problem = f"This link was used before or is too old. `{COMMAND} open` makes a new one."
+            status = 403
         elif request.method == "POST":
             holder = self._keys.holder((await _form(request)).get("key", "").strip().encode())
             if holder is not None:

@@ -43,6 +43,7 @@ from scorers.provider import Provider
 from store.errors import ConfigError
 from store.settings import Settings
 from store.values import Json
+from store.version import COMMAND
 
 #: `--smoke`: least gain in compliance of a method that learns, and largest change of the control.
 SMOKE_GAIN, SMOKE_CONTROL = 0.3, 0.15
@@ -88,7 +89,7 @@ def run_eval(settings: Settings, given: Mapping[str, Any], arguments: argparse.N
         return _report(Path(words[1]))
     if words:
         raise ConfigError(
-            "run.py eval takes options, or: run.py eval compare A B, or: run.py eval report FOLDER"
+            f"{COMMAND} eval takes options, or: {COMMAND} eval compare A B, or: {COMMAND} eval report FOLDER"
         )
     if arguments.smoke:
         vars(arguments).update(_SMOKE)

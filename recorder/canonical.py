@@ -15,6 +15,7 @@ The chain starts from the name of the key, so that two users who both open with 
 
 from __future__ import annotations
 
+import itertools
 import json
 import string
 from collections import OrderedDict
@@ -86,6 +87,12 @@ class History:
     def is_opening(self) -> bool:
         """Whether the history contains no reply: the conversation starts (again) from its first message."""
         return not any(run.role == "assistant" for run in self.runs)
+
+    @property
+    def system_text(self) -> str:
+        """Return the text of the leading system messages."""
+        system = itertools.takewhile(lambda message: message.get("role") in _SYSTEM_ROLES, self.messages)
+        return "\n".join(content_text(message.get("content")) for message in system)
 
     def messages_after(self, end: int) -> tuple[Message, ...]:
         return self.messages[end:]

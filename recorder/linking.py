@@ -380,7 +380,7 @@ def _rejected_reply(
     for tip, end in candidates.unanswered:
         if parent is not None and tip.parent_turn_id != parent.turn_id:
             continue
-        spoken = next_state_text(history.messages_after(end))
+        spoken = next_state_text(history.messages_after(end), system=history.system_text)
         if spoken is not None and spoken[0] in ("validator", "framework"):
             found = _continuation_link(history, tip, None, kind, reason)
             return replace(found, messages_after=history.messages_after(end), answered_turn_id=tip.turn_id)
@@ -625,7 +625,7 @@ def _continues_side_turn(history: History, run: RoleRun | None, parent: Tip) -> 
     if {m.role for m in history.runs if m.end > run.end} == {"tool"}:
         return True
     reply = content_text(history.messages[run.end - 1].get("content"))
-    found = next_state_text(history.messages_after(run.end), reply)
+    found = next_state_text(history.messages_after(run.end), reply, history.system_text)
     return found is not None and found[0] in ("validator", "framework")
 
 

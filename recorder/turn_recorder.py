@@ -298,7 +298,7 @@ class TurnRecorder:
             relation = Relation.NEXT if parent.is_newest else Relation.BRANCH
             messages = captured.history.messages[run.end : runs[end].end]
             reply = content_text(captured.history.messages[run.end - 1].get("content"))
-            following = read_next_messages(messages, reply, relation)
+            following = read_next_messages(messages, reply, relation, captured.history.system_text)
             move = self._move(turn_id, parent.session_id, parent, captured.created_at, relation)
             if following is None:
                 return None, move
@@ -426,10 +426,11 @@ class TurnRecorder:
 
 def _continued_by(captured: ClassifiedExchange) -> str | None:
     """Return the evidence that what follows the newest reply is for a main turn: a person's words, or the results of its tools."""
-    runs = captured.history.runs
+    history = captured.history
+    runs = history.runs
     answer = next(run for run in reversed(runs) if run.role == "assistant")
-    reply = content_text(captured.history.messages[answer.end - 1].get("content"))
-    following = read_next_messages(captured.history.messages_after(answer.end), reply)
+    reply = content_text(history.messages[answer.end - 1].get("content"))
+    following = read_next_messages(history.messages_after(answer.end), reply, system=history.system_text)
     if following is None or runs[-1].role not in ("user", "tool"):
         return None
     return {"user": "continued", "tool": "tools_followed"}.get(following[0])

@@ -145,8 +145,9 @@ def _main_drop_reason(captured: ClassifiedExchange, completion: Completion) -> D
 def _next_state(captured: ClassifiedExchange, link: Link) -> NextState | None:
     if link.answered_turn_id is None:
         return None
+    history = captured.history
     values = read_next_messages(
-        link.messages_after, _reply_before(captured.history.messages, link), link.relation
+        link.messages_after, _reply_before(history.messages, link), link.relation, history.system_text
     )
     if values is None:
         return None
@@ -163,10 +164,10 @@ def _next_state(captured: ClassifiedExchange, link: Link) -> NextState | None:
 
 
 def read_next_messages(
-    messages: Sequence[Mapping[str, Any]], reply: str, relation: Relation = Relation.NEXT
+    messages: Sequence[Mapping[str, Any]], reply: str, relation: Relation = Relation.NEXT, system: str = ""
 ) -> tuple[str, str, Relation] | None:
     """Return (role, text, relation) of the messages that followed ``reply``; a framework's text has a relation of its own."""
-    values = next_state_text(messages, reply)
+    values = next_state_text(messages, reply, system)
     if values is None:
         return None
     role, text = values

@@ -150,6 +150,9 @@ def read_message(
     if value is None and reading.complaint >= AGREES and _is_bare_no(own, reply):
         value, confidence, source = -1, reading.complaint, "classifier"
         reason = f"a bare no, classifier: complaint {reading.complaint:.2f}"
+    if value is None and (wish := _no_then_wish(own, reply, network)) is not None:
+        value, confidence, source = -1, wish, "classifier"
+        reason = f"a bare no, then words of their own with a complaint of {wish:.2f}"
     if value is None and (scorn := _praise_then_harm(own, reply, reading, network)) is not None:
         value, confidence, source = -1, scorn, "classifier"
         reason = f"classifier: praise, then an event against the reply, complaint {scorn:.2f}"
@@ -244,6 +247,15 @@ def _is_bare_no(text: str, reply: str) -> bool:
         and not any(w[0].isalnum() for w in words if w not in NEGATORS)
         and not ends_in_question(reply)
     )
+
+
+def _no_then_wish(text: str, reply: str, network: Classifier) -> float | None:
+    """Return the probability that what follows a bare "no" is a complaint: "No, answer in one word."."""
+    opening, rest = _after_opening(text)
+    if not rest or not _is_bare_no(opening, reply):
+        return None
+    complaint = network.read(rest, reply=reply).complaint
+    return complaint if complaint >= SURE_COMPLAINT else None
 
 
 def _doubts_praise(text: str, reply: str, reaction: Reaction, network: Classifier) -> str:

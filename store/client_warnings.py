@@ -12,6 +12,7 @@ from enum import StrEnum
 from store.drop_reasons import sentence_of
 from store.lifecycle import DropReason
 from store.values import ClientTraffic, Json
+from store.version import COMMAND
 
 #: The newest turns that are looked at: bounds the cost, and lets a warning end when the client is mended.
 WINDOW = 2_000
@@ -89,7 +90,7 @@ def status_lines(warnings: Sequence[ClientWarning]) -> list[str]:
         return []
     first = warnings[0]
     more = f" (and {len(warnings) - 1} more)" if len(warnings) > 1 else ""
-    return [f"traffic looks wrong: {first.client}: {first.what}{more}; see `run.py clients`"]
+    return [f"traffic looks wrong: {first.client}: {first.what}{more}; see `{COMMAND} clients`"]
 
 
 def to_json(one: ClientTraffic) -> Json:
@@ -120,7 +121,7 @@ def _warning(one: ClientTraffic) -> ClientWarning | None:
             code=WarningCode.NEARLY_ALL_SIDE,
             reason=reason,
             what=f"{one.side} of its {one.turns} turns are side turns, {count} of them `{reason}`, and never train",
-            mend=f"if a person wrote them, `run.py explain {one.last_side_turn}` shows why, and the header "
+            mend=f"if a person wrote them, `{COMMAND} explain {one.last_side_turn}` shows why, and the header "
             "`X-Turn-Type: main` corrects it",
         )
     if one.main < _ENOUGH:
@@ -139,7 +140,7 @@ def _warning(one: ClientTraffic) -> ClientWarning | None:
             code=WarningCode.NEVER_FOLLOWED,
             reason="",
             what=f"nothing followed {one.main - one.followed} of its {one.main} main turns",
-            mend=f"`run.py explain {one.last_main_turn}` shows what one was linked to; `POST /v1/feedback` needs no next message",
+            mend=f"`{COMMAND} explain {one.last_main_turn}` shows what one was linked to; `POST /v1/feedback` needs no next message",
         )
     return _never_trained(one)
 
@@ -154,5 +155,5 @@ def _never_trained(one: ClientTraffic) -> ClientWarning | None:
         code=WarningCode.NEVER_TRAINED,
         reason=reason.value,
         what=f"none of its {dropped + one.trained} settled main turns trained; of {count}: {sentence_of(reason)}",
-        mend=_MENDS.get(reason, f"`run.py explain {one.last_main_turn}` shows the newest of its turns"),
+        mend=_MENDS.get(reason, f"`{COMMAND} explain {one.last_main_turn}` shows the newest of its turns"),
     )

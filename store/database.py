@@ -38,6 +38,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from store.disk import sync_path
 from store.errors import RecordCorrupt, RecordError, RecordUnavailable
+from store.version import COMMAND
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -486,7 +487,7 @@ def is_corrupt(error: BaseException) -> bool:
 
 def damaged_sentence(error: BaseException) -> str:
     """Return the sentence for a person whose record is damaged."""
-    return f"the record's file is damaged: {error}; stop Patina and run `run.py recover`, which salvages what can be read"
+    return f"the record's file is damaged: {error}; stop Patina and run `{COMMAND} recover`, which salvages what can be read"
 
 
 def _ours(error: BaseException, may_pass: bool) -> RecordError:

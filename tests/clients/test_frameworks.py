@@ -12,8 +12,8 @@ import pytest
 
 from tests.clients.backend import ClientBackend
 from tests.clients.packages import pip, run
-from tests.clients.test_clients import HERE, TEXTS, check_record, score
-from tests.proxy.conftest import KEY, Gateway, run_gateway_at
+from tests.clients.test_clients import HERE, TEXTS, check_record
+from tests.proxy.conftest import KEY, Gateway, run_gateway_at, score
 from tests.proxy.upstream import running
 
 #: One environment: their requirements agree, and most of what they need is the same.
@@ -27,6 +27,10 @@ LIGHT = (
     "llm==0.36",
     "smolagents[openai]==1.26.0",
 )
+#: These do not install beside the others.
+MEMORY = ("llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1", "mem0ai==2.2.1")
+
+CREWAI = ("crewai==1.15.30",)
 
 pytestmark = [pytest.mark.slow, pytest.mark.clients, pytest.mark.timeout(900)]
 
@@ -117,3 +121,40 @@ def test_instructor(record_file: Path, tmp_path: Path) -> None:
         assert "shorter" in first["hint"]
         assert repeated["parent_turn_id"] == extracted["turn_id"]
         assert len({row["session_id"] for row in rows}) == 2
+
+
+def test_llama_index(record_file: Path, tmp_path: Path) -> None:
+    """The question that it makes stand-alone is a side turn of the chat over a document."""
+    with client_gateway(record_file) as gateway:
+        run_script(MEMORY, "llamaindex", gateway, tmp_path)
+        check_record(gateway, "chat", sides=1, others=2)
+        first, condensed, second = gateway.rows(7)[4:]
+        assert (condensed["kind"], condensed["parent_turn_id"]) == ("side", first["turn_id"])
+        assert (second["relation"], second["parent_turn_id"]) == ("next", first["turn_id"])
+        assert first["next_text"] == "And how warm is it?"
+
+
+def test_mem0(record_file: Path, tmp_path: Path) -> None:
+    """Extractions of memories are side turns of the conversation; its embeddings are forwarded."""
+    liked = {"id": "0", "text": "The person likes short answers", "attributed_to": "user"}
+    with client_gateway(record_file, ("# Output:", json.dumps({"memory": [liked]}))) as gateway:
+        printed = run_script(MEMORY, "mem0", gateway, tmp_path, MEM0_TELEMETRY="False")
+        assert printed.endswith("['The person likes short answers']\n")
+        rows = check_record(gateway, "chat", sides=3)
+        sides = rows_of(gateway, 7, "Recently Extracted Memories")
+        assert {row["session_id"] for row in (*sides, *rows)} == {rows[0]["session_id"]}
+        assert "likes short answers" in rows[2]["messages"][0]["content"]
+        status = gateway.client.get("/patina/status", cast_to=dict[str, Any])["proxy"]
+        assert status["unrecorded_by_path"]["/v1/embeddings"] > 3
+
+
+# ---- heavy ones: `pytest -m heavy_client`
+
+
+@pytest.mark.heavy_client
+def test_crewai(record_file: Path, tmp_path: Path) -> None:
+    """A crew's plan and what its agents do for each other are side turns."""
+    with client_gateway(record_file) as gateway:
+        run_script(CREWAI, "crewai", gateway, tmp_path)
+        check_record(gateway, "chat", sides=3)
+        assert [row["kind"] for row in rows_of(gateway, 7, "This is the context")] == ["side"]

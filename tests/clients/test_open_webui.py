@@ -16,8 +16,7 @@ from scorers.open_webui import fetch_ratings, take_ratings
 from store.settings import child_environment
 from tests.clients.backend import ClientBackend
 from tests.clients.packages import pip
-from tests.clients.test_clients import score
-from tests.proxy.conftest import KEY, Gateway, run_gateway_at
+from tests.proxy.conftest import KEY, Gateway, run_gateway_at, score
 from tests.proxy.upstream import free_socket, running
 from tests.waiting import stop, until
 

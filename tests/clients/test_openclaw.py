@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from evals.stack import Stack
 from store.record import Record
+from store.settings import read_settings
 from store.values import StepReport
 from tests.clients.backend import ClientBackend
-from tests.clients.openclaw_gateway import OTHER, OWNER, OpenClaw, running_openclaw
+from tests.clients.openclaw_gateway import OTHER, OWNER, OpenClaw, running_openclaw, write_home
 from tests.clients.telegram import TOKEN, BotApi, running_bot_api
-from tests.clients.test_clients import score
-from tests.proxy.conftest import Gateway, run_gateway_at
+from tests.proxy.conftest import Gateway, run_gateway_at, score
 from tests.proxy.test_adapters import make_adapter
 from tests.proxy.upstream import running
 from tests.waiting import until
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.clients, pytest.mark.long_run, pytes
 
 
 @dataclass
-class Stack:
+class OpenClawStack:
     gateway: Gateway
     bot: BotApi
     program: OpenClaw
@@ -58,7 +59,7 @@ class Stack:
 
 
 @pytest.fixture(scope="module")
-def stack(empty_record: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(empty_record: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenClawStack]:
     folder = tmp_path_factory.mktemp("openclaw")
     record_file = folder / "patina.db"
     record_file.write_bytes(empty_record.read_bytes())
@@ -67,12 +68,13 @@ def stack(empty_record: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         running(backend) as url,
         run_gateway_at(url, backend, record_file) as gateway,
         running_bot_api() as bot,
-        running_openclaw(folder, gateway.url, bot.url, TOKEN) as program,
     ):
-        yield Stack(gateway, bot, program, folder)
+        write_home(folder / "home", gateway.url)
+        with running_openclaw(folder, folder / "home", bot.url, TOKEN) as program:
+            yield OpenClawStack(gateway, bot, program, folder)
 
 
-def test_feedback_is_about_the_last_reply_of_its_own_session(stack: Stack) -> None:
+def test_feedback_is_about_the_last_reply_of_its_own_session(stack: OpenClawStack) -> None:
     bot = stack.bot
     assert bot.converse(OWNER, "/feedback too long").startswith("No recent conversation found.")
     assert "as you  wish." in bot.converse(OWNER, "What is the capital of Norway?")
@@ -92,7 +94,7 @@ def test_feedback_is_about_the_last_reply_of_its_own_session(stack: Stack) -> No
     assert "shorter" in row["hint"]
 
 
-def test_only_the_owner_takes_a_version_back(stack: Stack) -> None:
+def test_only_the_owner_takes_a_version_back(stack: OpenClawStack) -> None:
     turn = stack.bot.converse(OTHER, "What is the capital of Chile?")
     assert turn
     before = stack.gateway.in_record(lambda record: record.aliases())
@@ -103,7 +105,7 @@ def test_only_the_owner_takes_a_version_back(stack: Stack) -> None:
     assert stack.gateway.in_record(lambda record: record.aliases())["tiny"].version == 0
 
 
-def test_a_scheduled_run_is_a_side_turn(stack: Stack) -> None:
+def test_a_scheduled_run_is_a_side_turn(stack: OpenClawStack) -> None:
     program = stack.program
     made = json.loads(program.run("cron", "add", "--name", "job", "--every", "24h", "--session", "isolated", "--message", "Name a colour.", "--no-deliver", "--json"))  # fmt: skip
     program.run("cron", "run", made["id"])
@@ -111,3 +113,16 @@ def test_a_scheduled_run_is_a_side_turn(stack: Stack) -> None:
     assert row["kind"] == "side"
     traffic = stack.gateway.in_record(lambda record: record.client_traffic(100))
     assert sum(one.side_reasons["client_header"] for one in traffic) >= 1
+
+
+def test_the_built_in_model_learns_what_is_said_in_openclaw(tmp_path: Path) -> None:
+    settings = read_settings({"batch_size": 1, "max_wait_s": 2.0})
+    with (
+        Stack(settings, home=tmp_path / "home") as patina,
+        running_bot_api() as bot,
+        running_openclaw(tmp_path, patina.home, bot.url, TOKEN),
+    ):
+        assert bot.converse(OWNER, "What is the capital of Norway?")
+        answer = bot.converse(OWNER, "/feedback Shorter please, and no emoji.")
+        assert answer.startswith("learnt in patina-tiny@1 ("), answer
+        assert patina.status()["live"]["patina-tiny"] == 1

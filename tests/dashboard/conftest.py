@@ -62,7 +62,7 @@ async def fill(record: Record, hostile: str = HOSTILE) -> None:
         metrics={
             "turns": 1, "loss": 0.5, "queue_s": 3.0, "claim_s": 0.25, "teach_s": 1.5, "train_s": 2.0, "gate_s": 0.5, "write_s": 0.125,
             "device": {"interrupted_s": 1.5, "interruptions": 2},
-            "gate": {"after": {"facts": 1.0, "examples": {"Q?": "short"}}, "base": {"facts": 1.0, "examples": {"Q?": "at length", "R?": "r"}}},
+            "gate": {"after": {"facts": 1.0, "kl": 0.03, "examples": {"Q?": "short"}}, "base": {"facts": 1.0, "examples": {"Q?": "at length", "R?": "r"}}},
             "wishes": [{"turns": ["t1"], "labels": [[]], "state": "active", "overruled_by": "", "now": 0.9, "before": 0.1, "best": 0.9}],
         },
         created_at=1_050.0,

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,17 @@ import httpx
 import pytest
 
 from dashboard.app import Dashboard, create_app
+from recorder.telemetry import observation_of
 from serving.ports import free_port
+from store.journal import STATE_FILE
 from store.keys import KeyFile
+from store.lifecycle import DropReason
 from store.record import Record
+from store.values import Heartbeat
+from telemetry.request_metrics import RequestMetrics
 from tests.dashboard.conftest import OWNER_KEY, fill
 from tests.proxy.upstream import running
+from tests.telemetry.test_metrics import TIMES, write_one
 from tests.waiting import stop, until
 
 BOARD = Path(__file__).parent.parent.parent / "deploy" / "grafana-dashboard.json"
@@ -73,16 +80,28 @@ def test_the_board_asks_only_for_metrics_that_exist() -> None:
     assert sorted(name for name in known - counted if f'"{name}"' not in sources) == []
 
 
-async def fill_record(url: str) -> None:
+async def fill_home(url: str, home: Path) -> None:
+    """Write what the board shows: a trained version, a supervisor's heartbeat, a stream that failed."""
     record = await Record.open(url)
     await fill(record)
+    detail = {"scorer": {"pid": 1, "restarts": 4}}
+    await record.heartbeat(Heartbeat(process="supervisor", pid=1, state="running", detail=detail, at=1.0))
+    fault = (DropReason.UPSTREAM_ERROR, "the backend answered 500")
+    failed = await write_one(record, streamed=True, fault=fault, status_code=500, **TIMES)
     await record.close()
+    metrics = RequestMetrics()
+    metrics.observe(observation_of(*failed))
+    metrics.write(home / "metrics.prom")
+    (home / "journal").mkdir()
+    (home / "journal" / STATE_FILE).write_text(json.dumps({"lag_turns": 0, "lag_s": 0.0}))
 
 
 @needs_prometheus
 @pytest.mark.timeout(300)
-def test_a_real_prometheus_scrapes_the_page(record_url: str, dashboard: Dashboard, tmp_path: Path) -> None:
-    asyncio.run(fill_record(record_url))
+def test_a_real_prometheus_has_data_for_every_query_of_the_board(
+    record_url: str, dashboard: Dashboard, tmp_path: Path
+) -> None:
+    asyncio.run(fill_home(record_url, tmp_path))
     with running(create_app(dashboard)) as url:
         target = url.removeprefix("http://")
         (tmp_path / "prometheus.yml").write_text(
@@ -101,20 +120,18 @@ def test_a_real_prometheus_scrapes_the_page(record_url: str, dashboard: Dashboar
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as prometheus:
 
-                def result() -> list[Any]:
+                def ask(query: str) -> list[Any]:
                     try:
-                        answer = prometheus.get(
-                            "/api/v1/query", params={"query": 'patina_turns{kind="main"}'}
-                        )
-                        found: list[Any] = answer.json()["data"]["result"]
-                    except (httpx.TransportError, ValueError, KeyError):
+                        answer = prometheus.get("/api/v1/query", params={"query": query}).json()
+                    except (httpx.TransportError, ValueError):
                         return []  # it starts
+                    assert answer["status"] == "success", (query, answer)
+                    found: list[Any] = answer["data"]["result"]
                     return found
 
-                (sample,) = until(result, "a sample in Prometheus")
-                assert (sample["value"][1], sample["metric"]["job"]) == ("3", "patina")
+                (sample,) = until(lambda: ask('patina_turns{kind="main"}'), "a sample in Prometheus")
+                assert (sample["value"][1], sample["metric"]["job"]) == ("4", "patina")
                 for query in board_queries():
-                    answer = prometheus.get("/api/v1/query", params={"query": query}).json()
-                    assert answer["status"] == "success", query
+                    until(partial(ask, query), f"data for {query}", 30)
         finally:
             stop(process)

@@ -117,7 +117,11 @@ def test_it_serves_records_and_verifies_outside_the_checkout(patina: Path, elsew
     finally:
         os.killpg(served.pid, signal.SIGINT)
         served.wait(120)
-    assert "Traceback" not in log.read_text(encoding="utf-8")
+    printed = log.read_text(encoding="utf-8")
+    assert "Traceback" not in printed
+    assert "`patina open`" in printed
+    assert "run.py" not in printed
+    assert "run.py" not in _run(patina, "--help", cwd=elsewhere)
     assert _run(patina, "verify", f"--home={home}", cwd=elsewhere)
     for name in ("proxy", "scorer", "trainer", "backend"):
         assert "was imported" not in (home / "logs" / f"{name}.log").read_text(encoding="utf-8")

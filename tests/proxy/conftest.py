@@ -21,9 +21,12 @@ from migrations import upgrade
 from proxy.app import Proxy
 from proxy.http_protocol import LimitedHttpProtocol
 from recorder.worker import RecorderWorker
+from scorers.registry import build_scorer_chain
+from scorers.worker import Worker
 from serving.http import HttpBackend
 from store.journal import JournalWriter, is_recorded, journal_ends
 from store.record import Record
+from store.settings import read_settings
 from tests.proxy.upstream import Upstream, running
 
 KEY = "patina-test-key"
@@ -92,6 +95,16 @@ class Gateway:
                 await record.close()
 
         return asyncio.run(run())
+
+
+async def score(record: Record) -> None:
+    """Score every turn of a record that waits for it, by the built-in rules and reader."""
+    chain = build_scorer_chain(read_settings({"judge": "none"}))
+    await chain.start()
+    worker = Worker(record, chain)
+    while await worker.poll():
+        await worker.drain()
+    await chain.close()
 
 
 @contextmanager
@@ -176,7 +189,9 @@ def run_gateway_at(
         running(proxy, http=LimitedHttpProtocol) as proxy_url,
         httpx.Client(verify=False, timeout=60) as plain,
     ):
-        client = openai.OpenAI(base_url=f"{proxy_url}/v1", api_key=KEY, max_retries=0, http_client=plain)
+        client = openai.OpenAI(
+            base_url=f"{proxy_url}/v1", api_key=KEY, max_retries=0, http_client=plain, _strict_response_validation=True
+        )  # fmt: skip
         yield Gateway(proxy_url, upstream, upstream_url, url, proxy, client, folder)
 
 

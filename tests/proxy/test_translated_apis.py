@@ -14,7 +14,7 @@ import pytest
 from store.journal import JournalWriter
 from store.keys import KeyFile, Keyring
 from store.values import Selection
-from tests.proxy.conftest import KEY, Gateway, run_gateway_at
+from tests.proxy.conftest import KEY, Gateway, run_gateway_at, score
 from tests.proxy.upstream import Upstream, running
 
 CALL = {
@@ -36,7 +36,9 @@ ANTHROPIC_TOOL: Any = {
 
 @pytest.fixture
 def claude(gateway: Gateway) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=gateway.url, api_key=KEY, max_retries=0) as client:
+    with anthropic.Anthropic(
+        base_url=gateway.url, api_key=KEY, max_retries=0, _strict_response_validation=True
+    ) as client:
         yield client
 
 
@@ -373,6 +375,8 @@ def test_the_same_conversation_by_every_api_is_recorded_alike(
         ) as messages:
             final = messages.get_final_message()
         blocks.append({"role": "assistant", "content": [block.to_dict() for block in final.content]})
+    gateway.rows(9)
+    gateway.in_record(score)
     rows = gateway.rows(9)
     same = (
         "messages",
@@ -386,6 +390,8 @@ def test_the_same_conversation_by_every_api_is_recorded_alike(
         "relation",
         "next_role",
         "next_text",
+        "verdict",
+        "hint",
         "stage",
         "drop_reason",
     )
@@ -393,6 +399,7 @@ def test_the_same_conversation_by_every_api_is_recorded_alike(
     assert by_api[0] == by_api[1] == by_api[2]
     assert [row["relation"] for row in rows[:3]] == ["first", "next", "next"]
     assert by_api[0][0]["next_text"] == said[1]
+    assert (by_api[0][0]["verdict"], by_api[0][0]["hint"]) == (-1, said[1])
     assert len({row["session_id"] for row in rows}) == 3
     assert [row["parent_turn_id"] for row in rows[4:6]] == [row["turn_id"] for row in rows[3:5]]
 
@@ -522,7 +529,9 @@ def test_a_forgotten_turn_is_not_continued_from_memory(gateway: Gateway) -> None
 
 
 def test_tokens_are_counted_without_a_recorded_turn(remote_gateway: Gateway) -> None:
-    with anthropic.Anthropic(base_url=remote_gateway.url, api_key=KEY, max_retries=0) as client:
+    with anthropic.Anthropic(
+        base_url=remote_gateway.url, api_key=KEY, max_retries=0, _strict_response_validation=True
+    ) as client:
         messages: Any = [
             {"role": "user", "content": "a"},
             {"role": "assistant", "content": "b"},

@@ -68,6 +68,18 @@ async def test_exchanges_of_one_call_are_one_transaction_and_link_to_each_other(
         assert await record.verify() == []
 
 
+async def test_a_reminder_from_the_system_prompt_is_no_part_of_what_a_person_said(record_url: str) -> None:
+    rules = "You MUST answer with a *file listing* and nothing else.\n\nEvery *file listing* MUST name its path on the first line."
+    system = {"role": "system", "content": f"Act as an expert.\n\n{rules}"}
+    first = [system, user(f"Write a greeting.\n\n{rules}")]
+    second = [system, user("Write a greeting."), assistant("hello.py"), user(f"No, shorter.\n\n{rules}")]
+    async with recording(record_url) as (recorder, record):
+        await recorder.write([make_exchange("a", first, "hello.py"), make_exchange("b", second, "hi.py")])
+        before, after = await record.trajectories()
+        assert (before["next_role"], before["next_text"]) == ("user", "No, shorter.")
+        assert (after["relation"], after["parent_turn_id"]) == ("next", "turn_a")
+
+
 async def test_a_conversation_inside_one_batch_is_linked_without_a_query(
     record_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

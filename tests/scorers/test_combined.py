@@ -198,3 +198,17 @@ def test_every_decision_has_its_reason() -> None:
 @pytest.mark.parametrize("text", ["Emojis sind wieder okay", "You can use emojis again."])
 def test_a_permission_is_no_complaint(text: str) -> None:
     assert read_message(text, reply=REPLY).value is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reply", "value"),
+    [
+        ("No, answer in one word.", "In the south of Norway.", -1),
+        ("No, I wanted the 4pm slot.", "I booked the 3pm slot.", -1),
+        ("No, answer in one word.", "In the south of Norway. Anything else?", None),
+        ("No, I have never been to Norway.", "In the south of Norway.", None),
+        ("No, go ahead.", "Done.", None),
+    ],
+)
+def test_a_bare_no_before_a_complaint_does_not_hide_it(text: str, reply: str, value: int | None) -> None:
+    assert read_message(text, reply=reply).value == value

@@ -328,13 +328,14 @@ def test_any_chunking_of_a_stream_gives_the_response_of_the_whole_reply(
         + b"".join(translator.feed(raw[a:b]) for a, b in itertools.pairwise(bounds))
         + translator.close()
     )
-    events = [orjson.loads(event.partition(b"data: ")[2]) for event in out.split(b"\n\n") if event]
+    written = [event.partition(b"data: ")[2] for event in out.split(b"\n\n") if event]
+    events = [orjson.loads(event) for event in written]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     final = events[-1]["response"]
     assert {**final, "completed_at": 0} == {**expected, "completed_at": 0}
     state = ResponseStreamState(input_tools=[], text_format=openai.omit)
-    for event in events:
-        state.handle_event(EVENTS.validate_python(event))
+    for event in written:
+        state.handle_event(EVENTS.validate_json(event, strict=True))
     snapshot = state._completed_response
     assert snapshot is not None
     assert snapshot.output_text == (reply["choices"][0]["message"]["content"] or "")
@@ -351,8 +352,8 @@ def test_a_failing_stream_ends_with_a_failed_response() -> None:
         translator.feed(b'data: {"error": {"message": "out of memory", "code": 500}}\n\ndata: [DONE]\n\n')
         + translator.close()
     )
-    [event] = [orjson.loads(event.partition(b"data: ")[2]) for event in out.split(b"\n\n") if event]
-    assert (event["type"], event["response"]["error"]["message"]) == ("response.failed", "out of memory")
+    event = EVENTS.validate_json(out.partition(b"data: ")[2], strict=True)
+    assert (event.type, event.response.error.message) == ("response.failed", "out of memory")
 
 
 def test_a_tool_of_free_text_is_called_with_its_text() -> None:

@@ -84,6 +84,27 @@ def test_an_order_to_go_on_behind_a_plan_does_not_hide_the_words_before_it(order
     assert next_state_text(messages[2:]) == ("user", order)
 
 
+REMINDER = "You MUST use this *file listing* format:\n\npath/to/file\n```\n// the entire content ...\n```\n\nEvery *file listing* MUST use this format, without exception."
+
+
+@pytest.mark.parametrize(
+    ("text", "system", "words"),
+    [
+        (f"No, answer shorter.\n\n{REMINDER}", f"Act as an expert.\n\n{REMINDER}", "No, answer shorter."),
+        (f"No:\n\nanswer shorter.\n\n{REMINDER}\n\n", f"Act.\n{REMINDER}\n\n", "No:\n\nanswer shorter."),
+        ("Why so?\n\nBe brief.", "Be brief.", "Why so?\n\nBe brief."),
+        ("Be brief.", "You are an assistant. Be brief.", "Be brief."),
+    ],
+)
+def test_the_system_prompt_behind_a_persons_words_is_not_theirs(text: str, system: str, words: str) -> None:
+    assert next_state_text([{"role": "user", "content": text}], system=system) == ("user", words)
+
+
+def test_a_message_of_the_system_prompt_alone_is_a_programs() -> None:
+    found = next_state_text([{"role": "user", "content": REMINDER}], system=f"Act.\n\n{REMINDER}")
+    assert found == ("framework", REMINDER)
+
+
 def test_tool_output_counts_where_nobody_spoke() -> None:
     assert next_state_text([{"role": "tool", "content": "Error: no such file"}]) == (
         "tool",
