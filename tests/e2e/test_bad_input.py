@@ -41,7 +41,9 @@ def error_of(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_an_unknown_method(tmp_path: Path) -> None:
-    assert "--method 'ppo': must be 'rl', 'opd', 'combine' or 'sdpo'" in error_of(start(tmp_path, "--method", "ppo"))
+    assert "--method 'ppo': must be 'rl', 'opd', 'combine' or 'sdpo'" in error_of(
+        start(tmp_path, "--method", "ppo")
+    )
 
 
 def test_a_missing_model_folder(tmp_path: Path) -> None:

@@ -8,11 +8,9 @@ import pytest
 
 from scorers.open_webui import take_ratings
 from scorers.ratings import Candidate, find_turn, parse_rating
-from scorers.registry import build_scorer_chain
-from scorers.worker import Worker
 from store.record import Record
-from store.settings import read_settings
 from tests.making import make_turn
+from tests.proxy.conftest import score
 
 
 def rated(number: str, texts: list[str], rating: Any = -1, at: float = 1000.0, **data: Any) -> dict[str, Any]:
@@ -72,12 +70,7 @@ def test_equal_conversations_are_told_apart_by_time_and_a_template_does_not_hide
 
 
 async def verdict_of(record: Record, turn_id: str) -> tuple[int | None, str | None]:
-    chain = build_scorer_chain(read_settings({"judge": "none"}))
-    await chain.start()
-    worker = Worker(record, chain)
-    while await worker.poll():
-        await worker.drain()
-    await chain.close()
+    await score(record)
     (row,) = [row for row in await record.trajectories() if row["turn_id"] == turn_id]
     return row["verdict"], row["hint"]
 
