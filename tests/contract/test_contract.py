@@ -70,6 +70,16 @@ def agree(one: Completion, other: Completion) -> None:
             return
 
 
+def begins_the_object(text: str) -> None:
+    """See that text is {"ok": true} or {"ok": false}, or their beginning.
+
+    The grammar of vLLM allows any white space between the tokens, and a tiny model may fill the rest of its reply with it.
+    """
+    begun = re.sub(r"\s+", "", text)
+    assert begun.startswith("{")
+    assert any(whole.startswith(begun) for whole in ('{"ok":true}', '{"ok":false}'))
+
+
 # ---- chat
 
 
@@ -200,8 +210,7 @@ async def test_a_schema_is_held_or_refused(engine: BackendClient, able: Capabili
     format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     completion = await ask(engine, body_of(response_format=format, max_tokens=60))
     if able.constrained:
-        # white space is free between the tokens of JSON, and a tiny model may never come to an end of it
-        assert re.fullmatch(r'\s*\{\s*"ok"\s*:\s*(true|false)\s*\}?\s*', completion.text)
+        begins_the_object(completion.text)
     else:
         assert completion.status == 400
         assert "response_format" in completion.error
@@ -397,7 +406,7 @@ def test_forms_and_tools_of_the_other_apis_are_held_or_refused(backend: Backend,
             clients.openai.responses.create(model=POLICY, input=QUESTION, text=text)
         return
     response = clients.openai.responses.create(model=POLICY, input=QUESTION, text=text, max_output_tokens=60)
-    assert re.match(r'\s*\{\s*"ok"\s*:\s*(true|false)', response.output_text)
+    begins_the_object(response.output_text)
     exact(clients.turn(response.id))
     function: Any = {**WEATHER["function"], "type": "function", "strict": False}  # type: ignore[dict-item]
     response = clients.openai.responses.create(
