@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
@@ -110,13 +111,7 @@ class Dashboard:
         self._forgetting = Forgetting(settings_file)
         self._gateway = Gateway(gateway_url, first_key)
         self._chat = ChatPanel(self._gateway, settings.policy, self._version_of_turn)
-        self._pages = Environment(
-            loader=PackageLoader("dashboard"), autoescape=True, undefined=StrictUndefined, finalize=_visible, trim_blocks=True, lstrip_blocks=True
-        )  # fmt: skip
-        self._pages.globals["program"] = COMMAND
-        self._pages.filters |= {
-            "when": _when, "ago": _ago, "clip": clip, "cut": _cut, "words": views.message_text, "asked": last_user_text, "path": _path, "ticks": _ticks, "release": sentence,
-        }  # fmt: skip
+        self._pages = _templates()
 
     def routes(self) -> list[Route | Mount]:
         """Return the routes, without the prefix that `create_app` adds for pages."""
@@ -194,12 +189,10 @@ class Dashboard:
             return session
         if self._keys.is_open:
             raise NoSignIn
-        given = request.headers.get("authorization", "")
-        key = given[7:] if given.lower().startswith("bearer ") else request.headers.get("x-patina-key", "")
-        holder = self._keys.holder(key.encode()) if key else None
-        if holder is None:
-            raise NoSignIn
-        return Session(key_name=holder.name, csrf="")
+        for key in _keys_of(request):
+            if (holder := self._keys.holder(key)) is not None:
+                return Session(key_name=holder.name, csrf="")
+        raise NoSignIn
 
     def _viewer(self, session: Session, request: Request) -> Viewer:
         """Return who looks. Raises: NoSignIn: the key was revoked meanwhile."""
@@ -605,6 +598,23 @@ def create_app(dashboard: Dashboard) -> Starlette:
     return app
 
 
+@cache
+def _templates() -> Environment:
+    """Return the templates, all compiled: a first view does not wait for that."""
+    found = Environment(
+        loader=PackageLoader("dashboard"), autoescape=True, undefined=StrictUndefined, finalize=_visible, trim_blocks=True, lstrip_blocks=True,
+        auto_reload=False,
+    )  # fmt: skip
+    found.globals["program"] = COMMAND
+    found.filters |= {
+        "when": _when, "ago": _ago, "clip": clip, "cut": _cut, "words": views.message_text, "asked": last_user_text, "path": _path, "ticks": _ticks,
+        "release": sentence, "measure": views.measure_text,
+    }  # fmt: skip
+    for name in found.list_templates():
+        found.get_template(name)
+    return found
+
+
 def _require_owner(viewer: Viewer) -> None:
     if not viewer.is_owner:
         raise HTTPException(403, "Only the owner's key opens this page.")
@@ -635,6 +645,13 @@ def _version_of(request: Request, viewer: Viewer) -> int:
     if not (number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS):
         raise HTTPException(400, "version is a number.")
     return int(number)
+
+
+def _keys_of(request: Request) -> list[bytes]:
+    """Return the keys that a program may have sent, ours first: beside it, the Bearer token may be for the backend."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    bearer = token.strip() if scheme.lower() == "bearer" else ""
+    return [key.encode() for key in (request.headers.get("x-patina-key", "").strip(), bearer) if key]
 
 
 async def _form(request: Request) -> dict[str, str]:

@@ -191,7 +191,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--docs", action="store_true")
-    parser.add_argument("--home", type=Path, help="keep the home here")
+    parser.add_argument("--home", type=Path, help="keep the home here; one that an earlier run made is shown as it is")
     arguments = parser.parse_args()
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
@@ -200,17 +200,20 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         home = (arguments.home or Path(temporary)).resolve()
+        is_new = not (home / "patina.db").exists()
         with (
             contextlib.chdir(home),  # the page lists the evaluations below its working directory
             Stack(read_settings({"batch_size": 2, "max_wait_s": 3.0}), home=home) as stack,
             sync_playwright() as playwright,
         ):
-            evaluate(home / "eval" / "concise")
-            talk(stack)
+            if is_new:
+                evaluate(home / "eval" / "concise")
+                talk(stack)
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
             page = browser.new_page()
             page.set_default_timeout(60_000)
-            use_page(page, sign_in(page, home))
+            if is_new:
+                use_page(page, sign_in(page, home))
             take(browser, home, folder)
             browser.close()
     if arguments.docs:

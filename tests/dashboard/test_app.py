@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import orjson
 import pytest
+from starlette.routing import Route
 
 from dashboard import app
 from store.journal import EntryKind, read_entries, segments
@@ -70,6 +71,52 @@ async def test_a_key_opens_a_page_for_a_program(page: httpx.AsyncClient, path: s
     assert (await page.get(path, headers={"authorization": f"Bearer {OWNER_KEY}"})).status_code == 200
     assert (await page.get(path, headers={"x-patina-key": OWNER_KEY})).status_code == 200
     assert (await page.get(path, headers={"authorization": "Bearer wrong"})).status_code == 303
+    # The Bearer token may be for the backend (`--upstream-auth passthrough`): then ours comes beside it.
+    both = {"authorization": "Bearer sk-theirs", "x-patina-key": OWNER_KEY}
+    assert (await page.get(path, headers=both)).status_code == 200
+    wrong = await page.get(
+        path, headers={"x-patina-key": "patina-wrong", "authorization": "Bearer sk-theirs"}
+    )
+    assert wrong.status_code == 303
+    assert "sk-theirs" not in wrong.text + str(wrong.headers)
+
+
+@pytest.mark.parametrize("header", ["authorization", "x-patina-key"])
+@pytest.mark.parametrize("who", ["bob", "owner", "revoked", "wrong"])
+async def test_every_route_with_every_key_shows_no_other_keys_words_and_takes_no_action(
+    page: httpx.AsyncClient, dashboard: app.Dashboard, keys: KeyFile, record_url: str, header: str, who: str
+) -> None:
+    key = {"owner": OWNER_KEY, "wrong": "patina-wrong"}.get(who) or keys.add(who, adapter="")
+    if who == "revoked":
+        keys.revoke(who)
+    headers = {header: f"Bearer {key}" if header == "authorization" else key}
+    fills = {"{number:int}": "1", "{turn_id}": "t1"}
+    seen = set()
+    for route in dashboard.routes():
+        if not isinstance(route, Route) or route.path in ("/metrics", "/dashboard/sign-in"):
+            continue
+        path = route.path
+        for field, value in fills.items():
+            path = path.replace(field, value)
+        if "POST" in (route.methods or ()):
+            form = {"version": "0", "paused": "1", "policy": POLICY, "thumbs": "up", "text": "hi", "csrf": ""}
+            assert (await page.post(path, data=form, headers=headers)).status_code == 403, path
+            continue
+        for part in ({}, {"hx-request": "true"}):
+            reply = await page.get(path, headers=headers | part)
+            seen.add(reply.status_code)
+            assert key not in reply.text + str(reply.headers), path
+            assert "set-cookie" not in reply.headers, path
+            assert "access-control-allow-origin" not in reply.headers, path
+            if who != "owner":
+                assert "alert(1)" not in reply.text, path
+            if who in ("revoked", "wrong"):
+                assert reply.status_code == 303, path
+    assert seen == {"owner": {200, 404}, "bob": {200, 403, 404}}.get(who, {303})
+    record = await Record.open(record_url)
+    assert (await record.aliases())[POLICY].version == 1
+    assert not await record.is_paused()
+    await record.close()
 
 
 async def test_another_key_sees_its_own_turns_and_none_of_the_owners_pages(
