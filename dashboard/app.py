@@ -46,7 +46,7 @@ from store.record import Record
 from store.record_handle import RecordHandle
 from store.releases import sentence
 from store.settings import Settings
-from store.texts import clip, last_user_text, strip_controls
+from store.texts import clip, strip_controls
 from store.values import AdapterState, Feedback, Heartbeat, Selection, new_feedback_id
 from store.version import COMMAND, VERSION
 from telemetry.record_metrics import render_metrics
@@ -607,7 +607,7 @@ def _templates() -> Environment:
     )  # fmt: skip
     found.globals["program"] = COMMAND
     found.filters |= {
-        "when": _when, "ago": _ago, "clip": clip, "cut": _cut, "words": views.message_text, "asked": last_user_text, "path": _path, "ticks": _ticks,
+        "when": _when, "ago": _ago, "clip": clip, "cut": _cut, "words": views.message_text, "path": _path, "ticks": _ticks,
         "release": sentence, "measure": views.measure_text,
     }  # fmt: skip
     for name in found.list_templates():

@@ -43,8 +43,8 @@ CHART_POINTS, _MAX_CACHED = 60, 200
 _STEPS_COMPARED = 20
 #: Newest turns by which a client's traffic is judged.
 CLIENT_TURNS = 500
-#: Turns of one page of conversations, of one conversation, and dropped turns of a page.
-CONVERSATION_TURNS, SESSION_TURNS, DROPPED = 300, 400, 60
+#: Turns of one page of conversations, of one conversation, dropped turns of a page, and turns of a version's page.
+CONVERSATION_TURNS, SESSION_TURNS, DROPPED, VERSION_TURNS = 300, 400, 60, 60
 #: Metrics that a version's page shows, with what each means.
 STEP_METRICS: dict[str, str] = {
     "turns": "turns in the batch",
@@ -233,8 +233,7 @@ async def version(record: Record, viewer: Viewer, number: int) -> Json | None:
     adapter = await record.adapter(viewer.policy, number)
     if adapter is None:
         return None
-    turns = list(reversed(await record.trained_turns(viewer.policy, version=number)))
-    shown = [turn for turn in turns if viewer.is_owner or turn.key_name == viewer.key_name]
+    turns, count, hidden = await record.version_samples(viewer.policy, number, VERSION_TURNS, viewer.key_name)
     gate = adapter.metrics.get("gate") or {}
     return {
         "adapter": adapter,
@@ -243,8 +242,9 @@ async def version(record: Record, viewer: Viewer, number: int) -> Json | None:
         "release": next(
             (one for one in await record.canary_releases(viewer.policy) if one.version == number), None
         ),
-        "turns": shown,
-        "hidden": len(turns) - len(shown),
+        "turns": turns,
+        "more": count - len(turns),
+        "hidden": hidden,
         "measures": gate_measures(gate),
         "metrics": step_metrics(adapter.metrics),
         "phases": phases(adapter.metrics),
@@ -416,13 +416,18 @@ def indent(turns: Sequence[Json]) -> list[Json]:
     return found
 
 
-def _newest_below(turns: Sequence[Json], parent_of: Mapping[str, str]) -> dict[str, tuple[bool, int]]:
-    """Return for each turn, by its id, what tells how new its branch is: turns of a person come before those of a program."""
-    newest: dict[str, tuple[bool, int]] = {}
+def _newest_below(turns: Sequence[Json], parent_of: Mapping[str, str]) -> dict[str, tuple[bool, bool, int]]:
+    """Return for each turn, by its id, what tells how new its branch is.
+
+    A turn of a program, or one whose client asked not to train on it (the chat panel's second answer), counts where there is no other.
+    """
+    newest: dict[str, tuple[bool, bool, int]] = {}
     for place, turn in enumerate(turns):
-        age = (turn["kind"] == TurnKind.MAIN, place)
+        age = (turn["kind"] == TurnKind.MAIN, turn["drop_reason"] != DropReason.OPTED_OUT, place)
         above: str | None = turn["turn_id"]
-        while above is not None and newest.get(above, (False, -1)) < age:  # a damaged row's circle ends, too
+        while (
+            above is not None and newest.get(above, (False, False, -1)) < age
+        ):  # a damaged row's circle ends, too
             newest[above] = age
             above = parent_of.get(above)
     return newest

@@ -202,3 +202,20 @@ def test_the_keyboard_reaches_everything_and_the_focus_is_seen(browser: Browser,
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "content"
     context.close()
+
+
+def test_what_a_person_opened_and_focused_stays_so_when_a_part_is_replaced(
+    browser: Browser, address: str
+) -> None:
+    context = browser.new_context()
+    page = sign_in(context, address)
+    page.goto(address + "/dashboard/live")
+    page.locator("td summary").last.click()
+    before = page.evaluate(
+        "() => { const all = [...document.querySelectorAll('td details')]; all.forEach(one => one.dataset.old = 1); return all.map(one => one.open) }"
+    )
+    page.wait_for_function("[...document.querySelectorAll('td details')].every(one => !one.dataset.old)")
+    assert page.evaluate("[...document.querySelectorAll('td details')].map(one => one.open)") == before
+    assert before[-1] is True
+    assert page.evaluate("document.activeElement.parentElement.open") is True
+    context.close()

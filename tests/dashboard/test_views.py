@@ -94,8 +94,8 @@ def test_a_step_is_as_far_as_its_phases_usually_take() -> None:
     assert share("teacher", 5.0, []) is None
 
 
-def turn(name: str, parent: str | None, kind: str = "main") -> dict[str, Any]:
-    return {"turn_id": name, "parent_turn_id": parent, "kind": kind}
+def turn(name: str, parent: str | None, kind: str = "main", drop_reason: str = "") -> dict[str, Any]:
+    return {"turn_id": name, "parent_turn_id": parent, "kind": kind, "drop_reason": drop_reason}
 
 
 def test_a_session_is_a_tree_with_its_main_line_last() -> None:
@@ -136,6 +136,9 @@ def test_the_branch_with_the_newest_turn_of_a_person_went_on() -> None:
     assert order(*fork, turn("d", "b")) == [("a", 0, None), ("c", 1, None), ("b", 0, "a"), ("d", 0, None)]
     # A title that a program asked for is not where the conversation went on.
     assert order(*fork[:2], turn("c", "a", "side")) == [("a", 0, None), ("c", 1, None), ("b", 0, "a")]
+    # Nor is the answer that the chat panel shows beside the live version's.
+    beside = turn("c", "a", drop_reason="opted_out")
+    assert order(*fork[:2], beside) == [("a", 0, None), ("c", 1, None), ("b", 0, "a")]
     # Rows whose parents form a circle have no beginning.
     assert order(turn("x", "y"), turn("y", "x")) == []
 
