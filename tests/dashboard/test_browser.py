@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from dashboard.app import Dashboard, create_app
 from dashboard.sign_in import SignIn
@@ -214,7 +214,7 @@ def test_what_a_person_opened_and_focused_stays_so_when_a_part_is_replaced(
     before = page.evaluate(
         "() => { const all = [...document.querySelectorAll('td details')]; all.forEach(one => one.dataset.old = 1); return all.map(one => one.open) }"
     )
-    page.wait_for_function("[...document.querySelectorAll('td details')].every(one => !one.dataset.old)")
+    expect(page.locator("td details[data-old]")).to_have_count(0, timeout=60_000)
     assert page.evaluate("[...document.querySelectorAll('td details')].map(one => one.open)") == before
     assert before[-1] is True
     assert page.evaluate("document.activeElement.parentElement.open") is True
