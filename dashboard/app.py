@@ -47,6 +47,7 @@ from store.record_handle import RecordHandle
 from store.releases import sentence
 from store.settings import Settings
 from store.texts import clip, strip_controls
+from store.training_schedule import ALWAYS
 from store.values import AdapterState, Feedback, Heartbeat, Selection, new_feedback_id
 from store.version import COMMAND, VERSION
 from telemetry.record_metrics import render_metrics
@@ -290,7 +291,17 @@ class Dashboard:
         found = await views.overview(record, viewer)
         # htmx asks for the changing part alone.
         name = "overview_part.html" if "hx-request" in request.headers else "overview.html"
-        return self._render(name, viewer, section="overview", **found)
+        step = await self._step_of(record, viewer)
+        return self._render(
+            name, viewer, section="overview", step=step, expectation=self._expectation(), **found
+        )
+
+    def _expectation(self) -> str:
+        """Return when a version is trained, in a sentence; "" where that depends on a schedule, or nothing is trained here."""
+        settings = self._settings
+        if not settings.trains_locally or settings.schedule.mode != ALWAYS:
+            return ""
+        return f"A version is trained when {settings.batch_size} reactions wait, or {settings.max_wait_s:.0f} s after the first one."
 
     async def _versions(self, request: Request, viewer: Viewer) -> Response:
         record = await self._record.get()
@@ -534,7 +545,8 @@ class Dashboard:
 
     async def _forgotten(self, request: Request, viewer: Viewer) -> Response:
         jobs = [job for job in self._forgetting.jobs if viewer.is_owner or job.key_name == viewer.name]
-        return self._render("forgotten.html", viewer, section="conversations", jobs=jobs)
+        name = "forgotten_part.html" if "hx-request" in request.headers else "forgotten.html"
+        return self._render(name, viewer, section="conversations", jobs=jobs)
 
     # ---- the chat panel
 
@@ -552,6 +564,7 @@ class Dashboard:
         ]
         return self._render(
             "try.html", viewer, 502 if problem else 200, section="try", chat=self._chat, problem=problem, live=found["live"], others=others,
+            expectation=self._expectation(),
         )  # fmt: skip
 
     async def _version_of_turn(self, turn_id: str) -> str:
@@ -568,7 +581,7 @@ class Dashboard:
             form.get("text", "").strip(), form.get("version", ""), form.get("beside", "0")
         )
         if not problem:
-            return RedirectResponse(f"{PREFIX}/try#newest", 303)
+            return RedirectResponse(f"{PREFIX}/try", 303)
         return await self._render_chat(viewer, problem)
 
 

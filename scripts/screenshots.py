@@ -134,6 +134,7 @@ def sign_in(page: Page, home: Path) -> str:
     )  # fmt: skip
     link = done.stdout.splitlines()[0]
     page.goto(link)
+    page.wait_for_url("**/dashboard")
     return link.split("/dashboard/")[0] + "/dashboard"
 
 

@@ -393,6 +393,7 @@ async def test_a_link_signs_in_once(page: httpx.AsyncClient, tmp_path: Path) -> 
     token = SignIn(tmp_path / "sign_in").make_link()
     first = await page.get("/dashboard/sign-in", params={"token": token})
     assert first.status_code == 200
+    assert '<meta http-equiv="refresh" content="0; url=/dashboard">' in first.text
     cookie = first.headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
@@ -532,3 +533,34 @@ async def test_what_is_not_there_is_a_page(page: httpx.AsyncClient) -> None:
     for path in ("versions/9", "turns/none", "conversations?session=none", "nowhere"):
         assert (await page.get(f"/dashboard/{path}")).status_code == 404
     assert HOSTILE not in (await page.get(f"/dashboard/turns/{HOSTILE[:8]}")).text
+
+
+async def test_a_new_person_reads_when_a_version_is_trained(page: httpx.AsyncClient, record_url: str) -> None:
+    await sign_in(page)
+    sentence = "A version is trained when 4 reactions wait, or 60 s after the first one."
+    assert sentence in (await page.get("/dashboard/try")).text
+    assert sentence not in (await page.get("/dashboard")).text  # version 1 is live
+    record = await Record.open(record_url)
+    await record.rollback(POLICY, 0, actor="cli")
+    assert sentence in (await page.get("/dashboard")).text
+    # A step that runs is on the first page.
+    now = time.time()
+    detail = {
+        "policy": POLICY,
+        "step_id": "step3",
+        "step_started_at": now,
+        "phase": "gate",
+        "phase_started_at": now,
+    }
+    await record.heartbeat(Heartbeat(process="trainer", pid=1, state="training", detail=detail, at=now))
+    await record.close()
+    shown = (await page.get("/dashboard", headers={"hx-request": "true"})).text
+    assert sentence not in shown
+    assert "<strong>gate</strong>" in shown
+
+
+async def test_the_list_of_what_was_forgotten_follows(page: httpx.AsyncClient) -> None:
+    await sign_in(page)
+    assert 'hx-get="/dashboard/forgotten"' in (await page.get("/dashboard/forgotten")).text
+    part = (await page.get("/dashboard/forgotten", headers={"hx-request": "true"})).text
+    assert part.strip() == '<p class="soft">Nothing was forgotten here.</p>'
