@@ -32,9 +32,9 @@ PAGES = {
     "branches": None, "turn": None, "tokens": None, "steps": "/steps", "people": "/people", "live": "/live", "try": "/try",
     "evaluations": "/evaluations", "case": None, "settings": "/settings", "forget": None, "forgotten": "/forgotten", "sign-in": "/sign-in",
 }  # fmt: skip
-INDEX_HEAD = """# Pictures of the web page
+INDEX_HEAD = """# Pictures
 
-`python -m scripts.screenshots FOLDER --docs` makes them, with the built-in model after two versions. Long pages are cut.
+Made by `python -m scripts.screenshots FOLDER --docs`; cut where long.
 
 |page|phone, light|phone, dark|desktop, light|desktop, dark|
 |-|-|-|-|-|"""
