@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from store import schema
-from store.lifecycle import Stage
+from store.lifecycle import DropReason, Stage
 from store.queries.common import own_turns, read_object, step_of
 from store.values import ConversationRow, DroppedTurn, Json, JudgedTurn, StepReport, StepRole, TurnKind
 
@@ -64,7 +64,8 @@ def conversations(
     t, states = schema.turns.c, schema.turn_states.c
     query = (
         sa.select(
-            t.turn_id, t.session_id, t.turn_index, t.kind, t.client, t.key_name, t.created_at, t.completion, t.history_node, states.stage
+            t.turn_id, t.session_id, t.turn_index, t.kind, t.client, t.key_name, t.created_at, t.completion, t.history_node, states.stage,
+            states.drop_reason,
         )
         # Each turn has a state: outer, so that SQLite begins with the newest turns, not with all states.
         .outerjoin(schema.turn_states, states.turn_id == t.turn_id)
@@ -97,6 +98,7 @@ def _conversation(
         complaints=judged.count(-1),
         praised=judged.count(1),
         trained=sum(row.stage == Stage.TRAINED.value for row in rows),
+        is_opted_out=all(row.drop_reason == DropReason.OPTED_OUT.value for row in rows),
         last_message=messages.get(newest.history_node),
         last_reply=newest.completion,
         first_at=rows[-1].created_at,

@@ -5,6 +5,7 @@ import sqlite3
 import sqlalchemy as sa
 
 from store.database import Database, dbapi
+from store.lifecycle import DropReason
 from store.queries import dashboard, person, trainer
 from store.record import Record
 from store.values import AdapterState, AdapterVersion, StepInputs, StepReport, StepRole
@@ -130,3 +131,12 @@ async def test_a_versions_samples_are_bounded_counted_and_the_keys_own(
         "ix_turn_states_policy_trained_in_version (policy=? AND trained_in_version=?)" in step
         for step in used
     )
+
+
+async def test_a_conversation_that_its_client_kept_out_of_training_says_so(record: Record) -> None:
+    kept_out = make_turn("out", session_id="out", drop_reason=DropReason.OPTED_OUT)
+    await record.write_turns([kept_out, make_turn("in", session_id="in")])
+    assert {one.session_id: one.is_opted_out for one in await record.conversations(9)} == {
+        "out": True,
+        "in": False,
+    }
