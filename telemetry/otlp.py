@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 from store.errors import ConfigError
 from store.version import VERSION
 from telemetry.observation import ExchangeObservation
 from telemetry.request_metrics import DURATION_BUCKETS, FIRST_TOKEN_BUCKETS, TOKEN_BUCKETS
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
 
 _PROVIDER = "patina"
 _NS = 1_000_000_000
@@ -42,25 +39,28 @@ class OtlpExporter:
             raise ConfigError("--otlp-endpoint needs the extra `otel`: pip install 'patina[otel]'")
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         base, sent = endpoint.rstrip("/"), read_headers(headers)
         resource = Resource.create(
             {"service.name": f"patina-{service}", "service.namespace": "patina", "service.version": VERSION}
         )
         self._spans = TracerProvider(resource=resource)
-        self._spans.add_span_processor(
-            BatchSpanProcessor(OTLPSpanExporter(f"{base}/v1/traces", headers=sent))
-        )
+        self._queue = BatchSpanProcessor(OTLPSpanExporter(f"{base}/v1/traces", headers=sent))
+        self._spans.add_span_processor(self._queue)
+        self._scope = InstrumentationScope("patina", VERSION)
         reader = PeriodicExportingMetricReader(
             OTLPMetricExporter(f"{base}/v1/metrics", headers=sent),
             export_interval_millis=metric_interval_s * 1000,
         )
-        self._metrics = MeterProvider(resource=resource, metric_readers=[reader])
+        self._metrics = MeterProvider(
+            resource=resource, metric_readers=[reader], exemplar_filter=AlwaysOffExemplarFilter()
+        )
         self._tracer = self._spans.get_tracer("patina", VERSION)
         meter = self._metrics.get_meter("patina", VERSION)
         self._duration = meter.create_histogram(
@@ -75,22 +75,7 @@ class OtlpExporter:
 
     def exchange(self, seen: ExchangeObservation) -> None:
         """Send the span and the measurements of one exchange."""
-        from opentelemetry.trace import SpanKind, Status, StatusCode
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        parent: Context | None = None
-        if seen.traceparent:
-            parent = TraceContextTextMapPropagator().extract({"traceparent": seen.traceparent})
-        span = self._tracer.start_span(
-            f"{seen.operation} {seen.policy}",
-            context=parent,
-            kind=SpanKind.SERVER,
-            attributes=_attributes_of(seen),
-            start_time=int(seen.created_at * _NS),
-        )
-        if seen.error:
-            span.set_status(Status(StatusCode.ERROR, seen.error))
-        span.end(int(max(seen.created_at, seen.finished_at) * _NS))
+        self._send_span(seen)
         common = {
             "gen_ai.operation.name": seen.operation,
             "gen_ai.provider.name": _PROVIDER,
@@ -102,6 +87,37 @@ class OtlpExporter:
             self._first_token.record(max(0.0, seen.first_chunk_at - seen.created_at), common)
         self._tokens.record(seen.input_tokens, {**common, "gen_ai.token.type": "input"})
         self._tokens.record(seen.output_tokens, {**common, "gen_ai.token.type": "output"})
+
+    def _send_span(self, seen: ExchangeObservation) -> None:
+        """Queue the span of an exchange. It has ended, so that it needs no lock, sampler or checked attributes of a span that runs."""
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+        from opentelemetry.trace import get_current_span as span_of
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        parent: SpanContext | None = None
+        if seen.traceparent:
+            context = TraceContextTextMapPropagator().extract({"traceparent": seen.traceparent})
+            found = span_of(context).get_span_context()
+            if found.is_valid:
+                parent = found
+        if parent is not None and not parent.trace_flags.sampled:
+            return
+        ids = self._spans.id_generator
+        trace_id = parent.trace_id if parent is not None else ids.generate_trace_id()
+        span = ReadableSpan(
+            f"{seen.operation} {seen.policy}",
+            context=SpanContext(trace_id, ids.generate_span_id(), False, TraceFlags(TraceFlags.SAMPLED)),
+            parent=parent,
+            resource=self._spans.resource,
+            attributes=_attributes_of(seen),
+            kind=SpanKind.SERVER,
+            instrumentation_scope=self._scope,
+            status=Status(StatusCode.ERROR, seen.error) if seen.error else Status(),
+            start_time=int(seen.created_at * _NS),
+            end_time=int(max(seen.created_at, seen.finished_at) * _NS),
+        )
+        self._queue.on_end(span)
 
     def verdict(
         self,

@@ -15,6 +15,7 @@ from recorder.telemetry import RecorderTelemetry
 from recorder.turn_recorder import TurnRecorder
 from recorder.turns import ClassifiedExchange
 from store.errors import ConfigError
+from store.lifecycle import DropReason
 from store.record import Record
 from store.values import NewTurn
 from telemetry.otlp import OtlpExporter, read_headers
@@ -116,6 +117,43 @@ async def test_an_exchange_becomes_a_span_of_its_callers_trace(
         "gen_ai.client.token.usage",
     } <= collector.metrics
     assert set(collector.headers) == {"a b"}
+
+
+@pytest.mark.parametrize(
+    ("traceparent", "is_sent", "has_parent"),
+    [
+        (f"00-{TRACE}-b7ad6b7169203331-01", True, True),
+        (f"00-{TRACE}-b7ad6b7169203331-00", False, True),  # the caller does not sample this trace
+        ("no trace", True, False),
+        ("", True, False),
+    ],
+)
+async def test_a_caller_decides_whether_its_trace_is_sampled(
+    collector: Collector, record: Record, tmp_path: Any, traceparent: str, is_sent: bool, has_parent: bool
+) -> None:
+    telemetry = RecorderTelemetry(tmp_path / "m.prom", OtlpExporter(collector.url, service="recorder"))
+
+    async def opened() -> Record:
+        return record
+
+    recorder = TurnRecorder(opened, on_written=telemetry.observe)
+    fault = (DropReason.UPSTREAM_ERROR, "the backend answered 500")
+    await recorder.write(
+        [
+            make_exchange("a", [user("x")], "y", traceparent=traceparent, fault=fault),
+            make_exchange("b", [user("z")], "y", traceparent=traceparent),
+        ]
+    )
+    telemetry.close()
+    found = {attributes(span)["gen_ai.response.id"]: span for span in collector.spans}
+    assert set(found) == ({"c-a", "c-b"} if is_sent else set())
+    if is_sent:
+        assert len({span.span_id for span in found.values()}) == 2
+        assert (len({span.trace_id for span in found.values()}) == 1) == has_parent
+        assert (found["c-a"].status.code, found["c-a"].status.message) == (2, "upstream_error")
+        assert (found["c-b"].status.code, found["c-b"].kind) == (0, 2)
+        assert bool(found["c-a"].parent_span_id) == has_parent
+    assert "gen_ai.server.request.duration" in collector.metrics  # metrics are of every exchange
 
 
 async def test_verdicts_and_steps_that_come_later_become_spans_once(
