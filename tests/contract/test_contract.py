@@ -369,6 +369,41 @@ def test_every_api_is_recorded_with_the_same_tokens(backend: Backend, clients: C
     )
 
 
+def test_the_sdks_types_accept_every_reply(clients: Clients) -> None:
+    """The SDKs validate in strict mode; a value of another type than the field's would also be a warning of the dump.
+
+    Left out where the SDK's type does not hold what OpenAI itself sends: chunks of streamed completions (a null finish reason) and the
+    messages of stored completions (the role "user").
+    """
+    client, claude = clients.openai, clients.claude
+    user: Any = [{"role": "user", "content": QUESTION}]
+    chat: Any = {"model": POLICY, "messages": user, "max_tokens": 8, "logprobs": True, "top_logprobs": 2}
+    message: Any = {"model": POLICY, "messages": user, "max_tokens": 8}
+    usage: Any = {"include_usage": True}
+    completed = client.chat.completions.create(**chat, metadata={"a": "b"})
+    response = client.responses.create(
+        model=POLICY, input=user, max_output_tokens=16, include=["message.output_text.logprobs"]
+    )
+    clients.gateway.rows(2)  # stored completions are read from the record
+    replies: list[Any] = [
+        completed,
+        *client.chat.completions.create(**chat, stream=True, stream_options=usage),
+        client.completions.create(model=POLICY, prompt="The capital", max_tokens=8, logprobs=1),
+        response,
+        *client.responses.create(model=POLICY, input=user, max_output_tokens=16, stream=True),
+        client.responses.retrieve(response.id),
+        *client.responses.input_items.list(response.id),
+        *client.models.list(),
+        client.chat.completions.retrieve(completed.id),
+        *client.fine_tuning.jobs.list(),
+        claude.messages.create(**message),
+        *claude.messages.create(**message, stream=True),
+        claude.messages.count_tokens(model=POLICY, messages=user),
+    ]
+    for reply in replies:
+        assert reply.model_dump(mode="json", warnings="error")
+
+
 def test_a_score_has_the_log_probabilities_that_were_sampled_with(backend: Backend, clients: Clients) -> None:
     chat = asked_at(backend, lambda engine: ask(engine, body_of(max_tokens=24)))
     asked = {"model": POLICY, "messages": body_of()["messages"], "completion": chat.text}

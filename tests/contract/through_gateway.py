@@ -24,7 +24,7 @@ from tests.proxy.upstream import running
 
 @dataclass
 class Clients:
-    """The official SDKs, and the record."""
+    """The official SDKs, which refuse a reply that their types do not accept, and the record."""
 
     openai: openai.OpenAI
     claude: anthropic.Anthropic
@@ -53,8 +53,16 @@ def clients_of(backend: Backend, folder: Path, keys: Keyring | str = KEY) -> Ite
         running_recorder(folder / "journal", url),
         running(proxy) as address,
         httpx.Client(verify=False, timeout=300) as plain,
-        anthropic.Anthropic(base_url=address, api_key=KEY, max_retries=0, timeout=300) as claude,
+        anthropic.Anthropic(
+            base_url=address, api_key=KEY, max_retries=0, timeout=300, _strict_response_validation=True
+        ) as claude,
     ):
-        client = openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0, http_client=plain)
+        client = openai.OpenAI(
+            base_url=f"{address}/v1",
+            api_key=KEY,
+            max_retries=0,
+            http_client=plain,
+            _strict_response_validation=True,
+        )
         gateway = Gateway(address, None, backend.url, url, proxy, client, folder / "journal")
         yield Clients(client, claude, gateway)

@@ -168,6 +168,33 @@ def test_a_deleted_or_unknown_response_is_not_found(gateway: Gateway) -> None:
         assert caught.value.code == "previous_response_not_found"
 
 
+def test_only_an_existing_response_is_refused_to_be_cancelled_for_being_finished(gateway: Gateway) -> None:
+    """OpenAI cancels background responses alone, and Patina runs none: each response is finished when its id can be named."""
+    client = gateway.client
+    finished = client.responses.create(model="tiny", input="a")
+    hidden = client.responses.create(model="tiny", input="b")
+    client.responses.delete(hidden.id)
+    for _ in range(2):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.responses.cancel(finished.id)
+        assert refused.value.body == {
+            "message": "Only background responses can be cancelled, and Patina runs none.",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": None,
+        }
+    for name in (hidden.id, "resp_0123456789abcdef012345", "resp_x"):
+        with pytest.raises(openai.NotFoundError) as missing:
+            client.responses.cancel(name)
+        assert missing.value.body == {
+            "message": f"Response with id '{name}' not found.",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "not_found",
+        }
+    assert client.responses.retrieve(finished.id).status == "completed"
+
+
 def test_a_message_is_recorded_as_a_chat_turn(gateway: Gateway, claude: anthropic.Anthropic) -> None:
     message = claude.messages.create(
         model="tiny", max_tokens=50, system=[{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}],
