@@ -104,6 +104,11 @@ STRUCTURE: Mapping[str, tuple[str, str]] = {
     "topic_form_dialogue": ("", "a client's topic, about a conversation, in a form that a program reads"),
     "role_topic_form": ("", "a short system prompt gives a client's topic and the form of the answer"),
     "role_topic_function": ("", "a short system prompt makes the model a text function with a client's topic"),
+    "role_topic_structured": ("structured_one_off", "a short system prompt gives a client's topic, and a schema is forced"),
+    "form_with_tools": ("", "a filled-in form on a fresh request that offers tools: an agent's task"),
+    "instructed_form": ("text_function", "a long system prompt without tools before a form that lists instructions"),
+    "titled_dialogue": ("", "a client's topic in a form, about a dialogue that ends where its next line begins"),
+    "agent_form": ("", "an agent's steps in text: lines for thought, action and final answer"),
     "role_order": ("", "a short system prompt begins with an order about a text"),
     "ask_topic_head": ("", "the newest text begins with a client's topic"),
     "plain_topic": ("", "a client's topic in a short text that is about no conversation"),
@@ -119,6 +124,13 @@ STRUCTURE: Mapping[str, tuple[str, str]] = {
     "same_form": ("", "it writes out a recorded main turn in that turn's own form, under the same system prompt"),
     "tools_followed": ("", "a later request brought the results of tools that it called"),
     "continued": ("", "a later request continued it with a person's new words"),
+}  # fmt: skip
+
+#: Evidence of structure that other evidence amounts to: code -> (all of these, none of these).
+CROSSED: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+    "form_with_tools": (frozenset({"opening", "form", "tools_offered"}), frozenset({"ask_topic_head"})),
+    "instructed_form": (frozenset({"opening", "form", "long_system", "long_instruction"}), frozenset({"tools_offered"})),
+    "titled_dialogue": (frozenset({"awaits_next_line", "topic_form"}), frozenset()),
 }  # fmt: skip
 
 #: Evidence that only linking finds; it decides alone (`recorder.linking`), and no later message outweighs it.
@@ -167,6 +179,7 @@ _WRITTEN_SCHEMA = re.compile(
     r"(?:\b(?:conform|adher|match|follow|satisf|according)\w*\b[^{}]{0,120}schema|schema[^{}]{0,20}\bfollow)[^{}]{0,200}\{\s*\"",
     re.IGNORECASE,
 )
+_AGENT_STEP = re.compile(r"^\W*(?:Action|Actions|Observation|Final Answer|Answer):", re.MULTILINE)
 _DIFF = re.compile(r"^(?:diff --git|@@ |\+\+\+ )", re.MULTILINE)
 _CURSOR = re.compile(r"<\|?fim[_▁-]|<\|?(?:cursor|suffix)\|?>|<(?:SUF|MID|CURSOR)>|\{\{FILL_HERE\}\}|^\W*SUFFIX:?", re.MULTILINE)  # fmt: skip
 _GREETING = re.compile(r"\A\W*(?:ping|test|testing|hi|hello|hey|warm-?ups?)\W*\Z", re.IGNORECASE)
@@ -284,6 +297,8 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
         "long_system": len(system) > _SHORT_SYSTEM_CHARS,
         "structured": is_structured(request),
         "structured_opening": is_structured(request) and not answered,
+        "role_topic_structured": is_structured(request) and bool(role & _TOPIC_CODES),
+        "agent_form": _is_agents_form(system, texts),
         "written_schema": not answered and bool(_WRITTEN_SCHEMA.search(_bounded("\n".join(texts)))),
         "forced_tool": is_forced,
         "probe": isinstance(limit, int) and ((limit == 1 and (not answered or bool(role))) or (not answered and limit <= 5 and bool(_GREETING.match(words)))),
@@ -295,7 +310,9 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
         "existing_summary": has_summary,
         "no_words": bool(texts) and not words and bool(texts[-1].strip()) and len(texts[-1]) > 200,
     }  # fmt: skip
-    return codes + [code for code, holds in checks.items() if holds]
+    codes += [code for code, holds in checks.items() if holds]
+    found = set(codes)
+    return codes + [code for code, (needed, barred) in CROSSED.items() if needed <= found and not barred & found]
 
 
 def _combined(ask: frozenset[str], role: frozenset[str], words: str, *, is_opening: bool) -> list[str]:
@@ -355,7 +372,7 @@ def _form_codes(
         "only_dialogue": bool(spoken or packed) and bool(system) and not waits and (packed or len(lines) <= spoken + 2 or starts[0].startswith((*_PEOPLE, *_MODELS))),
         "container": bool(_CONTAINER.search(text)),
         "form": is_opening and sum(1 for line in lines if _SLOT.match(line)) >= 2,
-        "open_field": is_opening and not waits and field is not None,
+        "open_field": is_opening and not waits and field is not None and not _is_agents_form(system, texts),
         "awaits_next_line": waits,
         "diff": is_opening and diff is not None and (diff.start() > 100 or bool(role)),
         "cursor": is_opening and bool(_CURSOR.search(text)),
@@ -367,6 +384,12 @@ def _form_codes(
 @lru_cache(maxsize=512)  # system prompts recur
 def _word_codes(text: str) -> frozenset[str]:
     return find_words(text)
+
+
+def _is_agents_form(system: str, texts: Sequence[str]) -> bool:
+    """Whether the prompt gives an agent's steps as lines of text ("Thought:", "Action:"), as frameworks without tool calls do."""
+    text = _bounded(f"{system}\n{texts[-1] if texts else ''}")
+    return "Thought:" in text and bool(_AGENT_STEP.search(text))
 
 
 def _bounded(text: str) -> str:

@@ -36,11 +36,11 @@ PRECISION_TABLE = Path(__file__).parent / "precision.json"
 #: Least precision, and least number of measured cases, with which a pattern decides alone.
 PRECISE, ENOUGH_CASES = 0.97, 12
 #: Least probability with which the classifier decides alone, chosen on the development sets (docs/scoring.md).
-SURE_COMPLAINT, SURE_PRAISE = 0.65, 0.65
+SURE_COMPLAINT, SURE_PRAISE = 0.7, 0.72
 #: ... and before a judge is asked. What is decided with less yields to a judge that disagrees.
 CERTAIN = 0.9
 #: Least probability with which it confirms a complaint, and praise, that a pattern found but cannot decide alone: sarcasm praises.
-AGREES, AGREES_PRAISE = 0.5, 0.6
+AGREES, AGREES_PRAISE = 0.55, 0.65
 #: ... with which it overrules a pattern that could.
 OVERRULES = 0.9
 #: Confidence of a message that only gives another name or number than the reply; a judge may disagree.

@@ -271,7 +271,7 @@ QUESTIONS: tuple[str, ...] = tuple(question.text for question in ONLINE)
 
 #: (family, share, what makes a sample). Shares are relative.
 FAMILIES: tuple[tuple[str, float, Recipe], ...] = (
-    ("ask", 11, _one("ASK", NEITHER)),
+    ("ask", 13, _one("ASK", NEITHER)),
     ("question", 4, lambda g, r: (r.choice(QUESTIONS), NEITHER, _asks(r))),
     (
         "question-thanked",
@@ -367,7 +367,7 @@ FAMILIES: tuple[tuple[str, float, Recipe], ...] = (
     ("plan-praise", 5, _after_praise("good", "PLAN", PRAISE)),
     ("plan-thanks", 2, _after_praise("thanks", "PLAN", PRAISE)),
     ("task-quoted", 2.5, _quoted),
-    ("plain-neither", 34, _one("PLAIN_NEITHER", NEITHER)),
+    ("plain-neither", 46, _one("PLAIN_NEITHER", NEITHER)),
     (
         "plain-neither-two",
         5,
