@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
@@ -45,7 +46,8 @@ from store.record import Record
 from store.record_handle import RecordHandle
 from store.releases import sentence
 from store.settings import Settings
-from store.texts import clip, last_user_text, strip_controls
+from store.texts import clip, strip_controls
+from store.training_schedule import ALWAYS
 from store.values import AdapterState, Feedback, Heartbeat, Selection, new_feedback_id
 from store.version import COMMAND, VERSION
 from telemetry.record_metrics import render_metrics
@@ -110,13 +112,7 @@ class Dashboard:
         self._forgetting = Forgetting(settings_file)
         self._gateway = Gateway(gateway_url, first_key)
         self._chat = ChatPanel(self._gateway, settings.policy, self._version_of_turn)
-        self._pages = Environment(
-            loader=PackageLoader("dashboard"), autoescape=True, undefined=StrictUndefined, finalize=_visible, trim_blocks=True, lstrip_blocks=True
-        )  # fmt: skip
-        self._pages.globals["program"] = COMMAND
-        self._pages.filters |= {
-            "when": _when, "ago": _ago, "clip": clip, "cut": _cut, "words": views.message_text, "asked": last_user_text, "path": _path, "ticks": _ticks, "release": sentence,
-        }  # fmt: skip
+        self._pages = _templates()
 
     def routes(self) -> list[Route | Mount]:
         """Return the routes, without the prefix that `create_app` adds for pages."""
@@ -194,12 +190,10 @@ class Dashboard:
             return session
         if self._keys.is_open:
             raise NoSignIn
-        given = request.headers.get("authorization", "")
-        key = given[7:] if given.lower().startswith("bearer ") else request.headers.get("x-patina-key", "")
-        holder = self._keys.holder(key.encode()) if key else None
-        if holder is None:
-            raise NoSignIn
-        return Session(key_name=holder.name, csrf="")
+        for key in _keys_of(request):
+            if (holder := self._keys.holder(key)) is not None:
+                return Session(key_name=holder.name, csrf="")
+        raise NoSignIn
 
     def _viewer(self, session: Session, request: Request) -> Viewer:
         """Return who looks. Raises: NoSignIn: the key was revoked meanwhile."""
@@ -297,7 +291,17 @@ class Dashboard:
         found = await views.overview(record, viewer)
         # htmx asks for the changing part alone.
         name = "overview_part.html" if "hx-request" in request.headers else "overview.html"
-        return self._render(name, viewer, section="overview", **found)
+        step = await self._step_of(record, viewer)
+        return self._render(
+            name, viewer, section="overview", step=step, expectation=self._expectation(), **found
+        )
+
+    def _expectation(self) -> str:
+        """Return when a version is trained, in a sentence; "" where that depends on a schedule, or nothing is trained here."""
+        settings = self._settings
+        if not settings.trains_locally or settings.schedule.mode != ALWAYS:
+            return ""
+        return f"A version is trained when {settings.batch_size} reactions wait, or {settings.max_wait_s:.0f} s after the first one."
 
     async def _versions(self, request: Request, viewer: Viewer) -> Response:
         record = await self._record.get()
@@ -541,7 +545,8 @@ class Dashboard:
 
     async def _forgotten(self, request: Request, viewer: Viewer) -> Response:
         jobs = [job for job in self._forgetting.jobs if viewer.is_owner or job.key_name == viewer.name]
-        return self._render("forgotten.html", viewer, section="conversations", jobs=jobs)
+        name = "forgotten_part.html" if "hx-request" in request.headers else "forgotten.html"
+        return self._render(name, viewer, section="conversations", jobs=jobs)
 
     # ---- the chat panel
 
@@ -559,6 +564,7 @@ class Dashboard:
         ]
         return self._render(
             "try.html", viewer, 502 if problem else 200, section="try", chat=self._chat, problem=problem, live=found["live"], others=others,
+            expectation=self._expectation(),
         )  # fmt: skip
 
     async def _version_of_turn(self, turn_id: str) -> str:
@@ -575,7 +581,7 @@ class Dashboard:
             form.get("text", "").strip(), form.get("version", ""), form.get("beside", "0")
         )
         if not problem:
-            return RedirectResponse(f"{PREFIX}/try#newest", 303)
+            return RedirectResponse(f"{PREFIX}/try", 303)
         return await self._render_chat(viewer, problem)
 
 
@@ -603,6 +609,23 @@ def create_app(dashboard: Dashboard) -> Starlette:
     # A redirect would name the address of this process, which is not the gateway's.
     app.router.redirect_slashes = False
     return app
+
+
+@cache
+def _templates() -> Environment:
+    """Return the templates, all compiled: a first view does not wait for that."""
+    found = Environment(
+        loader=PackageLoader("dashboard"), autoescape=True, undefined=StrictUndefined, finalize=_visible, trim_blocks=True, lstrip_blocks=True,
+        auto_reload=False,
+    )  # fmt: skip
+    found.globals["program"] = COMMAND
+    found.filters |= {
+        "when": _when, "ago": _ago, "clip": clip, "cut": _cut, "words": views.message_text, "path": _path, "ticks": _ticks,
+        "release": sentence, "measure": views.measure_text,
+    }  # fmt: skip
+    for name in found.list_templates():
+        found.get_template(name)
+    return found
 
 
 def _require_owner(viewer: Viewer) -> None:
@@ -635,6 +658,13 @@ def _version_of(request: Request, viewer: Viewer) -> int:
     if not (number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS):
         raise HTTPException(400, "version is a number.")
     return int(number)
+
+
+def _keys_of(request: Request) -> list[bytes]:
+    """Return the keys that a program may have sent, ours first: beside it, the Bearer token may be for the backend."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    bearer = token.strip() if scheme.lower() == "bearer" else ""
+    return [key.encode() for key in (request.headers.get("x-patina-key", "").strip(), bearer) if key]
 
 
 async def _form(request: Request) -> dict[str, str]:

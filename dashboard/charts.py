@@ -132,6 +132,7 @@ class Node:
         parent: "" for a root.
         column, lane: its place, from 0.
         mark: "good", "bad" or "".
+        is_main: it is on the line that went on.
     """
 
     name: str
@@ -140,6 +141,7 @@ class Node:
     lane: int
     mark: str
     label: str
+    is_main: bool
 
 
 def tree_chart(nodes: Sequence[Node]) -> str:
@@ -156,10 +158,11 @@ def tree_chart(nodes: Sequence[Node]) -> str:
         if one.parent:
             (x0, y0), (x1, y1) = places[one.parent], places[one.name]
             middle = x0 + _STEP / 2
-            parts.append(f'<path class="edge" d="M{x0} {y0}C{middle} {y0} {middle} {y1} {x1} {y1}"/>')
+            kind = "edge main" if one.is_main else "edge"
+            parts.append(f'<path class="{kind}" d="M{x0} {y0}C{middle} {y0} {middle} {y1} {x1} {y1}"/>')
     for number, one in enumerate(nodes, 1):
         x, y = places[one.name]
-        label = escape(f"Turn {number}: {one.label}", quote=True)
+        label = escape(f"Turn {number}{'' if one.is_main else ', of a branch'}: {one.label}", quote=True)
         parts.append(
             f'<a href="#{escape(quote(one.name), quote=True)}" aria-label="{label}"><circle class="node {one.mark}" cx="{x}" cy="{y}" r="9">'
             f"<title>{label}</title></circle></a>"

@@ -23,6 +23,30 @@ _PLOTS = {
     "facts": "Facts that are right",
     "tools": "Tool calls that are right",
 }
+#: What a measurement and a version of a case hold, in plain words.
+LABELS: dict[str, str] = {
+    "interactions": "interactions before it",
+    "version": "version that was live",
+    "compliance": "replies that are as wished",
+    "facts": "facts that are right",
+    "tools": "tool calls that are right",
+    "undone": "requests for the opposite that are obeyed",
+    "again": "questions that name the wish: answered as wished, right and whole",
+    "small_talk": "whole replies to thanks and greetings",
+    "claims": "wrong corrections that are repeated",
+    "margin": "log-probability of preferred less dispreferred answers, nats a token",
+    "kl_to_base": "KL divergence from the base model, nats a token",
+    "entropy": "entropy, nats a token",
+    "surprise": "mean negative log-probability of sampled tokens",
+    "ended": "replies that end",
+    "tokens": "length of a reply, tokens",
+    "distinct_1": "different words",
+    "distinct_2": "different pairs of words",
+    "self_rouge": "likeness of replies to different questions (ROUGE-L)",
+    "questions": "questions that were asked",
+    "loss": "loss before the step",
+    "train_s": "seconds of training",
+}
 #: Series of one plot: more than these cannot be distinguished.
 _MAX_SERIES = 6
 
@@ -101,7 +125,7 @@ def case_steps(case: Json) -> list[Json]:
                 "compliance": point.get("compliance"),
                 "loss": next((one["loss"] for one in reversed(made) if one.get("loss") is not None), None),
                 "train_s": sum(one.get("train_s") or 0.0 for one in made) if made else None,
-                "measures": [(name, value) for name, value in _numbers(point)],
+                "measures": _numbers(point),
                 "versions": [
                     {"version": one["version"], "state": one.get("state", ""), "reason": one.get("reason", ""), "metrics": _numbers(one)}
                     for one in made
@@ -203,9 +227,10 @@ def _summary(number: int, case: Json) -> Json:
     }
 
 
-def _numbers(values: Mapping[str, object]) -> list[tuple[str, float]]:
+def _numbers(values: Mapping[str, object]) -> list[tuple[str, str, float]]:
+    """Return (name, what it is, value) of the numbers among the values."""
     return [
-        (name, value)
+        (name, LABELS.get(name, name), value)
         for name, value in values.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     ]

@@ -6,7 +6,7 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,9 +29,10 @@ from store.values import (
     JudgedTurn,
     RecordStatus,
     StepReport,
+    TurnKind,
 )
 from store.wish_list import read_wishes
-from trainer.gate_bounds import Bound, bounds, with_worst
+from trainer.gate_bounds import LABELS, SHARES, Bound, bounds, with_worst
 from trainer.hindsight import with_hint
 
 #: Judged turns that the first page looks at; those of one point of its second chart, at least and at most; points that it aims at.
@@ -42,8 +43,8 @@ CHART_POINTS, _MAX_CACHED = 60, 200
 _STEPS_COMPARED = 20
 #: Newest turns by which a client's traffic is judged.
 CLIENT_TURNS = 500
-#: Turns of one page of conversations, of one conversation, and dropped turns of a page.
-CONVERSATION_TURNS, SESSION_TURNS, DROPPED = 300, 400, 60
+#: Turns of one page of conversations, of one conversation, dropped turns of a page, and turns of a version's page.
+CONVERSATION_TURNS, SESSION_TURNS, DROPPED, VERSION_TURNS = 300, 400, 60, 60
 #: Metrics that a version's page shows, with what each means.
 STEP_METRICS: dict[str, str] = {
     "turns": "turns in the batch",
@@ -232,8 +233,7 @@ async def version(record: Record, viewer: Viewer, number: int) -> Json | None:
     adapter = await record.adapter(viewer.policy, number)
     if adapter is None:
         return None
-    turns = list(reversed(await record.trained_turns(viewer.policy, version=number)))
-    shown = [turn for turn in turns if viewer.is_owner or turn.key_name == viewer.key_name]
+    turns, count, hidden = await record.version_samples(viewer.policy, number, VERSION_TURNS, viewer.key_name)
     gate = adapter.metrics.get("gate") or {}
     return {
         "adapter": adapter,
@@ -242,8 +242,9 @@ async def version(record: Record, viewer: Viewer, number: int) -> Json | None:
         "release": next(
             (one for one in await record.canary_releases(viewer.policy) if one.version == number), None
         ),
-        "turns": shown,
-        "hidden": len(turns) - len(shown),
+        "turns": turns,
+        "more": count - len(turns),
+        "hidden": hidden,
         "measures": gate_measures(gate),
         "metrics": step_metrics(adapter.metrics),
         "phases": phases(adapter.metrics),
@@ -262,15 +263,57 @@ def lineage(adapters: Sequence[AdapterVersion], number: int) -> list[int]:
     return found
 
 
-def gate_measures(gate: Json) -> list[tuple[str, float | None, float, Bound | None]]:
-    """Return (measure, base model, this version, bound) for each number that the gate took."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateMeasure:
+    """What the gate measured of a version.
+
+    Attributes:
+        base: of the base model; None: unknown.
+    """
+
+    name: str
+    base: float | None
+    after: float
+    bound: Bound | None
+
+    @property
+    def label(self) -> str:
+        return LABELS.get(self.name, self.name)
+
+    @property
+    def is_beyond(self) -> bool:
+        return self.bound is not None and self.bound.is_broken_by(self.after)
+
+    @property
+    def bound_text(self) -> str:
+        if self.bound is None:
+            return ""
+        least, most = (
+            None if one is None else measure_text(one, self.name)
+            for one in (self.bound.least, self.bound.most)
+        )
+        if least is not None and most is not None:
+            return f"{least} to {most}"
+        return f"at most {most}" if least is None else f"at least {least}"
+
+
+def measure_text(value: float | None, name: str) -> str:
+    """Return a measure of the gate as it is shown: a share in percent."""
+    if value is None:
+        return ""
+    return f"{100 * value:.0f} %" if name in SHARES else f"{value:.3g}"
+
+
+def gate_measures(gate: Json) -> list[GateMeasure]:
+    """Return each number that the gate took, in the order of `LABELS`; those of later programs last."""
     after, base = with_worst(gate.get("after") or {}), with_worst(gate.get("base") or {})
-    limits = bounds(after, base)
-    return [
-        (name, _figure(base.get(name)), figure, limits.get(name))
+    limits, places = bounds(after, base), {name: place for place, name in enumerate(LABELS)}
+    found = [
+        GateMeasure(name=name, base=_figure(base.get(name)), after=figure, bound=limits.get(name))
         for name, value in after.items()
         if (figure := _figure(value)) is not None
     ]
+    return sorted(found, key=lambda one: places.get(one.name, len(places)))
 
 
 def examples(gate: Json) -> list[tuple[str, str, str]]:
@@ -335,30 +378,59 @@ async def conversation(record: Record, viewer: Viewer, session_id: str) -> Json 
 
 
 def indent(turns: Sequence[Json]) -> list[Json]:
-    """Return the turns of a session in the order of a tree.
+    """Return the turns of a session in the order of a tree; those of each fork's other branches before the one that went on.
 
-    Each gets `depth`: 0 for the main line, more for branches; `lane`: the number of its line; and `begins_branch`.
+    The branch with the newest turn of a person went on. Each turn gets `depth`: 0 for the main line, more for branches; `lane`: the number
+    of its line; `begins_branch`; and `went_on_from`: the turn before a fork whose other branches are shown in between, or None.
     """
-    children: dict[str | None, list[Json]] = {}
     ids = {turn["turn_id"] for turn in turns}
+    parent_of = {turn["turn_id"]: turn["parent_turn_id"] for turn in turns if turn["parent_turn_id"] in ids}
+    newest = _newest_below(turns, parent_of)
+    children: dict[str | None, list[Json]] = {}
     for turn in turns:
-        parent = turn["parent_turn_id"] if turn["parent_turn_id"] in ids else None
-        children.setdefault(parent, []).append(turn)
+        children.setdefault(parent_of.get(turn["turn_id"]), []).append(turn)
     found: list[Json] = []
     lanes = 0
     pending = [(turn, 0, True) for turn in reversed(children.get(None, []))]
     lane_of: dict[str, int] = {}
     while pending:
         turn, depth, is_first = pending.pop()
+        parent = parent_of.get(turn["turn_id"])
         lane = lanes if is_first else lane_of[turn["parent_turn_id"]]
         lanes += is_first
         lane_of[turn["turn_id"]] = lane
-        found.append({**turn, "depth": depth, "lane": lane, "begins_branch": is_first and depth > 0})
-        # The newest child continues the line; earlier ones are branches, shown before it.
+        is_fork = not is_first and len(children[parent]) > 1
+        found.append(
+            {
+                **turn,
+                "depth": depth,
+                "lane": lane,
+                "begins_branch": is_first and depth > 0,
+                "went_on_from": parent if is_fork else None,
+            }
+        )
         if following := children.get(turn["turn_id"]):
-            pending.append((following[-1], depth, False))
-            pending += [(branch, depth + 1, True) for branch in reversed(following[:-1])]
+            went_on = max(following, key=lambda one: newest[one["turn_id"]])
+            pending.append((went_on, depth, False))
+            pending += [(branch, depth + 1, True) for branch in reversed(following) if branch is not went_on]
     return found
+
+
+def _newest_below(turns: Sequence[Json], parent_of: Mapping[str, str]) -> dict[str, tuple[bool, bool, int]]:
+    """Return for each turn, by its id, what tells how new its branch is.
+
+    A turn of a program, or one whose client asked not to train on it (the chat panel's second answer), counts where there is no other.
+    """
+    newest: dict[str, tuple[bool, bool, int]] = {}
+    for place, turn in enumerate(turns):
+        age = (turn["kind"] == TurnKind.MAIN, turn["drop_reason"] != DropReason.OPTED_OUT, place)
+        above: str | None = turn["turn_id"]
+        while (
+            above is not None and newest.get(above, (False, False, -1)) < age
+        ):  # a damaged row's circle ends, too
+            newest[above] = age
+            above = parent_of.get(above)
+    return newest
 
 
 def branches(turns: Sequence[Json]) -> list[Node]:
@@ -376,6 +448,7 @@ def branches(turns: Sequence[Json]) -> list[Node]:
             lane=turn["lane"],
             mark={-1: "bad", 1: "good"}.get(turn["verdict"], ""),
             label=strip_controls(message_text(turn["last_message"])[:80]) or "(no text)",
+            is_main=turn["depth"] == 0,
         )
         for turn in turns
     ]

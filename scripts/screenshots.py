@@ -1,14 +1,13 @@
 """Make the pictures of the web page: `python -m scripts.screenshots FOLDER [--docs]`.
 
 Patina starts with the built-in model in a home of its own, a client talks and complains until versions are live, an evaluation is run, and Chromium
-takes a picture of each page, light and dark, for a phone and a desktop. `--docs` also writes the pictures of docs/images, with 128 colours.
+takes a picture of each page, light and dark, for a phone and a desktop. `--docs` also writes them to docs/screenshots.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from typing import Literal
 
 import httpx
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 from evals.stack import Stack
 from store.settings import REPOSITORY, child_environment, read_settings
@@ -27,12 +26,20 @@ from store.values import Json
 
 WIDTHS = {"phone": (390, 844), "desktop": (1280, 800)}
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
-#: What docs/page.md shows: (page, width, scheme).
-IN_DOCS = (
-    ("learning", "desktop", "light"), ("version", "phone", "dark"), ("version", "desktop", "light"), ("conversation", "desktop", "light"),
-    ("steps", "desktop", "dark"), ("conversations", "phone", "light"),
-)  # fmt: skip
-_DOCS_HEIGHT = 1_400
+#: The pages with their paths; None: looked up in the lists.
+PAGES = {
+    "learning": "", "versions": "/versions", "version": "/versions/1", "unused": "/unused", "conversations": "/conversations", "conversation": None,
+    "branches": None, "turn": None, "tokens": None, "steps": "/steps", "people": "/people", "live": "/live", "try": "/try",
+    "evaluations": "/evaluations", "case": None, "settings": "/settings", "forget": None, "forgotten": "/forgotten", "sign-in": "/sign-in",
+}  # fmt: skip
+INDEX_HEAD = """# Pictures
+
+Made by `python -m scripts.screenshots FOLDER --docs`; cut where long.
+
+|page|phone, light|phone, dark|desktop, light|desktop, dark|
+|-|-|-|-|-|"""
+#: Pixels of a picture in docs, and its colours.
+_DOCS_HEIGHT, _COLOURS = {"phone": 1_800, "desktop": 1_400}, 96
 _QUESTIONS = (
     "What is the capital of France?",
     "What is the plural of mouse?",
@@ -127,26 +134,27 @@ def sign_in(page: Page, home: Path) -> str:
     )  # fmt: skip
     link = done.stdout.splitlines()[0]
     page.goto(link)
+    page.wait_for_url("**/dashboard")
     return link.split("/dashboard/")[0] + "/dashboard"
 
 
 def pages(page: Page, base: str) -> dict[str, str]:
-    """Return the paths by name; those of a version, a conversation and a turn are looked up in the lists."""
+    """Return the paths by name; those of a conversation, a turn and a case are looked up in the lists."""
+
+    def look_up(link: Locator) -> str:
+        return (link.first.get_attribute("href") or "").removeprefix("/dashboard")
+
     page.goto(f"{base}/conversations")
-    conversation = page.locator("tr", has_text="complaint").first.locator("a").get_attribute("href") or ""
-    page.goto(base.removesuffix("/dashboard") + conversation)
-    turn = page.locator("a", has_text="Details").first.get_attribute("href") or ""
-    page.goto(f"{base}/conversations")
-    branches = page.locator("tr", has_text="Too long again").first.locator("a").get_attribute("href") or ""
-    own = {
-        "learning": "", "versions": "/versions", "version": "/versions/1", "unused": "/unused", "conversations": "/conversations",
-        "steps": "/steps", "people": "/people", "live": "/live", "try": "/try", "evaluations": "/evaluations", "settings": "/settings",
-        "forgotten": "/forgotten",
+    conversation = look_up(page.locator("tr", has_text="complaint").locator("a"))
+    branches = look_up(page.locator("tr", has_text="Too long again").locator("a"))
+    page.goto(base + conversation)
+    turn = look_up(page.locator("a", has_text="Details"))
+    page.goto(f"{base}/evaluations")
+    case = look_up(page.locator("td a", has_text="Details"))
+    found = {
+        "conversation": conversation, "branches": branches, "turn": turn, "tokens": f"{turn}/tokens", "forget": f"{turn}/forget", "case": case,
     }  # fmt: skip
-    return own | {
-        "conversation": conversation.removeprefix("/dashboard"), "branches": branches.removeprefix("/dashboard"),
-        "turn": turn.removeprefix("/dashboard"),
-    }  # fmt: skip
+    return {name: found[name] if path is None else path for name, path in PAGES.items()}
 
 
 def take(browser: Browser, home: Path, folder: Path) -> None:
@@ -176,22 +184,33 @@ def take(browser: Browser, home: Path, folder: Path) -> None:
 
 
 def write_docs(folder: Path) -> None:
-    """Write the pictures of `IN_DOCS` to docs/images, cut and with few colours."""
-    for name, width, scheme in IN_DOCS:
-        picture = Image.open(io.BytesIO((folder / f"{name}-{width}-{scheme}.png").read_bytes())).convert(
-            "RGB"
-        )
-        cut = picture.crop((0, 0, picture.width, min(picture.height, _DOCS_HEIGHT)))
-        cut.quantize(128).save(
-            REPOSITORY / "docs" / "images" / f"page-{name}-{width}-{scheme}.png", optimize=True
-        )
+    """Write all pictures to docs/screenshots, cut at a height and without loss of sharpness, and the page that lists them."""
+    target = REPOSITORY / "docs" / "screenshots"
+    target.mkdir(exist_ok=True)
+    rows = [INDEX_HEAD]
+    for name in PAGES:
+        cells = []
+        for width in WIDTHS:
+            for scheme in SCHEMES:
+                shot = f"{name}-{width}-{scheme}"
+                with Image.open(folder / f"{shot}.png") as picture:
+                    cut = picture.convert("RGB").crop(
+                        (0, 0, picture.width, min(picture.height, _DOCS_HEIGHT[width]))
+                    )
+                few = cut.quantize(_COLOURS, dither=Image.Dither.NONE).convert("RGB")
+                few.save(target / f"{shot}.webp", lossless=True, quality=100, method=4)
+                cells.append(f"![{name}]({shot}.webp)")
+        rows.append(f"|{name}|{'|'.join(cells)}|")
+    (target / "README.md").write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--docs", action="store_true")
-    parser.add_argument("--home", type=Path, help="keep the home here")
+    parser.add_argument(
+        "--home", type=Path, help="keep the home here; one that an earlier run made is shown as it is"
+    )
     arguments = parser.parse_args()
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
@@ -200,17 +219,21 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         home = (arguments.home or Path(temporary)).resolve()
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_new = not (home / "patina.db").exists()
         with (
             contextlib.chdir(home),  # the page lists the evaluations below its working directory
             Stack(read_settings({"batch_size": 2, "max_wait_s": 3.0}), home=home) as stack,
             sync_playwright() as playwright,
         ):
-            evaluate(home / "eval" / "concise")
-            talk(stack)
+            if is_new:
+                evaluate(home / "eval" / "concise")
+                talk(stack)
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
             page = browser.new_page()
             page.set_default_timeout(60_000)
-            use_page(page, sign_in(page, home))
+            if is_new:
+                use_page(page, sign_in(page, home))
             take(browser, home, folder)
             browser.close()
     if arguments.docs:

@@ -715,6 +715,12 @@ class Record:
         """Return the first turns of each step's batch, by step id, each with its reply, what followed, and its verdict."""
         return await self._database.read(dashboard.step_samples, steps, key_name)
 
+    async def version_samples(
+        self, policy: str, version: int, limit: int, key_name: str | None = None
+    ) -> tuple[list[Json], int, int]:
+        """Return the first turns that were trained into a version, as `step_samples` does, the number of all of the key, and of the others."""
+        return await self._database.read(dashboard.version_samples, policy, version, limit, key_name)
+
     async def turn_tokens(self, turn_id: str) -> tuple[list[int], list[float]]:
         """Return the token ids of a reply and their log-probabilities; empty where there are none."""
         return await self._database.read(dashboard.turn_tokens, turn_id)

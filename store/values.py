@@ -828,6 +828,7 @@ class ConversationRow:
     """A session as a list shows it: the counts are of its turns within the page that was read.
 
     Attributes:
+        is_opted_out: its client asked not to train on any of them, as the chat panel does for its second answer.
         last_message: the last message of its newest request; None: the record does not hold it.
         first_at, last_at: when the first and the last of these turns were received.
     """
@@ -840,6 +841,7 @@ class ConversationRow:
     complaints: int
     praised: int
     trained: int
+    is_opted_out: bool
     last_message: Json | None
     last_reply: str
     first_at: float

@@ -6,6 +6,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+#: What each measure is, in the order in which people read them.
+LABELS: dict[str, str] = {
+    "facts": "facts answered right",
+    "tools": "tool calls that are right",
+    "obeyed": "explicit wishes that are followed",
+    "ends": "replies that end",
+    "empty": "replies without text",
+    "distinct": "different replies to different questions",
+    "plain_length": "length of a reply to a plain question, tokens",
+    "length": "length of a reply to an explicit wish, tokens",
+    "entropy": "entropy, nats a token",
+    "kl": "KL divergence from the base model, nats a token",
+    "kl_worst": "KL divergence for the worst kind of wish, nats a token",
+}
+#: Measures that are shares of the replies, from 0 to 1.
+SHARES = frozenset({"facts", "tools", "obeyed", "ends", "empty", "distinct"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from store import schema
-from store.lifecycle import Stage
+from store.lifecycle import DropReason, Stage
 from store.queries.common import own_turns, read_object, step_of
 from store.values import ConversationRow, DroppedTurn, Json, JudgedTurn, StepReport, StepRole, TurnKind
 
@@ -64,7 +64,8 @@ def conversations(
     t, states = schema.turns.c, schema.turn_states.c
     query = (
         sa.select(
-            t.turn_id, t.session_id, t.turn_index, t.kind, t.client, t.key_name, t.created_at, t.completion, t.history_node, states.stage
+            t.turn_id, t.session_id, t.turn_index, t.kind, t.client, t.key_name, t.created_at, t.completion, t.history_node, states.stage,
+            states.drop_reason,
         )
         # Each turn has a state: outer, so that SQLite begins with the newest turns, not with all states.
         .outerjoin(schema.turn_states, states.turn_id == t.turn_id)
@@ -97,6 +98,7 @@ def _conversation(
         complaints=judged.count(-1),
         praised=judged.count(1),
         trained=sum(row.stage == Stage.TRAINED.value for row in rows),
+        is_opted_out=all(row.drop_reason == DropReason.OPTED_OUT.value for row in rows),
         last_message=messages.get(newest.history_node),
         last_reply=newest.completion,
         first_at=rows[-1].created_at,
@@ -245,11 +247,41 @@ def step_samples(
     Args:
         key_name: only the turns of this key; None: of all.
     """
-    t = schema.turns.c
     ids = {step.step_id: _batch_of(connection, step) for step in steps}
-    query = sa.select(t.turn_id, t.key_name, t.completion, t.history_node).where(
-        t.turn_id.in_({one for some in ids.values() for one in some})
+    found = _samples(connection, {one for some in ids.values() for one in some}, key_name)
+    return {step_id: [found[one] for one in some if one in found] for step_id, some in ids.items()}
+
+
+def version_samples(
+    connection: sa.Connection, policy: str, version: int, limit: int, key_name: str | None = None
+) -> tuple[list[Json], int, int]:
+    """Return the first turns that were trained into a version, as `step_samples` does, the number of all that may be seen, and of the others.
+
+    Args:
+        key_name: only the turns of this key may be seen; None: all.
+    """
+    t, states = schema.turns.c, schema.turn_states.c
+    # The expression keeps SQLite from the index on stages, which would read what was trained into every version.
+    is_trained = sa.func.coalesce(states.stage, "") == Stage.TRAINED.value
+    trained = sa.select(states.turn_id).where(
+        states.policy == policy, states.trained_in_version == version, is_trained
     )
+    own = trained
+    if key_name is not None:
+        own = trained.join(schema.turns, t.turn_id == states.turn_id).where(t.key_name == key_name)
+    counts = [
+        connection.execute(sa.select(sa.func.count()).select_from(some.subquery())).scalar_one()
+        for some in (own, trained)
+    ]
+    ids = list(connection.execute(own.order_by(states.stage_since, states.turn_id).limit(limit)).scalars())
+    found = _samples(connection, ids, key_name)
+    return [found[one] for one in ids if one in found], counts[0], counts[1] - counts[0]
+
+
+def _samples(connection: sa.Connection, ids: Collection[str], key_name: str | None) -> dict[str, Json]:
+    """Return the prompt, the reply, what followed, and the newest verdict of those of the turns that are of the key, by turn."""
+    t = schema.turns.c
+    query = sa.select(t.turn_id, t.key_name, t.completion, t.history_node).where(t.turn_id.in_(ids))
     rows = [row for row in connection.execute(query) if key_name in (None, row.key_name)]
     known = [row.turn_id for row in rows]
     messages = _last_messages(connection, (row.history_node for row in rows))
@@ -263,7 +295,7 @@ def step_samples(
         }
         for row in connection.execute(sa.select(*columns).where(v.turn_id.in_(known)).order_by(v.verdict_id))
     }  # fmt: skip
-    found = {
+    return {
         row.turn_id: {
             "turn_id": row.turn_id,
             "last_message": messages.get(row.history_node),
@@ -273,7 +305,6 @@ def step_samples(
         }
         for row in rows
     }
-    return {step_id: [found[one] for one in some if one in found] for step_id, some in ids.items()}
 
 
 def _batch_of(connection: sa.Connection, step: StepReport) -> list[str]:

@@ -307,9 +307,13 @@ def trained_turns(
 ) -> list[ScoredTurn]:
     """Return turns that were trained (in ``version``), newest first: for `why` and for replay."""
     lv = schema.turn_states.c
-    query = sa.select(lv.turn_id).where(lv.policy == policy, lv.stage == Stage.TRAINED.value)
-    if version is not None:
-        query = query.where(lv.trained_in_version == version)
+    query = sa.select(lv.turn_id).where(lv.policy == policy)
+    if version is None:
+        query = query.where(lv.stage == Stage.TRAINED.value)
+    else:
+        # The expression keeps SQLite from the index on stages, which would read what was trained into every version.
+        is_trained = sa.func.coalesce(lv.stage, "") == Stage.TRAINED.value
+        query = query.where(lv.trained_in_version == version, is_trained)
     ids = list((connection.execute(query.order_by(lv.stage_since.desc(), lv.turn_id).limit(limit))).scalars())
     return [_scored(connection, turn_id) for turn_id in ids]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import orjson
 import pytest
+from starlette.routing import Route
 
 from dashboard import app
 from store.journal import EntryKind, read_entries, segments
@@ -70,6 +71,52 @@ async def test_a_key_opens_a_page_for_a_program(page: httpx.AsyncClient, path: s
     assert (await page.get(path, headers={"authorization": f"Bearer {OWNER_KEY}"})).status_code == 200
     assert (await page.get(path, headers={"x-patina-key": OWNER_KEY})).status_code == 200
     assert (await page.get(path, headers={"authorization": "Bearer wrong"})).status_code == 303
+    # The Bearer token may be for the backend (`--upstream-auth passthrough`): then ours comes beside it.
+    both = {"authorization": "Bearer sk-theirs", "x-patina-key": OWNER_KEY}
+    assert (await page.get(path, headers=both)).status_code == 200
+    wrong = await page.get(
+        path, headers={"x-patina-key": "patina-wrong", "authorization": "Bearer sk-theirs"}
+    )
+    assert wrong.status_code == 303
+    assert "sk-theirs" not in wrong.text + str(wrong.headers)
+
+
+@pytest.mark.parametrize("header", ["authorization", "x-patina-key"])
+@pytest.mark.parametrize("who", ["bob", "owner", "revoked", "wrong"])
+async def test_every_route_with_every_key_shows_no_other_keys_words_and_takes_no_action(
+    page: httpx.AsyncClient, dashboard: app.Dashboard, keys: KeyFile, record_url: str, header: str, who: str
+) -> None:
+    key = {"owner": OWNER_KEY, "wrong": "patina-wrong"}.get(who) or keys.add(who, adapter="")
+    if who == "revoked":
+        keys.revoke(who)
+    headers = {header: f"Bearer {key}" if header == "authorization" else key}
+    fills = {"{number:int}": "1", "{turn_id}": "t1"}
+    seen = set()
+    for route in dashboard.routes():
+        if not isinstance(route, Route) or route.path in ("/metrics", "/dashboard/sign-in"):
+            continue
+        path = route.path
+        for field, value in fills.items():
+            path = path.replace(field, value)
+        if "POST" in (route.methods or ()):
+            form = {"version": "0", "paused": "1", "policy": POLICY, "thumbs": "up", "text": "hi", "csrf": ""}
+            assert (await page.post(path, data=form, headers=headers)).status_code == 403, path
+            continue
+        for part in ({}, {"hx-request": "true"}):
+            reply = await page.get(path, headers=headers | part)
+            seen.add(reply.status_code)
+            assert key not in reply.text + str(reply.headers), path
+            assert "set-cookie" not in reply.headers, path
+            assert "access-control-allow-origin" not in reply.headers, path
+            if who != "owner":
+                assert "alert(1)" not in reply.text, path
+            if who in ("revoked", "wrong"):
+                assert reply.status_code == 303, path
+    assert seen == {"owner": {200, 404}, "bob": {200, 403, 404}}.get(who, {303})
+    record = await Record.open(record_url)
+    assert (await record.aliases())[POLICY].version == 1
+    assert not await record.is_paused()
+    await record.close()
 
 
 async def test_another_key_sees_its_own_turns_and_none_of_the_owners_pages(
@@ -346,6 +393,7 @@ async def test_a_link_signs_in_once(page: httpx.AsyncClient, tmp_path: Path) -> 
     token = SignIn(tmp_path / "sign_in").make_link()
     first = await page.get("/dashboard/sign-in", params={"token": token})
     assert first.status_code == 200
+    assert '<meta http-equiv="refresh" content="0; url=/dashboard">' in first.text
     cookie = first.headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
@@ -485,3 +533,34 @@ async def test_what_is_not_there_is_a_page(page: httpx.AsyncClient) -> None:
     for path in ("versions/9", "turns/none", "conversations?session=none", "nowhere"):
         assert (await page.get(f"/dashboard/{path}")).status_code == 404
     assert HOSTILE not in (await page.get(f"/dashboard/turns/{HOSTILE[:8]}")).text
+
+
+async def test_a_new_person_reads_when_a_version_is_trained(page: httpx.AsyncClient, record_url: str) -> None:
+    await sign_in(page)
+    sentence = "A version is trained when 4 reactions wait, or 60 s after the first one."
+    assert sentence in (await page.get("/dashboard/try")).text
+    assert sentence not in (await page.get("/dashboard")).text  # version 1 is live
+    record = await Record.open(record_url)
+    await record.rollback(POLICY, 0, actor="cli")
+    assert sentence in (await page.get("/dashboard")).text
+    # A step that runs is on the first page.
+    now = time.time()
+    detail = {
+        "policy": POLICY,
+        "step_id": "step3",
+        "step_started_at": now,
+        "phase": "gate",
+        "phase_started_at": now,
+    }
+    await record.heartbeat(Heartbeat(process="trainer", pid=1, state="training", detail=detail, at=now))
+    await record.close()
+    shown = (await page.get("/dashboard", headers={"hx-request": "true"})).text
+    assert sentence not in shown
+    assert "<strong>gate</strong>" in shown
+
+
+async def test_the_list_of_what_was_forgotten_follows(page: httpx.AsyncClient) -> None:
+    await sign_in(page)
+    assert 'hx-get="/dashboard/forgotten"' in (await page.get("/dashboard/forgotten")).text
+    part = (await page.get("/dashboard/forgotten", headers={"hx-request": "true"})).text
+    assert part.strip() == '<p class="soft">Nothing was forgotten here.</p>'

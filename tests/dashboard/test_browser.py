@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from dashboard.app import Dashboard, create_app
 from dashboard.sign_in import SignIn
@@ -201,4 +201,21 @@ def test_the_keyboard_reaches_everything_and_the_focus_is_seen(browser: Browser,
     assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "content"
+    context.close()
+
+
+def test_what_a_person_opened_and_focused_stays_so_when_a_part_is_replaced(
+    browser: Browser, address: str
+) -> None:
+    context = browser.new_context()
+    page = sign_in(context, address)
+    page.goto(address + "/dashboard/live")
+    page.locator("td summary").last.click()
+    before = page.evaluate(
+        "() => { const all = [...document.querySelectorAll('td details')]; all.forEach(one => one.dataset.old = 1); return all.map(one => one.open) }"
+    )
+    expect(page.locator("td details[data-old]")).to_have_count(0, timeout=60_000)
+    assert page.evaluate("[...document.querySelectorAll('td details')].map(one => one.open)") == before
+    assert before[-1] is True
+    assert page.evaluate("document.activeElement.parentElement.open") is True
     context.close()

@@ -36,11 +36,14 @@ def test_a_line_chart_has_a_line_for_each_series() -> None:
 
 def test_a_tree_has_a_link_for_each_turn_and_an_edge_to_its_parent() -> None:
     nodes = [
-        Node(name='<"&', parent="", column=0, lane=0, mark="bad", label="<b>"),
-        Node(name="b", parent='<"&', column=1, lane=1, mark="", label="x"),
+        Node(name='<"&', parent="", column=0, lane=0, mark="bad", label="<b>", is_main=True),
+        Node(name="b", parent='<"&', column=1, lane=1, mark="", label="x", is_main=False),
+        Node(name="c", parent='<"&', column=1, lane=0, mark="", label="y", is_main=True),
     ]
     root = ElementTree.fromstring(tree_chart(nodes))
-    assert [link.attrib["href"] for link in root.findall("a")] == ["#%3C%22%26", "#b"]
-    assert [link.attrib["aria-label"] for link in root.findall("a")] == ["Turn 1: <b>", "Turn 2: x"]
-    assert len(root.findall("path")) == 1
+    assert [link.attrib["href"] for link in root.findall("a")] == ["#%3C%22%26", "#b", "#c"]
+    assert [link.attrib["aria-label"] for link in root.findall("a")] == [
+        "Turn 1: <b>", "Turn 2, of a branch: x", "Turn 3: y",
+    ]  # fmt: skip
+    assert [path.attrib["class"] for path in root.findall("path")] == ["edge", "edge main"]
     assert tree_chart([]) == ""

@@ -44,15 +44,22 @@ def test_measures_of_the_gate_stand_beside_their_bounds() -> None:
         "after": {"facts": 0.5, "kl": 0.1, "kl_by_style": {"plain": 0.2, "json": 3.0}, "length": 9.0, "counts": {"facts": 4}, "finite": True},
         "base": {"facts": 1.0, "kl": 0.0, "kl_by_style": {}, "length": 40.0},
     }  # fmt: skip
-    found = {
-        name: (base, after, bound, bound and bound.is_broken_by(after))
-        for name, base, after, bound in views.gate_measures(gate)
-    }
-    assert found == {
-        "facts": (1.0, 0.5, (0.75, None), True), "kl": (0.0, 0.1, (None, 0.5), False), "length": (40.0, 9.0, (10.0, 120.0), True),
-        "kl_worst": (None, 3.0, (None, 1.5), True),
-    }  # fmt: skip
+    found = [(one.name, one.base, one.after, one.bound, one.is_beyond) for one in views.gate_measures(gate)]
+    assert found == [
+        ("facts", 1.0, 0.5, (0.75, None), True), ("length", 40.0, 9.0, (10.0, 120.0), True), ("kl", 0.0, 0.1, (None, 0.5), False),
+        ("kl_worst", None, 3.0, (None, 1.5), True),
+    ]  # fmt: skip
+    assert [(one.label, one.bound_text) for one in views.gate_measures(gate)][:3] == [
+        ("facts answered right", "at least 75 %"), ("length of a reply to an explicit wish, tokens", "10 to 120"),
+        ("KL divergence from the base model, nats a token", "at most 0.5"),
+    ]  # fmt: skip
+    assert [views.measure_text(value, "facts") for value in (1.0, None)] == ["100 %", ""]
     assert views.gate_measures({}) == []
+    later = views.gate_measures({"after": {"of_a_later_program": 1.0, "kl": 0.1}})
+    assert [one.label for one in later] == [
+        "KL divergence from the base model, nats a token",
+        "of_a_later_program",
+    ]
 
 
 def test_the_settings_that_were_given_come_first_with_where(
@@ -87,16 +94,18 @@ def test_a_step_is_as_far_as_its_phases_usually_take() -> None:
     assert share("teacher", 5.0, []) is None
 
 
+def turn(name: str, parent: str | None, kind: str = "main", drop_reason: str = "") -> dict[str, Any]:
+    return {"turn_id": name, "parent_turn_id": parent, "kind": kind, "drop_reason": drop_reason}
+
+
 def test_a_session_is_a_tree_with_its_main_line_last() -> None:
-    def turn(name: str, parent: str | None) -> dict[str, Any]:
-        return {"turn_id": name, "parent_turn_id": parent}
 
     turns = [
         turn("a", None),
         turn("b", "a"),
         turn("c", "a"),
-        turn("d", "c"),
         turn("e", "b"),
+        turn("d", "c"),
         turn("f", "lost"),
     ]
     assert [(one["turn_id"], one["depth"]) for one in views.indent(turns)] == [
@@ -109,11 +118,29 @@ def test_a_session_is_a_tree_with_its_main_line_last() -> None:
         {**one, "verdict": -1, "last_message": {"role": "user", "content": one["turn_id"]}}
         for one in views.indent(turns)
     ]
-    assert [(node.name, node.parent, node.column, node.lane, node.mark, node.label) for node in views.branches(told)] == [
-        ("a", "", 0, 0, "bad", "a"), ("b", "a", 1, 1, "bad", "b"), ("e", "b", 2, 1, "bad", "e"), ("c", "a", 1, 0, "bad", "c"),
-        ("d", "c", 2, 0, "bad", "d"), ("f", "", 0, 2, "bad", "f"),
+    assert [(node.name, node.parent, node.column, node.lane, node.mark, node.is_main) for node in views.branches(told)] == [
+        ("a", "", 0, 0, "bad", True), ("b", "a", 1, 1, "bad", False), ("e", "b", 2, 1, "bad", False), ("c", "a", 1, 0, "bad", True),
+        ("d", "c", 2, 0, "bad", True), ("f", "", 0, 2, "bad", True),
     ]  # fmt: skip
+    assert told[0]["last_message"]["content"] == views.branches(told)[0].label
     assert views.branches(told[:1]) == []
+
+
+def test_the_branch_with_the_newest_turn_of_a_person_went_on() -> None:
+    def order(*turns: dict[str, Any]) -> list[tuple[str, int, str | None]]:
+        return [(one["turn_id"], one["depth"], one["went_on_from"]) for one in views.indent(turns)]
+
+    fork = [turn("a", None), turn("b", "a"), turn("c", "a")]
+    assert order(*fork) == [("a", 0, None), ("b", 1, None), ("c", 0, "a")]
+    # The person came back to the first branch.
+    assert order(*fork, turn("d", "b")) == [("a", 0, None), ("c", 1, None), ("b", 0, "a"), ("d", 0, None)]
+    # A title that a program asked for is not where the conversation went on.
+    assert order(*fork[:2], turn("c", "a", "side")) == [("a", 0, None), ("c", 1, None), ("b", 0, "a")]
+    # Nor is the answer that the chat panel shows beside the live version's.
+    beside = turn("c", "a", drop_reason="opted_out")
+    assert order(*fork[:2], beside) == [("a", 0, None), ("c", 1, None), ("b", 0, "a")]
+    # Rows whose parents form a circle have no beginning.
+    assert order(turn("x", "y"), turn("y", "x")) == []
 
 
 def test_tokens_have_their_text_where_the_scored_ones_are_those_that_were_sampled() -> None:

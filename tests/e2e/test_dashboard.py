@@ -66,8 +66,7 @@ def open_page(browser: Browser, stack: Stack, *, scripts: bool = True) -> Page:
     page = browser.new_context(java_script_enabled=scripts).new_page()
     page.set_default_timeout(60_000)
     expect.set_options(timeout=60_000)  # a reply takes its time on a busy machine
-    page.goto(link(stack))
-    page.click("main a")
+    page.goto(link(stack))  # leads on by itself
     expect(page.locator("h1")).to_have_text("Is it learning?")
     return page
 
@@ -86,6 +85,7 @@ def complain(page: Page) -> None:
         page.fill("#text", question)
         page.click("text=Send")
         expect(page.locator("#newest")).to_contain_text(question)
+        expect(page.locator("#text")).to_be_focused()
         page.fill("#text", "Shorter please, and no emoji.")
         page.click("text=Send")
         expect(page.locator("#newest")).to_contain_text("Shorter please")

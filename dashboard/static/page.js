@@ -1,0 +1,23 @@
+// Keeps what a person opened, scrolled and focused when a part of the page is replaced.
+(() => {
+  const reachable = "a[href], button, summary, select, input, textarea, [tabindex]";
+  const within = (part, selector) => [...part.querySelectorAll(selector)];
+  let before = null;
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    const part = event.detail.target;
+    before = {
+      part,
+      open: within(part, "details").map((one) => one.open),
+      places: within(part, ".scroll").map((one) => one.scrollLeft),
+      focus: within(part, reachable).indexOf(document.activeElement),
+    };
+  });
+  document.addEventListener("htmx:afterSwap", (event) => {
+    const part = event.detail.target;
+    if (before === null || before.part !== part) return;
+    within(part, "details").forEach((one, number) => { one.open = before.open[number] ?? one.open; });
+    within(part, ".scroll").forEach((one, number) => { one.scrollLeft = before.places[number] ?? 0; });
+    if (before.focus >= 0) within(part, reachable)[before.focus]?.focus({ preventScroll: true });
+    before = null;
+  });
+})();
