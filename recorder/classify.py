@@ -284,6 +284,10 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
     codes = ["bias", *(f"ask_{code}" for code in sorted(ask)), *(f"role_{code}" for code in sorted(role))]
     codes += _combined(ask, role, words or trailing, is_opening=not answered)
     codes += _form_codes(words, texts, role, system, is_opening=not answered)
+    is_agent = any("Thought:" in t and bool(_AGENT_STEP.search(t)) for t in (system, *texts[-1:]))
+    if is_agent and "open_field" in codes:
+        codes.remove("open_field")  # "Thought:" is where an agent's step begins
+    structured = is_structured(request)
     limit = request.get("max_completion_tokens") or request.get("max_tokens")
     tools = request.get("tools")
     is_one_tool = not answered and isinstance(tools, list) and len(tools) == 1
@@ -295,10 +299,10 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
         "tools_used": any(m.get("role") == "tool" or m.get("tool_calls") for m in messages[-12:]),
         "tool_results": bool(messages) and messages[-1].get("role") in ("tool", "function"),
         "long_system": len(system) > _SHORT_SYSTEM_CHARS,
-        "structured": is_structured(request),
-        "structured_opening": is_structured(request) and not answered,
-        "role_topic_structured": is_structured(request) and bool(role & _TOPIC_CODES),
-        "agent_form": _is_agents_form(system, texts),
+        "structured": structured,
+        "structured_opening": structured and not answered,
+        "role_topic_structured": structured and bool(role & _TOPIC_CODES),
+        "agent_form": is_agent,
         "written_schema": not answered and bool(_WRITTEN_SCHEMA.search(_bounded("\n".join(texts)))),
         "forced_tool": is_forced,
         "probe": isinstance(limit, int) and ((limit == 1 and (not answered or bool(role))) or (not answered and limit <= 5 and bool(_GREETING.match(words)))),
@@ -311,8 +315,12 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
         "no_words": bool(texts) and not words and bool(texts[-1].strip()) and len(texts[-1]) > 200,
     }  # fmt: skip
     codes += [code for code, holds in checks.items() if holds]
+    return codes + _crossed(codes) if "form" in codes or "awaits_next_line" in codes else codes
+
+
+def _crossed(codes: Iterable[str]) -> list[str]:
     found = set(codes)
-    return codes + [code for code, (needed, barred) in CROSSED.items() if needed <= found and not barred & found]
+    return [code for code, (needed, barred) in CROSSED.items() if needed <= found and not barred & found]
 
 
 def _combined(ask: frozenset[str], role: frozenset[str], words: str, *, is_opening: bool) -> list[str]:
@@ -372,7 +380,7 @@ def _form_codes(
         "only_dialogue": bool(spoken or packed) and bool(system) and not waits and (packed or len(lines) <= spoken + 2 or starts[0].startswith((*_PEOPLE, *_MODELS))),
         "container": bool(_CONTAINER.search(text)),
         "form": is_opening and sum(1 for line in lines if _SLOT.match(line)) >= 2,
-        "open_field": is_opening and not waits and field is not None and not _is_agents_form(system, texts),
+        "open_field": is_opening and not waits and field is not None,
         "awaits_next_line": waits,
         "diff": is_opening and diff is not None and (diff.start() > 100 or bool(role)),
         "cursor": is_opening and bool(_CURSOR.search(text)),
@@ -384,12 +392,6 @@ def _form_codes(
 @lru_cache(maxsize=512)  # system prompts recur
 def _word_codes(text: str) -> frozenset[str]:
     return find_words(text)
-
-
-def _is_agents_form(system: str, texts: Sequence[str]) -> bool:
-    """Whether the prompt gives an agent's steps as lines of text ("Thought:", "Action:"), as frameworks without tool calls do."""
-    text = _bounded(f"{system}\n{texts[-1] if texts else ''}")
-    return "Thought:" in text and bool(_AGENT_STEP.search(text))
 
 
 def _bounded(text: str) -> str:

@@ -36,11 +36,11 @@ PRECISION_TABLE = Path(__file__).parent / "precision.json"
 #: Least precision, and least number of measured cases, with which a pattern decides alone.
 PRECISE, ENOUGH_CASES = 0.97, 12
 #: Least probability with which the classifier decides alone, chosen on the development sets (docs/scoring.md).
-SURE_COMPLAINT, SURE_PRAISE = 0.7, 0.72
+SURE_COMPLAINT, SURE_PRAISE = 0.6, 0.68
 #: ... and before a judge is asked. What is decided with less yields to a judge that disagrees.
 CERTAIN = 0.9
 #: Least probability with which it confirms a complaint, and praise, that a pattern found but cannot decide alone: sarcasm praises.
-AGREES, AGREES_PRAISE = 0.55, 0.65
+AGREES, AGREES_PRAISE = 0.5, 0.6
 #: ... with which it overrules a pattern that could.
 OVERRULES = 0.9
 #: Confidence of a message that only gives another name or number than the reply; a judge may disagree.
@@ -63,11 +63,42 @@ _EXCERPT = re.compile(
     re.DOTALL,
 )
 #: Words that may stand between them.
-_LINKS = frozenset("a an the in for at with this that ein eine der die das un une le la el il o um e i y et und and".split())
+_LINKS = frozenset(
+    [
+        "a",
+        "an",
+        "the",
+        "in",
+        "for",
+        "at",
+        "with",
+        "this",
+        "that",
+        "ein",
+        "eine",
+        "der",
+        "die",
+        "das",
+        "un",
+        "une",
+        "le",
+        "la",
+        "el",
+        "il",
+        "o",
+        "um",
+        "e",
+        "i",
+        "y",
+        "et",
+        "und",
+        "and",
+    ]
+)
 #: A longer message denies more than a word, and from this probability of a complaint on it denies the reply.
 _MAX_DENIAL, _HINTS_AT = 10, 0.25
 #: Least probability of a complaint behind them.
-_DOUBTED = 0.6
+_DOUBTED = 0.5
 #: Characters in which quotations are sought.
 _MOST_QUOTED = 4000
 
@@ -155,10 +186,8 @@ def read_message(
     reading = network.read(own, reply=reply)
     reaction = read_reaction(own, reply=reply)
     value, confidence, source, reason = _decide(reaction, reading)
-    is_other_answer = (
-        value is None and reading.neither < OVERRULES and names_other_answer(text, reply, prompt)
-    )
-    if is_other_answer:
+    is_other_answer = value != 1 and reading.neither < OVERRULES and names_other_answer(text, reply, prompt)
+    if is_other_answer and value is None:
         value, confidence, source = -1, OTHER_ANSWER, "rule"
         reason = "it only gives another name or number than the reply"
     if value is None and reading.complaint >= AGREES and _is_bare_no(own, reply):
@@ -290,7 +319,12 @@ def _doubts_praise(text: str, reply: str, reaction: Reaction, network: Classifie
     if event.complaint >= _AGAINST:
         return f"praise, then an event against the reply; complaint {event.complaint:.2f}"
     suspicious = event.complaint >= _SUSPICIOUS or whole.praise < SURE_PRAISE
-    if event.praise < _ASIDE and suspicious and whole.praise < CERTAIN and not _THANKS & set(fold(opening).split()):
+    if (
+        event.praise < _ASIDE
+        and suspicious
+        and whole.praise < CERTAIN
+        and not _THANKS & set(fold(opening).split())
+    ):
         return f"praise, then an event that may be sarcasm; praise {whole.praise:.2f}"
     return ""
 
@@ -303,7 +337,7 @@ def _denies_reply(text: str, reply: str, prompt: str) -> bool:
     theirs, asked = set(tokens_of(reply)), set(tokens_of(prompt))
     denied = {
         word
-        for negator, *after in zip(tokens, tokens[1:], tokens[2:] + [""], strict=False)
+        for negator, *after in zip(tokens, tokens[1:], [*tokens[2:], ""], strict=False)
         if negator in NEGATORS
         for word in after
         if word in theirs - asked - NEGATORS and (len(word) > 2 or not word.isascii())
@@ -311,9 +345,7 @@ def _denies_reply(text: str, reply: str, prompt: str) -> bool:
     return bool(denied) and bool(set(tokens) - theirs - asked - NEGATORS)
 
 
-def _after_excerpt(
-    text: str, reply: str, prompt: str, whole: Reading, network: Classifier
-) -> float | None:
+def _after_excerpt(text: str, reply: str, prompt: str, whole: Reading, network: Classifier) -> float | None:
     """Return the probability that a message which first repeats words of the reply or request complains of them: "45 minutes? For an egg?"."""
     found = _EXCERPT.match(text.strip())
     if found is None:
