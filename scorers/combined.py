@@ -202,9 +202,9 @@ def read_message(
     if value is None and reading.complaint >= _HINTS_AT and _denies_reply(own, reply, prompt):
         value, confidence, source = -1, OTHER_ANSWER, "classifier"
         reason = f"it denies a word of the reply; classifier: complaint {reading.complaint:.2f}"
-    if value is None and (doubt := _after_excerpt(text, reply, prompt, reading, network)) is not None:
-        value, confidence, source = -1, doubt, "classifier"
-        reason = f"words of the reply or request repeated, then a complaint of {doubt:.2f}"
+    if value is None and (scorn := _after_excerpt(text, reply, prompt, reading, network)) is not None:
+        value, confidence, source = -1, scorn, "classifier"
+        reason = f"words of the reply or request repeated, then a complaint of {scorn:.2f}"
     if value != -1 and (wish := _opening_wish(text, reply, network)) is not None:
         value, confidence, source = -1, wish, "classifier"
         reason = f"classifier: complaint {wish:.2f} in a sentence of its own"

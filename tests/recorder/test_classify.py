@@ -141,9 +141,11 @@ def test_an_agents_step_in_text_is_main_although_it_ends_with_an_empty_field() -
 
 
 def test_a_judgement_under_a_schema_is_side_whatever_the_person_says() -> None:
-    schema = {"response_format": {"type": "json_schema"}}
     system = "Check if the user is asking for homework help."
-    assert ask("What is the capital of France?", system=system, **schema)[0] is TurnKind.SIDE
+    assert (
+        ask("What is the capital of France?", system=system, response_format={"type": "json_schema"})[0]
+        is TurnKind.SIDE
+    )
 
 
 def test_crossed_evidence_needs_all_of_its_parts() -> None:
