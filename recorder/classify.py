@@ -104,6 +104,11 @@ STRUCTURE: Mapping[str, tuple[str, str]] = {
     "topic_form_dialogue": ("", "a client's topic, about a conversation, in a form that a program reads"),
     "role_topic_form": ("", "a short system prompt gives a client's topic and the form of the answer"),
     "role_topic_function": ("", "a short system prompt makes the model a text function with a client's topic"),
+    "role_topic_structured": ("structured_one_off", "a short system prompt gives a client's topic, and a schema is forced"),
+    "form_with_tools": ("", "a filled-in form on a fresh request that offers tools: an agent's task"),
+    "instructed_form": ("text_function", "a long system prompt without tools before a form that lists instructions"),
+    "titled_dialogue": ("", "a client's topic in a form, about a dialogue that ends where its next line begins"),
+    "agent_form": ("", "an agent's steps in text: lines for thought, action and final answer"),
     "role_order": ("", "a short system prompt begins with an order about a text"),
     "ask_topic_head": ("", "the newest text begins with a client's topic"),
     "plain_topic": ("", "a client's topic in a short text that is about no conversation"),
@@ -119,6 +124,13 @@ STRUCTURE: Mapping[str, tuple[str, str]] = {
     "same_form": ("", "it writes out a recorded main turn in that turn's own form, under the same system prompt"),
     "tools_followed": ("", "a later request brought the results of tools that it called"),
     "continued": ("", "a later request continued it with a person's new words"),
+}  # fmt: skip
+
+#: Evidence of structure that other evidence amounts to: code -> (all of these, none of these).
+CROSSED: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+    "form_with_tools": (frozenset({"opening", "form", "tools_offered"}), frozenset({"ask_topic_head"})),
+    "instructed_form": (frozenset({"opening", "form", "long_system", "long_instruction"}), frozenset({"tools_offered"})),
+    "titled_dialogue": (frozenset({"awaits_next_line", "topic_form"}), frozenset()),
 }  # fmt: skip
 
 #: Evidence that only linking finds; it decides alone (`recorder.linking`), and no later message outweighs it.
@@ -167,6 +179,7 @@ _WRITTEN_SCHEMA = re.compile(
     r"(?:\b(?:conform|adher|match|follow|satisf|according)\w*\b[^{}]{0,120}schema|schema[^{}]{0,20}\bfollow)[^{}]{0,200}\{\s*\"",
     re.IGNORECASE,
 )
+_AGENT_STEP = re.compile(r"^\W*(?:Action|Actions|Observation|Final Answer|Answer):", re.MULTILINE)
 _DIFF = re.compile(r"^(?:diff --git|@@ |\+\+\+ )", re.MULTILINE)
 _CURSOR = re.compile(r"<\|?fim[_▁-]|<\|?(?:cursor|suffix)\|?>|<(?:SUF|MID|CURSOR)>|\{\{FILL_HERE\}\}|^\W*SUFFIX:?", re.MULTILINE)  # fmt: skip
 _GREETING = re.compile(r"\A\W*(?:ping|test|testing|hi|hello|hey|warm-?ups?)\W*\Z", re.IGNORECASE)
@@ -271,6 +284,10 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
     codes = ["bias", *(f"ask_{code}" for code in sorted(ask)), *(f"role_{code}" for code in sorted(role))]
     codes += _combined(ask, role, words or trailing, is_opening=not answered)
     codes += _form_codes(words, texts, role, system, is_opening=not answered)
+    is_agent = any("Thought:" in t and bool(_AGENT_STEP.search(t)) for t in (system, *texts[-1:]))
+    if is_agent and "open_field" in codes:
+        codes.remove("open_field")  # "Thought:" is where an agent's step begins
+    structured = is_structured(request)
     limit = request.get("max_completion_tokens") or request.get("max_tokens")
     tools = request.get("tools")
     is_one_tool = not answered and isinstance(tools, list) and len(tools) == 1
@@ -282,8 +299,10 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
         "tools_used": any(m.get("role") == "tool" or m.get("tool_calls") for m in messages[-12:]),
         "tool_results": bool(messages) and messages[-1].get("role") in ("tool", "function"),
         "long_system": len(system) > _SHORT_SYSTEM_CHARS,
-        "structured": is_structured(request),
-        "structured_opening": is_structured(request) and not answered,
+        "structured": structured,
+        "structured_opening": structured and not answered,
+        "role_topic_structured": structured and bool(role & _TOPIC_CODES),
+        "agent_form": is_agent,
         "written_schema": not answered and bool(_WRITTEN_SCHEMA.search(_bounded("\n".join(texts)))),
         "forced_tool": is_forced,
         "probe": isinstance(limit, int) and ((limit == 1 and (not answered or bool(role))) or (not answered and limit <= 5 and bool(_GREETING.match(words)))),
@@ -295,7 +314,13 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
         "existing_summary": has_summary,
         "no_words": bool(texts) and not words and bool(texts[-1].strip()) and len(texts[-1]) > 200,
     }  # fmt: skip
-    return codes + [code for code, holds in checks.items() if holds]
+    codes += [code for code, holds in checks.items() if holds]
+    return codes + _crossed(codes) if "form" in codes or "awaits_next_line" in codes else codes
+
+
+def _crossed(codes: Iterable[str]) -> list[str]:
+    found = set(codes)
+    return [code for code, (needed, barred) in CROSSED.items() if needed <= found and not barred & found]
 
 
 def _combined(ask: frozenset[str], role: frozenset[str], words: str, *, is_opening: bool) -> list[str]:

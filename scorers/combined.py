@@ -36,11 +36,11 @@ PRECISION_TABLE = Path(__file__).parent / "precision.json"
 #: Least precision, and least number of measured cases, with which a pattern decides alone.
 PRECISE, ENOUGH_CASES = 0.97, 12
 #: Least probability with which the classifier decides alone, chosen on the development sets (docs/scoring.md).
-SURE_COMPLAINT, SURE_PRAISE = 0.85, 0.8
+SURE_COMPLAINT, SURE_PRAISE = 0.6, 0.68
 #: ... and before a judge is asked. What is decided with less yields to a judge that disagrees.
-CERTAIN = 0.95
+CERTAIN = 0.9
 #: Least probability with which it confirms a complaint, and praise, that a pattern found but cannot decide alone: sarcasm praises.
-AGREES, AGREES_PRAISE = 0.6, 0.75
+AGREES, AGREES_PRAISE = 0.5, 0.6
 #: ... with which it overrules a pattern that could.
 OVERRULES = 0.9
 #: Confidence of a message that only gives another name or number than the reply; a judge may disagree.
@@ -57,11 +57,56 @@ _QUOTATION = re.compile(
 )
 #: Stands for a quotation. The training data hide words in the same way.
 _UNKNOWN = "qxzvq"
+#: Words of the reply at the head of a message: between marks, behind ">", or few and asked about.
+_EXCERPT = re.compile(
+    r"(?:[\"“„«「](?P<quoted>[^\"”“»」\n]{1,80})[\"”“»」]|>\s*(?P<line>[^\n]{1,200})\n|(?P<asked>[^\n.!?？؟]{1,40})[?？؟]+)(?P<rest>.*)\Z",
+    re.DOTALL,
+)
+#: Words that may stand between them.
+_LINKS = frozenset(
+    [
+        "a",
+        "an",
+        "the",
+        "in",
+        "for",
+        "at",
+        "with",
+        "this",
+        "that",
+        "ein",
+        "eine",
+        "der",
+        "die",
+        "das",
+        "un",
+        "une",
+        "le",
+        "la",
+        "el",
+        "il",
+        "o",
+        "um",
+        "e",
+        "i",
+        "y",
+        "et",
+        "und",
+        "and",
+    ]
+)
+#: A longer message denies more than a word, and from this probability of a complaint on it denies the reply.
+_MAX_DENIAL, _HINTS_AT = 10, 0.25
+#: Least probability of a complaint behind them.
+_DOUBTED = 0.5
 #: Characters in which quotations are sought.
 _MOST_QUOTED = 4000
 
 #: An event that follows praise is against the reply from this probability of a complaint on.
 _AGAINST = 0.8
+
+#: ... and may be sarcasm from this one on.
+_SUSPICIOUS = 0.3
 
 #: A message that opens with praise leans towards a complaint from this probability on.
 _LEANS = 0.6
@@ -141,10 +186,8 @@ def read_message(
     reading = network.read(own, reply=reply)
     reaction = read_reaction(own, reply=reply)
     value, confidence, source, reason = _decide(reaction, reading)
-    is_other_answer = (
-        value is None and reading.neither < OVERRULES and names_other_answer(text, reply, prompt)
-    )
-    if is_other_answer:
+    is_other_answer = value != 1 and reading.neither < OVERRULES and names_other_answer(text, reply, prompt)
+    if is_other_answer and value is None:
         value, confidence, source = -1, OTHER_ANSWER, "rule"
         reason = "it only gives another name or number than the reply"
     if value is None and reading.complaint >= AGREES and _is_bare_no(own, reply):
@@ -156,6 +199,12 @@ def read_message(
     if value is None and (scorn := _praise_then_harm(own, reply, reading, network)) is not None:
         value, confidence, source = -1, scorn, "classifier"
         reason = f"classifier: praise, then an event against the reply, complaint {scorn:.2f}"
+    if value is None and reading.complaint >= _HINTS_AT and _denies_reply(own, reply, prompt):
+        value, confidence, source = -1, OTHER_ANSWER, "classifier"
+        reason = f"it denies a word of the reply; classifier: complaint {reading.complaint:.2f}"
+    if value is None and (scorn := _after_excerpt(text, reply, prompt, reading, network)) is not None:
+        value, confidence, source = -1, scorn, "classifier"
+        reason = f"words of the reply or request repeated, then a complaint of {scorn:.2f}"
     if value != -1 and (wish := _opening_wish(text, reply, network)) is not None:
         value, confidence, source = -1, wish, "classifier"
         reason = f"classifier: complaint {wish:.2f} in a sentence of its own"
@@ -269,9 +318,46 @@ def _doubts_praise(text: str, reply: str, reaction: Reaction, network: Classifie
         return ""
     if event.complaint >= _AGAINST:
         return f"praise, then an event against the reply; complaint {event.complaint:.2f}"
-    if event.praise < _ASIDE and whole.praise < CERTAIN and not _THANKS & set(fold(opening).split()):
+    suspicious = event.complaint >= _SUSPICIOUS or whole.praise < SURE_PRAISE
+    if (
+        event.praise < _ASIDE
+        and suspicious
+        and whole.praise < CERTAIN
+        and not _THANKS & set(fold(opening).split())
+    ):
         return f"praise, then an event that may be sarcasm; praise {whole.praise:.2f}"
     return ""
+
+
+def _denies_reply(text: str, reply: str, prompt: str) -> bool:
+    """Whether a short message says "not" before a word that only the reply has, and names something that the reply has not: "pies, nie kot"."""
+    tokens = [token for token in tokens_of(text) if token[0].isalnum()]
+    if len(tokens) > _MAX_DENIAL or ends_in_question(reply):
+        return False
+    theirs, asked = set(tokens_of(reply)), set(tokens_of(prompt))
+    denied = {
+        word
+        for negator, *after in zip(tokens, tokens[1:], [*tokens[2:], ""], strict=False)
+        if negator in NEGATORS
+        for word in after
+        if word in theirs - asked - NEGATORS and (len(word) > 2 or not word.isascii())
+    }
+    return bool(denied) and bool(set(tokens) - theirs - asked - NEGATORS)
+
+
+def _after_excerpt(text: str, reply: str, prompt: str, whole: Reading, network: Classifier) -> float | None:
+    """Return the probability that a message which first repeats words of the reply or request complains of them: "45 minutes? For an egg?"."""
+    found = _EXCERPT.match(text.strip())
+    if found is None:
+        return None
+    words = fold(found["quoted"] or found["line"] or found["asked"]).split()
+    source = fold(f"{prompt} {reply}")
+    if not words or not set(words) - NEGATORS or not set(words) <= set(source.split()) | _LINKS:
+        return None
+    rest = found["rest"].strip()
+    read = network.read(rest, reply=reply) if rest else whole
+    complaint = max(read.complaint, whole.complaint)
+    return complaint if complaint >= _DOUBTED and min(read.neither, whole.neither) < 0.5 else None
 
 
 def _praise_then_harm(text: str, reply: str, whole: Reading, network: Classifier) -> float | None:

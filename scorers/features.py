@@ -27,6 +27,8 @@ _URL = re.compile(r"https?://\S+|www\.\S+")
 _REPEAT = re.compile(r"(.)\1{2,}")
 _TOKEN = re.compile(r"[^\W\d_]+|\d+|[?!.,;:\n]+|[^\w\s]", re.UNICODE)
 _UNSPACED = re.compile(r"[぀-ヿ㐀-鿿ｦ-ﾟ]")
+_VOWELS = re.compile(r"[aeiouyаеиоуыэюяіїє]")
+_DOUBLED = re.compile(r"(.)\1+")
 _HANGUL = re.compile(r"[가-힣]")
 
 
@@ -76,6 +78,7 @@ def _names(text: str, reply_asks: bool) -> Iterator[str]:
     yield from _opening(tokens)
     for word in dict.fromkeys(words):
         yield from _pieces(word)
+        yield from _misspelt(word)
 
 
 def _shape(text: str, size: int, ends: bool, asks: int) -> Iterator[str]:
@@ -156,6 +159,16 @@ def _pieces(word: str) -> Iterator[str]:
     for length in range(shortest, longest + 1):
         for start in range(len(marked) - length + 1):
             yield "c " + marked[start : start + length]
+
+
+def _misspelt(word: str) -> Iterator[str]:
+    """Forms of a word that most typing errors leave alone: its letters in any order, and its consonants."""
+    if len(word) < 4 or not word[0].isalpha() or _HANGUL.search(word):
+        return
+    yield f"k {word[0]}{''.join(sorted(set(word[1:])))}"
+    skeleton = _VOWELS.sub("", word)
+    if len(skeleton) > 2:
+        yield f"v {_DOUBLED.sub(lambda m: m.group(1), skeleton)}"
 
 
 def features(text: str, *, reply: str = "") -> list[int]:

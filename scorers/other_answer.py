@@ -25,6 +25,7 @@ _ANSWER = re.compile(
     rf"\A\W*(?:{_DENIED}(?:{_STATED}\s+)?|{_STATED}\s+)(?:the |der |die |das |la |le |el |in |am |on )?(?P<answer>[^\n?¿,;:]{{1,40}}?)[.!\s]*\Z",
     re.IGNORECASE,
 )
+_BARE_NUMBER = re.compile(r"\A(?P<number>\d[\d.,]*\d|\d)[.!]*\Z")
 _TOKEN = re.compile(r"\d[\d.,]*\d|\w+")
 #: Words of thanks and praise, which are no answer ("Nein Danke").
 _KIND_WORDS = frozenset(
@@ -36,8 +37,10 @@ def names_other_answer(text: str, reply: str, prompt: str) -> bool:
     """Whether a message only gives another name or number than the reply did."""
     found = _ANSWER.match(text.strip())
     stated = reply.strip()
-    if found is None or not 0 < len(stated) <= _MAX_REPLY or stated.endswith("?"):
+    if not 0 < len(stated) <= _MAX_REPLY or stated.endswith("?"):
         return False
+    if found is None:
+        return _is_other_number(text, stated, prompt)
     answer = _TOKEN.findall(found["answer"])
     known = set(fold(f"{prompt} {reply}").split())
     is_new = not (known | _KIND_WORDS) & set(fold(found["answer"]).split())
@@ -48,6 +51,13 @@ def names_other_answer(text: str, reply: str, prompt: str) -> bool:
     if all(token[0].isdigit() for token in answer):
         return any(token[0].isdigit() for token in given)
     return all(token[0].isupper() for token in answer) and any(not token[0].isdigit() for token in given)
+
+
+def _is_other_number(text: str, reply: str, prompt: str) -> bool:
+    """Whether a message is a bare number, the reply gave another one, and the request had none that could be asked about next."""
+    number = _BARE_NUMBER.match(text.strip())
+    given = re.findall(r"\d[\d.,]*", reply)
+    return bool(number and given and number["number"] not in given and not re.search(r"\d", prompt))
 
 
 def _names_and_numbers(text: str) -> list[str]:

@@ -271,7 +271,7 @@ QUESTIONS: tuple[str, ...] = tuple(question.text for question in ONLINE)
 
 #: (family, share, what makes a sample). Shares are relative.
 FAMILIES: tuple[tuple[str, float, Recipe], ...] = (
-    ("ask", 11, _one("ASK", NEITHER)),
+    ("ask", 13, _one("ASK", NEITHER)),
     ("question", 4, lambda g, r: (r.choice(QUESTIONS), NEITHER, _asks(r))),
     (
         "question-thanked",
@@ -367,7 +367,7 @@ FAMILIES: tuple[tuple[str, float, Recipe], ...] = (
     ("plan-praise", 5, _after_praise("good", "PLAN", PRAISE)),
     ("plan-thanks", 2, _after_praise("thanks", "PLAN", PRAISE)),
     ("task-quoted", 2.5, _quoted),
-    ("plain-neither", 34, _one("PLAIN_NEITHER", NEITHER)),
+    ("plain-neither", 46, _one("PLAIN_NEITHER", NEITHER)),
     (
         "plain-neither-two",
         5,
@@ -394,6 +394,9 @@ FAMILIES: tuple[tuple[str, float, Recipe], ...] = (
         lambda g, r: _joined("PLAIN_FAULT", r.choice(("PLAIN_FAULT", "PLAIN_WISH")), label=FAULT)(g, r),
     ),
     ("plain-blame", 12, _one("PLAIN_BLAME", BLAME, 0.1)),
+    ("common-praise", 5, _one("COMMON_PRAISE", PRAISE)),
+    ("common-blame", 5, _one("COMMON_BLAME", BLAME, 0.1)),
+    ("common-wish", 6, _one("COMMON_WISH", WISH, 0.15)),
 )
 
 
@@ -450,7 +453,7 @@ def add_noise(text: str, rng: random.Random, language: str) -> str:
             text = re.sub(pattern, short, text, flags=re.IGNORECASE)
     if rng.random() < 0.2:
         text = _without_accents(text)
-    if rng.random() < 0.28:
+    if rng.random() < 0.34:
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
             text = _typo(text, rng)
     if language == "en" and rng.random() < 0.04:
@@ -468,7 +471,7 @@ def _without_accents(text: str) -> str:
 
 
 #: Share of the messages in which words are hidden, and share of the words that are.
-HIDDEN_MESSAGES, HIDDEN_WORDS = 0.3, 0.2
+HIDDEN_MESSAGES, HIDDEN_WORDS = 0.4, 0.2
 
 
 def hide_words(text: str, rng: random.Random) -> str:
@@ -529,9 +532,9 @@ def _typo(text: str, rng: random.Random) -> str:
 
 
 #: Languages whose grammars have no sections but the ``PLAIN_…`` ones.
-SMALL = ("cs", "da", "el", "fi", "hu", "id", "no", "ro", "vi")
+SMALL = ("bg", "cs", "da", "el", "fa", "fi", "he", "hr", "hu", "id", "no", "ro", "vi")
 #: Share of samples by language; the rest share equally.
-LANGUAGE_SHARES = {"en": 0.5} | dict.fromkeys(SMALL, 0.01)
+LANGUAGE_SHARES = {"en": 0.42} | dict.fromkeys(SMALL, 0.015)
 
 
 def generate(count: int, seed: int, grammars: dict[str, Grammar] | None = None) -> Iterator[Sample]:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from recorder.classify import (
+    CROSSED,
     MEANINGS,
     WEIGHTS,
     classify,
     classify_request,
+    find_codes,
     is_silent_reply,
     reconsider,
     weigh,
@@ -123,6 +125,33 @@ def test_what_a_person_asks_is_main(text: str, more: dict[str, Any]) -> None:
 
 def test_a_marker_beside_the_persons_words_does_not_make_them_housekeeping() -> None:
     assert ask("[App heartbeat poll]\nWrite to my landlord.", history=1)[0] is TurnKind.MAIN
+
+
+REACT = (
+    "Answer as well as you can.\n\nThought: I now can give a great answer\nFinal Answer: the answer itself"
+)
+
+
+def test_an_agents_step_in_text_is_main_although_it_ends_with_an_empty_field() -> None:
+    task = "Current Task: Compare two phones.\n\nExpected Output: a table\n\nThought:"
+    assert "agent_form" in find_codes(
+        [{"role": "system", "content": REACT}, {"role": "user", "content": task}], {}
+    )
+    assert ask(task, system=REACT)[0] is TurnKind.MAIN
+
+
+def test_a_judgement_under_a_schema_is_side_whatever_the_person_says() -> None:
+    system = "Check if the user is asking for homework help."
+    assert (
+        ask("What is the capital of France?", system=system, response_format={"type": "json_schema"})[0]
+        is TurnKind.SIDE
+    )
+
+
+def test_crossed_evidence_needs_all_of_its_parts() -> None:
+    for code, (needed, barred) in CROSSED.items():
+        assert code in MEANINGS
+        assert not needed & barred
 
 
 def test_tools_and_streaming_tell_nothing() -> None:

@@ -42,13 +42,25 @@ def test_a_decided_reaction_is_nearly_always_right(name: str) -> None:
         assert counts[value, value] >= 0.8 * labelled, (value, counts)
 
 
-def test_the_newest_set_is_read_as_its_note_says() -> None:
-    """Praise misses the .95 of the other sets: three sarcastic messages (research/2026-11-25-reader.md)."""
-    counts = confusion("unseen-nov25.jsonl")
+#: set -> least share right of what is read as a complaint and as praise, least share of the messages read as labelled.
+NEWEST = {
+    "unseen-nov25.jsonl": (0.96, 0.96, 0.9),
+    "unseen-nov25-second.jsonl": (0.95, 0.95, 0.87),
+    "unseen-nov25-third.jsonl": (0.93, 0.92, 0.74),
+    "unseen-nov25-fourth.jsonl": (0.94, 0.89, 0.84),
+    "unseen-nov25-fifth.jsonl": (0.84, 0.9, 0.7),
+}
+
+
+@pytest.mark.parametrize("name", NEWEST)
+def test_the_newest_sets_are_read_as_their_notes_say(name: str) -> None:
+    """Harder than traffic, and below the .95 of the other sets (research/2026-11-25-reader-second.md)."""
+    counts = confusion(name)
     complaints, praise = (sum(n for (_, found), n in counts.items() if found == v) for v in (-1, 1))
-    assert counts[-1, -1] >= 0.95 * complaints
-    assert counts[1, 1] >= 0.94 * praise
-    assert counts[-1, -1] + counts[0, 0] + counts[1, 1] >= 0.86 * sum(counts.values())
+    least_complaints, least_praise, least = NEWEST[name]
+    assert counts[-1, -1] >= least_complaints * complaints
+    assert counts[1, 1] >= least_praise * praise
+    assert counts[-1, -1] + counts[0, 0] + counts[1, 1] >= least * sum(counts.values())
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -201,11 +213,40 @@ def test_a_permission_is_no_complaint(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "reply", "prompt"),
+    [
+        ("nightlife?? with kids??", "Enjoy the nightlife of Vienna.", "A trip with kids?"),
+        ('"17 * 23 = 381" - no.', "17 * 23 = 381", "What is 17 * 23?"),
+        ("pies, nie kot", "kot", "Przetłumacz 'dog' na polski"),
+        ("1815", "It was in 1805.", "When was Waterloo?"),
+    ],
+)
+def test_words_of_the_reply_that_are_doubted_or_denied_are_a_complaint(
+    text: str, reply: str, prompt: str
+) -> None:
+    assert read_message(text, reply=reply, prompt=prompt).value == -1
+
+
+@pytest.mark.parametrize(
+    ("text", "reply", "prompt"),
+    [
+        ("Lubuntu? Is it free?", "Try Lubuntu.", "Which distribution?"),
+        ("1815", "It was in 1805.", "What happened in 1805?"),
+        ("no, I have never seen a cat", "Have you seen a cat?", ""),
+    ],
+)
+def test_words_of_the_reply_that_are_asked_about_are_no_complaint(text: str, reply: str, prompt: str) -> None:
+    assert read_message(text, reply=reply, prompt=prompt).value != -1
+
+
+@pytest.mark.parametrize(
     ("text", "reply", "value"),
     [
         ("No, answer in one word.", "In the south of Norway.", -1),
         ("No, I wanted the 4pm slot.", "I booked the 3pm slot.", -1),
-        ("No, answer in one word.", "In the south of Norway. Anything else?", None),
+        ("No, nothing else.", "In the south of Norway. Anything else?", None),
+        ("Nein, antworte in einem Wort.", "Im Süden von Norwegen.", -1),
+        ("no, make it two lines", "In the south of Norway.", -1),
         ("No, I have never been to Norway.", "In the south of Norway.", None),
         ("No, go ahead.", "Done.", None),
     ],

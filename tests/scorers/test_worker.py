@@ -30,7 +30,7 @@ from tests.scorers.conftest import (
 )
 
 QUESTION: Json = {"role": "user", "content": "What is the capital of France?"}
-UNCLEAR = "Hm, my sister in Lyon would disagree with you there."
+UNCLEAR = "The other report for the board was written in May."
 
 
 async def answer(record: Record, name: str, text: str, **changes: Any) -> str:
