@@ -156,7 +156,7 @@ async def scrape(port: int, until: float) -> None:
         with await asyncio.to_thread(urllib.request.urlopen, request) as reply:
             if b"patina_requests_total" not in reply.read() and time.monotonic() > until - 1:
                 raise SystemExit("/metrics lacks the recorder's counters")
-        await asyncio.sleep(_SCRAPE_S)
+        await asyncio.sleep(min(_SCRAPE_S, max(0.0, until - time.monotonic())))  # both windows last as long
 
 
 async def window(arm: Arm, seconds: float, rate: float, *, scraped: bool) -> Window:
