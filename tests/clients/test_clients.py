@@ -41,6 +41,8 @@ def check_record(
     *,
     sides: int | None = 0,
     others: int = 0,
+    repeats: int = 0,
+    streams: bool = True,
     has_tool: bool = True,
     end: str = "\n\n  as you  wish. ",
 ) -> list[dict[str, Any]]:
@@ -49,23 +51,33 @@ def check_record(
     Args:
         sides: the number of requests that the client sends on its own, which are side turns; None where it differs.
         others: the number of main turns of other sessions.
-        has_tool: the first turn is a tool call; otherwise the client reads calls from texts.
+        repeats: the number of requests with which the client asks on its own for a better reply to the last text.
+        streams: the client asks for streams.
+        has_tool: the first turn is a tool call and the second has its result; otherwise each text is one turn.
         end: what a reply ends with.
     """
-    gateway.rows(4)
+    count = 4 if has_tool else 3
+    gateway.rows(count + (sides or 0) + others + repeats)
     gateway.in_record(score)
-    recorded = gateway.rows(4)
+    recorded = gateway.rows(count)
     mains = [row for row in recorded if row["kind"] == "main"]
     rows = [row for row in mains if row["session_id"] == mains[0]["session_id"]]
     assert len(mains) == len(rows) + others
     assert sides in (None, len(recorded) - len(mains))
-    assert [row["relation"] for row in rows] == ["first", "next", "next", "next"]
-    assert [row["parent_turn_id"] for row in rows[1:]] == [row["turn_id"] for row in rows[:3]]
+    assert [row["relation"] for row in rows] == ["first"] + ["next"] * (count - 1) + [
+        "framework_retry"
+    ] * repeats
+    assert [row["parent_turn_id"] for row in rows[1:]] == [row["turn_id"] for row in rows[:-1]]
+    assert {row["verdict"] for row in rows[count:]} <= {None}
     assert all(len(row["completion_token_ids"]) == len(row["sampling_logprobs"]) > 0 for row in rows)
-    assert all(row["drop_reason"] is None for row in rows)
-    called, used, complained, _ = rows
+    # A person reacts to no reply that the client itself repeats.
+    answered = rows[: count - 1] if repeats else rows
+    assert all(row["drop_reason"] is None for row in answered)
+    asked = [seen.body for seen in gateway.upstream.seen if seen.path == "/v1/chat/completions"]
+    assert any(body.get("stream") for body in asked) == streams
+    used, complained, _ = rows[count - 3 : count]
     if has_tool:
-        [tool_call] = called["tool_calls"]
+        [tool_call] = rows[0]["tool_calls"]
         assert tool_call["function"]["arguments"].startswith("{\n ")
     assert reply_of(complained).endswith(end)
     assert (used["next_text"], complained["next_text"]) == TEXTS[1:]
@@ -103,7 +115,7 @@ def test_node_sdks(client_gateway: Gateway, client: str, api: str) -> None:
 )
 def test_openai_agents(client_gateway: Gateway, mode: str, api: str, tmp_path: Path) -> None:
     run([str(pip(*PYTHON)), str(HERE / "agents_client.py"), client_gateway.url, KEY, mode], tmp_path)
-    check_record(client_gateway, api)
+    check_record(client_gateway, api, streams=mode != "previous")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +131,7 @@ def test_pydantic_ai(client_gateway: Gateway, provider: str, api: str, tmp_path:
         ANTHROPIC_BASE_URL=url,
         ANTHROPIC_API_KEY=KEY,
     )
-    check_record(client_gateway, api)
+    check_record(client_gateway, api, streams=False)
 
 
 # ---- agents of the command line, as their packages are: hundreds of megabytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,8 @@ LIGHT = (
 MEMORY = ("llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1", "mem0ai==2.2.1")
 
 CREWAI = ("crewai==1.15.30",)
+AIDER = ("aider-chat==0.86.2",)
+GPTME = ("gptme==0.35.1",)
 
 pytestmark = [pytest.mark.slow, pytest.mark.clients, pytest.mark.timeout(900)]
 
@@ -158,3 +161,35 @@ def test_crewai(record_file: Path, tmp_path: Path) -> None:
         run_script(CREWAI, "crewai", gateway, tmp_path)
         check_record(gateway, "chat", sides=3)
         assert [row["kind"] for row in rows_of(gateway, 7, "This is the context")] == ["side"]
+
+
+@pytest.mark.heavy_client
+def test_aider(record_file: Path, tmp_path: Path) -> None:
+    """It writes files from texts, without tools; the messages of its two commits are side turns."""
+    program = str(pip(*AIDER).with_name("aider"))
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    options = ("--no-pretty", "--no-fancy-input", "--yes-always", "--no-check-update", "--analytics-disable")
+    written = "I wrote it down.\n\nnotes.txt\n```\nOslo\n```\n"
+    with client_gateway(record_file, ("^Please use the tool", written)) as gateway:
+        run(
+            [program, *options, "--model", "openai/tiny", "notes.txt"], tmp_path, "\n".join(TEXTS) + "\n",
+            HOME=str(tmp_path), OPENAI_API_BASE=f"{gateway.url}/v1", OPENAI_API_KEY=KEY,
+        )  # fmt: skip
+        rows = check_record(gateway, "chat", sides=2, has_tool=False)
+        assert {row["client"].partition(" ")[0] for row in rows} == {"aider"}
+    assert (tmp_path / "notes.txt").read_text() == "Oslo\n"
+
+
+@pytest.mark.heavy_client
+def test_gptme(record_file: Path, tmp_path: Path) -> None:
+    """Its title is a side turn; it asks twice on its own for the tool call that its last reply lacks, which is no person's complaint."""
+    program = str(pip(*GPTME).with_name("gptme"))
+    first, second, third = TEXTS
+    with client_gateway(record_file) as gateway:
+        run(
+            [program, "--non-interactive", "--no-confirm", "--model", "local/tiny", "--tool-format", "tool",
+             first, "-", second, "-", third],
+            tmp_path, HOME=str(tmp_path), OPENAI_BASE_URL=f"{gateway.url}/v1", OPENAI_API_KEY=KEY,
+        )  # fmt: skip
+        rows = check_record(gateway, "chat", sides=1, repeats=2)
+        assert {row["client"].partition(" ")[0] for row in rows} == {"gptme"}

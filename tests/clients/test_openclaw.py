@@ -83,6 +83,7 @@ def test_feedback_is_about_the_last_reply_of_its_own_session(stack: OpenClawStac
     bot.write(OWNER, "/feedback Answer shorter, please")  # OTHER's reply is the newest
     mine, other = stack.row_of("Norway"), stack.row_of("Peru")
     assert {mine["kind"], other["kind"]} == {"main"}
+    assert {seen.body.get("stream") for seen in stack.gateway.upstream.seen if "chat" in seen.path} == {True}
     assert mine["session_id"] != other["session_id"]
     until(lambda: stack.score("Norway")["verdict"] == -1, "the feedback", 240)
     assert stack.row_of("Peru")["verdict"] is None
