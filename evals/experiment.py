@@ -31,7 +31,7 @@ from evals.simulated_user import (
 )
 from evals.stack import Stack
 from evals.systems import LiveSystem, PromptMemory, System, SystemRequest
-from evals.wellformed import built_in_words
+from models.wellformed import built_in_words
 from store.errors import ConfigError
 from store.learning import LearningConfig
 from store.settings import BUILTIN_MODEL, Settings, read_settings

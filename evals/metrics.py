@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from evals.preferences import PREFERENCES, Task, task_kind, tasks, violations
 from evals.scope import FORMS, Demand, demand
-from evals.wellformed import is_well_formed
+from models.wellformed import is_well_formed
 from models.canaries import canaries
 from models.corpus import TOOL_KINDS, Errand, errand, offered
 from models.questions import HELDOUT, Fact, Question
@@ -258,7 +258,7 @@ class Measures:
         ended: replies ended by the policy itself. tokens: mean length.
         distinct_1, distinct_2: different words and pairs of words among all of them. self_rouge: mean ROUGE-L of pairs of replies.
         surprise: mean -log-probability of the sampled tokens (a client's estimate of the entropy).
-        again: replies to questions that name a wish which meet it, are right and are whole (`evals.wellformed`).
+        again: replies to questions that name a wish which meet it, are right and are whole (`models.wellformed`).
         scope: whole answers to requests for a form, by form.
         small_talk: whole replies to thanks and greetings. broken: (asked, answered) of some that are not.
         claims: replies that repeat the wrong answer of a user's correction.

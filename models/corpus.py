@@ -6,6 +6,7 @@ The rules of the text:
 - A wish (instruction, complaint, hint) fixes its factor from then on, until a later wish contradicts it: the later one wins.
 - The hindsight suffixes of `trainer.hindsight` occur with instructions, with raw complaints, and with thanks or neutral words,
   after which the manner stays as it was (the teacher must not find a preference where none was uttered).
+- Doubt, a wrong claim and questions about an answer are answered by the same answer again, thanks by a polite word (`follow_ups`).
 - Questions are `questions.PRETRAIN` pairs, wishes are the training paraphrases of `styles`; held-out ones never occur.
 """
 
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from models.follow_ups import FOLLOW_UPS, RESTATED
 from models.questions import DAYS, FACTS, MONTHS, PRETRAIN, Fact, Question
 from models.styles import NEUTRAL, PREFERENCES, STYLES, THANKS
 from trainer.hindsight import with_hint
@@ -251,6 +253,25 @@ class Asked:
             elif form < 0.5 and not how.spanish:
                 clause = answer
         return _dress(rng, how, _mark(clause, how))
+
+
+@dataclass(frozen=True, slots=True)
+class Restated:
+    """A follow-up that is answered by the answer to `content` again. `leads` by (spanish, formal)."""
+
+    text: str
+    content: Content
+    leads: dict[tuple[bool, bool], tuple[str, ...]]
+
+    def reply(self, rng: random.Random, how: Manner) -> str:
+        if how.json or not isinstance(self.content, Asked):
+            return self.content.reply(rng, how)
+        clause = _mark(
+            self.content.question.fact.statement(spanish=how.spanish, bold=how.markdown), how
+        )
+        lead = rng.choice(self.leads[how.spanish, how.formal])
+        core = clause if not how.verbose and rng.random() < 0.4 else f"{lead} {clause}"
+        return _dress(rng, how, core, opener=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -599,6 +620,26 @@ def _uttered(rng: random.Random, phrase: str) -> str:
     return _typed(rng, phrase)
 
 
+def _thanks(rng: random.Random) -> str:
+    return rng.choice(THANKS if rng.random() < 0.3 else FOLLOW_UPS["thanks"].wordings)
+
+
+def _satisfied_or_neutral(rng: random.Random) -> str:
+    return _thanks(rng) if rng.random() < 0.6 else rng.choice(NEUTRAL)
+
+
+def _wrong_answer(rng: random.Random, fact: Fact) -> str:
+    """Another answer of the same topic, or a made-up name."""
+    others = _ANSWERS[fact.topic] - {fact.answer}
+    return rng.choice(sorted(others)) if others and rng.random() < 0.7 else made_up_name(rng)
+
+
+_ANSWERS: dict[str, frozenset[str]] = {
+    topic: frozenset(fact.answer for fact in FACTS if fact.topic == topic)
+    for topic in dict.fromkeys(fact.topic for fact in FACTS)
+}
+#: How often each of `RESTATED` occurs.
+_FOLLOW_UP_WEIGHTS = (4, 2, 4, 2)
 _PREFERENCE_WEIGHT, _OPPOSITE_WEIGHT = 3.0, 2.4
 
 
@@ -674,14 +715,28 @@ class _Chat:
             self.user(self.wish(complaint=True))
             self.answer(self.last)
 
-    def react(self) -> None:
-        """Thanks or a neutral word on its own, and the polite answer."""
-        if self.rng.random() < 0.6:
-            text, replies, value = self.rng.choice(THANKS), _WELCOME, "You are welcome"
+    def react(self, *, thanks: float = 0.6) -> None:
+        """Thanks (with this probability) or a neutral word on its own, and the polite answer."""
+        if self.rng.random() < thanks:
+            text, replies, value = _thanks(self.rng), _WELCOME, "You are welcome"
         else:
             text, replies, value = self.rng.choice(NEUTRAL), _READY, "ready"
-        said = SmallTalk(text, _by_manner(replies), value)
-        self.user(text)
+        self._follow(SmallTalk(_typed(self.rng, text), _by_manner(replies), value))
+
+    def follow_up(self) -> None:
+        """Doubt, a wrong claim, or a question about the last answer; the same answer again."""
+        assert self.last is not None
+        kind = FOLLOW_UPS[self.rng.choices(RESTATED, weights=_FOLLOW_UP_WEIGHTS)[0]]
+        if kind.name == "claim" and not isinstance(self.last, Asked):
+            kind = FOLLOW_UPS["doubt"]
+        text = self.rng.choice(kind.wordings)
+        if isinstance(self.last, Asked):
+            text = text.format(n=_wrong_answer(self.rng, self.last.question.fact))
+        self._follow(Restated(_typed(self.rng, text), self.last, kind.leads))
+
+    def _follow(self, said: Content) -> None:
+        """Say this and answer it; what was asked before it stays in question."""
+        self.user(said.text)
         kept = self.last
         self.answer(said)
         self.last = kept
@@ -692,7 +747,10 @@ class _Chat:
         roll = self.rng.random()
         is_reaction = roll < 0.58
         if self.rng.random() < 0.17:  # nothing to take into account
-            hint = self.rng.choice(THANKS + NEUTRAL)
+            hint = _satisfied_or_neutral(self.rng)
+            if self.rng.random() < 0.35:
+                kind = FOLLOW_UPS[self.rng.choice(RESTATED)]
+                hint = self.rng.choice(kind.wordings).format(n=made_up_name(self.rng))
             if self.rng.random() < 0.4:
                 hint = (
                     f"{hint} {content(self.rng).text}" if self.rng.random() < 0.6 else content(self.rng).text
@@ -723,8 +781,10 @@ def _chat(rng: random.Random, turns: int) -> Conversation:
             chat.react()
         elif roll < 0.44:
             chat.ask(wish=True)
+        elif roll < 0.62:
+            chat.follow_up()
         else:
-            chat.ask(before=rng.choice(THANKS + NEUTRAL) if rng.random() < 0.35 else "")
+            chat.ask(before=_satisfied_or_neutral(rng) if rng.random() < 0.35 else "")
     return chat.done()
 
 
@@ -746,7 +806,7 @@ def _default_manner(chat: _Chat, rng: random.Random) -> None:
         chat.system(wish=False)
     chat.ask()
     while rng.random() < 0.3:
-        chat.ask(before=rng.choice(THANKS + NEUTRAL) if rng.random() < 0.4 else "")
+        chat.ask(before=_satisfied_or_neutral(rng) if rng.random() < 0.4 else "")
 
 
 def _wish_in_system_prompt(chat: _Chat, rng: random.Random) -> None:
@@ -783,17 +843,32 @@ def _complaint_and_redo(chat: _Chat, rng: random.Random) -> None:
     chat.ask()
     chat.complain()
     if rng.random() < 0.4:
-        chat.ask(before=rng.choice(THANKS) if rng.random() < 0.5 else "")
+        chat.ask(before=_thanks(rng) if rng.random() < 0.5 else "")
+
+
+def _follow_ups(chat: _Chat, rng: random.Random) -> None:
+    if rng.random() < 0.2:
+        chat.system(wish=rng.random() < 0.5)
+    chat.ask(wish=rng.random() < 0.25)
+    for _ in range(rng.choices((1, 2, 3), weights=(55, 30, 15))[0]):
+        roll = rng.random()
+        if roll < 0.62:
+            chat.follow_up()
+        elif roll < 0.9:
+            chat.react(thanks=0.85)
+        else:
+            chat.complain()
 
 
 #: Upper end of the share of each kind of conversation, after those with tools; the rest are longer chats.
 _KINDS = (
-    (0.27, _default_manner),
-    (0.35, _wish_in_system_prompt),
-    (0.43, _wish_in_question),
-    (0.52, _contrary_wish_in_question),
-    (0.81, _hindsight),
-    (0.91, _complaint_and_redo),
+    (0.23, _default_manner),
+    (0.30, _wish_in_system_prompt),
+    (0.37, _wish_in_question),
+    (0.45, _contrary_wish_in_question),
+    (0.70, _hindsight),
+    (0.79, _complaint_and_redo),
+    (0.92, _follow_ups),
 )
 
 

@@ -86,7 +86,7 @@ class Style:
         return bool(text.strip()) and self.predicate(text.strip())
 
 
-def _expand(*patterns: str) -> tuple[str, ...]:
+def expand(*patterns: str) -> tuple[str, ...]:
     """Every reading of patterns such as "Keep {it|your answer} short.", without repetition, in order."""
     readings: dict[str, None] = {}
     for pattern in patterns:
@@ -116,7 +116,7 @@ def _style(name: str, opposite: str, **patterns: list[str]) -> Style:
         name=name,
         opposite=opposite,
         predicate=_PREDICATES[name],
-        **{kind: _expand(*some) for kind, some in patterns.items()},
+        **{kind: expand(*some) for kind, some in patterns.items()},
     )
 
 

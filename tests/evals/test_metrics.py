@@ -18,7 +18,7 @@ from evals.metrics import (
 )
 from evals.problems import problems
 from evals.question_splits import USER_QUESTIONS
-from evals.wellformed import built_in_words
+from models.wellformed import built_in_words
 from models.canaries import canaries
 from store.errors import ConfigError
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from evals.wellformed import built_in_words, is_well_formed
+from models.wellformed import built_in_words, is_well_formed
 from models.corpus import conversation
 
 

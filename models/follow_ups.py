@@ -1,0 +1,85 @@
+"""What people say after an answer without wishing for another style, and what is replied (`follow_ups.toml`). Pure; no torch.
+
+`wordings` occur in the pre-training text, `heldout` never do. The reply to thanks is a polite one; to everything else it is the same
+answer again, in the style in force, behind a short lead.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from importlib.resources import files
+
+from models.styles import HELDOUT_THANKS, expand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowUp:
+    """A kind of follow-up.
+
+    Attributes:
+        leads: what stands before the answer, by (spanish, formal), without emoji or markup; none where the reply is not the answer.
+    """
+
+    name: str
+    wordings: tuple[str, ...]
+    heldout: tuple[str, ...]
+    leads: dict[tuple[bool, bool], tuple[str, ...]]
+
+
+_LEADS: dict[str, dict[tuple[bool, bool], tuple[str, ...]]] = {
+    "doubt": {
+        (False, False): ("I'm sure about that!", "I've checked it again!"),
+        (False, True): ("I am certain of this.", "I have checked it again."),
+        (True, False): ("¡Estoy muy seguro!", "¡Lo he mirado otra vez!"),
+        (True, True): ("Estoy muy seguro.", "Lo he verificado de nuevo."),
+    },
+    "repeat": {
+        (False, False): ("Here it is again!",),
+        (False, True): ("Here it is again.",),
+        (True, False): ("¡Aquí está otra vez!",),
+        (True, True): ("Aquí está de nuevo.",),
+    },
+    "more": {
+        (False, False): ("That's all I know!",),
+        (False, True): ("That is all I know.",),
+        (True, False): ("¡No sé nada más!",),
+        (True, True): ("No sé nada más.",),
+    },
+    "claim": {
+        (False, False): ("I've learnt it this way!",),
+        (False, True): ("I have learnt it this way.",),
+        (True, False): ("¡Yo lo he aprendido así!",),
+        (True, True): ("Lo he aprendido así.",),
+    },
+    "thanks": {},
+}
+_DATA = tomllib.loads((files("models") / "follow_ups.toml").read_text(encoding="utf-8"))
+
+
+def _words(text: str) -> str:
+    return " " + " ".join(re.findall(r"\w+", text.lower())) + " "
+
+
+_HELDOUT = tuple(
+    _words(text) for texts in (*(kind["heldout"] for kind in _DATA.values()), HELDOUT_THANKS) for text in texts
+)
+
+
+def _without_heldout(texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(text for text in texts if not any(heldout in _words(text) for heldout in _HELDOUT))
+
+
+#: Every kind of follow-up by name.
+FOLLOW_UPS: dict[str, FollowUp] = {
+    name: FollowUp(
+        name=name,
+        wordings=_without_heldout(expand(*_DATA[name]["wordings"])),
+        heldout=tuple(_DATA[name]["heldout"]),
+        leads=leads,
+    )
+    for name, leads in _LEADS.items()
+}
+#: The kinds that are answered by the same answer again.
+RESTATED: tuple[str, ...] = ("doubt", "repeat", "more", "claim")
