@@ -352,6 +352,7 @@ class ProgressReporter:
         rest = "" if measures.undone is None else f" opposite {measures.undone:.2f}"
         rest += "" if measures.tools is None else f" tools {measures.tools:.2f}"
         rest += "" if measures.small_talk is None else f" small talk {measures.small_talk:.2f}"
+        rest += "" if measures.follow_ups is None else f" follow-ups {measures.follow_ups:.2f}"
         rest += "" if measures.kl_to_base is None else f" KL {measures.kl_to_base:.3f}"
         self._line(
             f"  {count:4d} v{version:<3d} compliance {measures.compliance:.2f} facts {measures.facts:.2f}{rest}"

@@ -17,11 +17,12 @@ from typing import Any, Literal
 
 from evals.preferences import PREFERENCES, Task, task_kind, tasks, violations
 from evals.scope import FORMS, Demand, demand
-from models.wellformed import is_well_formed
 from models.canaries import canaries
 from models.corpus import TOOL_KINDS, Errand, errand, offered
+from models.follow_ups import FOLLOW_UPS, RESTATED
 from models.questions import HELDOUT, Fact, Question
 from models.styles import STYLES
+from models.wellformed import is_well_formed
 from store.errors import ConfigError
 
 #: Replies that self-ROUGE-L compares, pairwise.
@@ -30,6 +31,8 @@ _ROUGE_REPLIES = 24
 _BROKEN_KEPT = 6
 #: Sampling seeds a wrong answer is looked for with.
 _CLAIM_SEEDS = 4
+#: Words behind an answer that it answers again, right: doubt, questions about it. No simulated user writes them.
+_FOLLOW_UPS = tuple(text for name in RESTATED for text in FOLLOW_UPS[name].heldout if "{n}" not in text)
 #: Small talk after an answer; no simulated user writes it.
 _SMALL_TALK = (
     "Thanks, perfect!", "Thank you so much!", "Great, thank you.", "Hello!", "How are you today?", "See you!", "Who are you?",
@@ -58,11 +61,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One fresh conversation of one message, or two for small talk.
+    """One fresh conversation of one message, or two for small talk and follow-ups.
 
     Attributes:
         kind: plain asks for no manner; undo asks for the opposite of `preference`; tool needs a call; again asks for `preference`;
-            scope is a `demand`; small_talk follows an answer; claim asks for a fact that was wrongly corrected.
+            scope is a `demand`; small_talk and follow_up follow an answer; claim asks for a fact that was wrongly corrected.
         task: of a claim: the question with the wrong answer for its right one.
         expect: of a tool probe: the call's name and arguments.
         history: messages before the last one.
@@ -70,7 +73,7 @@ class Probe:
         prefix: a system prompt in front, "" for none.
     """
 
-    kind: Literal["plain", "undo", "tool", "again", "scope", "small_talk", "claim"]
+    kind: Literal["plain", "undo", "tool", "again", "scope", "small_talk", "follow_up", "claim"]
     text: str
     seed: int
     task: Task | None = None
@@ -118,7 +121,7 @@ def plan_probes(
         tools: requests that need a tool call, none of which is also a canary (those are trained on).
         again: questions that name the wish, shared out among the preferences; every second one in a system prompt.
         scope: requests for a whole answer in a form (`evals.scope`), of each form as many.
-        small_talk: thanks and greetings behind an answer.
+        small_talk: thanks and greetings behind an answer, and as many follow-ups.
 
     Raises:
         ConfigError: fewer than one question.
@@ -136,7 +139,8 @@ def plan_probes(
         *_tool_probes(rng, tools, base + 7_000),
         *_again_probes(preferences, pool, again, base + 5_000),
         *_scope_probes(rng, scope, base + 6_000),
-        *_small_talk_probes(pool, small_talk, base + 8_000),
+        *_probes_behind_answers("small_talk", _SMALL_TALK, pool, small_talk, base + 8_000),
+        *_probes_behind_answers("follow_up", _FOLLOW_UPS, pool, small_talk, base + 8_500),
     )
 
 
@@ -191,13 +195,20 @@ def _scope_probes(rng: random.Random, count: int, seed: int) -> Iterator[Probe]:
         yield Probe(kind="scope", text=wanted.text, demand=wanted, seed=seed + index)
 
 
-def _small_talk_probes(pool: Sequence[Task], count: int, seed: int) -> Iterator[Probe]:
+def _probes_behind_answers(
+    kind: Literal["small_talk", "follow_up"],
+    texts: Sequence[str],
+    pool: Sequence[Task],
+    count: int,
+    seed: int,
+) -> Iterator[Probe]:
     for index in range(count):
         task = pool[index % len(pool)]
         yield Probe(
-            kind="small_talk",
-            text=_SMALL_TALK[index % len(_SMALL_TALK)],
+            kind=kind,
+            text=texts[index % len(texts)],
             seed=seed + index,
+            task=task,
             history=(
                 {"role": "user", "content": task.text},
                 {"role": "assistant", "content": f"It is {task.answer}."},
@@ -261,6 +272,7 @@ class Measures:
         again: replies to questions that name a wish which meet it, are right and are whole (`models.wellformed`).
         scope: whole answers to requests for a form, by form.
         small_talk: whole replies to thanks and greetings. broken: (asked, answered) of some that are not.
+        follow_ups: right, whole replies to doubt and to questions about an answer.
         claims: replies that repeat the wrong answer of a user's correction.
         kl_to_base, entropy, margin: see `Numbers`.
     """
@@ -281,6 +293,7 @@ class Measures:
     again: float | None = None
     scope: Mapping[str, float] = field(default_factory=dict)
     small_talk: float | None = None
+    follow_ups: float | None = None
     broken: tuple[tuple[str, str], ...] = ()
     claims: float | None = None
     kl_to_base: float | None = None
@@ -335,6 +348,11 @@ def judge(
             scope.setdefault(probe.demand.form, []).append(probe.demand.is_met(answer.text))
     replies = [(probe.text, answer.text) for probe, answer in pairs if probe.kind == "small_talk"]
     broken = [pair for pair in replies if not is_well_formed(pair[1], vocabulary)]
+    follow_ups = [
+        probe.task.is_correct(answer.text) and is_well_formed(answer.text, vocabulary)
+        for probe, answer in pairs
+        if probe.kind == "follow_up" and probe.task
+    ]
     claims = [
         probe.task.is_correct(answer.text) for probe, answer in pairs if probe.kind == "claim" and probe.task
     ]
@@ -359,6 +377,7 @@ def judge(
         again=mean(again) if again else None,
         scope={form: mean(hits) for form, hits in scope.items()},
         small_talk=1.0 - len(broken) / len(replies) if replies else None,
+        follow_ups=mean(follow_ups) if follow_ups else None,
         broken=tuple(broken[:_BROKEN_KEPT]),
         claims=mean(claims) if claims else None,
         kl_to_base=numbers.kl_to_base,

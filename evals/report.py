@@ -100,6 +100,7 @@ COLUMNS = (
     Column(name="scope", about="change of whole answers to requests for JSON, a list or code, of what the model could do at all",
            read=_scope),
     Column(name="small talk", about="whole replies to thanks and greetings, at the end", read=_after("small_talk")),
+    Column(name="follow-ups", about="right, whole replies to doubt and questions about an answer, at the end", read=_after("follow_ups")),
     Column(name="small talk ±", about="the same less what it was before", read=_change("small_talk")),
     Column(name="claims", about="wrong answers of a user's wrong corrections that are given to the same question, at the end",
            read=_after("claims")),

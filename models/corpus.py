@@ -266,9 +266,7 @@ class Restated:
     def reply(self, rng: random.Random, how: Manner) -> str:
         if how.json or not isinstance(self.content, Asked):
             return self.content.reply(rng, how)
-        clause = _mark(
-            self.content.question.fact.statement(spanish=how.spanish, bold=how.markdown), how
-        )
+        clause = _mark(self.content.question.fact.statement(spanish=how.spanish, bold=how.markdown), how)
         lead = rng.choice(self.leads[how.spanish, how.formal])
         core = clause if not how.verbose and rng.random() < 0.4 else f"{lead} {clause}"
         return _dress(rng, how, core, opener=False)

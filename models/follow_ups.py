@@ -63,7 +63,9 @@ def _words(text: str) -> str:
 
 
 _HELDOUT = tuple(
-    _words(text) for texts in (*(kind["heldout"] for kind in _DATA.values()), HELDOUT_THANKS) for text in texts
+    _words(text)
+    for texts in (*(kind["heldout"] for kind in _DATA.values()), HELDOUT_THANKS)
+    for text in texts
 )
 
 

@@ -22,8 +22,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models import BUILTIN
 from models.corpus import TOOL_KINDS, Errand, errand, offered, system_prompt
-from models.questions import HELDOUT, Question
+from models.follow_ups import FOLLOW_UPS, RESTATED
+from models.questions import FACTS, HELDOUT, Question
 from models.styles import HELDOUT_THANKS, NEUTRAL, PREFERENCES, STYLES, Style
+from models.wellformed import built_in_words, is_well_formed
 from trainer.hindsight import with_hint
 
 Message = dict[str, Any]
@@ -208,6 +210,44 @@ def measure_chat(policy: MeasuredModel, *, count: int, seed: int) -> dict[str, A
     return {"redo": redo, "persists": persists, "reaction_without_wish": drift}
 
 
+def measure_follow_ups(policy: MeasuredModel, *, count: int, seed: int) -> dict[str, float]:
+    """Replies that are whole and on topic, by kind of follow-up in held-out wording: the right answer again, or a polite word for thanks."""
+    rng = random.Random(seed)
+    found: dict[str, float] = {}
+    for name in ("complaint", *RESTATED, "thanks"):
+        questions = [rng.choice(HELDOUT) for _ in range(count)]
+        chats = [[_user(question.text)] for question in questions]
+        answers = policy.replies([policy.prompt(chat) for chat in chats])
+        for chat, question, answer in zip(chats, questions, answers, strict=True):
+            if name == "complaint":
+                text = rng.choice(STYLES[rng.choice(PREFERENCES)].heldout_complaints)
+            else:
+                text = rng.choice(FOLLOW_UPS[name].heldout).format(n=_another_answer(rng, question))
+            chat += [{"role": "assistant", "content": answer.text}, _user(text)]
+        replies = policy.replies([policy.prompt(chat) for chat in chats])
+        found[name] = _rate(
+            [
+                is_well_formed(reply.text, built_in_words())
+                and (
+                    _POLITE.search(reply.text) is not None
+                    if name == "thanks"
+                    else question.is_correct(reply.text)
+                )
+                for question, reply in zip(questions, replies, strict=True)
+            ]
+        )
+    return found
+
+
+_POLITE = re.compile(r"welcome|pleasure|de \*{0,2}nada", re.IGNORECASE)
+
+
+def _another_answer(rng: random.Random, question: Question) -> str:
+    return rng.choice(
+        sorted({fact.answer for fact in FACTS if fact.topic == question.fact.topic} - {question.answer})
+    )
+
+
 def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
     """The (name, arguments) of a reply that is one valid tool call."""
     match = _CALL.search(text)
@@ -293,6 +333,7 @@ def measure(folder: Path = BUILTIN, *, count: int = 48, seed: int = 0) -> dict[s
         **measure_facts(policy),
         **measure_following(policy, count=count, seed=seed),
         **measure_chat(policy, count=count, seed=seed),
+        "follow_ups": measure_follow_ups(policy, count=4 * count, seed=seed),
         "tools": measure_tools(policy, count=max(8, count // 2), seed=seed),
         "tokens_per_second": measure_speed(policy),
     }
@@ -322,6 +363,8 @@ def table(result: dict[str, Any]) -> str:
     ]
     for label, rates in result["reaction_without_wish"].items():
         lines.append(f"| {label} | " + " | ".join(f"{rates[name]:.2f}" for name in PREFERENCES) + " |")
+    follow_ups = " · ".join(f"{name} {rate:.2f}" for name, rate in result["follow_ups"].items())
+    lines += ["", f"follow-ups answered whole and on topic: {follow_ups}"]
     tools = result["tools"]
     lines += [
         "",

@@ -18,8 +18,8 @@ from evals.metrics import (
 )
 from evals.problems import problems
 from evals.question_splits import USER_QUESTIONS
-from models.wellformed import built_in_words
 from models.canaries import canaries
+from models.wellformed import built_in_words
 from store.errors import ConfigError
 
 
@@ -80,11 +80,17 @@ def test_repeated_wishes_forms_small_talk_and_claims_by_hand() -> None:
     texts = ["", f"It is {right[0]}.", "It.", "It is \ufffd.", f"It is {right[3]}."]
     texts += [json.dumps({"answer": list(scope[0].items)}), "no", "no"]
     texts += ["You are welcome.", "", "Welwelcome."]
+    follow_ups = [probe for probe in probes if probe.kind == "follow_up"]
+    assert len({probe.text for probe in follow_ups}) == 3
+    assert all(len(probe.messages) == 3 for probe in follow_ups)
+    told = [probe.task.answer if probe.task else "" for probe in follow_ups]
+    texts += [f"It is {told[0]}!", f"It is {told[1]}! Welwelcome.", "That is all I know."]
     answers = [Answer(text=text) for text in texts]
     found = judge(["concise"], ["concise"], probes, answers, vocabulary=built_in_words())
     assert found.again == 0.5
     assert found.scope == {"json": 1.0, "list": 0.0, "code": 0.0}
     assert found.small_talk == pytest.approx(1 / 3)
+    assert found.follow_ups == pytest.approx(1 / 3)
     assert [reply for _, reply in found.broken] == ["", "Welwelcome."]
     assert judge(["concise"], ["concise"], probes, answers).small_talk == pytest.approx(2 / 3)
     assert found.claims is None

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 
 import pytest
 
+from evals.phrasing import every_wording
+from evals.unrelated import WORDINGS
 from models.canaries import canaries
 from models.corpus import (
     TOOL_KINDS,
     Asked,
     Conversation,
+    Restated,
     compatible,
     content,
     conversation,
@@ -24,8 +28,9 @@ from models.corpus import (
     tool_conversation,
     with_wish,
 )
+from models.follow_ups import FOLLOW_UPS, RESTATED
 from models.questions import HELDOUT, ONLINE, PRETRAIN
-from models.styles import STYLES, THANKS
+from models.styles import HELDOUT_THANKS, STYLES, THANKS
 from trainer.hindsight import HINT_TEMPLATE, REACTION_TEMPLATE
 
 
@@ -156,3 +161,44 @@ def test_canaries_are_repeatable_cover_every_style_and_touch_no_heldout_pair_or_
         assert not any(anchor["prompt"].startswith(q.text) for q in (*ONLINE, *HELDOUT))
     for case in cards["tools"]:
         assert case["expect_name"] in {tool["function"]["name"] for tool in case["tools"]}
+
+
+def follow_up_texts(chat: Conversation) -> list[str]:
+    return [str(m["content"]) for m in chat.messages if m["role"] == "user"]
+
+
+@pytest.mark.parametrize("name", RESTATED)
+def test_a_follow_up_is_answered_by_the_right_answer_again_in_the_style_in_force(name: str) -> None:
+    rng = random.Random(9)
+    for style in STYLES.values():
+        for _ in range(60):
+            asked = Asked(rng.choice(PRETRAIN))
+            again = Restated("", asked, FOLLOW_UPS[name].leads)
+            reply = again.reply(rng, manner(rng, [style.name]))
+            assert style.complies(reply), reply
+            assert asked.question.is_correct(reply), reply
+
+
+def test_every_kind_of_follow_up_occurs_in_the_text_and_its_heldout_wordings_never_do() -> None:
+    def bare(text: str) -> str:
+        return f" {' '.join(re.findall(r'[a-zñáéíóú0-9]+', text.lower()))} "
+
+    said = [bare(text) for chat in conversations(12, 3000) for text in follow_up_texts(chat)]
+    known = set(said)
+    for kind in FOLLOW_UPS.values():
+        assert sum(bare(text) in known for text in kind.wordings) >= 20, kind.name
+        assert len(kind.heldout) >= 8
+        for heldout in kind.heldout:
+            around = [bare(part).strip() for part in heldout.split("{n}") if len(part.split()) > 2]
+            assert not any(f" {part} " in text for part in around for text in said), heldout
+
+
+def test_no_wording_of_a_follow_up_is_one_that_the_evaluations_use() -> None:
+    def bare(text: str) -> str:
+        return " ".join(re.findall(r"\w+", text.lower()))
+
+    probes = {bare(text) for texts in WORDINGS.values() for text in texts}
+    probes |= {bare(text) for text in (*every_wording(), *HELDOUT_THANKS)}
+    taught = {bare(text) for kind in FOLLOW_UPS.values() for text in kind.wordings}
+    assert not probes & taught
+    assert not taught & {bare(text) for style in STYLES.values() for text in style.heldout_complaints}

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from models.wellformed import built_in_words, is_well_formed
 from models.corpus import conversation
+from models.wellformed import built_in_words, is_well_formed
 
 
 @pytest.mark.parametrize(
