@@ -637,7 +637,7 @@ _ANSWERS: dict[str, frozenset[str]] = {
     for topic in dict.fromkeys(fact.topic for fact in FACTS)
 }
 #: How often each of `RESTATED` occurs.
-_FOLLOW_UP_WEIGHTS = (4, 2, 4, 2)
+_FOLLOW_UP_WEIGHTS = (4, 2, 4, 4)
 _PREFERENCE_WEIGHT, _OPPOSITE_WEIGHT = 3.0, 2.4
 
 
@@ -850,10 +850,10 @@ def _follow_ups(chat: _Chat, rng: random.Random) -> None:
     chat.ask(wish=rng.random() < 0.25)
     for _ in range(rng.choices((1, 2, 3), weights=(55, 30, 15))[0]):
         roll = rng.random()
-        if roll < 0.62:
+        if roll < 0.58:
             chat.follow_up()
-        elif roll < 0.9:
-            chat.react(thanks=0.85)
+        elif roll < 0.92:
+            chat.react(thanks=0.9)
         else:
             chat.complain()
 
