@@ -200,7 +200,11 @@ class Proxy:
         )
         self._is_local = is_local
         # The page's redirects are its own: they name no address.
-        self._pages = None if pages is None else PassThrough(pages, Counters(), UpstreamAlias(pages, policy))
+        self._pages = (
+            None
+            if pages is None
+            else PassThrough(pages, Counters(), UpstreamAlias(pages, policy), passes_key=True)
+        )
         self._pass_through = PassThrough(backend, self._counters, self._alias)
         self._chat = ChatRelay(
             backend,
