@@ -110,8 +110,8 @@ class Parser(argparse.ArgumentParser):
             if word == "--":
                 return
             if name.startswith("--") and not any(one.startswith(name) for one in known):
-                near = difflib.get_close_matches(name, known, 1)
-                self.error(f"there is no flag {name}" + (f"; did you mean {near[0]}?" if near else ""))
+                near = difflib.get_close_matches(name[2:], [one[2:] for one in known], 1)
+                self.error(f"there is no flag {name}" + (f"; did you mean --{near[0]}?" if near else ""))
 
 
 def _flags(parser: argparse.ArgumentParser) -> set[str]:

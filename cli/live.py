@@ -40,7 +40,7 @@ def ask_proxy(settings: Settings) -> Json | None:
 
 
 def get_json(running: Settings, path: str) -> Any:
-    """Return what the running proxy answers. Raises: ConfigError: it does not answer, or with an error."""
+    """Return what the running proxy answers. Raises: ConfigError: it does not answer, or with an error, which is repeated."""
     request = urllib.request.Request(f"{running.gateway_url}{path}")
     if key := key_of(running):
         request.add_header("x-patina-key", key)
@@ -48,8 +48,18 @@ def get_json(running: Settings, path: str) -> Any:
     try:
         with opener.open(request, timeout=_TIMEOUT_S) as reply:
             return json.load(reply)
+    except urllib.error.HTTPError as exc:
+        raise ConfigError(f"{running.gateway_url}{path} answered {exc.code}: {_message_of(exc)}") from exc
     except (OSError, ValueError, http.client.HTTPException) as exc:  # urllib's errors are OSErrors
         raise ConfigError(f"no Patina answers at {running.gateway_url}: start it first ({exc})") from exc
+
+
+def _message_of(error: urllib.error.HTTPError) -> str:
+    """Return the message of an OpenAI error, or the status in words."""
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return error.reason
 
 
 def key_of(running: Settings) -> str:
