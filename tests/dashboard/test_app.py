@@ -564,3 +564,25 @@ async def test_the_list_of_what_was_forgotten_follows(page: httpx.AsyncClient) -
     assert 'hx-get="/dashboard/forgotten"' in (await page.get("/dashboard/forgotten")).text
     part = (await page.get("/dashboard/forgotten", headers={"hx-request": "true"})).text
     assert part.strip() == '<p class="soft">Nothing was forgotten here.</p>'
+
+
+async def test_a_rebound_name_reaches_nothing(page: httpx.AsyncClient) -> None:
+    for path in (*PAGES, "/metrics", "/dashboard/sign-in", "/dashboard/static/style.css"):
+        headers = {"host": "evil.test:30003", "authorization": f"Bearer {OWNER_KEY}"}
+        assert (await page.get(path, headers=headers)).status_code == 400, path
+
+
+async def test_another_site_signs_no_visitor_in(page: httpx.AsyncClient) -> None:
+    refused = await page.post(
+        "/dashboard/sign-in", data={"key": OWNER_KEY}, headers={"sec-fetch-site": "cross-site"}
+    )
+    assert (refused.status_code, refused.headers.get("set-cookie")) == (403, None)
+
+
+@pytest.mark.parametrize(("scheme", "is_secure"), [("https", True), ("http", False), (None, False)])
+async def test_the_cookie_is_for_tls_alone_where_a_reverse_proxy_speaks_it(
+    page: httpx.AsyncClient, scheme: str | None, is_secure: bool
+) -> None:
+    headers = {} if scheme is None else {"x-forwarded-proto": scheme}
+    reply = await page.post("/dashboard/sign-in", data={"key": OWNER_KEY}, headers=headers)
+    assert ("Secure" in reply.headers["set-cookie"].split("; ")) == is_secure
