@@ -281,6 +281,17 @@ def _add_openclaw(command: _AddCommand) -> None:
         help="OpenClaw's configuration (default: %(default)s)",
     )
     openclaw.add_argument("--telegram-token", help="also set up Telegram with this bot's token")
+    openclaw.add_argument(
+        "--url",
+        help="address at which OpenClaw reaches Patina, without /v1 (default: the one at which it serves this machine)",
+    )
+    openclaw.add_argument(
+        "--wait",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="wait so long for Patina to answer (default: %(default)s)",
+    )
 
 
 def _add_forget(command: _AddCommand) -> None:
