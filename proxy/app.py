@@ -200,7 +200,11 @@ class Proxy:
         )
         self._is_local = is_local
         # The page's redirects are its own: they name no address.
-        self._pages = None if pages is None else PassThrough(pages, Counters(), UpstreamAlias(pages, policy))
+        self._pages = (
+            None
+            if pages is None
+            else PassThrough(pages, Counters(), UpstreamAlias(pages, policy), passes_key=True)
+        )
         self._pass_through = PassThrough(backend, self._counters, self._alias)
         self._chat = ChatRelay(
             backend,
@@ -412,6 +416,9 @@ class Proxy:
             return
         query: bytes = scope.get("query_string") or b""
         target = f"{target}?{query.decode('latin-1')}" if query else target
+        if self._is_local and get_header(scope["headers"], b"origin") is not None:
+            # The backend's own port refuses every web page; which pages may call was decided above.
+            scope = {**scope, "headers": [field for field in scope["headers"] if field[0] != b"origin"]}
         await self._dispatch(scope, receive, send, principal, path, target, session)
 
     async def _check_origin(self, scope: Scope, send: Send) -> Send | None:
