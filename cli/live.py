@@ -39,17 +39,28 @@ def ask_proxy(settings: Settings) -> Json | None:
     return found if isinstance(found, dict) and isinstance(found.get("store"), dict) else None
 
 
-def get_json(running: Settings, path: str) -> Any:
-    """Return what the running proxy answers. Raises: ConfigError: it does not answer, or with an error."""
-    request = urllib.request.Request(f"{running.gateway_url}{path}")
+def get_json(running: Settings, path: str, url: str = "") -> Any:
+    """Return what the running proxy answers, at its own address or another. Raises: ConfigError: it does not, or with an error, which is repeated."""
+    url = url or running.gateway_url
+    request = urllib.request.Request(f"{url}{path}")
     if key := key_of(running):
         request.add_header("x-patina-key", key)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by way of a web proxy
     try:
         with opener.open(request, timeout=_TIMEOUT_S) as reply:
             return json.load(reply)
+    except urllib.error.HTTPError as exc:
+        raise ConfigError(f"{url}{path} answered {exc.code}: {_message_of(exc)}") from exc
     except (OSError, ValueError, http.client.HTTPException) as exc:  # urllib's errors are OSErrors
-        raise ConfigError(f"no Patina answers at {running.gateway_url}: start it first ({exc})") from exc
+        raise ConfigError(f"no Patina answers at {url}: start it first ({exc})") from exc
+
+
+def _message_of(error: urllib.error.HTTPError) -> str:
+    """Return the message of an OpenAI error, or the status in words."""
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return error.reason
 
 
 def key_of(running: Settings) -> str:

@@ -11,6 +11,7 @@ Rules of the room:
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -437,6 +438,19 @@ def _read_policy(
                 kept.append(draft)
     order = {draft.sample.turn_id: i for i, draft in enumerate(drafts)}
     return sorted(kept, key=lambda draft: order[draft.sample.turn_id])
+
+
+def unlike_policy(
+    policy: Policy, turns: Sequence[ScoredTurn], plan: StepPlan, *, version: int
+) -> frozenset[str]:
+    """Return the ids of the turns that would be refused because another policy seems to have sampled their replies."""
+    refused: dict[str, Refusal] = {}
+    drafts: list[_Draft] = []
+    for turn in turns:
+        with contextlib.suppress(_RefusedTurn):
+            drafts.append(_draft(policy, turn, plan, version=version, kind=SampleKind.FEEDBACK))
+    _read_policy(policy, drafts, plan, refused)
+    return frozenset(name for name, refusal in refused.items() if refusal.reason is DropReason.STALE)
 
 
 def _each_that_fits(

@@ -49,7 +49,15 @@ from trainer.policy import LocalPolicy
 from trainer.policy_progress import RATE_CUT, RATE_GAIN, PolicyProgress
 from trainer.protocol import Edit, Policy, Refusal
 from trainer.protocol import Outcome as Outcome
-from trainer.step import MAX_RESAMPLE_TOKENS, Prepared, StepPlan, prepare, resample_tokens, train
+from trainer.step import (
+    MAX_RESAMPLE_TOKENS,
+    Prepared,
+    StepPlan,
+    prepare,
+    resample_tokens,
+    train,
+    unlike_policy,
+)
 from trainer.wish_training import Shares, WishTraining, lost_wishes, wish_rows
 
 #: After so many rejections in a row the live version itself stands at a bound, and whatever is learnt from there crosses it: each
@@ -321,14 +329,16 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
         """Turns whose recorded reply cannot be trained on, with what the policy answers today and their hint; the others as they are.
 
         They are imported turns, which have no ids and get a rendered prompt, and turns that explicit feedback was given on late: after a
-        batch had them, or after too many versions.
+        batch had them, or after too many versions, or where today's policy would hardly have sampled the reply.
         """
         if not self._plan.reads_hints:
             return turns
         asked = {}
+        young = []
         for turn in turns:
             if not turn.verdict.hint:
                 continue
+            age = self._counted_version - turn.adapter_version
             if not turn.prompt_token_ids and not turn.completion.token_ids:
                 try:
                     ids = tuple(self._policy.render(turn.messages, turn.request.get("tools")))
@@ -336,11 +346,12 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
                     continue  # refused as a turn whose prompt was not recorded
                 if len(ids) < self._policy.max_context:
                     asked[turn.turn_id] = replace(turn, prompt_token_ids=ids)
-            elif turn.is_late or (
-                turn.verdict.source == EXPLICIT_SOURCE
-                and self._counted_version - turn.adapter_version > self._plan.max_staleness
-            ):
+            elif turn.is_late or (turn.verdict.source == EXPLICIT_SOURCE and age > self._plan.max_staleness):
                 asked[turn.turn_id] = turn
+            elif turn.verdict.source == EXPLICIT_SOURCE and age:
+                young.append(turn)
+        unlike = unlike_policy(self._policy, young, self._plan, version=self._counted_version)
+        asked |= {turn.turn_id: turn for turn in young if turn.turn_id in unlike}
         answered = resample_replies(
             self._policy,
             list(asked.values()),

@@ -56,3 +56,26 @@ async def test_it_is_ready_once_backend_and_record_work(
     printed = capsys.readouterr().out
     assert printed.startswith("Ready after ")
     assert printed.endswith("It takes about 20 s.\n")
+
+
+async def test_an_endpoint_that_does_not_answer_is_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "_PATIENCE_S", 0.0)
+    port = free_port()
+    settings = read_settings({"home": tmp_path, "proxy_port": port, "upstream": "http://127.0.0.1:9"})
+    upgrade(settings.database_url)
+    asked = 0
+
+    async def gateway(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal asked
+        asked += 1
+        state = {"backend": {"ready": asked > 3}, "record": {"available": True}}
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": orjson.dumps(state)})
+
+    with running(gateway, free_socket(port)):
+        await readiness.announce_ready(settings)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "http://127.0.0.1:9 does not answer yet: requests fail until it does."
+    assert second.startswith("Ready after ")
