@@ -705,7 +705,10 @@ def _visible(value: Any) -> Any:
 
 
 def _when(at: float | None) -> str:
-    return "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    try:
+        return "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    except (ValueError, TypeError, OverflowError, OSError):
+        return "at no time"  # of a row that was damaged
 
 
 def _ago(seconds: float) -> str:

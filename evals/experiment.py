@@ -164,6 +164,7 @@ class _CaseRun:
         if questions_between is not None:
             self._between = self._between[:questions_between]
         self._points: list[Json] = []
+        self._measured_at: list[float] = []
         self._readings: list[tuple[Interaction, int]] = []
         self._started = time.monotonic()
         self._stop_at = self._started + budget_s
@@ -196,6 +197,7 @@ class _CaseRun:
             "about": METHODS[case.method].about,
             "wants": list(self._ever),
             "points": points,
+            "measured_at": self._measured_at,
             "readings": [_interaction_json(reading, version) for reading, version in self._readings],
             "until_satisfied": until_satisfied(
                 [reading for reading, _ in self._readings[: case.interactions]]
@@ -214,6 +216,7 @@ class _CaseRun:
 
     async def _check(self, wants: Sequence[str], probes: Sequence[Probe]) -> None:
         began = time.monotonic()
+        self._measured_at.append(time.time())
         measures = await examine(self._system, wants, self._ever, probes, self._vocabulary)
         self._points.append(
             {
