@@ -190,7 +190,7 @@ def _add_tool_parser(
     if parser and parser != "none":
         arguments += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
     else:
-        why += "; vLLM will refuse requests with optional tools (see --tool-call-parser)"
+        why += "; vLLM will refuse requests with optional tools (see the setting tool_call_parser)"
     reasons.append(f"tool calls: {parser or 'none'} ({why})")
 
 
@@ -223,7 +223,7 @@ def _add_gpu(
     reasons.append(f"{share:.0%} of the GPU's memory{why}")
     if memory_plan is not None and not memory_plan.fits:
         reasons.append(
-            "the trainer may run out of the GPU's memory: use a smaller model or a larger GPU, or set --gpu-memory-share"
+            "the trainer may run out of the GPU's memory: use a smaller model or a larger GPU, or give --set gpu_memory_share=SHARE"
         )
 
 
