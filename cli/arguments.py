@@ -161,8 +161,8 @@ class Parser(argparse.ArgumentParser):
                 setting = name[2:].removeprefix("no-").replace("-", "_")
                 if setting in Settings.model_fields:
                     self.error(f"there is no flag {name}: give {option(setting, 'VALUE')}")
-                near = difflib.get_close_matches(name, known, 1)
-                self.error(f"there is no flag {name}" + (f"; did you mean {near[0]}?" if near else ""))
+                near = difflib.get_close_matches(name[2:], [one[2:] for one in known], 1)
+                self.error(f"there is no flag {name}" + (f"; did you mean --{near[0]}?" if near else ""))
 
 
 def _flags(parser: argparse.ArgumentParser) -> set[str]:
@@ -338,6 +338,17 @@ def _add_openclaw(command: _AddCommand) -> None:
         help="OpenClaw's configuration (default: %(default)s)",
     )
     openclaw.add_argument("--telegram-token", help="also set up Telegram with this bot's token")
+    openclaw.add_argument(
+        "--url",
+        help="address at which OpenClaw reaches Patina, without /v1 (default: the one at which it serves this machine)",
+    )
+    openclaw.add_argument(
+        "--wait",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="wait so long for Patina to answer (default: %(default)s)",
+    )
 
 
 def _add_forget(command: _AddCommand) -> None:

@@ -39,17 +39,28 @@ def ask_proxy(settings: Settings) -> Json | None:
     return found if isinstance(found, dict) and isinstance(found.get("store"), dict) else None
 
 
-def get_json(running: Settings, path: str) -> Any:
-    """Return what the running proxy answers. Raises: ConfigError: it does not answer, or with an error."""
-    request = urllib.request.Request(f"{running.gateway_url}{path}")
+def get_json(running: Settings, path: str, url: str = "") -> Any:
+    """Return what the running proxy answers, at its own address or another. Raises: ConfigError: it does not, or with an error, which is repeated."""
+    url = url or running.gateway_url
+    request = urllib.request.Request(f"{url}{path}")
     if key := key_of(running):
         request.add_header("x-patina-key", key)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by way of a web proxy
     try:
         with opener.open(request, timeout=_TIMEOUT_S) as reply:
             return json.load(reply)
+    except urllib.error.HTTPError as exc:
+        raise ConfigError(f"{url}{path} answered {exc.code}: {_message_of(exc)}") from exc
     except (OSError, ValueError, http.client.HTTPException) as exc:  # urllib's errors are OSErrors
-        raise ConfigError(f"no Patina answers at {running.gateway_url}: start it first ({exc})") from exc
+        raise ConfigError(f"no Patina answers at {url}: start it first ({exc})") from exc
+
+
+def _message_of(error: urllib.error.HTTPError) -> str:
+    """Return the message of an OpenAI error, or the status in words."""
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return error.reason
 
 
 def key_of(running: Settings) -> str:
@@ -108,6 +119,12 @@ def traffic_lines(proxy: Json) -> list[str]:
         counts = " · ".join(f"{count} to {path}" for path, count in sorted(paths.items()))
         native = ", native_apis is on" if proxy.get("native_apis") else ""
         lines.append(f"forwarded and not recorded: {counts}{native}")
+    activity: Json = (proxy.get("backend") or {}).get("activity") or {}
+    if activity.get("cut_prompts"):
+        lines.append(
+            f"{activity['cut_prompts']} long prompts were read in part: {activity['dropped_prompt_tokens']} tokens in their middle "
+            "were left out"
+        )
     tools: Json = proxy.get("tools_left_out") or {}
     if tools:
         counts = ", ".join(f"{name} in {count} requests" for name, count in sorted(tools.items()))

@@ -25,26 +25,18 @@ PLUGIN = "patina-feedback"
 _SOURCE = Path(__file__).parent.parent / "plugins" / PLUGIN
 #: Of a backend that does not say its limit; OpenClaw's own prompt is about 27,000 tokens.
 _DEFAULT_CONTEXT = 32_768
+_POLL_S = 1.0
 
 
 def openclaw(settings: Settings, arguments: argparse.Namespace) -> int:
     """Print what would change in OpenClaw's configuration, or write it and copy the plugin."""
     path: Path = arguments.config.expanduser()
-    try:
-        running = Settings.load(settings.home / "run" / "settings.json")
-    except ConfigError:
-        raise ConfigError("Patina was never started on this home: start it first") from None
+    running, served = _ask(settings, arguments.url or "", arguments.wait)
     before, text = _read(path)
     plugin = path.parent / "patina" / PLUGIN
     key = key_of(running)
-    after = merge(
-        before,
-        provider(running, key, _served(running)),
-        plugin,
-        running.gateway_url,
-        key,
-        telegram=arguments.telegram_token,
-    )
+    url = arguments.url or running.gateway_url
+    after = merge(before, provider(url, key, served), plugin, url, key, telegram=arguments.telegram_token)
     if after == before:
         print(f"{path} is up to date")
     elif not arguments.write:
@@ -90,21 +82,40 @@ def _read(path: Path) -> tuple[Json, str | None]:
     return found, text
 
 
-def _served(running: Settings) -> Json:
-    """Return the served model as the running proxy describes it."""
-    answer = get_json(running, "/v1/models")
+def _ask(settings: Settings, url: str, wait_s: float) -> tuple[Settings, Json]:
+    """Return the settings of the newest start, and the served model as the running proxy describes it."""
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            running = _started(settings)
+            return running, _served(running, url)
+        except ConfigError:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(_POLL_S)
+
+
+def _started(settings: Settings) -> Settings:
+    try:
+        return Settings.load(settings.home / "run" / "settings.json")
+    except ConfigError:
+        raise ConfigError("Patina was never started on this home: start it first") from None
+
+
+def _served(running: Settings, url: str) -> Json:
+    answer = get_json(running, "/v1/models", url)
     models = answer.get("data") if isinstance(answer, dict) else None
     if not models:
-        raise ConfigError(f"{running.gateway_url}/v1/models lists no model")
+        raise ConfigError(f"{url or running.gateway_url}/v1/models lists no model")
     found: Json = next((one for one in models if one.get("id") == running.policy), models[0])
     return found
 
 
-def provider(running: Settings, key: str, served: Json) -> Json:
+def provider(url: str, key: str, served: Json) -> Json:
     """Return the provider's entry; the limits are those of the served model."""
     context = int(served.get("max_model_len") or _DEFAULT_CONTEXT)
     return {
-        "baseUrl": f"{running.gateway_url}/v1",
+        "baseUrl": f"{url}/v1",
         "apiKey": key,
         "api": "openai-completions",
         "models": [
@@ -153,7 +164,7 @@ def merge(
     own["enabled"] = True
     _object(own, "hooks")["allowConversationAccess"] = True
     _object(own, "config").update(patinaUrl=url, apiKey=key)
-    if telegram is not None:
+    if telegram:
         channel = _object(made, "channels", "telegram")
         channel.update(enabled=True, botToken=telegram)
         channel.setdefault("dmPolicy", "pairing")

@@ -17,6 +17,8 @@ from store.training_schedule import ALWAYS, MANUAL
 from store.version import COMMAND
 
 _POLL_S, _TIMEOUT_S = 0.25, 1.0
+#: An endpoint that someone else runs is named when it is not ready by then.
+_PATIENCE_S = 10.0
 #: The gateway is on this machine, whatever proxy the environment names.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 #: A step of the built-in model on two cores, until the record has steps of its own.
@@ -25,11 +27,18 @@ _STEPS = 20
 
 
 async def announce_ready(settings: Settings) -> None:
-    """Wait until the gateway reports that backend and record work, then print what to expect."""
+    """Wait until the gateway reports that backend and record work, then print what to expect; names an --upstream that does not answer."""
     began = time.monotonic()
+    named = not settings.upstream
     while True:
-        if await asyncio.to_thread(_is_ready, settings.gateway_url):
+        backend, record = await asyncio.to_thread(_state, settings.gateway_url)
+        if backend and record:
             break
+        if not named and record and time.monotonic() - began > _PATIENCE_S:
+            named = True
+            print(
+                f"{settings.upstream_address} does not answer yet: requests fail until it does.", flush=True
+            )
         await asyncio.sleep(_POLL_S)
     took = time.monotonic() - began
     print(
@@ -52,13 +61,14 @@ def expectation(settings: Settings, step_s: float | None) -> str:
     )  # fmt: skip
 
 
-def _is_ready(gateway_url: str) -> bool:
+def _state(gateway_url: str) -> tuple[bool, bool]:
+    """Return whether backend and record work."""
     try:
         with _OPENER.open(f"{gateway_url}/healthz", timeout=_TIMEOUT_S) as reply:
             found = json.load(reply)
     except (urllib.error.URLError, TimeoutError, ConnectionError, ValueError):
-        return False  # the gateway does not listen yet
-    return bool(found["backend"]["ready"] and found["record"]["available"])
+        return False, False  # the gateway does not listen yet
+    return bool(found["backend"]["ready"]), bool(found["record"]["available"])
 
 
 async def _step_s(settings: Settings) -> float | None:

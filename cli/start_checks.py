@@ -17,6 +17,9 @@ _HUB_WAIT_S = 5.0
 _FOREIGN = {
     "TINKER_HOST": "give --tinker-base-url (TINKER_BASE_URL)",
     "PRM_MODEL_PATH": "give --judge with a model name, and --judge-api-base for a server of your own",
+    "MODEL": "give --model-name (MODEL_NAME)",
+    "LORA_NAME": "give --served-model-name",
+    "FEEDBACK_BATCH_SIZE": "give --batch-size (BATCH_SIZE)",
     "SAVE_CKPT": "versions are in the home's folder adapters/ (--home)",
     "PORT": "give --proxy-port (PROXY_PORT)",
     "NUM_GPUS": "--backend vllm uses the GPUs that --vllm-args names",

@@ -25,6 +25,8 @@ from markupsafe import Markup
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
@@ -218,7 +220,7 @@ class Dashboard:
                 viewer = self._viewer(self._session(request), request)
             except NoSignIn:
                 if self._keys.is_open:
-                    return self._signed_in(DEFAULT, RedirectResponse(request.url.path, 303))
+                    return self._signed_in(request, DEFAULT, RedirectResponse(request.url.path, 303))
                 return RedirectResponse(f"{PREFIX}/sign-in?{urlencode({'next': request.url.path})}", 303)
             return await self._guarded(page, request, viewer)
 
@@ -247,9 +249,10 @@ class Dashboard:
             text = "Something in the record that it shows is damaged. `logs/dashboard.log` has the details."
             return self._render("problem.html", viewer, 500, title="This page cannot be shown", text=text)
 
-    def _signed_in(self, key_name: str, response: Response) -> Response:
+    def _signed_in(self, request: Request, key_name: str, response: Response) -> Response:
         response.set_cookie(
-            COOKIE, self._sign_in.make_cookie(key_name), max_age=int(COOKIE_S), httponly=True, samesite="strict", path="/"
+            COOKIE, self._sign_in.make_cookie(key_name), max_age=int(COOKIE_S), httponly=True, samesite="strict", path="/",
+            secure=request.headers.get("x-forwarded-proto") == "https",  # a reverse proxy speaks TLS
         )  # fmt: skip
         return response
 
@@ -261,13 +264,17 @@ class Dashboard:
         if token := request.query_params.get("token"):
             if self._sign_in.use_link(token):
                 # A cookie with SameSite=Strict is not sent along a redirect that another site began: this page leads on by itself.
-                return self._signed_in(DEFAULT, self._render("signed_in.html", None, target=target))
+                return self._signed_in(request, DEFAULT, self._render("signed_in.html", None, target=target))
             problem = f"This link was used before or is too old. `{COMMAND} open` makes a new one."
             status = 403
         elif request.method == "POST":
+            if (
+                request.headers.get("sec-fetch-site") == "cross-site"
+            ):  # it would sign the visitor in as someone else
+                raise HTTPException(403, "This form is not of this page. Reload the page and try again.")
             holder = self._keys.holder((await _form(request)).get("key", "").strip().encode())
             if holder is not None:
-                return self._signed_in(holder.name, RedirectResponse(target, 303))
+                return self._signed_in(request, holder.name, RedirectResponse(target, 303))
             problem, status = "This is not a key of this Patina.", 403
         return self._render("sign_in.html", None, status, problem=problem)
 
@@ -603,8 +610,13 @@ def create_app(dashboard: Dashboard) -> Starlette:
         )
         return page
 
+    # The gateway calls this port by its address. A web page that rebinds its own name to this machine sends its own name.
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"], www_redirect=False)
     app = Starlette(
-        routes=dashboard.routes(), lifespan=lifespan, exception_handlers={HTTPException: on_http_error}
+        routes=dashboard.routes(),
+        lifespan=lifespan,
+        exception_handlers={HTTPException: on_http_error},
+        middleware=[hosts],
     )
     # A redirect would name the address of this process, which is not the gateway's.
     app.router.redirect_slashes = False
@@ -693,7 +705,10 @@ def _visible(value: Any) -> Any:
 
 
 def _when(at: float | None) -> str:
-    return "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    try:
+        return "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    except (ValueError, TypeError, OverflowError, OSError):
+        return "at no time"  # of a row that was damaged
 
 
 def _ago(seconds: float) -> str:

@@ -110,6 +110,7 @@ def case_steps(case: Json) -> list[Json]:
     """Return a case's measurements, the first (baseline) included: each with its change of the margin, the readings and versions since the one before."""
     found: list[Json] = []
     versions, readings = case.get("versions") or [], case.get("readings") or []
+    times = case.get("measured_at") or []
     base = case["points"][0].get("margin")
     before: Json = {"interactions": 0, "version": 0}
     for number, point in enumerate(case["points"]):
@@ -120,6 +121,7 @@ def case_steps(case: Json) -> list[Json]:
                 "number": number,
                 "interactions": point["interactions"],
                 "version": point["version"],
+                "at": times[number] if number < len(times) else None,
                 "margin": margin,
                 "delta": margin - base if number and margin is not None and base is not None else None,
                 "compliance": point.get("compliance"),

@@ -239,6 +239,11 @@ def find_endpoint(method: str, path: str, *, is_local: bool, native_apis: bool =
     return None
 
 
+def methods_of(path: str, *, native_apis: bool = False) -> list[str]:
+    """Return the methods of an endpoint with this very path; none where there is none."""
+    return [one.method for one in ENDPOINTS if one.path == path and not (one.is_translated and native_apis)]
+
+
 def is_messages_path(path: str) -> bool:
     """Whether a path belongs to the Messages API, whose clients expect its own shape of errors."""
     return path == MESSAGES.path or path.startswith(f"{MESSAGES.path}/")

@@ -84,6 +84,8 @@ def _read_training(given: Any, at: int) -> list[str]:
     if not isinstance(given, dict):
         raise _invalid(f"requests[{at}].training is an object")
     for name, value in given.items():
+        if name == "teacher_mode":  # of the plugin's older versions
+            continue
         low, high = _TRAINING.get(name, (None, None))
         if low is None or high is None:
             raise _invalid(f"requests[{at}].training.{name} is no setting")
@@ -207,7 +209,7 @@ class FeedbackBatches:
             "version": version,
             "distill_result": {"lora_id": lora_id or policy, "metadata": metadata},
             "vllm": dict.fromkeys(("slept", "woke"), _engine_slept(step)),
-            "feedback_log_path": None,
+            "feedback_log_path": "",
             "timing_ms": timing,
         }
 
@@ -243,7 +245,7 @@ def _metadata(step: StepReport) -> Json:
 def _timing(step: StepReport) -> Json:
     """Return milliseconds; what Patina does not do takes none."""
     numbers = step.metrics
-    total = None if step.finished_at is None else round((step.finished_at - step.started_at) * 1e3)
+    total = 0 if step.finished_at is None else round((step.finished_at - step.started_at) * 1e3)
     return {
         "sleep": 0,
         "distill": round(1e3 * (numbers.get("train_s") or 0.0)),

@@ -145,7 +145,7 @@ def new_turn_id() -> str:
 
 
 @dataclass(slots=True)
-class Counters:
+class RelayCounters:
     """Counters of the relays, for `status`."""
 
     in_flight: int = 0
@@ -243,12 +243,18 @@ class PassThrough:
     """Forwards every other path: bytes in both directions, as they arrive.
 
     The body of a key that does not own this home is read first where adapters are served: it must not name another key's.
+
+    Args:
+        passes_key: the backend is a part of Patina, which checks `x-patina-key` itself.
     """
 
-    def __init__(self, backend: BackendClient, counters: Counters, alias: Alias) -> None:
+    def __init__(
+        self, backend: BackendClient, counters: RelayCounters, alias: Alias, *, passes_key: bool = False
+    ) -> None:
         self._backend = backend
         self._counters = counters
         self._alias = alias
+        self._passes_key = passes_key
 
     async def __call__(
         self,
@@ -263,7 +269,6 @@ class PassThrough:
         """Relay one request; ``body`` is the request's body if it was read already."""
         self._counters.count_passed(path)
         headers = scope["headers"]
-        passes_credentials = principal.passes_credentials
         consumed = asyncio.Event()
         has_body = get_header(headers, b"transfer-encoding") or get_header(
             headers, b"content-length"
@@ -283,13 +288,14 @@ class PassThrough:
                 return
             if not await self._check_model(send, body, principal):
                 return
-        if body is not None or not has_body:
+        if is_read := body is not None or not has_body:
             consumed.set()
-            forwarded = forward_request_headers(
-                headers, drop=_CONTENT_LENGTH, passes_credentials=passes_credentials
-            )
-        else:
-            forwarded = forward_request_headers(headers, passes_credentials=passes_credentials)
+        forwarded = forward_request_headers(
+            headers,
+            drop=_CONTENT_LENGTH if is_read else frozenset(),
+            passes_credentials=principal.passes_credentials,
+            passes_key=self._passes_key,
+        )
         started = False
 
         async def forward() -> None:
@@ -349,7 +355,7 @@ class ChatRelay:
         backend: BackendClient,
         alias: Alias,
         journal: JournalWriter,
-        counters: Counters,
+        counters: RelayCounters,
         pass_through: PassThrough,
         *,
         quirks: BackendQuirks | None = None,

@@ -26,6 +26,7 @@ from store.drop_reasons import REMEDIES, SENTENCES
 from store.learning import LearningConfig
 from store.lifecycle import DropReason
 from store.settings import Settings, has_flag, option
+from store.version import COMMAND
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "reference"
@@ -259,7 +260,12 @@ def _message(node: ast.expr) -> str | None:
     return value if isinstance(value, str) else None
 
 
-#: The generated pages by name.
+def render(name: str) -> str:
+    """Return a generated page: the same text, however this Python was installed."""
+    return PAGES[name]().replace(COMMAND, "run.py")
+
+
+#: What makes the generated pages, by name.
 PAGES: dict[str, Callable[[], str]] = {
     "commands.md": render_commands,
     "drop-reasons.md": render_drop_reasons,
@@ -270,8 +276,8 @@ PAGES: dict[str, Callable[[], str]] = {
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    for name, render in PAGES.items():
-        (FOLDER / name).write_text(render(), encoding="utf-8")
+    for name in PAGES:
+        (FOLDER / name).write_text(render(name), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -53,5 +53,11 @@ def chain(parent: str, links: Iterable[str]) -> list[str]:
 
 
 def text_key(text: str) -> str:
-    """Return the key under which a text is found again whatever its surrounding white space."""
-    return digest(text.strip())
+    """Return the key under which a completion is found again by what a client shows of it (`visible_text`)."""
+    return digest(visible_text(text))
+
+
+def visible_text(text: str) -> str:
+    """Return a text as chat clients send it back: thoughts left out, each run of white space one space. A text that is all thoughts stays whole."""
+    shown = text.rpartition("</think>")[2] if "</think>" in text else text
+    return " ".join(shown.split()) or " ".join(text.split())

@@ -568,7 +568,7 @@ class Settings(BaseSettings):
             raise ValueError("use letters, digits, '.', '_' and '-'")
         return value
 
-    @field_validator("judge_api_base", "tinker_base_url")
+    @field_validator("judge_api_base", "tinker_base_url", "otlp_endpoint")
     @classmethod
     def _url(cls, value: str) -> str:
         return _checked_url(value)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from cli.arguments import build_parser
 from store.settings import REPOSITORY, Settings
 
 DEPLOY = REPOSITORY / "deploy"
@@ -29,12 +30,18 @@ def setting_names() -> set[str]:
     return names
 
 
+def compose_names() -> set[str]:
+    """Return the variables that the compose file itself reads."""
+    return set(re.findall(r"\$\{(\w+)", (DEPLOY / "compose.yaml").read_text(encoding="utf-8")))
+
+
 @pytest.mark.parametrize("profile", ["cpu", "local", "tinker"])
 def test_a_profiles_example_names_settings(profile: str) -> None:
     lines = (DEPLOY / f"{profile}.env").read_text(encoding="utf-8").splitlines()
     given = {line.partition("=")[0] for line in lines if line and not line.startswith("#")}
     assert given
-    assert given <= setting_names()
+    assert given <= setting_names() | compose_names()
+    assert "TELEGRAM_BOT_TOKEN" in given
     assert [name for name, service in SERVICES.items() if profile in service["profiles"]]
 
 
@@ -55,6 +62,24 @@ def test_every_service_has_one_profile_and_every_volume_is_declared() -> None:
         assert len(service["profiles"]) == 1, name
         for volume in service["volumes"]:
             assert volume.split(":")[0] in COMPOSE["volumes"], name
+
+
+def test_openclaw_gets_what_its_setup_writes() -> None:
+    setup, service = SERVICES["openclaw-setup"], SERVICES["openclaw"]
+    arguments = build_parser().parse_args(
+        [word.replace("${TELEGRAM_BOT_TOKEN:-}", "") for word in setup["command"]]
+    )
+    assert (arguments.command, arguments.write, arguments.telegram_token) == ("openclaw", True, "")
+    aliases = SERVICES["patina-cpu"]["networks"]["default"]["aliases"]
+    assert arguments.url == f"http://{aliases[0]}:{SERVICES['patina-cpu']['environment']['PROXY_PORT']}"
+    assert SERVICES["patina-cpu"]["volumes"][0] in setup["volumes"]
+    (folder,) = service["volumes"]
+    assert folder in setup["volumes"]
+    assert Path("/home/patina", arguments.config.relative_to("~").parent) == Path(folder.partition(":")[2])
+    assert service["environment"]["OPENCLAW_STATE_DIR"] == folder.partition(":")[2]
+    uid = re.search(r"--uid (\d+)", (DEPLOY / "Dockerfile").read_text(encoding="utf-8"))
+    assert uid is not None
+    assert service["user"] == uid[1]
 
 
 def test_no_container_runs_as_root() -> None:
@@ -101,7 +126,7 @@ def test_docker_compose_reads_every_profile(profile: str, tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr
     found = yaml.safe_load(done.stdout)["services"]
-    assert {"openclaw"} < set(found)
+    assert {"openclaw", "openclaw-setup"} < set(found)
     given = dict(
         line.split("=", 1)
         for line in (DEPLOY / f"{profile}.env").read_text(encoding="utf-8").splitlines()

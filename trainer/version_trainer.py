@@ -47,9 +47,17 @@ from trainer.hint_selection import HintSelection
 from trainer.playbook import Playbook
 from trainer.policy import LocalPolicy
 from trainer.policy_progress import RATE_CUT, RATE_GAIN, PolicyProgress
-from trainer.protocol import Edit, Policy, Refusal
+from trainer.protocol import Edit, Policy, TurnRefusal
 from trainer.protocol import Outcome as Outcome
-from trainer.step import MAX_RESAMPLE_TOKENS, Prepared, StepPlan, prepare, resample_tokens, train
+from trainer.step import (
+    MAX_RESAMPLE_TOKENS,
+    PreparedBatch,
+    StepPlan,
+    prepare,
+    resample_tokens,
+    train,
+    unlike_policy,
+)
 from trainer.wish_training import Shares, WishTraining, lost_wishes, wish_rows
 
 #: After so many rejections in a row the live version itself stands at a bound, and whatever is learnt from there crosses it: each
@@ -69,7 +77,7 @@ class _VersionBatch:
         prepare_s: seconds for the samples of turns and replay, without anchors.
     """
 
-    prepared: Prepared
+    prepared: PreparedBatch
     repeated: Sequence[Sample]
     unlearning: Sequence[Sample]
     anchors: Sequence[Sample]
@@ -93,7 +101,7 @@ class _TrainedBatch:
     """
 
     batch: _VersionBatch
-    prepared: Prepared
+    prepared: PreparedBatch
     kept: float
     rate: float
     numbers: Mapping[str, float]
@@ -321,14 +329,16 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
         """Turns whose recorded reply cannot be trained on, with what the policy answers today and their hint; the others as they are.
 
         They are imported turns, which have no ids and get a rendered prompt, and turns that explicit feedback was given on late: after a
-        batch had them, or after too many versions.
+        batch had them, or after too many versions, or where today's policy would hardly have sampled the reply.
         """
         if not self._plan.reads_hints:
             return turns
         asked = {}
+        young = []
         for turn in turns:
             if not turn.verdict.hint:
                 continue
+            age = self._counted_version - turn.adapter_version
             if not turn.prompt_token_ids and not turn.completion.token_ids:
                 try:
                     ids = tuple(self._policy.render(turn.messages, turn.request.get("tools")))
@@ -336,11 +346,12 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
                     continue  # refused as a turn whose prompt was not recorded
                 if len(ids) < self._policy.max_context:
                     asked[turn.turn_id] = replace(turn, prompt_token_ids=ids)
-            elif turn.is_late or (
-                turn.verdict.source == EXPLICIT_SOURCE
-                and self._counted_version - turn.adapter_version > self._plan.max_staleness
-            ):
+            elif turn.is_late or (turn.verdict.source == EXPLICIT_SOURCE and age > self._plan.max_staleness):
                 asked[turn.turn_id] = turn
+            elif turn.verdict.source == EXPLICIT_SOURCE and age:
+                young.append(turn)
+        unlike = unlike_policy(self._policy, young, self._plan, version=self._counted_version)
+        asked |= {turn.turn_id: turn for turn in young if turn.turn_id in unlike}
         answered = resample_replies(
             self._policy,
             list(asked.values()),
@@ -352,7 +363,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
 
     def _prepare_replay(
         self, replay: Sequence[ScoredTurn], recent: Sequence[int], selection: HintSelection | None
-    ) -> Prepared:
+    ) -> PreparedBatch:
         """Prepare past turns; where hints are read, with replies that the policy gives now."""
         if self._plan.reads_hints:
             replay = resample_replies(
@@ -506,13 +517,13 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
             self._before = None
 
 
-def _without(prepared: Prepared, left_out: Sequence[str]) -> Prepared:
+def _without(prepared: PreparedBatch, left_out: Sequence[str]) -> PreparedBatch:
     """What was prepared, the samples that took more memory than there is refused."""
     gone = {sample.turn_id for sample in prepared.samples} & set(left_out)
-    refusal = Refusal(
+    refusal = TurnRefusal(
         reason=DropReason.OUT_OF_MEMORY, detail="alone in a pass it took more memory than there is"
     )
-    return Prepared(
+    return PreparedBatch(
         samples=tuple(sample for sample in prepared.samples if sample.turn_id not in gone),
         refused={**prepared.refused, **dict.fromkeys(gone, refusal)},
     )

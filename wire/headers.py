@@ -30,12 +30,11 @@ _HOP_BY_HOP = frozenset(
 )
 
 
-#: Patina's key and options: not for the backend.
+#: Patina's options: not for the backend.
 _KEPT_HERE = frozenset(
     {
         b"host",
         b"expect",
-        b"x-patina-key",
         b"x-turn-type",
         b"x-session-id",
         b"x-session-done",
@@ -45,6 +44,8 @@ _KEPT_HERE = frozenset(
 
 
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
+
+_PATINA_KEY = frozenset({b"x-patina-key"})
 
 
 #: The proxy sets these itself: a backend may be another Patina, and CORS is decided here.
@@ -164,19 +165,24 @@ def _identifier(value: Any) -> str | None:
 
 
 def forward_request_headers(
-    headers: Headers, *, drop: frozenset[bytes] = frozenset(), passes_credentials: bool = False
+    headers: Headers,
+    *,
+    drop: frozenset[bytes] = frozenset(),
+    passes_credentials: bool = False,
+    passes_key: bool = False,
 ) -> list[tuple[bytes, bytes]]:
-    """Return the fields that go to the backend; the client's credentials only if they are meant for it."""
+    """Return the fields that go to the backend; the client's credentials, and the key of Patina, only if they are meant for it."""
     headers = tuple(headers)
-    gone = _kept_back(drop, passes_credentials, _named_by_connection(headers))
+    gone = _kept_back(drop, passes_credentials, passes_key, _named_by_connection(headers))
     return [field for field in headers if field[0].lower() not in gone]
 
 
 @lru_cache(maxsize=64)
 def _kept_back(
-    drop: frozenset[bytes], passes_credentials: bool, connection: frozenset[bytes]
+    drop: frozenset[bytes], passes_credentials: bool, passes_key: bool, connection: frozenset[bytes]
 ) -> frozenset[bytes]:
     gone = _HOP_BY_HOP | _KEPT_HERE | connection | drop
+    gone |= frozenset() if passes_key else _PATINA_KEY
     return gone if passes_credentials else gone | _CREDENTIALS
 
 

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Row
 
 from store import schema
 from store.database import insert_ignore, present, upsert
-from store.hashing import ROOT, exact_json, text_key
+from store.hashing import ROOT, digest, exact_json, text_key, visible_text
 from store.lifecycle import Event
 from store.queries.common import answer, chain_messages, heartbeat_of, move, teach_again
 from store.texts import last_user_text
@@ -73,7 +73,11 @@ def find_exchange(connection: sa.Connection, key_name: str, prompt: str, respons
     """Return the newest turn that answered ``response`` to a last user text ``prompt`` (CLaaS's feedback body)."""
     answering = _turns_answering(connection, key_name, response)
     return next(
-        (turn_id for turn_id, _, messages in answering if last_user_text(messages).strip() == prompt.strip()),
+        (
+            turn_id
+            for turn_id, _, messages in answering
+            if visible_text(last_user_text(messages)) == visible_text(prompt)
+        ),
         None,
     )
 
@@ -89,14 +93,16 @@ def _turns_answering(
     connection: sa.Connection, key_name: str, response: str
 ) -> Iterator[tuple[str, float, list[Json]]]:
     c = schema.turns.c
-    rows = connection.execute(
-        sa.select(c.turn_id, c.created_at, c.history_node)
-        .where(c.key_name == key_name, c.completion_key == text_key(response))
-        .order_by(c.created_at.desc())
-        .limit(50)
-    ).all()
-    for row in rows:
-        yield row.turn_id, row.created_at, chain_messages(connection, ROOT, row.history_node)
+    earlier = digest(response.strip())  # what earlier versions stored
+    for key in dict.fromkeys((text_key(response), earlier)):
+        rows = connection.execute(
+            sa.select(c.turn_id, c.created_at, c.history_node)
+            .where(c.key_name == key_name, c.completion_key == key)
+            .order_by(c.created_at.desc())
+            .limit(50)
+        ).all()
+        for row in rows:
+            yield row.turn_id, row.created_at, chain_messages(connection, ROOT, row.history_node)
 
 
 def feedback_keys(connection: sa.Connection, prefix: str) -> list[tuple[str, str]]:

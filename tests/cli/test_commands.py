@@ -26,6 +26,7 @@ from store.manifest import (
 from store.record import Record
 from store.settings import BUILTIN_FOLDER, read_settings
 from store.values import AdapterState, AdapterVersion, Feedback, Heartbeat, Relation, StepReport
+from store.version import COMMAND
 from tests.making import make_answer, make_turn, make_verdict
 
 POLICY = "patina-tiny"
@@ -297,7 +298,7 @@ def test_a_home_without_a_record_is_reported(tmp_path: Path, capsys: pytest.Capt
             error = capsys.readouterr().err
             assert (
                 error
-                == f"patina: no Patina was started on the home {home}: `run.py --home {home}` starts one\n"
+                == f"patina: no Patina was started on the home {home}: `{COMMAND} --home {home}` starts one\n"
             )
         assert not (home / "patina.db").exists()
     (tmp_path / "file").touch()

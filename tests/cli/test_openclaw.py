@@ -44,7 +44,7 @@ def run(home: Path, config: Path, *more: str) -> int:
 
 
 def entry(served: dict[str, Any] = SERVED) -> dict[str, Any]:
-    return provider(read_settings({"api_key": KEY}), KEY, served)
+    return provider("http://here", KEY, served)
 
 
 def test_the_limits_are_those_of_the_served_model() -> None:
@@ -105,6 +105,29 @@ def test_write_keeps_a_backup_and_hides_the_file(home: Path, tmp_path: Path) -> 
     assert json.loads((Path(plugin) / "openclaw.plugin.json").read_text())["id"] == "patina-feedback"
     assert run(home, config, "--write") == 0
     assert len(list(tmp_path.glob("*.bak"))) == 1  # nothing changed
+
+
+def test_another_address_is_asked_and_written_and_an_empty_token_sets_up_no_telegram(
+    home: Path, gateway: Gateway, tmp_path: Path
+) -> None:
+    elsewhere = gateway.url.replace("127.0.0.1", "localhost")
+    config = tmp_path / "openclaw.json"
+    assert run(home, config, "--write", "--url", elsewhere, "--telegram-token", "") == 0
+    made = json.loads(config.read_text())
+    assert made["models"]["providers"]["patina"]["baseUrl"] == f"{elsewhere}/v1"
+    assert made["plugins"]["entries"]["patina-feedback"]["config"]["patinaUrl"] == elsewhere
+    assert "channels" not in made
+
+
+def test_it_waits_for_a_patina_that_starts(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings, hidden = home / "run" / "settings.json", home / "run" / "not-yet.json"
+    settings.rename(hidden)
+    assert run(home, tmp_path / "openclaw.json", "--wait", "0.01") == 2
+    assert "start it first" in capsys.readouterr().err
+    monkeypatch.setattr("cli.openclaw.time.sleep", lambda _: hidden.rename(settings))
+    assert run(home, tmp_path / "openclaw.json", "--wait", "60") == 0
 
 
 def test_comments_are_refused_with_the_line(

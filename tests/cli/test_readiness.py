@@ -13,6 +13,7 @@ from cli import readiness
 from migrations import upgrade
 from serving.ports import free_port
 from store.settings import read_settings
+from store.version import COMMAND
 from tests.proxy.upstream import free_socket, running
 
 
@@ -22,7 +23,7 @@ from tests.proxy.upstream import free_socket, running
         ({}, 12.4, " A version is trained when 4 reactions wait, or 60 s after the first one. It takes about 12 s."),
         ({"batch_size": 8, "max_wait_s": 5.0}, None, " A version is trained when 8 reactions wait, or 5 s after the first one."),
         ({"train_when": "23:00-07:00"}, None, " A version is trained when 4 reactions wait, or 60 s after the first one, as soon as the schedule (23:00-07:00) allows."),
-        ({"train_when": "manual"}, 12.0, " `run.py train --now` trains what waits."),
+        ({"train_when": "manual"}, 12.0, f" `{COMMAND} train --now` trains what waits."),
         ({"upstream": "https://api.example/v1"}, None, ""),
     ],
 )  # fmt: skip
@@ -55,3 +56,26 @@ async def test_it_is_ready_once_backend_and_record_work(
     printed = capsys.readouterr().out
     assert printed.startswith("Ready after ")
     assert printed.endswith("It takes about 20 s.\n")
+
+
+async def test_an_endpoint_that_does_not_answer_is_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "_PATIENCE_S", 0.0)
+    port = free_port()
+    settings = read_settings({"home": tmp_path, "proxy_port": port, "upstream": "http://127.0.0.1:9"})
+    upgrade(settings.database_url)
+    asked = 0
+
+    async def gateway(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal asked
+        asked += 1
+        state = {"backend": {"ready": asked > 3}, "record": {"available": True}}
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": orjson.dumps(state)})
+
+    with running(gateway, free_socket(port)):
+        await readiness.announce_ready(settings)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "http://127.0.0.1:9 does not answer yet: requests fail until it does."
+    assert second.startswith("Ready after ")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +17,7 @@ from cli.main import main
 from cli.start_checks import check_model, check_start, notes_on_environment
 from serving.ports import bind, free_port
 from store.errors import ConfigError
-from store.settings import make_private, read_settings
+from store.settings import REPOSITORY, make_private, read_settings
 
 
 @pytest.fixture
@@ -98,6 +102,7 @@ def test_an_address_that_is_not_this_machines_is_not_blamed_on_the_port() -> Non
     [
         ("--metod combine", "there is no flag --metod; did you mean --method?"),
         ("--metod=combine", "there is no flag --metod; did you mean --method?"),
+        ("--device cuda", "there is no flag --device (see --help)"),
         ("statsu", "there is no command statsu; did you mean status?"),
         ("xyzzy", "there is no command xyzzy (see --help)"),
     ],
@@ -121,3 +126,30 @@ def test_flags_that_exist_pass() -> None:
         "wishes edit 1 -- --x",
     ):
         parser.check_flags(line.split())
+
+
+def test_an_old_python_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = REPOSITORY / "run.py"
+    ast.parse(file.read_text(encoding="utf-8"), feature_version=(3, 7))
+    monkeypatch.setattr(sys, "version_info", (3, 9, 2, "final", 0))
+    with pytest.raises(
+        SystemExit, match=r"patina: Python 3\.11 or newer is needed, and this is Python 3\.9$"
+    ):
+        runpy.run_path(str(file))
+
+
+def test_a_python_without_the_packages_is_told_where_they_are() -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "run.py"], cwd=REPOSITORY, env={}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("patina: the package ")
+    assert line.endswith("`make run` installs into .venv, then use .venv/bin/python run.py")
+
+
+def test_a_collectors_address_without_a_scheme_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--otlp-endpoint 'collector:4318': must be an http:// or https:// URL"
+    ):
+        read_settings({"otlp_endpoint": "collector:4318"})

@@ -19,6 +19,7 @@ from store.lifecycle import DropReason
 from store.record import Record
 from store.settings import read_settings
 from store.values import AdapterState, AdapterVersion, Json, StatedHint, StepReport, UnusedComplaint, WishEdit
+from store.version import COMMAND
 from store.wish_list import list_wishes
 from store.wishes import CANONICAL
 from tests.cli.test_commands import fill
@@ -182,7 +183,7 @@ def test_a_removed_wish_says_what_happens_next_and_an_edit_takes_the_removal_bac
     assert main(["wishes", "remove", "2", "--home", str(home)]) == 0
     output = capsys.readouterr().out
     assert "The next version unlearns it; no new turn is needed." in output
-    assert "`run.py rollback 1` goes back to version 1" in output
+    assert f"`{COMMAND} rollback 1` goes back to version 1" in output
     assert edits_of(home) == [WishEdit(turn_id=i, text=None) for i in ("t-wordy", "t-short")]
     assert [one["removed"] for one in listed(home, capsys)] == [False, True, False]
     main(["wishes", "--home", str(home)])
@@ -230,10 +231,10 @@ def test_a_wish_whose_words_are_forgotten_says_so(home: Path, capsys: pytest.Cap
     ("argv", "output"),
     [
         (["wishes", "remove", "9"], "has no wish 9: there are 1 to 3"),
-        (["wishes", "remove"], "it is `run.py wishes remove N`"),
-        (["wishes", "edit", "1"], 'it is `run.py wishes edit N "OTHER WORDS"`'),
+        (["wishes", "remove"], f"it is `{COMMAND} wishes remove N`"),
+        (["wishes", "edit", "1"], f'it is `{COMMAND} wishes edit N "OTHER WORDS"`'),
         (["wishes", "edit", "1", "  "], "the words are empty"),
-        (["wishes", "list", "1"], "it is `run.py wishes`"),
+        (["wishes", "list", "1"], f"it is `{COMMAND} wishes`"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(

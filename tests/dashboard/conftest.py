@@ -115,7 +115,7 @@ async def page(record: Record, dashboard: Dashboard) -> AsyncIterator[httpx.Asyn
     """A client of the page; it has no cookie yet."""
     await fill(record)
     transport = httpx.ASGITransport(create_app(dashboard))
-    async with httpx.AsyncClient(transport=transport, base_url="http://patina.test") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
     await dashboard.close()
 

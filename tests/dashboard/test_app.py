@@ -452,6 +452,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     reading = {"question": "Q?", "reply": HOSTILE, "words": HOSTILE, "violated": ["concise"]}
     case = {
         "method": "combine", "user": HOSTILE, "preferences": ["concise"], "seed": 3, "points": points, "readings": [reading, reading],
+        "measured_at": [1e300, time.mktime((2026, 11, 25, 20, 30, 0, 0, 0, -1))],
         "versions": [{"version": 1, "state": "published", "reason": HOSTILE, "loss": 0.5, "train_s": 2.0}, {"version": 2, "state": "rejected"},
                      {"version": 3, "state": "published", "loss": 0.25, "train_s": 3.0}],
     }  # fmt: skip
@@ -497,8 +498,8 @@ async def test_a_case_shows_its_steps_with_feedback_versions_and_rollouts(
     rows = re.findall(r"<tr><td class=\"number\">.*?</tr>", shown)
     cells = [re.sub(r"<[^>]+>", " ", row).split() for row in rows]
     assert cells == [
-        ["baseline", "0", "0", "-0.500", "0.10"],
-        ["1", "1", "1", "-0.250", "+0.250", "0.50", "0.5000", "2.0"],
+        ["baseline", "at", "no", "time", "0", "0", "-0.500", "0.10"],
+        ["1", "2026-11-25", "20:30:00", "1", "1", "-0.250", "+0.250", "0.50", "0.5000", "2.0"],
         ["2", "2", "3", "+0.750", "+1.250", "0.90", "0.2500", "3.0"],
     ]
     for part in ("Feedback (1)", "Rollouts (1)", "Version 2: rejected", "Not as wished"):
@@ -564,3 +565,25 @@ async def test_the_list_of_what_was_forgotten_follows(page: httpx.AsyncClient) -
     assert 'hx-get="/dashboard/forgotten"' in (await page.get("/dashboard/forgotten")).text
     part = (await page.get("/dashboard/forgotten", headers={"hx-request": "true"})).text
     assert part.strip() == '<p class="soft">Nothing was forgotten here.</p>'
+
+
+async def test_a_rebound_name_reaches_nothing(page: httpx.AsyncClient) -> None:
+    for path in (*PAGES, "/metrics", "/dashboard/sign-in", "/dashboard/static/style.css"):
+        headers = {"host": "evil.test:30003", "authorization": f"Bearer {OWNER_KEY}"}
+        assert (await page.get(path, headers=headers)).status_code == 400, path
+
+
+async def test_another_site_signs_no_visitor_in(page: httpx.AsyncClient) -> None:
+    refused = await page.post(
+        "/dashboard/sign-in", data={"key": OWNER_KEY}, headers={"sec-fetch-site": "cross-site"}
+    )
+    assert (refused.status_code, refused.headers.get("set-cookie")) == (403, None)
+
+
+@pytest.mark.parametrize(("scheme", "is_secure"), [("https", True), ("http", False), (None, False)])
+async def test_the_cookie_is_for_tls_alone_where_a_reverse_proxy_speaks_it(
+    page: httpx.AsyncClient, scheme: str | None, is_secure: bool
+) -> None:
+    headers = {} if scheme is None else {"x-forwarded-proto": scheme}
+    reply = await page.post("/dashboard/sign-in", data={"key": OWNER_KEY}, headers=headers)
+    assert ("Secure" in reply.headers["set-cookie"].split("; ")) == is_secure

@@ -170,7 +170,7 @@ async def test_hostile_text_is_inert_on_every_page(
     dashboard._gateway = dashboard._chat._gateway = gateway
     assert await dashboard._chat.send(text[:4_000], "", "0") == ""
     transport = httpx.ASGITransport(create_app(dashboard))
-    async with httpx.AsyncClient(transport=transport, base_url="http://patina.test") as page:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as page:
         await sign_in(page)
         dashboard._forgetting.jobs.append(ForgetJob("t1", "owner", time.time(), error=text))
         for path, shows_it in PAGES.items():

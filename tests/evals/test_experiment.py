@@ -7,6 +7,7 @@ import asyncio
 import io
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from evals.experiment import (
     withdrawn,
 )
 from evals.methods import GROUPS, METHODS, parse_methods
-from evals.metrics import Answer, Measures, Numbers, Probe
+from evals.metrics import Answer, EvalMeasures, Numbers, Probe
 from evals.report import COLUMNS, Cell, cell, compare, grouped, write_report
 from evals.simulated_user import Interaction, scenario
 from evals.systems import Cost, PromptMemory, SystemRequest
@@ -54,7 +55,7 @@ class IdleDetector:
     def interaction(self, count: int, interaction: Interaction, version: int) -> None:
         pass
 
-    def measured(self, count: int, version: int, measures: Measures) -> None:
+    def measured(self, count: int, version: int, measures: EvalMeasures) -> None:
         pass
 
 
@@ -106,8 +107,11 @@ def played(case: Case = CASE, **options: Any) -> Json:
 
 
 def test_a_run_is_measured_before_between_and_after_and_keeps_all_interactions() -> None:
-    row = played()
+    started, row = time.time(), played()
     assert [point["interactions"] for point in row["points"]] == [0, 6, 12]
+    assert len(row["measured_at"]) == 3
+    times = [started, *row["measured_at"], time.time()]
+    assert times == sorted(times)
     assert [point["compliance"] for point in row["points"]] == [0.0, 1.0, 1.0]
     assert row["points"][1]["undone"] is None
     assert row["points"][2]["undone"] == 1.0

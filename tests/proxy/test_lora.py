@@ -40,14 +40,14 @@ def call(people: People, name: str, method: str, target: str, body: Any = None) 
     )
 
 
-def talk(people: People, name: str, count: int = 4) -> list[str]:
+def talk(people: People, name: str, count: int = 4, *, question: str = "q{}", text: str = "a{}") -> list[str]:
     """Ask q0, q1, … and get a0, a1, …; returns the completion ids."""
     return [
         people.client(name)
         .chat.completions.create(
             model="tiny",
-            messages=[{"role": "user", "content": f"q{i}"}],
-            extra_body={"scripted": {"text": f"a{i}"}},
+            messages=[{"role": "user", "content": question.format(i)}],
+            extra_body={"scripted": {"text": text.format(i)}},
         )
         .id
         for i in range(count)
@@ -71,6 +71,25 @@ def test_the_plugins_calls_get_claas_answers(people: People) -> None:
             assert reply.json()["error"]["message"]
     rows = {row["messages"][0]["content"]: row for row in people.gateway.rows(4)}
     assert {row["stage"] for row in rows.values()} == {"answered"}
+
+
+def test_a_plugin_names_an_exchange_by_what_it_shows_of_it(people: People) -> None:
+    """CLaaS's plugin leaves out what the model thought, OpenClaw flattens lines; older plugins send tokens and a teacher beside it."""
+    call(people, "ann", "POST", "/v1/lora/init", {"lora_id": "openclaw/assistant-latest"})
+    talk(
+        people,
+        "ann",
+        1,
+        text="<think>\nHm.\n</think>\n\nParis.\n\n- On the Seine.",
+        question="Capital of\nFrance?",
+    )
+    item = {
+        "lora_id": "openclaw/assistant-latest", "prompt": "Capital of France?", "response": "Paris. - On the Seine.", "feedback": "Shorter.",
+        "rollout_logprobs": [-0.5], "prompt_token_ids": None, "response_token_ids": None, "user_prompt": None,
+        "training": {"teacher_mode": "self"},
+    }  # fmt: skip
+    reply = call(people, "ann", "POST", "/v1/feedback", {"requests": [item]})
+    assert (reply.status_code, reply.json()["ignored"]) == (202, ["training.teacher_mode"])
 
 
 def test_a_batch_is_polled_by_its_id_and_the_same_batch_is_not_recorded_twice(people: People) -> None:

@@ -41,7 +41,7 @@ def test_pages_get_cookies_and_credentials_and_their_redirects_come_back(
         run_gateway_at(url, upstream, record_file, pages=HttpBackend(page_url, speaks_vllm=False)) as gateway,
         httpx.Client(base_url=gateway.url) as browser,
     ):
-        headers = {"cookie": "patina_session=x", "authorization": "Bearer y"}
+        headers = {"cookie": "patina_session=x", "authorization": "Bearer y", "x-patina-key": "z"}
         posted = browser.post("/dashboard/rollback", data={"version": "0"}, headers=headers)
         assert (posted.status_code, posted.headers["location"]) == (303, "/dashboard/versions")
         assert posted.headers["set-cookie"] == "a=b"
@@ -55,6 +55,7 @@ def test_pages_get_cookies_and_credentials_and_their_redirects_come_back(
     method, path, sent, body = pages.seen[0]
     assert (method, path, body) == ("POST", "/dashboard/rollback", b"version=0")
     assert (sent[b"cookie"], sent[b"authorization"]) == (b"patina_session=x", b"Bearer y")
+    assert sent[b"x-patina-key"] == b"z"  # beside it, the Bearer token may be for the backend
     assert [one[1] for one in pages.seen[1:]] == [
         "/dashboard", "/dashboard/turns/a%20b?x=1", "/v1/dashboard?page=2", "/v1/eval", "/metrics",
     ]  # fmt: skip

@@ -260,6 +260,23 @@ def test_web_pages_are_not_let_in_unless_asked_for(record_file: Path) -> None:
         assert other.header("access-control-allow-origin") is None
 
 
+@pytest.mark.parametrize("origins", ["", "https://page.example"])
+def test_the_origin_of_a_request_that_was_let_in_is_not_sent_to_a_backend_that_refuses_web_pages(
+    record_file: Path, origins: str
+) -> None:
+    body = orjson.dumps({"model": "tiny", "messages": [{"role": "user", "content": "a"}]})
+    headers = [("Origin", "https://page.example"), JSON_TYPE, *bearer(KEY)]
+    upstream = Upstream()
+    with (
+        running(upstream) as url,
+        run_gateway_at(url, upstream, record_file, origins=CorsPolicy(origins)) as gateway,
+    ):
+        for target in (CHAT, "/v1/embeddings"):
+            seen = ask(gateway.url, headers, body=body, target=target)
+            assert seen.status < 400, seen.body
+            assert upstream.seen[-1].header("origin") is None
+
+
 def test_without_a_key_no_unknown_page_may_make_a_visitors_browser_ask(record_file: Path) -> None:
     with pair_at(record_file, keys="", origins=CorsPolicy("http://localhost:3000")) as pair:
         pair.upstream.script = lambda request: answer(200, [JSON_TYPE], [b"{}"])

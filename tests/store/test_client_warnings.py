@@ -17,6 +17,7 @@ from store.lifecycle import DropReason
 from store.record import Record
 from store.settings import read_settings
 from store.values import ClientTraffic, Relation, TurnKind
+from store.version import COMMAND
 from tests.making import make_answer, make_turn
 
 
@@ -78,7 +79,7 @@ def test_the_sentence_names_the_counts_the_reason_and_the_mend() -> None:
     (one,) = clients.warnings_of([traffic(main=2, side=18, side_reasons={"memory": 16, "title": 2})])
     assert one.sentence == (
         "desk/1: 18 of its 20 turns are side turns, 16 of them `memory`, and never train; if a person wrote them, "
-        "`run.py explain turn-side` shows why, and the header `X-Turn-Type: main` corrects it"
+        f"`{COMMAND} explain turn-side` shows why, and the header `X-Turn-Type: main` corrects it"
     )
 
 
@@ -103,7 +104,7 @@ def test_status_has_one_line_however_many_clients_are_wrong() -> None:
     wrong = clients.warnings_of([traffic("a", linked=0), traffic("b", linked=0), traffic("c", followed=0)])
     (line,) = clients.status_lines(wrong)
     assert line.startswith("traffic looks wrong: a: 25 of its 25 main turns begin a conversation")
-    assert line.endswith(" (and 2 more); see `run.py clients`")
+    assert line.endswith(f" (and 2 more); see `{COMMAND} clients`")
     assert clients.status_lines([]) == []
 
 
@@ -159,7 +160,7 @@ def test_clients_lists_each_client_with_its_counts_and_warns(
     assert [row[2:8] for row in rows if row[:2] == ["agent", "[9]"]] == [["20", "0", "20", "0", "0", "0"]]
     assert [row[1:7] for row in rows if row[:1] == ["desk/1"]] == [["2", "2", "0", "1", "1", "0"]]
     assert "agent [9]: 20 of its 20 turns are side turns, 20 of them `memory`" in shown
-    assert "`run.py explain side-19`" in shown
+    assert f"`{COMMAND} explain side-19`" in shown
 
 
 def test_clients_as_json_has_codes_beside_the_sentences(
@@ -183,10 +184,10 @@ def test_clients_as_json_has_codes_beside_the_sentences(
 
 def test_status_points_at_clients(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--no-wait", "--home", str(home)]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if "run.py clients" in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if f"{COMMAND} clients" in line]
     assert lines == [
         "traffic looks wrong: agent [9]: 20 of its 20 turns are side turns, 20 of them `memory`, and never train; "
-        "see `run.py clients`"
+        f"see `{COMMAND} clients`"
     ]
     assert main(["status", "--json", "--no-wait", "--home", str(home)]) == 0
     (warning,) = json.loads(capsys.readouterr().out)["client_warnings"]

@@ -40,5 +40,13 @@ def test_a_text_is_found_again_whatever_white_space_is_around_it() -> None:
     assert text_key(" yes\n") == text_key("yes") != text_key("no")
 
 
+@pytest.mark.parametrize(
+    "thought", ["<think>Hm.</think>", "Hm.</think>", "<think>a</think>b<think>c</think>"]
+)
+def test_a_completion_is_found_by_what_a_client_shows_of_it(thought: str) -> None:
+    assert text_key(f"{thought}\n\nOne.\n\n- two\n") == text_key("One. - two")
+    assert text_key(thought) != text_key("")
+
+
 def test_lone_surrogates_can_be_named() -> None:
     assert digest("\ud800") != digest("\ud801")

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from migrations import upgrade
+from store import schema
 from store.errors import AliasMoved, ClaimLost, RecordError, RecordTooNew, RecordUnavailable
+from store.hashing import digest
 from store.lifecycle import DropReason, Stage
 from store.queries.proxy import MAX_TIPS_PER_KEY
 from store.record import Record
@@ -222,6 +225,13 @@ async def test_turns_are_found_by_id_completion_and_exchange(record: Record) -> 
     assert await record.find_turn("bob", "t") is None
     assert await record.find_exchange("alice", "¿qué? 😊", "fine") == "t"
     assert await record.find_exchange("alice", "something else", "fine") is None
+
+
+async def test_an_exchange_that_an_earlier_version_recorded_is_found(record: Record) -> None:
+    await record.write_turns([make_turn("t", [USER], text="one\ntwo ")])
+    earlier = sa.update(schema.turns).values(completion_key=digest("one\ntwo"))
+    await record._database.write(lambda connection: connection.execute(earlier))
+    assert await record.find_exchange("alice", "¿qué? 😊", "one\ntwo") == "t"
 
 
 async def test_the_walk_from_recorded_to_trained(record: Record) -> None:

@@ -12,7 +12,7 @@ from scorers.rules import read_feedback
 from store.lifecycle import DropReason, Stage, may_teach
 from store.record import Record
 from store.settings import read_settings
-from store.values import EXPLICIT_SOURCE, Feedback, StepRole
+from store.values import EXPLICIT_SOURCE, Feedback, ScoredTurn, StepRole
 from tests.making import make_verdict
 from tests.trainer.test_worker import POLICY, Bench, bench, settings
 from tests.trainer.turns import sampled_turn
@@ -109,6 +109,31 @@ def test_a_late_turn_and_a_stale_one_are_answered_by_todays_policy(tiny_model: P
         assert (now.verdict.hint, now.verdict.value) == ("Shorter, please.", 0)
         assert now.completion.token_ids
     assert (same, fresh) == (old, young)  # an old turn without explicit feedback stays stale
+
+
+def test_words_about_a_reply_that_todays_policy_would_hardly_give_are_taught_on_another(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"home": tmp_path, "model_name": str(tiny_model), "lora_rank": 4, "method": "opd"}
+    trainer = LocalVersionTrainer(read_settings({**given, "anchors": 1}))
+    trainer.version = 3
+
+    def turn(name: str, shift: float, **verdict: Any) -> ScoredTurn:
+        """A turn that a policy sampled whose log-probabilities are higher by ``shift``."""
+        made = sampled_turn(
+            trainer.policy, name, "What is a bee?", adapter_version=2, verdict={"hint": "Shorter.", **verdict}
+        )
+        assert made.completion.sampling_logprobs is not None
+        shifted = [value + shift for value in made.completion.sampling_logprobs]
+        return replace(made, completion=replace(made.completion, sampling_logprobs=tuple(shifted)))
+
+    unlike, alike = (
+        turn(name, shift, source=EXPLICIT_SOURCE) for name, shift in (("unlike", 1.2), ("alike", 0.1))
+    )
+    unsaid = turn("unsaid", 1.2)
+    anew, *same = trainer._answer_anew([unlike, alike, unsaid])
+    assert (anew.adapter_version, anew.verdict.value, anew.verdict.hint) == (3, 0, "Shorter.")
+    assert same == [alike, unsaid]
 
 
 @pytest.mark.parametrize("has_words", [True, False])

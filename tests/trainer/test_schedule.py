@@ -15,6 +15,7 @@ from store.lifecycle import Stage
 from store.record import Record
 from store.settings import Settings
 from store.values import Heartbeat, TurnKind
+from store.version import COMMAND
 from tests.making import make_turn
 from tests.trainer.gates import open_the_gate
 from tests.trainer.test_worker import Bench, settings_of
@@ -46,7 +47,7 @@ async def test_in_manual_mode_nothing_is_trained_until_a_person_asks(
     open_the_gate(bench.trainer)
     await bench.add("a", "b", "c")
     assert not await bench.worker.work_once()
-    assert bench.worker._state == "waiting for `run.py train --now`"
+    assert bench.worker._state == f"waiting for `{COMMAND} train --now`"
     await record.ask_to_train()
     assert await bench.worker.work_once()
     assert await bench.worker.work_once()  # the third, although it is no whole batch
