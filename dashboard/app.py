@@ -417,7 +417,7 @@ class Dashboard:
                 viewer = self._viewer(self._session(request), request)
             except NoSignIn:
                 return Response(
-                    "Send an owner's key as a Bearer token, or start Patina with --metrics-public.\n",
+                    "Send an owner's key as a Bearer token, or start Patina with --set metrics_public=on.\n",
                     401,
                     {"www-authenticate": "Bearer"},
                     "text/plain",
