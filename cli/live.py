@@ -117,7 +117,7 @@ def traffic_lines(proxy: Json) -> list[str]:
     paths: Json = proxy.get("unrecorded_by_path") or {}
     if paths:
         counts = " · ".join(f"{count} to {path}" for path, count in sorted(paths.items()))
-        native = ", --native-apis is on" if proxy.get("native_apis") else ""
+        native = ", native_apis is on" if proxy.get("native_apis") else ""
         lines.append(f"forwarded and not recorded: {counts}{native}")
     activity: Json = (proxy.get("backend") or {}).get("activity") or {}
     if activity.get("cut_prompts"):

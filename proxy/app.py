@@ -74,7 +74,7 @@ from proxy.heap import trim_heap
 from proxy.item_pages import list_of, read_query
 from proxy.lora import LoraPaths
 from proxy.pages import DASHBOARD, is_page_path, wants_page
-from proxy.relay import BACKEND_WAIT_S, JOURNAL_WAIT_S, ChatRelay, Counters, PassThrough
+from proxy.relay import BACKEND_WAIT_S, JOURNAL_WAIT_S, ChatRelay, PassThrough, RelayCounters
 from proxy.score import ScorePath
 from proxy.store_state import add_up, describe_store
 from proxy.stored_completions import StoredCompletions
@@ -181,7 +181,7 @@ class Proxy:
         self._origins = origins or CorsPolicy()
         self._on_crash = on_crash
         self._started = time.time()
-        self._counters = Counters()
+        self._counters = RelayCounters()
         self._heartbeat_errors = 0
         self._large_seen, self._trimmed_at = 0, 0.0
         self._record = RecordHandle(open_record)
@@ -204,7 +204,7 @@ class Proxy:
         self._pages = (
             None
             if pages is None
-            else PassThrough(pages, Counters(), UpstreamAlias(pages, policy), passes_key=True)
+            else PassThrough(pages, RelayCounters(), UpstreamAlias(pages, policy), passes_key=True)
         )
         self._pass_through = PassThrough(backend, self._counters, self._alias)
         self._chat = ChatRelay(

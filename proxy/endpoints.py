@@ -17,7 +17,7 @@ class Endpoint:
         path: a trailing ``*`` matches every continuation.
         needs_key: the client must send a key, where keys are in use.
         is_local_only: only for a backend that Patina starts; another endpoint answers for itself.
-        is_translated: of another API, translated to chat; with `--native-apis` the backend answers for itself.
+        is_translated: of another API, translated to chat; with `native_apis` the backend answers for itself.
     """
 
     method: str

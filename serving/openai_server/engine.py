@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from serving.openai_server.values import LogprobsMode, OutputChunk, SamplingDefaults, SamplingParams
 from serving.openai_server.vocabulary import Vocabulary
-from serving.prompt_window import Window
+from serving.prompt_window import PromptWindow
 from store.errors import WireError
 
 
@@ -90,7 +90,7 @@ class SamplingEngine(Protocol[AdapterT]):
         ...
 
     @property
-    def window(self) -> Window | None:
+    def window(self) -> PromptWindow | None:
         """How much is read of a long prompt, whose middle is left out (`serving.prompt_window`); None: all."""
         ...
 

@@ -11,7 +11,7 @@ import orjson
 
 from store.values import Json
 from wire.api_translation import prompt_details, read_error
-from wire.chat_reply import CallArguments, CallOpened, Part, Reasoning, Refusal, Text
+from wire.chat_reply import CallArguments, CallOpened, Part, Reasoning, RefusalText, Text
 from wire.event_synthesizer import EventSynthesizer
 
 _STOP_REASONS = {
@@ -157,7 +157,7 @@ class MessageSynthesizer(EventSynthesizer):
 
     def _take(self, parts: Sequence[Part]) -> None:
         for part in parts:
-            if isinstance(part, Text | Refusal):
+            if isinstance(part, Text | RefusalText):
                 self._write("text", "text", part.text)
             elif isinstance(part, Reasoning):
                 if self._thinks:

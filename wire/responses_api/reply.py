@@ -19,7 +19,7 @@ from wire.chat_reply import (
     CallOpened,
     Part,
     Reasoning,
-    Refusal,
+    RefusalText,
     Text,
     completion_parts,
 )
@@ -245,7 +245,7 @@ class ResponseSynthesizer(EventSynthesizer):
         for part in parts:
             if isinstance(part, Text):
                 self._write("message", "text", part.text, part.logprobs)
-            elif isinstance(part, Refusal):
+            elif isinstance(part, RefusalText):
                 self._write("message", "refusal", part.text)
             elif isinstance(part, Reasoning):
                 self._write("reasoning", "reasoning", part.text)
