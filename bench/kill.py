@@ -37,7 +37,7 @@ POOL_S = 5.0
 
 
 @dataclass
-class Seen:
+class KillObservations:
     """What the clients saw."""
 
     ended: list[str] = field(default_factory=list)  #: turns whose end arrived
@@ -57,7 +57,7 @@ def request(number: int, *, stream: bool = True, paced: bool = False) -> dict[st
     return body
 
 
-async def ask(port: int, number: int, seen: Seen, *, leave_after_s: float | None = None) -> None:
+async def ask(port: int, number: int, seen: KillObservations, *, leave_after_s: float | None = None) -> None:
     """Send one request on a connection of its own, and count how its reply ended."""
     leaves = leave_after_s is not None
     body = request(number, stream=number % 4 != 0 or leaves, paced=number % 3 == 0 or leaves)
@@ -79,9 +79,9 @@ async def ask(port: int, number: int, seen: Seen, *, leave_after_s: float | None
             seen.cut += 1
 
 
-async def kills(server: Server, recorder: Server, count: int) -> Seen:
+async def kills(server: Server, recorder: Server, count: int) -> KillObservations:
     """Kill proxy, recorder or both ``count`` times under load, and start them again; returns what the clients saw."""
-    seen = Seen()
+    seen = KillObservations()
     running = True
     numbers = iter(range(10**9))
 
@@ -106,9 +106,9 @@ async def kills(server: Server, recorder: Server, count: int) -> Seen:
     return seen
 
 
-async def disconnects(server: Server, count: int) -> Seen:
+async def disconnects(server: Server, count: int) -> KillObservations:
     """Let ``count`` clients leave in the middle of their streams, 16 at a time."""
-    seen = Seen()
+    seen = KillObservations()
     numbers = iter(range(10**9))
 
     async def client() -> None:
@@ -166,7 +166,7 @@ def run(kill_count: int, disconnect_count: int) -> dict[str, object]:
         recorder = stack.enter_context(recording(home, folder))
         seen = asyncio.run(kills(server, recorder, kill_count))
         missing = until_settled(home, set(seen.ended))
-        gone = asyncio.run(disconnects(server, disconnect_count)) if disconnect_count else Seen()
+        gone = asyncio.run(disconnects(server, disconnect_count)) if disconnect_count else KillObservations()
         unrecorded = until_settled(home, set(gone.left))
         journal = home / "journal"
         until(lambda: not segments(journal), 30.0)

@@ -39,7 +39,7 @@ from store.values import (
 )
 from trainer.protocol import Reply
 from trainer.version_trainer import LocalVersionTrainer
-from trainer.worker import Worker
+from trainer.worker import TrainerWorker
 
 WISHES = ("concise", "no_emoji", "plain")
 #: Conversations of the one person at the same time; their replies are sampled in one batch.
@@ -59,7 +59,7 @@ class Month:
     ) -> None:
         self._record, self._settings, self._turns, self._report = record, settings, turns, report
         self._trainer = LocalVersionTrainer(settings)
-        self._worker = Worker(record, settings, trainer=self._trainer)
+        self._worker = TrainerWorker(record, settings, trainer=self._trainer)
         who = scenario("month", WISHES)
         self._users = [
             SimulatedUser(

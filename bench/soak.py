@@ -59,7 +59,7 @@ Message = dict[str, Any]
 
 
 @dataclass
-class Seen:
+class SoakObservations:
     """What the clients saw."""
 
     ended: list[str] = field(default_factory=list)  #: turns whose end arrived
@@ -80,7 +80,7 @@ class Clients:
     def __init__(self, port: int, key: str, model: str) -> None:
         self._client = Client(port, key)
         self._model = model
-        self.seen = Seen()
+        self.seen = SoakObservations()
 
     async def post(self, path: str, body: Mapping[str, Any]) -> MeasuredReply:
         """Return a reply with status 200.
@@ -356,7 +356,7 @@ def run(minutes: float, rate: float, learning: float, home: Path) -> dict[str, A
     return {**found, "wrong": _wrong(found)}
 
 
-def _seen(seen: Seen, took: float) -> dict[str, Any]:
+def _seen(seen: SoakObservations, took: float) -> dict[str, Any]:
     latencies = sorted(seen.latencies)
     return {
         "replies": len(seen.ended),

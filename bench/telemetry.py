@@ -73,7 +73,7 @@ def collecting() -> Iterator[ThreadingHTTPServer]:
 
 
 @dataclass
-class Arm:
+class PatinaUnderTest:
     """One Patina."""
 
     home: Path
@@ -98,14 +98,14 @@ class Arm:
 
 
 @dataclass
-class Window:
+class MeasuredWindow:
     """One window: milliseconds of each reply, CPU milliseconds a request of gateway, recorder and page process."""
 
     times: list[float]
     cpu: list[float]
 
 
-def start_arm(stack: ExitStack, folder: Path, name: str, upstream: str, collector: str) -> Arm:
+def start_arm(stack: ExitStack, folder: Path, name: str, upstream: str, collector: str) -> PatinaUnderTest:
     """Start one Patina; it measures where ``collector`` is not ""."""
     home, page_port = folder / name, free_port()
     make = patina(home, upstream, otlp_endpoint=collector)
@@ -124,7 +124,7 @@ def start_arm(stack: ExitStack, folder: Path, name: str, upstream: str, collecto
     page = Server(f"page-{name}", page_process(home, gateway.port)(page_port), page_port, folder)
     stack.callback(page.stop)
     wait_for(page_port, page, "/dashboard/sign-in")
-    return Arm(home, gateway, recorder, page)
+    return PatinaUnderTest(home, gateway, recorder, page)
 
 
 async def converse(client: Client, until: float, rate: float) -> list[float]:
@@ -159,7 +159,7 @@ async def scrape(port: int, until: float) -> None:
         await asyncio.sleep(min(_SCRAPE_S, max(0.0, until - time.monotonic())))  # both windows last as long
 
 
-async def window(arm: Arm, seconds: float, rate: float, *, scraped: bool) -> Window:
+async def window(arm: PatinaUnderTest, seconds: float, rate: float, *, scraped: bool) -> MeasuredWindow:
     """Measure one window."""
     client, before, until = Client(arm.gateway.port, KEY), arm.cpu_ms(), time.monotonic() + seconds
     scraper = asyncio.create_task(scrape(arm.gateway.port, until)) if scraped else None
@@ -169,14 +169,14 @@ async def window(arm: Arm, seconds: float, rate: float, *, scraped: bool) -> Win
         await scraper
     await client.close()
     used = [(after - at) / len(times) for after, at in zip(arm.cpu_ms(), before, strict=True)]
-    return Window(times, used)
+    return MeasuredWindow(times, used)
 
 
 def percentile(times: list[float], share: float) -> float:
     return sorted(times)[int(share * len(times))]
 
 
-def show(found: dict[str, list[Window]]) -> Table:
+def show(found: dict[str, list[MeasuredWindow]]) -> Table:
     table = Table("", "p50 ms", "p95 ms", "gateway CPU ms", "recorder CPU ms", "page CPU ms", "all CPU ms")
     for name, windows in found.items():
         every = [value for one in windows for value in one.times]
@@ -184,7 +184,7 @@ def show(found: dict[str, list[Window]]) -> Table:
         row = (percentile(every, 0.5), percentile(every, 0.95), *cpu, sum(cpu))
         table.add_row(name, *(f"{value:.2f}" for value in row))
     cells = []
-    of_window: list[Callable[[Window], float]] = [
+    of_window: list[Callable[[MeasuredWindow], float]] = [
         lambda one: percentile(one.times, 0.5),
         lambda one: percentile(one.times, 0.95),
         lambda one: one.cpu[0],
@@ -204,7 +204,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--rate", type=float, default=40.0, help="requests a second")
     arguments = parser.parse_args()
-    found: dict[str, list[Window]] = {"off": [], "on": []}
+    found: dict[str, list[MeasuredWindow]] = {"off": [], "on": []}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         collector = stack.enter_context(collecting())

@@ -38,7 +38,7 @@ _STEP_S = 300.0
 
 
 @dataclass(frozen=True)
-class Probe:
+class TimedRequest:
     """One request: Unix times of its beginning and end, and the tokens of its reply."""
 
     began: float
@@ -50,7 +50,7 @@ class Probe:
         return 1e3 * (self.ended - self.began)
 
 
-async def probe(client: Client, number: int) -> Probe:
+async def probe(client: Client, number: int) -> TimedRequest:
     """Send one greedy request, which is not trained on."""
     body = {
         "model": "patina-tiny", "temperature": 0, "max_tokens": _MAX_TOKENS, "metadata": {"patina_train": "off"},
@@ -60,7 +60,7 @@ async def probe(client: Client, number: int) -> Probe:
     reply = await client.post("/v1/chat/completions", body)
     if not reply.is_ok:
         raise SystemExit(f"a request failed: {reply.head}")
-    return Probe(began, time.time(), json.loads(reply.body)["usage"]["completion_tokens"])
+    return TimedRequest(began, time.time(), json.loads(reply.body)["usage"]["completion_tokens"])
 
 
 async def complain(stack: Stack, wish: str, questions: Sequence[str]) -> None:
@@ -78,10 +78,10 @@ async def complain(stack: Stack, wish: str, questions: Sequence[str]) -> None:
     raise SystemExit("the complaints were not scored")
 
 
-async def probe_round(stack: Stack, idle_s: float) -> tuple[list[Probe], StepReport]:
+async def probe_round(stack: Stack, idle_s: float) -> tuple[list[TimedRequest], StepReport]:
     """Send requests without training, then until a step ends."""
     client = Client(stack.port, stack.key)
-    found: list[Probe] = []
+    found: list[TimedRequest] = []
     record = await Record.open(read_settings({"home": stack.home}).database_url)
     try:
         asked_at, deadline = 0.0, time.time() + idle_s + _STEP_S
@@ -104,7 +104,7 @@ async def probe_round(stack: Stack, idle_s: float) -> tuple[list[Probe], StepRep
     raise SystemExit("no step ended")
 
 
-def split(probes: Sequence[Probe], step: StepReport) -> tuple[list[Probe], list[Probe]]:
+def split(probes: Sequence[TimedRequest], step: StepReport) -> tuple[list[TimedRequest], list[TimedRequest]]:
     """Return the requests before a step and those within it."""
     assert step.finished_at is not None
     before = [one for one in probes if one.ended < step.started_at]
@@ -116,7 +116,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[int(share * len(values))]
 
 
-def show(rounds: Sequence[tuple[list[Probe], list[Probe]]]) -> Table:
+def show(rounds: Sequence[tuple[list[TimedRequest], list[TimedRequest]]]) -> Table:
     table = Table("", "requests", "p50 ms", "p95 ms", "ms a token")
     for at, name in enumerate(("idle", "training")):
         every = [one for halves in rounds for one in halves[at]]

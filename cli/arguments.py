@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import textwrap
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from cli.policies import add_policy_arguments
+from store.errors import ConfigError
 from store.learning import LearningConfig
-from store.settings import Settings
+from store.settings import Settings, has_flag, option
 from store.version import VERSION
 
 _GROUPS = {
@@ -31,6 +33,12 @@ _SHARED = "the shared one, or the only one that has versions"
 
 #: Settings that may be given more than once, and how their value is written.
 _REPEATED = {"upstream": "URL", "learning": "KEY=VALUE"}
+
+#: Characters in a line of the help that argparse does not wrap.
+_WIDTH = 80
+
+#: Where argparse keeps what `--set` gives.
+SET_DESTINATION = "settings_by_name"
 
 
 class _Joined(argparse.Action):
@@ -51,16 +59,20 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _describe(name: str) -> tuple[str, str, dict[str, Any]]:
-    """Return (group, help, argparse keywords) of one setting."""
+def _help(name: str) -> str:
     field = Settings.model_fields[name]
-    extra = field.json_schema_extra
-    assert isinstance(extra, dict)  # every field is made by `store.settings._field`
-    help = f"{field.description} [{extra['env']}]"
+    extra: Any = field.json_schema_extra
     default = field.default
-    if default not in (None, "") and not isinstance(default, (bool, LearningConfig)):
-        help += f" (default: {default})"
-    keywords: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": name, "help": help.replace("%", "%%")}
+    has_default = default not in (None, "") and not isinstance(default, (bool, LearningConfig))
+    return f"{field.description} [{extra['env']}]" + (f" (default: {default})" if has_default else "")
+
+
+def _describe(name: str) -> tuple[str, dict[str, Any]]:
+    """Return (group, argparse keywords) of one setting."""
+    field = Settings.model_fields[name]
+    extra: Any = field.json_schema_extra
+    help = _help(name).replace("%", "%%")
+    keywords: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": name, "help": help}
     annotation = field.annotation
     if name in _REPEATED:
         keywords["action"] = _Joined
@@ -70,25 +82,61 @@ def _describe(name: str) -> tuple[str, str, dict[str, Any]]:
     else:
         choices = typing.get_args(annotation) if typing.get_origin(annotation) is typing.Literal else ()
         keywords["metavar"] = "{" + ",".join(choices) + "}" if choices else name.upper()
-    return str(extra["group"]), help, keywords
+    return str(extra["group"]), keywords
 
 
-def settings_parser() -> Parser:
-    """Return a parent parser with a flag for every setting.
+def _describe_others() -> str:
+    """Return the help of the settings without a flag."""
+    lines = [
+        textwrap.fill(f"  {name}: {_help(name)}", _WIDTH, subsequent_indent=" " * 8, break_on_hyphens=False)
+        for name in Settings.model_fields
+        if not has_flag(name)
+    ]
+    text = "\n".join(["settings of --set NAME=VALUE, besides those of --learning:", *lines])
+    return text.replace("%", "%%")
+
+
+def settings_parser(*, has_set: bool = True) -> Parser:
+    """Return a parent parser with a flag for every setting in common use, and one for all others.
 
     Values stay text: `Settings` converts and checks them, so that a wrong one gives the same error wherever it came from.
     """
     parser = Parser(add_help=False)
     groups = {key: parser.add_argument_group(title) for key, title in _GROUPS.items()}
-    for name in Settings.model_fields:
-        group, _, keywords = _describe(name)
+    for name in filter(has_flag, Settings.model_fields):
+        group, keywords = _describe(name)
         groups[group].add_argument(_flag(name), **keywords)
+    if has_set:
+        parser.add_argument(
+            "--set",
+            action="append",
+            default=argparse.SUPPRESS,
+            dest=SET_DESTINATION,
+            metavar="NAME=VALUE",
+            help="any setting, also those without a flag, which `run.py --help` lists; repeatable",
+        )
     return parser
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what was given on the command line, by setting name."""
-    return {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
+    """Return what was given on the command line, by setting name.
+
+    Raises:
+        ConfigError: `--set` names no setting.
+    """
+    given = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
+    for pair in getattr(arguments, SET_DESTINATION, []):
+        name, equals, value = pair.partition("=")
+        name = name.strip().replace("-", "_")
+        if name in LearningConfig.model_fields:
+            name, value = "learning", pair
+        if not equals or name not in Settings.model_fields:
+            names = [*Settings.model_fields, *LearningConfig.model_fields]
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"--set {pair}: give NAME=VALUE with the name of a setting{hint}")
+        given[name] = f"{given[name]},{value}" if name in _REPEATED and name in given else value
+    return given
 
 
 class Parser(argparse.ArgumentParser):
@@ -110,6 +158,9 @@ class Parser(argparse.ArgumentParser):
             if word == "--":
                 return
             if name.startswith("--") and not any(one.startswith(name) for one in known):
+                setting = name[2:].removeprefix("no-").replace("-", "_")
+                if setting in Settings.model_fields:
+                    self.error(f"there is no flag {name}: give {option(setting, 'VALUE')}")
                 near = difflib.get_close_matches(name[2:], [one[2:] for one in known], 1)
                 self.error(f"there is no flag {name}" + (f"; did you mean --{near[0]}?" if near else ""))
 
@@ -130,18 +181,24 @@ _AddCommand = Callable[[str, str], argparse.ArgumentParser]
 
 def build_parser(prog: str = "run.py") -> Parser:
     """Return the whole command line. Without a command everything is started; the commands inspect or control it."""
-    shared = settings_parser()
+    shared, for_eval = settings_parser(), settings_parser(has_set=False)  # `eval --set` tries several values
     parser = Parser(
         prog=prog,
-        description="Change one base URL, and your model starts to learn from you. Without a command: start "
-        "everything (serving backend, proxy, recorder, scorers, trainer) and print what to paste into the client.",
+        description=textwrap.fill(
+            "Change one base URL, and your model starts to learn from you. Without a command: start everything (serving backend, "
+            "proxy, recorder, scorers, trainer) and print what to paste into the client.",
+            _WIDTH,
+        ),
+        epilog=_describe_others(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[shared],
     )
     parser.add_argument("--version", action="version", version=f"Patina {VERSION}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
 
     def command(name: str, help: str) -> argparse.ArgumentParser:
-        return commands.add_parser(name, help=help, description=help, parents=[shared])
+        parents = [for_eval if name == "eval" else shared]
+        return commands.add_parser(name, help=help, description=help, parents=parents)
 
     def reading(name: str, help: str) -> argparse.ArgumentParser:
         found = command(name, help)

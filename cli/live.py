@@ -117,8 +117,14 @@ def traffic_lines(proxy: Json) -> list[str]:
     paths: Json = proxy.get("unrecorded_by_path") or {}
     if paths:
         counts = " · ".join(f"{count} to {path}" for path, count in sorted(paths.items()))
-        native = ", --native-apis is on" if proxy.get("native_apis") else ""
+        native = ", native_apis is on" if proxy.get("native_apis") else ""
         lines.append(f"forwarded and not recorded: {counts}{native}")
+    activity: Json = (proxy.get("backend") or {}).get("activity") or {}
+    if activity.get("cut_prompts"):
+        lines.append(
+            f"{activity['cut_prompts']} long prompts were read in part: {activity['dropped_prompt_tokens']} tokens in their middle "
+            "were left out"
+        )
     tools: Json = proxy.get("tools_left_out") or {}
     if tools:
         counts = ", ".join(f"{name} in {count} requests" for name, count in sorted(tools.items()))

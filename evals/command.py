@@ -35,7 +35,7 @@ from evals.experiment import (
 )
 from evals.llm_user import LlmUser
 from evals.methods import parse_methods
-from evals.metrics import Measures
+from evals.metrics import EvalMeasures
 from evals.preferences import expand_preferences
 from evals.report import compare, print_summary, write_report
 from evals.simulated_user import Interaction, scenario
@@ -283,7 +283,7 @@ class _NoProgress:
     def interaction(self, count: int, interaction: Interaction, version: int) -> None:
         pass
 
-    def measured(self, count: int, version: int, measures: Measures) -> None:
+    def measured(self, count: int, version: int, measures: EvalMeasures) -> None:
         pass
 
 
@@ -348,7 +348,7 @@ class ProgressReporter:
     def interaction(self, count: int, interaction: Interaction, version: int) -> None:
         self._progress.update(self._talk, completed=count)
 
-    def measured(self, count: int, version: int, measures: Measures) -> None:
+    def measured(self, count: int, version: int, measures: EvalMeasures) -> None:
         rest = "" if measures.undone is None else f" opposite {measures.undone:.2f}"
         rest += "" if measures.tools is None else f" tools {measures.tools:.2f}"
         rest += "" if measures.small_talk is None else f" small talk {measures.small_talk:.2f}"

@@ -41,7 +41,7 @@ PAUSE_S = 20.0
 
 
 def sentence(preferences: tuple[str, ...], interactions: int, before: Json, after: Json) -> str:
-    """Return the result of a run from its first and last measurement (`evals.metrics.Measures` as JSON)."""
+    """Return the result of a run from its first and last measurement (`evals.metrics.EvalMeasures` as JSON)."""
     text = (
         f"after {interactions} interactions '{wanted(preferences)}' holds on {percent(after['compliance'])} of unseen "
         f"questions (before: {percent(before['compliance'])}), facts {percent(after['facts'])} "

@@ -17,14 +17,14 @@ from typing import Any, Protocol
 
 from evals.client import PatinaClient
 from evals.methods import METHODS, EvalMethod
-from evals.metrics import Measures, Numbers, Probe, judge, plan_claims, plan_probes
+from evals.metrics import EvalMeasures, Numbers, Probe, judge, plan_claims, plan_probes
 from evals.simulated_user import (
     USUAL_INTERACTIONS,
     USUAL_UNRELATED,
     Interaction,
-    Reaction,
     Request,
     Scenario,
+    SimulatedReaction,
     SimulatedUser,
     scenario,
     until_satisfied,
@@ -96,14 +96,14 @@ class Case:
 class ReactionModel(Protocol):
     """An LLM that words the reactions of a user in place of the rules."""
 
-    async def react(self, wishes: Sequence[str], request: Request, reply: str) -> Reaction: ...
+    async def react(self, wishes: Sequence[str], request: Request, reply: str) -> SimulatedReaction: ...
 
 
 class Observer(Protocol):
     """Receives the progress of a run."""
 
     def interaction(self, count: int, interaction: Interaction, version: int) -> None: ...
-    def measured(self, count: int, version: int, measures: Measures) -> None: ...
+    def measured(self, count: int, version: int, measures: EvalMeasures) -> None: ...
 
 
 async def run_case(
@@ -271,7 +271,7 @@ async def examine(
     ever: Sequence[str],
     probes: Sequence[Probe],
     vocabulary: frozenset[str] | None = None,
-) -> Measures:
+) -> EvalMeasures:
     """Return the measures of a system's answers to probes."""
     answers, numbers = await system.probe(probes, exact=True)
     return judge(wants, ever, probes, answers, numbers or Numbers(), vocabulary)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from evals.preferences import PREFERENCES
-from evals.simulated_user import Reaction, Request
+from evals.simulated_user import Request, SimulatedReaction
 from scorers.provider import Provider
 from store.errors import JudgeError
 
@@ -37,7 +37,7 @@ class LlmUser:
         self._provider = provider
         self._temperature = temperature
 
-    async def react(self, wishes: Sequence[str], request: Request, reply: str) -> Reaction:
+    async def react(self, wishes: Sequence[str], request: Request, reply: str) -> SimulatedReaction:
         """Return the user's reaction.
 
         Raises:
@@ -63,7 +63,7 @@ def play(wishes: Sequence[str], request: Request, reply: str) -> list[dict[str, 
     ]
 
 
-def read_reaction(text: str) -> Reaction:
+def read_reaction(text: str) -> SimulatedReaction:
     """Return the reaction in a reply of the model.
 
     Raises:
@@ -81,4 +81,4 @@ def read_reaction(text: str) -> Reaction:
         or not value["words"].strip()
     ):
         raise JudgeError(f"the model that plays the user returned no reaction: {text[:120]!r}")
-    return Reaction(is_satisfied=value["content"], words=value["words"].strip())
+    return SimulatedReaction(is_satisfied=value["content"], words=value["words"].strip())

@@ -258,7 +258,7 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measures:
+class EvalMeasures:
     """Shares in [0, 1] unless noted; None: not measured.
 
     Attributes:
@@ -320,7 +320,7 @@ def judge(
     answers: Sequence[Answer],
     numbers: Numbers | None = None,
     vocabulary: frozenset[str] | None = None,
-) -> Measures:
+) -> EvalMeasures:
     """Return the measures of these answers, in the order of the probes.
 
     Args:
@@ -360,7 +360,7 @@ def judge(
     surprises = [-value for _, _, answer in plain for value in answer.logprobs or ()]
     by_undone = {name: mean(hits) for name, hits in undone.items()}
     numbers = numbers or Numbers()
-    return Measures(
+    return EvalMeasures(
         compliance=mean([not names & set(wants) for names in missed]),
         by_preference={name: mean([name not in names for names in missed]) for name in ever},
         facts=mean([task.is_correct(answer.text) for _, task, answer in plain]),

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from evals.metrics import Measures
+from evals.metrics import EvalMeasures
 from evals.preferences import PREFERENCES
 from evals.simulated_user import Interaction
 from store.texts import clip
@@ -67,7 +67,7 @@ class View:
         self._version = version
         #: (interactions so far, version), each time another version was seen live.
         self.went_live: list[tuple[int, int]] = []
-        self._measured: list[tuple[int, Measures]] = []
+        self._measured: list[tuple[int, EvalMeasures]] = []
         self._started = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -93,7 +93,7 @@ class View:
             f"(last {WINDOW}: {moving_mean(self._scores)[-1]:.2f})  {clip(interaction.reply, 60)!r} -> {interaction.words!r}"
         )
 
-    def measured(self, count: int, version: int, measures: Measures) -> None:
+    def measured(self, count: int, version: int, measures: EvalMeasures) -> None:
         self._see_version(count, version)
         self._measured.append((count, measures))
         self._phase = "talking"

@@ -54,7 +54,7 @@ class Behaviour:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class WishPhase:
     """The wishes from this share of all interactions on."""
 
     begins: float
@@ -67,7 +67,7 @@ class Scenario:
 
     name: str
     about: str
-    phases: tuple[Phase, ...]
+    phases: tuple[WishPhase, ...]
     behaviour: Behaviour = field(default_factory=Behaviour)
 
     @property
@@ -136,17 +136,19 @@ def scenario(user: str, preferences: Sequence[str]) -> Scenario:
         )
     if user in BEHAVIOURS:
         about, behaviour = BEHAVIOURS[user]
-        return Scenario(name=user, about=about, phases=(Phase(begins=0.0, wants=wants),), behaviour=behaviour)
+        return Scenario(
+            name=user, about=about, phases=(WishPhase(begins=0.0, wants=wants),), behaviour=behaviour
+        )
     if user == "arriving":
         steps = tuple(
-            Phase(begins=index / len(wants), wants=wants[: index + 1]) for index in range(len(wants))
+            WishPhase(begins=index / len(wants), wants=wants[: index + 1]) for index in range(len(wants))
         )
         return Scenario(name=user, about="the wishes arrive one after another", phases=steps)
     if user == "change_of_mind":
         opposite = PREFERENCES[wants[-1]].opposite
         if opposite is None:
             raise ConfigError(f"there is no opposite of {wants[-1]} to change one's mind to")
-        phases = (Phase(begins=0.0, wants=wants), Phase(begins=0.5, wants=(*wants[:-1], opposite)))
+        phases = (WishPhase(begins=0.0, wants=wants), WishPhase(begins=0.5, wants=(*wants[:-1], opposite)))
         return Scenario(
             name=user, about=f"half way through, {wants[-1]} becomes {opposite} again", phases=phases
         )
@@ -169,10 +171,10 @@ def _month(wants: tuple[str, ...]) -> Scenario:
         about=f"the wishes arrive one after another, {withdrawn} is withdrawn later, and a third of the reactions is about "
         "other things",
         phases=(
-            Phase(begins=0.0, wants=(first,)),
-            Phase(begins=second_at, wants=(first, withdrawn)),
-            Phase(begins=third_at, wants=wants),
-            Phase(begins=_WITHDRAWAL, wants=(first, third)),
+            WishPhase(begins=0.0, wants=(first,)),
+            WishPhase(begins=second_at, wants=(first, withdrawn)),
+            WishPhase(begins=third_at, wants=wants),
+            WishPhase(begins=_WITHDRAWAL, wants=(first, third)),
         ),
         behaviour=Behaviour(unrelated="third"),
     )
@@ -198,7 +200,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reaction:
+class SimulatedReaction:
     """Reaction to a reply. `words`: None: no reaction in words; `remark`: set where they are not about style."""
 
     is_satisfied: bool
@@ -277,7 +279,7 @@ class SimulatedUser:
             is_read=not self._is_leaving,
         )
 
-    def react(self, reply: str) -> Reaction:
+    def react(self, reply: str) -> SimulatedReaction:
         """Return the reaction by the rules, for `read`."""
         behaviour = self.scenario.behaviour
         if behaviour.unrelated == "always":
@@ -296,11 +298,11 @@ class SimulatedUser:
             is_satisfied = not is_satisfied
             violated = violated or (self._rng.choice(self.wants),)
         if not is_satisfied:
-            return Reaction(is_satisfied=False, words=self._complaint(violated))
+            return SimulatedReaction(is_satisfied=False, words=self._complaint(violated))
         if self._rng.random() >= behaviour.thanks:
-            return Reaction(is_satisfied=True, words=None)
+            return SimulatedReaction(is_satisfied=True, words=None)
         thanks = phrase_thanks(self._rng) if behaviour.free_wording else self._rng.choice(HELDOUT_THANKS)
-        return Reaction(is_satisfied=True, words=thanks)
+        return SimulatedReaction(is_satisfied=True, words=thanks)
 
     def _complaint(self, violated: Sequence[str]) -> str:
         named = named_wishes(violated, self._rng, names_all=self.scenario.behaviour.names_all)
@@ -323,11 +325,11 @@ class SimulatedUser:
         self._next_reminder = self.interactions + _REMINDER_AFTER
         return Remark(kind="withdrawal", words=self._rng.choice(PREFERENCES[gone[0]].withdrawals))
 
-    def _remark(self, remark: Remark) -> Reaction:
+    def _remark(self, remark: Remark) -> SimulatedReaction:
         is_satisfied = remark.kind in ("thanks", "question", "withdrawal")
-        return Reaction(is_satisfied=is_satisfied, words=remark.words, remark=remark)
+        return SimulatedReaction(is_satisfied=is_satisfied, words=remark.words, remark=remark)
 
-    def read(self, reply: str, reaction: Reaction | None = None) -> Interaction | None:
+    def read(self, reply: str, reaction: SimulatedReaction | None = None) -> Interaction | None:
         """Take the reply to `request`; returns None where the user does not read it and starts a new conversation."""
         if self._is_leaving:
             self._task = self._open()

@@ -23,14 +23,18 @@ from typing import Any, Self
 from evals.client import NO_TRAINING, child_pids, read_status, while_record_is_away
 from serving.ports import free_port
 from store.errors import ConfigError
-from store.settings import Settings, child_environment
+from store.settings import Settings, child_environment, has_flag
 
 _POLL_S = 0.1
 _STOP_S = 25.0
 _PORT_TRIES = 3
 _LOG_LINES = 5
 #: Passed through the child's environment: all users of the machine can read a command line.
-_SECRETS = {"upstream_api_key": "PATINA_UPSTREAM_API_KEY", "judge_api_key": "PATINA_JUDGE_API_KEY"}
+_SECRETS: Mapping[str, str] = {
+    name: str(extra["env"])
+    for name, field in Settings.model_fields.items()
+    if isinstance(extra := field.json_schema_extra, dict) and extra["is_secret"] and name != "api_key"
+}
 #: Set by the stack itself.
 _OWN = {
     "home",
@@ -129,9 +133,9 @@ class Stack:
     def arguments(self) -> list[str]:
         """Return the command line."""
         flags = [f"--home={self.home}", "--proxy-host=127.0.0.1", f"--proxy-port={self.port}"]
-        flags += ["--backend-port=0", "--record-dir=", "--database=", "--wandb-project="]
+        flags += ["--set=backend_port=0", "--record-dir=", "--database=", "--wandb-project="]
         if self.settings.canary_share is None:
-            flags.append("--canary-share=0")  # an evaluation measures what is learned, at once
+            flags.append("--set=canary_share=0")  # an evaluation measures what is learned, at once
         for name in type(self.settings).model_fields:
             value = getattr(self.settings, name)
             if name in _OWN or name in _SECRETS or value is None:
@@ -139,7 +143,9 @@ class Stack:
             if name == "learning":
                 value = ",".join(f"{key}={one}" for key, one in value.model_dump(exclude_none=True).items())
             flag = name.replace("_", "-")
-            if isinstance(value, bool):
+            if not has_flag(name):
+                flags.append(f"--set={name}={value}")
+            elif isinstance(value, bool):
                 flags.append(f"--{flag}" if value else f"--no-{flag}")
             else:
                 flags.append(f"--{flag}={value}")

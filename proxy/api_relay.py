@@ -14,7 +14,15 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.adapters import Alias, ModelRequest, UnknownModel
 from proxy.api_error import build_error_body
-from proxy.asgi import BodyTooLarge, ClientDisconnected, read_body, send_error, send_json
+from proxy.asgi import (
+    BodyTooLarge,
+    ClientDisconnected,
+    read_body,
+    send_body,
+    send_error,
+    send_head,
+    send_json,
+)
 from proxy.auth import Principal
 from proxy.conversations import Conversations
 from proxy.item_pages import page, read_query
@@ -220,7 +228,12 @@ class ApiRelay:
         try:
             turn = await self._find_turn(principal.key_name, turn_of(response_id) or "")
             if turn is None or not _is_kept(turn) or (method, action) not in _ACTIONS:
-                await send_error(send, 404, f"Response with id '{response_id}' not found.", code="not_found")
+                missing = (
+                    "Patina compacts no responses: send the shortened history as input."
+                    if response_id == "compact"
+                    else f"Response with id '{response_id}' not found."
+                )
+                await send_error(send, 404, missing, code="not_found")
             elif method == "DELETE":
                 await self._forget(principal.key_name, turn.turn_id)
                 await send_json(send, 200, {"id": response_id, "object": "response", "deleted": True})
@@ -230,8 +243,15 @@ class ApiRelay:
                 await send_error(
                     send, 400, "Only background responses can be cancelled, and Patina runs none."
                 )
+            elif (options := read_query(scope.get("query_string") or b"")).get("stream") == "true":
+                after = options.get("starting_after", "")
+                events = _synthesizer_of(turn).recorded_events(
+                    turn, after=int(after) if after.isdecimal() else -1
+                )
+                await send_head(send, 200, [_EVENT_STREAM, (b"content-length", str(len(events)).encode())])
+                await send_body(send, events)
             else:
-                await send_json(send, 200, _recorded_response(turn))
+                await send_json(send, 200, _synthesizer_of(turn).recorded(turn))
         except RecordError as exc:
             log.warning("a response could not be read back: %s", exc)
             await send_error(
@@ -339,6 +359,7 @@ class ApiRelay:
         return value
 
 
+_EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 _ACTIONS = frozenset({("GET", ""), ("GET", "input_items"), ("DELETE", ""), ("POST", "cancel")})
 
 
@@ -362,12 +383,10 @@ def _is_kept(turn: RecordedTurn) -> bool:
     )
 
 
-def _recorded_response(turn: RecordedTurn) -> Json:
+def _synthesizer_of(turn: RecordedTurn) -> ResponseSynthesizer:
     detail = turn.api or {}
     instructions = instructions_of(turn.messages, detail)
-    return ResponseSynthesizer(
-        turn.request, detail, instructions=instructions, created_at=turn.created_at
-    ).recorded(turn)
+    return ResponseSynthesizer(turn.request, detail, instructions=instructions, created_at=turn.created_at)
 
 
 def _input_item_list(turn: RecordedTurn, query: bytes) -> Json:

@@ -65,15 +65,16 @@ from proxy.endpoints import (
     Endpoint,
     find_endpoint,
     is_messages_path,
+    methods_of,
 )
 from proxy.feedback import FeedbackBody, parse_feedback
 from proxy.feedback_batch import BatchBody, FeedbackBatches, is_batch, parse_batch
 from proxy.fine_tuning import FineTuningJobs
 from proxy.heap import trim_heap
-from proxy.item_pages import read_query
+from proxy.item_pages import list_of, read_query
 from proxy.lora import LoraPaths
 from proxy.pages import DASHBOARD, is_page_path, wants_page
-from proxy.relay import BACKEND_WAIT_S, JOURNAL_WAIT_S, ChatRelay, Counters, PassThrough
+from proxy.relay import BACKEND_WAIT_S, JOURNAL_WAIT_S, ChatRelay, PassThrough, RelayCounters
 from proxy.score import ScorePath
 from proxy.store_state import add_up, describe_store
 from proxy.stored_completions import StoredCompletions
@@ -101,9 +102,9 @@ from store.values import (
 )
 from store.version import VERSION
 from wire.api_translation import Untranslatable
-from wire.error_codes import rewrite_error
+from wire.error_codes import describe_missing_path, rewrite_error
 from wire.headers import content_length, get_header
-from wire.messages_api.reply import translate_error
+from wire.messages_api.reply import build_anthropic_model, translate_error
 from wire.responses_api.items import turn_of
 
 log = logging.getLogger(__name__)
@@ -180,7 +181,7 @@ class Proxy:
         self._origins = origins or CorsPolicy()
         self._on_crash = on_crash
         self._started = time.time()
-        self._counters = Counters()
+        self._counters = RelayCounters()
         self._heartbeat_errors = 0
         self._large_seen, self._trimmed_at = 0, 0.0
         self._record = RecordHandle(open_record)
@@ -203,7 +204,7 @@ class Proxy:
         self._pages = (
             None
             if pages is None
-            else PassThrough(pages, Counters(), UpstreamAlias(pages, policy), passes_key=True)
+            else PassThrough(pages, RelayCounters(), UpstreamAlias(pages, policy), passes_key=True)
         )
         self._pass_through = PassThrough(backend, self._counters, self._alias)
         self._chat = ChatRelay(
@@ -395,7 +396,7 @@ class Proxy:
         session, target = _session_of((scope.get("raw_path") or path.encode()).decode("latin-1"))
         if session is not None:
             path = unquote(target)
-        if is_messages_path(_canonical_path(path)):
+        if is_messages_path(_canonical_path(path)) or (self._is_local and _is_anthropic(scope)):
             send = with_error_body(with_request_id(send, b"x-request-id", b"request-id"), translate_error)
         else:
             send = with_request_id(send, b"x-request-id")
@@ -485,9 +486,22 @@ class Proxy:
         elif endpoint is FATE:
             await self._fate(send, principal.key_name, path.removeprefix(FATE.path[:-1]))
         elif endpoint in (MODELS, MODEL):
-            await self._models(send, path.removeprefix(MODELS.path)[1:], principal)
+            name = path.removeprefix(MODELS.path)[1:]
+            await self._models(send, name, principal, as_anthropic=_is_anthropic(scope))
+        else:
+            await self._forward(scope, receive, send, principal, path, target)
+
+    async def _forward(
+        self, scope: Scope, receive: Receive, send: Send, principal: Principal, path: str, target: str
+    ) -> None:
+        """Forward a request that is none of Patina's own, or refuse it."""
+        methods = methods_of(_canonical_path(path), native_apis=self._native_apis) if self._is_local else []
+        if methods:
+            message = f"{scope['method']} {path} is not served: send {' or '.join(methods)}."
+            allowed = [(b"allow", ", ".join(methods).encode())]
+            await send_error(send, 405, message, code="method_not_allowed", headers=allowed)
         elif _is_forbidden(path) or not path.startswith(FORWARDED_PREFIX):
-            await send_error(send, 404, _describe_missing(path), code="not_found")
+            await send_error(send, 404, describe_missing_path(path), code="not_found")
         else:
             await self._pass_through(scope, receive, send, path=target, principal=principal)
 
@@ -645,10 +659,14 @@ class Proxy:
             "metadata": {"version": version, "name": adapter_name(policy, version)},
         }
 
-    async def _models(self, send: Send, name: str, principal: Principal) -> None:
+    async def _models(self, send: Send, name: str, principal: Principal, *, as_anthropic: bool) -> None:
         """Answer with all models ("") or for one name, as chat does: also for an alias, and for any name where any is accepted."""
         if not name:
-            await send_json(send, 200, {"object": "list", "data": await self._model_cards(principal)})
+            cards = await self._model_cards(principal)
+            if as_anthropic:
+                await send_json(send, 200, list_of([build_anthropic_model(c) for c in cards], has_more=False))
+            else:
+                await send_json(send, 200, {"object": "list", "data": cards})
             return
         try:
             policy, version = self._alias.resolve(name, group=principal.adapter, is_owner=principal.is_owner)
@@ -659,7 +677,8 @@ class Proxy:
             return
         served = self._alias.served(group=principal.adapter, is_owner=principal.is_owner)
         live = next((one.version for one in served if one.policy == policy), BASE_VERSION)
-        await send_json(send, 200, self._model_card(name, policy, live if version is None else version))
+        card = self._model_card(name, policy, live if version is None else version)
+        await send_json(send, 200, build_anthropic_model(card) if as_anthropic else card)
 
     async def _answer_batch(self, send: Send, work: Awaitable[tuple[int, Json]]) -> None:
         try:
@@ -832,20 +851,8 @@ def _canonical_path(path: str) -> str:
     return "/" + "/".join(part for part in path.split("/") if part)
 
 
-def _describe_missing(path: str) -> str:
-    """Return the sentence about a path that is not served."""
-    if "/deployments/" in path or path.startswith("/openai/"):
-        return (
-            f"There is no {path} here: Azure's paths are not served. Use the client for OpenAI, with the base URL ending in /v1 "
-            "and the policy's name as the model."
-        )
-    paths = ("/chat/completions", "/responses", "/messages", "/completions", "/models", "/embeddings")
-    meant = next((one for one in paths if path.removesuffix("/").endswith(one)), None)
-    if meant is not None and not path.startswith(FORWARDED_PREFIX):
-        return (
-            f"There is no {path} here: did you mean /v1{meant}? The base URL of OpenAI clients ends in /v1."
-        )
-    return f"There is no {path} here."
+def _is_anthropic(scope: Scope) -> bool:
+    return get_header(scope["headers"], b"anthropic-version") is not None
 
 
 def _with_response_headers(send: Send, response_fields: list[tuple[bytes, bytes]]) -> Send:

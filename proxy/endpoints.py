@@ -17,7 +17,7 @@ class Endpoint:
         path: a trailing ``*`` matches every continuation.
         needs_key: the client must send a key, where keys are in use.
         is_local_only: only for a backend that Patina starts; another endpoint answers for itself.
-        is_translated: of another API, translated to chat; with `--native-apis` the backend answers for itself.
+        is_translated: of another API, translated to chat; with `native_apis` the backend answers for itself.
     """
 
     method: str
@@ -237,6 +237,11 @@ def find_endpoint(method: str, path: str, *, is_local: bool, native_apis: bool =
         if endpoint.matches(method, path) and (is_local or not endpoint.is_local_only):
             return endpoint
     return None
+
+
+def methods_of(path: str, *, native_apis: bool = False) -> list[str]:
+    """Return the methods of an endpoint with this very path; none where there is none."""
+    return [one.method for one in ENDPOINTS if one.path == path and not (one.is_translated and native_apis)]
 
 
 def is_messages_path(path: str) -> bool:

@@ -145,7 +145,7 @@ def new_turn_id() -> str:
 
 
 @dataclass(slots=True)
-class Counters:
+class RelayCounters:
     """Counters of the relays, for `status`."""
 
     in_flight: int = 0
@@ -249,7 +249,7 @@ class PassThrough:
     """
 
     def __init__(
-        self, backend: BackendClient, counters: Counters, alias: Alias, *, passes_key: bool = False
+        self, backend: BackendClient, counters: RelayCounters, alias: Alias, *, passes_key: bool = False
     ) -> None:
         self._backend = backend
         self._counters = counters
@@ -355,7 +355,7 @@ class ChatRelay:
         backend: BackendClient,
         alias: Alias,
         journal: JournalWriter,
-        counters: Counters,
+        counters: RelayCounters,
         pass_through: PassThrough,
         *,
         quirks: BackendQuirks | None = None,

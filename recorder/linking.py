@@ -1,4 +1,4 @@
-"""Linking: decides which conversation a request continues. Sans-IO: a history and candidate turns in, a `Link` out.
+"""Linking: decides which conversation a request continues. Sans-IO: a history and candidate turns in, a `TurnLink` out.
 
 Clients of a chat API send the whole history again, so a request names its own parent: the stored turn whose prompt + reply is the longest prefix
 of its messages. The caller fetches the candidates (`History.keys`) from the record: pure, I/O, pure.
@@ -196,7 +196,7 @@ class LinkCandidates:
 
 
 @dataclass(slots=True, kw_only=True)
-class Link:
+class TurnLink:
     """How a request relates to the recorded turns.
 
     Attributes:
@@ -268,7 +268,7 @@ def link(
     *,
     session: str | None = None,
     tip: Tip | None = None,
-) -> Link:
+) -> TurnLink:
     """Decide what a request continues.
 
     Args:
@@ -306,7 +306,7 @@ def _decide(
     parent: Tip | None,
     run: RoleRun | None,
     tips: Sequence[Tip],
-) -> Link:
+) -> TurnLink:
     if session is not None:
         return _session_link(history, candidates, kind, session, tip, parent, run)
     if kind is TurnKind.MAIN and parent is not None and parent.kind is TurnKind.SIDE:
@@ -350,7 +350,7 @@ def _decide(
 
 def _repeated_link(
     history: History, candidates: LinkCandidates, kind: TurnKind, parent: Tip | None
-) -> Link | None:
+) -> TurnLink | None:
     """Return the link of a request that repeats a recorded prompt: a person asks again, a program samples, or another side request begins alike."""
     repeated = _find_repeated(history, candidates, parent)
     if repeated is not None and kind is TurnKind.MAIN and history.is_opening and not candidates.is_sample:
@@ -372,7 +372,7 @@ def _repeated_link(
 
 def _rejected_reply(
     history: History, candidates: LinkCandidates, kind: TurnKind, parent: Tip | None
-) -> Link | None:
+) -> TurnLink | None:
     """Return a link to a recorded prompt that the request extends without its reply: a framework rejected it, or a person went on without it."""
     if kind is TurnKind.SIDE:
         return None
@@ -388,12 +388,12 @@ def _rejected_reply(
     return None
 
 
-def _identified_link(history: History, candidates: LinkCandidates, kind: TurnKind) -> Link | None:
+def _identified_link(history: History, candidates: LinkCandidates, kind: TurnKind) -> TurnLink | None:
     """Return the continuation of the conversation that a learned identifier names, where the history shows none."""
     if kind is TurnKind.SIDE or candidates.identified is None:
         return None
     parent, reason = candidates.identified, LinkReason.LEARNED_IDENTIFIER
-    return Link(
+    return TurnLink(
         relation=Relation.NEXT if parent.is_newest else Relation.BRANCH,
         kind=kind,
         session_id=parent.session_id,
@@ -406,7 +406,7 @@ def _identified_link(history: History, candidates: LinkCandidates, kind: TurnKin
     )
 
 
-def _reopened_link(history: History, candidates: LinkCandidates, kind: TurnKind) -> Link | None:
+def _reopened_link(history: History, candidates: LinkCandidates, kind: TurnKind) -> TurnLink | None:
     """Return a branch when the first message of a recorded conversation was extended or shortened."""
     if kind is TurnKind.SIDE or not candidates.openings or candidates.orphans:
         return None
@@ -415,9 +415,11 @@ def _reopened_link(history: History, candidates: LinkCandidates, kind: TurnKind)
     return _link_beside(candidates.openings[0], kind, LinkReason.EDITED_OPENING)
 
 
-def _link_beside(tip: Tip, kind: TurnKind, reason: LinkReason, relation: Relation = Relation.BRANCH) -> Link:
+def _link_beside(
+    tip: Tip, kind: TurnKind, reason: LinkReason, relation: Relation = Relation.BRANCH
+) -> TurnLink:
     """Return a link beside a turn, which the request edits, samples or asks again; it answers nothing."""
-    return Link(
+    return TurnLink(
         relation=relation,
         kind=kind,
         session_id=tip.session_id,
@@ -430,9 +432,9 @@ def _link_beside(tip: Tip, kind: TurnKind, reason: LinkReason, relation: Relatio
     )
 
 
-def _link_first(kind: TurnKind, session_id: str | None, reason: LinkReason, confidence: float) -> Link:
+def _link_first(kind: TurnKind, session_id: str | None, reason: LinkReason, confidence: float) -> TurnLink:
     """Return a link without a parent."""
-    return Link(
+    return TurnLink(
         relation=Relation.FIRST,
         kind=kind,
         session_id=session_id,
@@ -445,7 +447,7 @@ def _link_first(kind: TurnKind, session_id: str | None, reason: LinkReason, conf
     )
 
 
-def _first_link(history: History, candidates: LinkCandidates, kind: TurnKind) -> Link:
+def _first_link(history: History, candidates: LinkCandidates, kind: TurnKind) -> TurnLink:
     reason = LinkReason.OPENING if history.is_opening else LinkReason.NO_RECORDED_PREFIX
     session = None
     if candidates.orphans:
@@ -461,7 +463,7 @@ def _is_echoed_answer(echo: Quote | None, parent: Tip | None) -> bool:
     return echo is not None and (parent is None or echo.tip.turn_id != parent.turn_id)
 
 
-def _quote_link(history: History, candidates: LinkCandidates, kind: TurnKind) -> Link | None:
+def _quote_link(history: History, candidates: LinkCandidates, kind: TurnKind) -> TurnLink | None:
     """Return a link by the recorded turns that the request quotes, if any."""
     distinctive = [q for q in candidates.quotes if q.size >= MIN_QUOTE_CHARS]
     exchanges = [q for q in distinctive if q.is_exchange]
@@ -530,9 +532,9 @@ def _most_quoted(quotes: Sequence[Quote]) -> Quote:
     return max((q for q in quotes if q.tip.session_id == session), key=lambda q: q.tip.created_at)
 
 
-def _side_link(quote: Quote, reason: LinkReason, kind_reason: str | None = None) -> Link:
+def _side_link(quote: Quote, reason: LinkReason, kind_reason: str | None = None) -> TurnLink:
     """Return a side turn of the quoted turn's session."""
-    return Link(
+    return TurnLink(
         relation=Relation.NEXT,
         kind=TurnKind.SIDE,
         session_id=quote.tip.session_id,
@@ -546,9 +548,9 @@ def _side_link(quote: Quote, reason: LinkReason, kind_reason: str | None = None)
     )
 
 
-def _dialogue_link(parent: Tip, words: str) -> Link:
+def _dialogue_link(parent: Tip, words: str) -> TurnLink:
     reason = LinkReason.WRITTEN_OUT_DIALOGUE
-    return Link(
+    return TurnLink(
         relation=Relation.NEXT if parent.is_newest else Relation.BRANCH,
         kind=TurnKind.MAIN,
         session_id=parent.session_id,
@@ -561,7 +563,7 @@ def _dialogue_link(parent: Tip, words: str) -> Link:
     )
 
 
-def _summary_link(history: History, candidates: LinkCandidates, quote: Quote) -> Link | None:
+def _summary_link(history: History, candidates: LinkCandidates, quote: Quote) -> TurnLink | None:
     """Return the continuation of a session whose recorded summary replaces the history."""
     parent = quote.newest
     if parent is None:
@@ -576,7 +578,7 @@ def _summary_link(history: History, candidates: LinkCandidates, quote: Quote) ->
     messages_after = (
         ({"role": "user", "content": words},) if history.is_opening else _messages_after_last_answer(history)
     )
-    return Link(
+    return TurnLink(
         relation=Relation.COMPACTION,
         kind=TurnKind.MAIN,
         session_id=parent.session_id,
@@ -606,7 +608,7 @@ def _rewritten_exchange(history: History, candidates: LinkCandidates) -> tuple[T
     return None
 
 
-def _inserted_side_answer(history: History, candidates: LinkCandidates, kind: TurnKind) -> Link | None:
+def _inserted_side_answer(history: History, candidates: LinkCandidates, kind: TurnKind) -> TurnLink | None:
     """Return a link to a side turn whose reply (a plan, a summary) was inserted into the history."""
     for quote, _ in candidates.echoes:
         if quote.answer_share < MATCH_SHARE or quote.size < MIN_ECHO_CHARS or quote.tip.kind is TurnKind.MAIN:
@@ -768,9 +770,9 @@ def _continuation_link(
     kind: TurnKind,
     reason: LinkReason,
     confidence: float | None = None,
-) -> Link:
+) -> TurnLink:
     messages_after = history.messages_after(run.end if run is not None else len(history.messages))
-    return Link(
+    return TurnLink(
         relation=Relation.NEXT if parent.is_newest or kind is TurnKind.SIDE else Relation.BRANCH,
         kind=kind,
         session_id=parent.session_id,
@@ -791,13 +793,13 @@ def _starts_inside(candidates: LinkCandidates, parent: Tip) -> bool:
 
 def _shortened_link(
     history: History, candidates: LinkCandidates, parent: Tip, run: RoleRun, kind: TurnKind
-) -> Link:
+) -> TurnLink:
     """Return the continuation of a history whose beginning was replaced by a summary or dropped."""
     messages_after = history.messages_after(run.end)
     dropped = LinkReason.BEGINNING_DROPPED
     replaced = LinkReason.BEGINNING_REPLACED
     reason = dropped if _starts_inside(candidates, parent) else replaced
-    return Link(
+    return TurnLink(
         relation=Relation.COMPACTION if kind is TurnKind.MAIN else Relation.NEXT,
         kind=kind,
         session_id=parent.session_id,
@@ -823,7 +825,7 @@ def _session_link(
     tip: Tip | None,
     parent: Tip | None,
     run: RoleRun | None,
-) -> Link:
+) -> TurnLink:
     """Link within the session that the client named; its newest turn is the parent when the history names no other."""
     repeated_tips = [t for t in candidates.requests.get(history.request_key, ()) if t.session_id == session]
     if repeated_tips and (parent is None or not parent.is_newest):
@@ -835,7 +837,7 @@ def _session_link(
     if tip is not None:
         # Clients that name a session may send only what is new: everything after the last reply followed the newest turn.
         answers = [m for m in history.runs if m.role == "assistant"]
-        return _continuation_link(history, tip, answers[-1] if answers else None, kind, LinkReason.NAMED_SESSION_TIP) if answers else Link(
+        return _continuation_link(history, tip, answers[-1] if answers else None, kind, LinkReason.NAMED_SESSION_TIP) if answers else TurnLink(
             relation=Relation.NEXT,
             kind=kind,
             session_id=session,

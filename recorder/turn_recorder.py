@@ -14,7 +14,7 @@ import tenacity
 
 from recorder.canonical import reply_key
 from recorder.classify import LINKED, WEIGHTS, Classification, is_machines, reconsider
-from recorder.linking import Link, LinkCandidates, LinkReason, link
+from recorder.linking import LinkCandidates, LinkReason, TurnLink, link
 from recorder.turn_index import RESTORED_TURNS, TurnIndex
 from recorder.turns import ClassifiedExchange, build_turns, read_next_messages
 from store.errors import RecordCorrupt, RecordError, RecordUnavailable
@@ -235,7 +235,9 @@ class TurnRecorder:
             captured.kind = reconsider(captured.kind, *codes, weights=self._weights)
             beside = self._correct_beside(captured) if session is None else []
             candidates = self._build_candidates(captured, found)
-            decided: Link = link(captured.history, candidates, captured.kind.kind, session=session, tip=tip)
+            decided: TurnLink = link(
+                captured.history, candidates, captured.kind.kind, session=session, tip=tip
+            )
             session_id = decided.session_id or _new_session(captured.turn_id)
             parent = self._turn_index.tip_of(decided.parent_turn_id or "")
             if session is None and parent is not None and self._turn_index.separate_opening(parent):

@@ -8,7 +8,7 @@ from typing import Any
 
 from recorder.canonical import History, body_key, parse_history, reply_key
 from recorder.classify import WEIGHTS, Classification, classify_request
-from recorder.linking import Link
+from recorder.linking import TurnLink
 from store.lifecycle import DropReason
 from store.texts import content_text
 from store.values import Completion, Json, NewTurn, NextState, Relation, TurnKind
@@ -53,7 +53,7 @@ def choice_id(turn_id: str, index: int) -> str:
     return turn_id if index == 0 else f"{turn_id}.{index}"
 
 
-def build_turns(captured: ClassifiedExchange, link: Link, session_id: str) -> tuple[NewTurn, ...]:
+def build_turns(captured: ClassifiedExchange, link: TurnLink, session_id: str) -> tuple[NewTurn, ...]:
     """Return the turn and, for n > 1, a sibling for each further choice; a later request links to the choice that it continues."""
     completions = captured.reply.completions or (Completion(),)
     return tuple(
@@ -68,7 +68,7 @@ def request_parameters(chat: ChatRequest) -> Json:
 
 
 def _build_turn(
-    captured: ClassifiedExchange, link: Link, session_id: str, position: int, completion: Completion
+    captured: ClassifiedExchange, link: TurnLink, session_id: str, position: int, completion: Completion
 ) -> NewTurn:
     drop = _drop_reason(captured, link, completion)
     turn_id = choice_id(captured.turn_id, position)
@@ -112,13 +112,13 @@ def _build_turn(
     )
 
 
-def kind_reason(captured: ClassifiedExchange, link: Link) -> str:
+def kind_reason(captured: ClassifiedExchange, link: TurnLink) -> str:
     """Return the code of the turn's kind: the conversation's evidence outweighs the request's."""
     return link.kind_reason or captured.kind.reason
 
 
 def _drop_reason(
-    captured: ClassifiedExchange, link: Link, completion: Completion
+    captured: ClassifiedExchange, link: TurnLink, completion: Completion
 ) -> tuple[DropReason, str] | None:
     """Return why this turn never trains. Order: fault of the exchange, options of the client, tokens."""
     if captured.fault is not None:
@@ -142,7 +142,7 @@ def _main_drop_reason(captured: ClassifiedExchange, completion: Completion) -> D
     return None if found is None else found[0]
 
 
-def _next_state(captured: ClassifiedExchange, link: Link) -> NextState | None:
+def _next_state(captured: ClassifiedExchange, link: TurnLink) -> NextState | None:
     if link.answered_turn_id is None:
         return None
     history = captured.history
@@ -174,7 +174,7 @@ def read_next_messages(
     return role, text, Relation.FRAMEWORK_RETRY if role in ("validator", "framework") else relation
 
 
-def _reply_before(messages: Sequence[Mapping[str, Any]], link: Link) -> str:
+def _reply_before(messages: Sequence[Mapping[str, Any]], link: TurnLink) -> str:
     """Return the text of the reply that ``link.messages_after`` follow."""
     before = messages[: len(messages) - len(link.messages_after)]
     reply = next((m for m in reversed(before) if m.get("role") == "assistant"), None)

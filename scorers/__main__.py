@@ -11,7 +11,7 @@ from pathlib import Path
 
 from scorers.open_webui import poll_ratings
 from scorers.registry import build_scorer_chain
-from scorers.worker import Worker
+from scorers.worker import ScorerWorker
 from store.errors import ConfigError, OurError
 from store.record import Record
 from store.settings import Settings
@@ -31,7 +31,7 @@ async def serve(settings: Settings, judge_url: str, judge_model: str = "") -> No
     chain = build_scorer_chain(settings, judge_url, judge_model)
     record = await Record.open(settings.database_url)
     try:
-        worker = Worker(record, chain, most_per_hour=settings.most_verdicts_per_hour)
+        worker = ScorerWorker(record, chain, most_per_hour=settings.most_verdicts_per_hour)
         await worker.announce("starting")  # the judge's library takes seconds to import
         await chain.start()
         ratings = asyncio.create_task(poll_ratings(record, settings)) if settings.open_webui_url else None

@@ -15,7 +15,7 @@ import time
 import urllib.request
 from typing import Any
 
-from scorers.ratings import Candidate, Rating, find_turn, parse_rating
+from scorers.ratings import RatedTurn, Rating, find_turn, parse_rating
 from store.errors import RecordError
 from store.record import Record
 from store.settings import Settings
@@ -101,5 +101,5 @@ async def take_ratings(record: Record, items: list[Any], key_name: str) -> int:
 async def _turn_of(record: Record, rating: Rating, key_name: str) -> str | None:
     found = await record.turns_answering(key_name, rating.spoken[-1][1])
     return find_turn(
-        rating, [Candidate(turn_id=one, created_at=at, messages=messages) for one, at, messages in found]
+        rating, [RatedTurn(turn_id=one, created_at=at, messages=messages) for one, at, messages in found]
     )

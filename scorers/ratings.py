@@ -40,7 +40,7 @@ class Rating:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class RatedTurn:
     """A turn with the rated reply."""
 
     turn_id: str
@@ -107,7 +107,7 @@ def _branch(messages: Json, message_id: Any) -> tuple[tuple[str, str], ...]:
     return tuple(reversed(found))
 
 
-def find_turn(rating: Rating, candidates: Sequence[Candidate]) -> str | None:
+def find_turn(rating: Rating, candidates: Sequence[RatedTurn]) -> str | None:
     """Return the turn that a rating is about: the one that shares most of the chat, of equal ones the nearest in time.
 
     The question before the reply must be in the turn's last user message, around which Open WebUI may put a template.

@@ -50,7 +50,7 @@ class Turns(Protocol):
 
 
 @dataclass(slots=True)
-class Counters:
+class ScorerCounters:
     """What happened since the process started."""
 
     scored: int = 0
@@ -71,7 +71,7 @@ class _Failure:
     reward_errors: int = 0
 
 
-class Worker:
+class ScorerWorker:
     """Scores answered turns with a scorer chain.
 
     Args:
@@ -102,7 +102,7 @@ class Worker:
         self._reward_pause_s = reward_pause_s
         self._recheck_s = recheck_s
         self._clock = clock
-        self.counters = Counters()
+        self.counters = ScorerCounters()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         #: turn id -> when to look at it again (monotonic)
         self._waiting_for_judge: dict[str, float] = {}

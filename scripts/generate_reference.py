@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cli.arguments import build_parser
+from cli.arguments import SET_DESTINATION, build_parser
 from proxy.endpoints import (
     BATCH_FIELDS,
     ENDPOINTS,
@@ -25,7 +25,7 @@ from proxy.endpoints import (
 from store.drop_reasons import REMEDIES, SENTENCES
 from store.learning import LearningConfig
 from store.lifecycle import DropReason
-from store.settings import Settings
+from store.settings import Settings, has_flag, option
 from store.version import COMMAND
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,15 +39,16 @@ def render_settings() -> str:
     groups: dict[str, list[str]] = {}
     for name, field in Settings.model_fields.items():
         extra: Any = field.json_schema_extra
-        flag = f"`--{name.replace('_', '-')}`"
-        if field.annotation is bool:
+        flag = f"`{option(name, '').rstrip()}`"
+        if field.annotation is bool and has_flag(name):
             flag += f", `--no-{name.replace('_', '-')}`"
         row = f"| {flag} | `{extra['env']}` | {_default(field)} | {_meaning(field)} |"
         groups.setdefault(extra["group"], []).append(row)
     parts = [
         "# Settings\n\n"
         + _NOTE
-        + "\nEvery setting is a flag of `run.py` and an environment variable. The command line wins over the environment.\n"
+        + "\nEvery setting is an environment variable and a flag of `run.py`, or a name of its flag `--set`. The command line wins over the "
+        "environment.\n"
     ]
     for group, rows in groups.items():
         parts.append(
@@ -60,7 +61,7 @@ def render_settings() -> str:
         for name, field in LearningConfig.model_fields.items()
     ]
     parts.append(
-        "## Learning settings\n\nKeys of `--learning key=value` (repeatable), of `PATINA_LEARNING=key=value,key=value`, and of "
+        "## Learning settings\n\nKeys of `--learning key=value` and `--set key=value` (repeatable), of `PATINA_LEARNING=key=value,key=value`, and of "
         "`run.py eval --set`.\n\n| key | default | meaning |\n|---|---|---|\n" + "\n".join(learning) + "\n"
     )
     return "\n".join(parts)
@@ -166,7 +167,7 @@ everything starts. Exit codes: 0 done, 1 something is wrong, 2 it could not be d
         rows = [
             f"| `{_usage(action)}` | {(action.help or '').replace('%(default)s', str(action.default)).replace('%%', '%').replace('|', _PIPE)} |"
             for action in parser._actions
-            if action.dest not in Settings.model_fields and action.dest != "help"
+            if action.dest not in {*Settings.model_fields, SET_DESTINATION, "help"}
         ]
         table = "\n| argument | meaning |\n|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
         parts.append(f"## {name}\n\n{_sentence(parser.description or '')}.\n{table}")

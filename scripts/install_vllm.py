@@ -37,7 +37,7 @@ def main() -> int:
     if on_cpu:
         subprocess.run([*pip, "uninstall", "-y", *NOT_FOR_CPU], check=True)
     done.write_text(wanted)
-    print(f"Done: python run.py --backend vllm --vllm-python {arguments.folder / 'bin' / 'python'}")
+    print(f"Done: python run.py --backend vllm --set vllm_python={arguments.folder / 'bin' / 'python'}")
     return 0
 
 

@@ -31,7 +31,7 @@ Render = Callable[[list[dict[str, Any]], list[Any] | None], list[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class PromptWindow:
     """How much of a prompt is read: all of it up to `longest` tokens, `room` of a longer one."""
 
     longest: int
@@ -53,13 +53,13 @@ class Fitted:
     tools: list[Any] | None
 
 
-def window_of(config: object) -> Window | None:
+def window_of(config: object) -> PromptWindow | None:
     """Return the window that a model's configuration declares; None: its prompts are read whole or refused."""
     longest, room = getattr(config, LONGEST, None), getattr(config, ROOM, None)
-    return Window(longest=int(longest), room=int(room)) if longest and room else None
+    return PromptWindow(longest=int(longest), room=int(room)) if longest and room else None
 
 
-def cutting(window: Window | None, ids: Sequence[int]) -> Window | None:
+def cutting(window: PromptWindow | None, ids: Sequence[int]) -> PromptWindow | None:
     """Return the window where it cuts this prompt; None: the prompt is read whole."""
     return window if window is not None and len(ids) > window.longest else None
 

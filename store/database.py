@@ -396,7 +396,7 @@ def dbapi(connection: sa.Connection) -> sqlite3.Connection:
     return raw
 
 
-class Prepared:
+class PreparedStatement:
     """An INSERT or UPDATE put together once, for the statements that run with every turn.
 
     On SQLite it goes straight to the driver: SQLAlchemy's way to run a statement costs as much again as SQLite's.

@@ -1,9 +1,9 @@
 """Settings: one frozen value, read once at start-up. The only file that reads the environment.
 
 Precedence: command line, then environment, then the default. The command line is built from these fields (`run.py`), so
-a setting is described once. Flags and environment names of the OpenClaw-RL Tinker launcher are kept verbatim, where two
-of them had a meaning that was a bug (`kl_loss_coef` scaled the advantage; `opd` ignored the teacher), the help says what
-it means here.
+a setting is described once; rarely used ones share the flag ``--set``. Flags and environment names of the OpenClaw-RL
+Tinker launcher are kept verbatim; where two of them had a meaning that was a bug (`kl_loss_coef` scaled the advantage;
+`opd` ignored the teacher), the help says what it means here.
 
 Children processes get the same value as a JSON file (`dump`, `load`), never through the environment.
 """
@@ -63,20 +63,33 @@ def _field(
     aliases: tuple[str, ...] = (),
     *,
     is_secret: bool = False,
+    has_flag: bool = True,
 ) -> Any:
     """A setting: its default, environment name and one line of help.
 
     Args:
         aliases: names that other launchers use.
         is_secret: its value is never shown (`to_json`).
+        has_flag: False for a rarely used one, which the command line takes as ``--set name=value``.
     """
     names = [env, *([] if env.startswith("PATINA_") else [f"PATINA_{env}"]), *aliases]
     return Field(
         default=default,
         validation_alias=AliasChoices(*names),
         description=help,
-        json_schema_extra={"group": group, "env": env, "is_secret": is_secret},
+        json_schema_extra={"group": group, "env": env, "is_secret": is_secret, "has_flag": has_flag},
     )
+
+
+def has_flag(name: str) -> bool:
+    """Return whether a setting has a flag of its own."""
+    extra: Any = Settings.model_fields[name].json_schema_extra
+    return bool(extra["has_flag"])
+
+
+def option(name: str, value: str) -> str:
+    """Return how a command line gives a setting."""
+    return f"--{name.replace('_', '-')} {value}" if has_flag(name) else f"--set {name}={value}"
 
 
 class Settings(BaseSettings):
@@ -120,6 +133,7 @@ class Settings(BaseSettings):
         "PATINA_MOST_VERDICTS_PER_HOUR",
         "verdicts of one key within an hour that may train; further turns are dropped as over_limit; 0: no limit",
         "learning",
+        has_flag=False,
     )
     max_steps: int = _field(0, "MAX_STEPS", "stop training after so many steps; 0: never", "learning")
     loss_fn: Literal["ppo", "importance_sampling"] = _field(
@@ -143,6 +157,7 @@ class Settings(BaseSettings):
         "PATINA_KEEP_GB",
         "keep the files of older versions as well, the newest first, up to so many GB; 0: none beyond --save-interval",
         "learning",
+        has_flag=False,
     )
     canary_share: float | None = _field(
         None,
@@ -150,12 +165,14 @@ class Settings(BaseSettings):
         "share of the new conversations that a new version serves until its verdicts promote it or roll it back; 0: it goes live "
         "at once; default: 0.5 where one key uses the policy, 0.1 where several do",
         "learning",
+        has_flag=False,
     )
     canary_after: int = _field(
         20,
         "PATINA_CANARY_AFTER",
         "the first so many versions of a policy go live at once, without a canary release: a new user sees what is learned",
         "learning",
+        has_flag=False,
     )
     resume_from_ckpt: str = _field(
         "",
@@ -232,6 +249,7 @@ class Settings(BaseSettings):
         "forward /v1/responses and /v1/messages to a backend that has them, unread and not recorded; default: translate them to "
         "chat, which is recorded",
         "serving",
+        has_flag=False,
     )
     cors_origins: str = _field(
         "",
@@ -240,7 +258,11 @@ class Settings(BaseSettings):
         "serving",
     )
     metrics_public: bool = _field(
-        False, "PATINA_METRICS_PUBLIC", "serve /metrics without a key; default: an owner's key", "serving"
+        False,
+        "PATINA_METRICS_PUBLIC",
+        "serve /metrics without a key; default: an owner's key",
+        "serving",
+        has_flag=False,
     )
     otlp_endpoint: str = _field(
         "",
@@ -254,12 +276,14 @@ class Settings(BaseSettings):
         "headers for --otlp-endpoint: name=value,name=value",
         "serving",
         is_secret=True,
+        has_flag=False,
     )
     otlp_content: bool = _field(
         False,
         "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT",
         "send the text of messages and replies to --otlp-endpoint as well",
         "serving",
+        has_flag=False,
     )
     upstream_api_key: str = _field(
         "", "PATINA_UPSTREAM_API_KEY", "key sent to --upstream", "serving", is_secret=True
@@ -278,21 +302,29 @@ class Settings(BaseSettings):
         "key for the judge; default: the provider's own variable",
         "scoring",
         is_secret=True,
+        has_flag=False,
     )
     open_webui_url: str = _field(
         "",
         "PATINA_OPEN_WEBUI_URL",
         "address of an Open WebUI whose ratings train, e.g. http://127.0.0.1:8080; empty: none",
         "scoring",
+        has_flag=False,
     )
     open_webui_token: str = _field(
-        "", "PATINA_OPEN_WEBUI_TOKEN", "API key of one of its administrators", "scoring", is_secret=True
+        "",
+        "PATINA_OPEN_WEBUI_TOKEN",
+        "API key of one of its administrators",
+        "scoring",
+        is_secret=True,
+        has_flag=False,
     )
     open_webui_key: str = _field(
         "default",
         "PATINA_OPEN_WEBUI_KEY",
         "name of the Patina key that it sends its requests with",
         "scoring",
+        has_flag=False,
     )
     rubric: str = _field(
         "", "PATINA_RUBRIC", "text file woven into the judge's question: what counts as good", "scoring"
@@ -302,13 +334,14 @@ class Settings(BaseSettings):
         "", "PATINA_DATABASE", "database URL instead of patina.db (sqlite or postgresql+asyncpg)", "record"
     )
     backend_port: int = _field(
-        0, "PATINA_BACKEND_PORT", "port of the local backend; 0: any free one", "serving"
+        0, "PATINA_BACKEND_PORT", "port of the local backend; 0: any free one", "serving", has_flag=False
     )
     vllm_python: str = _field(
         "",
         "PATINA_VLLM_PYTHON",
         "python of the environment that has vLLM; default: .venv-vllm, made by scripts/install_vllm.py",
         "serving",
+        has_flag=False,
     )
     vllm_args: str = _field(
         "",
@@ -321,12 +354,13 @@ class Settings(BaseSettings):
         "PATINA_GPU_MEMORY_SHARE",
         "share of the GPU's memory for vLLM; 0: computed, and shown at start",
         "serving",
+        has_flag=False,
     )
     colocate: Literal["auto", "share", "sleep"] = _field(
         "auto",
         "PATINA_COLOCATE",
         "vLLM and the trainer on one GPU: share (both at once), or sleep (vLLM sleeps while a step runs, requests wait up to "
-        "--max-hold); auto: share where both fit, which is computed and shown at start",
+        "max_hold); auto: share where both fit, which is computed and shown at start",
         "serving",
     )
     workers: int = _field(
@@ -340,6 +374,7 @@ class Settings(BaseSettings):
         "PATINA_ACCEPT_ANY_MODEL",
         "serve unknown model names such as gpt-4o-mini by the policy: on, off, or auto (on while every key uses one policy)",
         "serving",
+        has_flag=False,
     )
     sync: Literal["none", "group"] = _field(
         "none",
@@ -353,6 +388,7 @@ class Settings(BaseSettings):
         "PATINA_MAX_HOLD",
         "--colocate sleep: seconds that a request waits before the step stops at its next boundary and lets it through",
         "serving",
+        has_flag=False,
     )
     quantize: Literal["none", "4bit"] = _field(
         "none",
@@ -368,6 +404,7 @@ class Settings(BaseSettings):
         "PATINA_TOOL_CALL_PARSER",
         "vLLM's parser of tool calls; default: by the model's family; none: none",
         "serving",
+        has_flag=False,
     )
     tinker_base_url: str = _field(
         "",
@@ -381,18 +418,21 @@ class Settings(BaseSettings):
         "key of the Tinker server (tml-...); a server on this machine needs none",
         "serving",
         is_secret=True,
+        has_flag=False,
     )
     tinker_model: str = _field(
         "",
         "PATINA_TINKER_MODEL",
         "the Tinker server's name of the base model, where it is not --model-name",
         "serving",
+        has_flag=False,
     )
     adapter_slots: int = _field(
         8,
         "PATINA_ADAPTER_SLOTS",
         "adapter versions served at once; a new one waits until an old one is idle when all are in use",
         "serving",
+        has_flag=False,
     )
     threads: int = _field(
         0,
@@ -412,11 +452,12 @@ class Settings(BaseSettings):
         "PATINA_MAX_WAIT_S",
         "train on fewer turns than --batch-size once one has waited so long",
         "learning",
+        has_flag=False,
     )
     train_when: str = _field(
         "always",
         "PATINA_TRAIN_WHEN",
-        "when a step may begin: always, idle (no main request for --idle-minutes; a request that comes during a step interrupts "
+        "when a step may begin: always, idle (no main request for idle_minutes; a request that comes during a step interrupts "
         f"it), manual (`{COMMAND} train --now`), or a time of day such as 23:00-07:00",
         "learning",
     )
@@ -428,7 +469,11 @@ class Settings(BaseSettings):
         "learning",
     )
     idle_minutes: float = _field(
-        30.0, "PATINA_IDLE_MINUTES", "--train-when idle: minutes without a main request", "learning"
+        30.0,
+        "PATINA_IDLE_MINUTES",
+        "--train-when idle: minutes without a main request",
+        "learning",
+        has_flag=False,
     )
     seed: int = _field(0, "PATINA_SEED", "seed of training", "learning")
 
@@ -834,7 +879,7 @@ def _sentence(error: Any, given: dict[str, Any]) -> str:
         if isinstance(alias, AliasChoices) and place in alias.choices and field not in given:
             return f"{place}={shown} (from the environment): {message}"
         if isinstance(alias, AliasChoices) and (place in alias.choices or place == field):
-            return f"--{field.replace('_', '-')} {shown}: {message}"
+            return f"{option(field, shown)}: {message}"
     return f"{place}: {message}"
 
 

@@ -236,6 +236,6 @@ def read_headers(text: str) -> dict[str, str]:
     for part in filter(None, (one.strip() for one in text.split(","))):
         name, equals, value = part.partition("=")
         if not equals or not name.strip():
-            raise ConfigError(f"--otlp-headers: {part!r} is not name=value")
+            raise ConfigError(f"--set otlp_headers: {part!r} is not name=value")
         found[name.strip().lower()] = unquote(value.strip())
     return found

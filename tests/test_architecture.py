@@ -409,6 +409,17 @@ def test_no_function_has_more_branches_than_the_limit() -> None:
     assert (found.returncode, found.stdout + found.stderr) == (0, "")
 
 
+def test_no_two_public_classes_share_a_name() -> None:
+    """A class is found by its name alone; the recipes in `models/` are programs of their own."""
+    places: dict[str, list[str]] = {}
+    for module, path in files().items():
+        if not module.startswith("models"):
+            for node in parse(path).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
 def test_commands_print_by_the_console_that_strips_control_characters() -> None:
     """Texts of clients and models must not move the cursor or rename the window of who reads them."""
     plain = re.compile(r"(?<!Plain)Console\(")

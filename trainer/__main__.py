@@ -52,7 +52,7 @@ async def _run(settings: Settings) -> int:
         os.nice(_NICE)
     import torch  # here: the settings are checked before seconds are spent on it
 
-    from trainer.worker import Worker
+    from trainer.worker import TrainerWorker
 
     torch.set_num_threads(settings.resolved_threads)
     if not is_nice and not torch.cuda.is_available():
@@ -64,7 +64,7 @@ async def _run(settings: Settings) -> int:
         loop.add_signal_handler(number, stop.set)
     record = await Record.open(settings.database_url)
     try:
-        await Worker(record, settings, log=log).run(stop)
+        await TrainerWorker(record, settings, log=log).run(stop)
     finally:
         await record.close()
     return 0

@@ -293,7 +293,7 @@ def directive_refusal(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class SessionTurn:
     """An answered turn of a session, as the at-least-one rule sees it.
 
     Attributes:
@@ -320,7 +320,7 @@ class AtLeastOne:
     is_reaction: bool  #: the hint is the person's own words
 
 
-def at_least_one(candidates: Sequence[Candidate]) -> AtLeastOne | None:
+def at_least_one(candidates: Sequence[SessionTurn]) -> AtLeastOne | None:
     """The turn that keeps a session from teaching nothing, or None.
 
     A session whose verdicts are all 0 would enter the batch as rows without a gradient. Instead its

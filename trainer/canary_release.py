@@ -47,7 +47,7 @@ class Decision(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
+class ArmCounts:
     """The counts of one version, or of several together.
 
     Attributes:
@@ -64,7 +64,7 @@ class Arm:
         return {name: [one.events, one.trials] for name, one in counts.items()} | {"judged": self.judged}
 
 
-EMPTY = Arm()
+EMPTY = ArmCounts()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +76,9 @@ class Arms:
         older: versions some releases before; empty where there are none.
     """
 
-    canary: Arm
-    baseline: Arm
-    older: Arm = EMPTY
+    canary: ArmCounts
+    baseline: ArmCounts
+    older: ArmCounts = EMPTY
 
     def evidence(self) -> dict[str, float]:
         """Return the e-value of each rate: that the canary's is above the others'."""
@@ -99,14 +99,14 @@ class Ruling:
     numbers: Json = field(default_factory=dict)
 
 
-def count(turns: Sequence[ServedTurn], versions: Iterable[int]) -> Arm:
+def count(turns: Sequence[ServedTurn], versions: Iterable[int]) -> ArmCounts:
     """Count the turns of some versions; ``turns`` are those of all versions of the comparison, oldest first."""
     wanted = set(versions)
     counted = _limited(turns)
     mine = [turn for turn in counted if turn.version in wanted]
     judged = [turn for turn in mine if turn.verdict is not None]
     followed = [turn for turn in mine if turn.is_followed]
-    return Arm(
+    return ArmCounts(
         complaints=Counts(sum(turn.verdict == -1 for turn in judged), len(judged)),
         faulty=Counts(sum(turn.is_faulty for turn in mine), len(mine)),
         retries=Counts(sum(turn.is_retried for turn in followed), len(followed)),
@@ -209,7 +209,7 @@ def _limited(turns: Sequence[ServedTurn]) -> list[ServedTurn]:
     return kept
 
 
-def _rate(name: str, arm: Arm) -> str:
+def _rate(name: str, arm: ArmCounts) -> str:
     counts = arm.complaints if name.startswith("complaints") else getattr(arm, name)
     what = {"faulty": "empty or cut replies in", "retries": "repeated prompts in"}.get(name, "complaints in")
     of = "replies" if name == "faulty" else "turns"

@@ -25,7 +25,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class RetryDecision:
     """What becomes of claimed turns: each id is in exactly one."""
 
     attempt: tuple[str, ...]
@@ -33,7 +33,9 @@ class Choice:
     drop: Mapping[str, DropReason]
 
 
-def choose(turn_ids: Sequence[str], deaths: Mapping[str, int], fatal: Mapping[str, DropReason]) -> Choice:
+def choose(
+    turn_ids: Sequence[str], deaths: Mapping[str, int], fatal: Mapping[str, DropReason]
+) -> RetryDecision:
     """Decide which of the claimed turns to attempt now.
 
     Args:
@@ -43,7 +45,7 @@ def choose(turn_ids: Sequence[str], deaths: Mapping[str, int], fatal: Mapping[st
     rest = [one for one in turn_ids if one not in fatal]
     worst = max((deaths.get(one, 0) for one in rest), default=0)
     count = max(1, len(rest) >> max(0, worst - PATIENCE + 1)) if rest else 0
-    return Choice(
+    return RetryDecision(
         attempt=tuple(rest[:count]),
         later=tuple(rest[count:]),
         drop={one: fatal[one] for one in turn_ids if one in fatal},
@@ -127,7 +129,7 @@ class Deaths:
         if len(turn_ids) == 1 and self._deaths[turn_ids[0]] > PATIENCE:
             self._fatal[turn_ids[0]] = DropReason.OUT_OF_MEMORY if is_for_memory else DropReason.TRAINER_DIED
 
-    def choose(self, turn_ids: Sequence[str]) -> Choice:
+    def choose(self, turn_ids: Sequence[str]) -> RetryDecision:
         """See `choose`."""
         return choose(turn_ids, self._deaths, self._fatal)
 

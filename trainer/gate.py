@@ -45,7 +45,7 @@ FEWEST = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measures:
+class GateMeasures:
     """What the gate knows of some weights. Shares are in [0, 1].
 
     Attributes:
@@ -100,7 +100,7 @@ class _Check:
 
 
 def judge_gate(
-    before: Measures | None, after: Measures, base: Measures, thresholds: Thresholds | None = None
+    before: GateMeasures | None, after: GateMeasures, base: GateMeasures, thresholds: Thresholds | None = None
 ) -> tuple[str, ...]:
     """Why a version may not be published, one sentence each; empty: it may. Pure.
 
@@ -124,7 +124,7 @@ def judge_gate(
     return tuple(reasons)
 
 
-def _checks(after: Measures, base: Measures, limits: Thresholds) -> dict[str, _Check]:
+def _checks(after: GateMeasures, base: GateMeasures, limits: Thresholds) -> dict[str, _Check]:
     found: dict[str, _Check] = {}
 
     def fallen(name: str, now: float | None, then: float | None, allowed: float, what: str) -> None:
@@ -213,13 +213,13 @@ class Gate:
     ) -> None:
         self._thresholds = thresholds or Thresholds()
         self._probe = GateProbe(policy, load_canaries(model), max_tokens=max_tokens, share=share)
-        self._base: Measures | None = None
+        self._base: GateMeasures | None = None
 
     @property
     def probe(self) -> GateProbe:
         return self._probe
 
-    def base(self) -> Measures:
+    def base(self) -> GateMeasures:
         """Measures of the base model."""
         if self._base is None:
             self._base = self._probe.measure(Weights.BASE)
@@ -273,11 +273,11 @@ class GateProbe:
                 f"no canary prompt and {max_tokens} tokens of reply fit the model's context of {policy.max_context}"
             )
 
-    def measure(self, weights: Weights) -> Measures:
+    def measure(self, weights: Weights) -> GateMeasures:
         """Measures of one set of weights."""
         policy = self._policy
         if weights is Weights.STUDENT and not policy.is_finite():
-            return Measures(finite=False)
+            return GateMeasures(finite=False)
         prompts = [*self._fact_ids, *self._tool_ids, *self._anchor_ids]
         replies = self._greedy(prompts, weights)
         facts = replies[: len(self._facts)]
@@ -301,7 +301,7 @@ class GateProbe:
         by_style: dict[str, list[float]] = {}
         for anchor, value in zip(self._anchors, kl, strict=True):
             by_style.setdefault(anchor.style, []).append(value)
-        return Measures(
+        return GateMeasures(
             facts=_mean([f.is_right(text) for f, text in zip(self._facts, fact_texts, strict=True)]),
             tools=_mean(called) if called else None,
             obeyed=_mean(checked) if checked else None,

@@ -24,7 +24,7 @@ _GAINS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class HintDecision:
     """The decision on a turn's hint.
 
     Attributes:
@@ -53,29 +53,31 @@ class HintSelection:
         self._version = version
         self._decode = decode
 
-    def choose(self, turn: ScoredTurn, hint: str, *, is_reaction: bool) -> Choice:
+    def choose(self, turn: ScoredTurn, hint: str, *, is_reaction: bool) -> HintDecision:
         """Decide whether a hint teaches; where it states or withdraws a wish, the playbook is what it is after that."""
         wording = effective_wording(self._meter, turn.turn_id, hint, turn.verdict.wishes)
         effect = self._meter.effect(wording.text).size
         if self.playbook.breaks_a_named_wish(wording, self._meter):
-            return Choice(
+            return HintDecision(
                 hint=None,
                 refusal="with these words in context the model forgets an earlier wish that they do not name",
             )
         before = self.playbook.withdrawn
         self.playbook = self.playbook.stated(wording, self._meter, version=self._version)
         if effect >= LEAST_EFFECT:
-            return Choice(hint=wording.text)
+            return HintDecision(hint=wording.text)
         if len(self.playbook.withdrawn) > len(before):
-            return Choice(hint="")
+            return HintDecision(hint="")
         change = self._meter.effect_on_turn(turn, wording.text, is_reaction=is_reaction)
         if change is None or change.peak < LEAST_OWN_EFFECT:
             own = 0.0 if change is None else change.peak
             refusal = f"the model does not act on these words: effect {own:.3f} nat on this reply, {effect:.3f} on others"
-            return Choice(hint=None, refusal=refusal)
+            return HintDecision(hint=None, refusal=refusal)
         if self._is_copied(change, wording.text):
-            return Choice(hint=None, refusal="the words give an answer to this question, not a preference")
-        return Choice(hint=wording.text)
+            return HintDecision(
+                hint=None, refusal="the words give an answer to this question, not a preference"
+            )
+        return HintDecision(hint=wording.text)
 
     def broken_wish(self, turn: ScoredTurn) -> str | None:
         """Why thanks do not reinforce a reply: it speaks against a wish of the playbook. People also thank for the answer alone."""

@@ -52,7 +52,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
+class TrainingMemoryPlan:
     """What follows from the memory there is.
 
     Attributes:
@@ -68,14 +68,14 @@ class MemoryPlan:
     longest: int
 
 
-def plan_memory(sizes: Sizes, free_bytes: int) -> MemoryPlan:
+def plan_memory(sizes: Sizes, free_bytes: int) -> TrainingMemoryPlan:
     """Plan with so many free bytes, the base model and its adapter being loaded."""
     room = max(0, int(USABLE * free_bytes) - sizes.resident_bytes)
     whole = room // sizes.token_bytes(checkpointing=False)
     recomputed = room // sizes.token_bytes(checkpointing=True)
     checkpointing = whole < CHECKPOINT_BELOW
     fitting = recomputed if checkpointing else whole
-    return MemoryPlan(
+    return TrainingMemoryPlan(
         checkpointing=checkpointing,
         whole_tokens=whole,
         micro_tokens=max(1, min(MOST_TOKENS, fitting)),

@@ -45,7 +45,7 @@ from trainer.checkpoint import TRAINER_STATE
 from trainer.cost import DECODE_ROWS, Speed
 from trainer.decoding import Decoder, MergedDecoder, NetworkDecoder, largest_difference, supports
 from trainer.losses import Residual, likeliest, topk_overlap, with_residual
-from trainer.memory_plan import MOST_TOKENS, MemoryPlan, Sizes, free_bytes, plan_memory
+from trainer.memory_plan import MOST_TOKENS, Sizes, TrainingMemoryPlan, free_bytes, plan_memory
 from trainer.out_of_memory import in_halves
 from trainer.protocol import LEAST_SHIFT, Change
 from trainer.protocol import HintScore as HintScore
@@ -175,11 +175,11 @@ class LocalPolicy(Texts):
 
     # -- set-up
 
-    def _plan_memory(self, network: Any, rank: int, memory_bytes: int | None) -> MemoryPlan:
+    def _plan_memory(self, network: Any, rank: int, memory_bytes: int | None) -> TrainingMemoryPlan:
         config = network.config.get_text_config()
         free = free_bytes(self.device) if memory_bytes is None else memory_bytes
         if free is None:
-            return MemoryPlan(
+            return TrainingMemoryPlan(
                 checkpointing=self.parameters >= FLOAT32_BELOW,
                 whole_tokens=self.max_context,
                 micro_tokens=MOST_TOKENS,

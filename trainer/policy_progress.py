@@ -12,7 +12,7 @@ from typing import Any
 
 from store.settings import Settings
 from store.values import BASE_VERSION, Json, ScoredTurn
-from trainer.protocol import Edit, Phase
+from trainer.protocol import AttemptPhase, Edit
 from trainer.replay import Reservoir
 from trainer.step import StepPlan
 from trainer.wish_state import WishState
@@ -46,10 +46,10 @@ class PolicyProgress:
         self._rate = settings.resolved_learning_rate
         self._reservoir = Reservoir(seed=settings.seed)
         self._rejected_in_a_row = 0
-        self.phase = Phase()
+        self.phase = AttemptPhase()
 
     def _enter(self, phase: str) -> None:
-        self.phase = Phase(phase, time.time())
+        self.phase = AttemptPhase(phase, time.time())
 
     def _keep_progress(self) -> None:
         self._progress[self.name] = _Progress(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from serving.prompt_window import Window
+from serving.prompt_window import PromptWindow
 from store.lifecycle import DropReason
 from store.values import AdapterVersion, Json, ScoredTurn
 from trainer.checkpoint import WrittenVersion
@@ -89,7 +89,7 @@ class Policy(Protocol):
     def max_context(self) -> int: ...
 
     @property
-    def window(self) -> Window | None:
+    def window(self) -> PromptWindow | None:
         """How much the engine reads of a long prompt; None: all."""
         ...
 
@@ -190,7 +190,7 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class TurnRefusal:
     """Why a turn does not train."""
 
     reason: DropReason
@@ -207,7 +207,7 @@ class Outcome:
         reason: in one sentence, what the version was made of.
     """
 
-    refused: Mapping[str, Refusal]
+    refused: Mapping[str, TurnRefusal]
     parent_version: int
     written: WrittenVersion | None = None
     rejected: tuple[str, ...] = ()
@@ -215,7 +215,7 @@ class Outcome:
     metrics: Json = field(default_factory=dict)
 
 
-class Phase(NamedTuple):
+class AttemptPhase(NamedTuple):
     """What an attempt does now, and since when (`time.time`); name "": there is no attempt."""
 
     name: str = ""
@@ -239,7 +239,7 @@ class VersionTrainer(Protocol):
         ...
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> AttemptPhase:
         """What the attempt under way does now; read from another thread."""
         ...
 

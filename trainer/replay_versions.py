@@ -345,10 +345,10 @@ def remove_folders(folders: Sequence[str], settings: Settings) -> list[str]:
 
 def _remover(settings: Settings) -> Callable[[Path], list[str]]:
     if settings.backend == "tinker":
-        from trainer.tinker.link import Link
+        from trainer.tinker.link import TinkerConnection
         from trainer.tinker.version_trainer import remove_with_checkpoints
 
-        link = Link(settings)
+        link = TinkerConnection(settings)
         return lambda folder: remove_with_checkpoints(link, folder)
 
     def remove(folder: Path) -> list[str]:

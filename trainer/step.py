@@ -28,7 +28,7 @@ from store.settings import Settings
 from store.texts import content_text
 from store.values import Baseline, LogprobMode, Method, OpdSupport, ScoredTurn
 from trainer.advantages import (
-    Candidate,
+    SessionTurn,
     at_least_one,
     build_streams,
     directive_refusal,
@@ -44,13 +44,13 @@ from trainer.losses import NO_RESIDUAL, Residual, kl_k3
 from trainer.objective import Batch, Objective, compute_loss
 from trainer.out_of_memory import DoesNotFit, attempt
 from trainer.policy import LocalPolicy
-from trainer.protocol import HintScore, Policy, Refusal, Weights
+from trainer.protocol import HintScore, Policy, TurnRefusal, Weights
 from trainer.step_size import share_within
 from trainer.teacher import teacher_prompt
 
 R = TypeVar("R")
 
-_CONTENT = Refusal(reason=DropReason.NO_SIGNAL, detail="a batch of thanks, like most recent verdicts")
+_CONTENT = TurnRefusal(reason=DropReason.NO_SIGNAL, detail="a batch of thanks, like most recent verdicts")
 #: A hint that moves the teacher by less than this (mean nats a token) has nothing to say about this completion.
 MIN_SHIFT = 0.02
 #: A hint that leaves the teacher fewer of the student's likely tokens than this speaks of something else.
@@ -186,11 +186,11 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedBatch:
     """What became of the claimed turns: each is in exactly one of the two."""
 
     samples: tuple[Sample, ...]
-    refused: Mapping[str, Refusal]
+    refused: Mapping[str, TurnRefusal]
 
     @property
     def size(self) -> float:
@@ -221,7 +221,7 @@ def prepare(
     version: int,
     kind: SampleKind = SampleKind.FEEDBACK,
     selection: HintSelection | None = None,
-) -> Prepared:
+) -> PreparedBatch:
     """Decide what each turn teaches.
 
     Args:
@@ -229,7 +229,7 @@ def prepare(
         recent_verdicts: earlier verdicts of this policy, oldest first, those of ``turns`` not among them.
         version: the version the weights of ``policy`` are.
     """
-    refused: dict[str, Refusal] = {}
+    refused: dict[str, TurnRefusal] = {}
     drafts: list[_Draft] = []
     for turn in turns:
         try:
@@ -275,23 +275,23 @@ def prepare(
             news += not is_expected(draft.turn.verdict.value, baseline)
         elif constraint:
             detail = f"{constraint}, and no hint that a teacher could read"
-            refused[turn_id] = Refusal(reason=DropReason.CONSTRAINED, detail=detail)
+            refused[turn_id] = TurnRefusal(reason=DropReason.CONSTRAINED, detail=detail)
         elif draft.verdict != draft.turn.verdict.value:
-            refused[turn_id] = Refusal(reason=DropReason.NO_SIGNAL, detail=unused[turn_id])
+            refused[turn_id] = TurnRefusal(reason=DropReason.NO_SIGNAL, detail=unused[turn_id])
         elif turn_id in unused:
-            refused[turn_id] = Refusal(reason=DropReason.HINT_IRRELEVANT, detail=unused[turn_id])
+            refused[turn_id] = TurnRefusal(reason=DropReason.HINT_IRRELEVANT, detail=unused[turn_id])
         else:
-            refused[turn_id] = Refusal(reason=DropReason.NO_SIGNAL)
+            refused[turn_id] = TurnRefusal(reason=DropReason.NO_SIGNAL)
     if samples and not news and kind is SampleKind.FEEDBACK:
         refused |= dict.fromkeys((sample.turn_id for sample in samples), _CONTENT)
         samples = []
-    return Prepared(samples=tuple(samples), refused=refused)
+    return PreparedBatch(samples=tuple(samples), refused=refused)
 
 
 class _RefusedTurn(Exception):
     def __init__(self, reason: DropReason, detail: str) -> None:
         super().__init__(detail)
-        self.refusal = Refusal(reason=reason, detail=detail)
+        self.refusal = TurnRefusal(reason=reason, detail=detail)
 
 
 def _draft(policy: Policy, turn: ScoredTurn, plan: StepPlan, *, version: int, kind: SampleKind) -> _Draft:
@@ -326,7 +326,7 @@ def _choose_hints(drafts: Sequence[_Draft]) -> None:
     for session in sessions.values():
         chosen = at_least_one(
             [
-                Candidate(
+                SessionTurn(
                     turn_id=draft.turn.turn_id,
                     verdict=draft.turn.verdict.value,
                     hint=draft.turn.verdict.hint,
@@ -369,7 +369,7 @@ def _follow_up(turn: ScoredTurn) -> str | None:
 def _ask_for_prompts(
     policy: Policy,
     drafts: Sequence[_Draft],
-    refused: dict[str, Refusal],
+    refused: dict[str, TurnRefusal],
     selection: HintSelection | None,
     most_hints: int,
 ) -> list[_Draft]:
@@ -398,7 +398,7 @@ def _ask_for_prompts(
                     )
                 )
             except AlignmentError as exc:
-                refused[turn.turn_id] = Refusal(reason=DropReason.TEACHER_FAILED, detail=str(exc))
+                refused[turn.turn_id] = TurnRefusal(reason=DropReason.TEACHER_FAILED, detail=str(exc))
                 continue
             draft.sample = sample_of(turn, kind=sample.kind, teacher_prompt_ids=ids)
         kept.append(draft)
@@ -414,7 +414,7 @@ def _others(selection: HintSelection | None, draft: _Draft, most: int) -> list[s
 
 
 def _read_policy(
-    policy: Policy, drafts: Sequence[_Draft], plan: StepPlan, refused: dict[str, Refusal]
+    policy: Policy, drafts: Sequence[_Draft], plan: StepPlan, refused: dict[str, TurnRefusal]
 ) -> list[_Draft]:
     """Fill in o, and drop completions that another policy seems to have sampled."""
     by_id = {draft.sample.turn_id: draft for draft in drafts}
@@ -431,7 +431,7 @@ def _read_policy(
                 gap = gap if len(gap) else torch.zeros(1)
             ratio = math.exp(max(-20.0, min(20.0, float(gap.mean()))))
             if sample.kind is SampleKind.FEEDBACK and not RATIO_BOUNDS[0] <= ratio <= RATIO_BOUNDS[1]:
-                refused[sample.turn_id] = Refusal(
+                refused[sample.turn_id] = TurnRefusal(
                     reason=DropReason.STALE, detail=f"geometric mean of the probability ratio is {ratio:.2f}"
                 )
             else:
@@ -444,7 +444,7 @@ def unlike_policy(
     policy: Policy, turns: Sequence[ScoredTurn], plan: StepPlan, *, version: int
 ) -> frozenset[str]:
     """Return the ids of the turns that would be refused because another policy seems to have sampled their replies."""
-    refused: dict[str, Refusal] = {}
+    refused: dict[str, TurnRefusal] = {}
     drafts: list[_Draft] = []
     for turn in turns:
         with contextlib.suppress(_RefusedTurn):
@@ -454,7 +454,7 @@ def unlike_policy(
 
 
 def _each_that_fits(
-    parts: Iterable[Sequence[Sample]], read: Callable[[Sequence[Sample]], R], refused: dict[str, Refusal]
+    parts: Iterable[Sequence[Sample]], read: Callable[[Sequence[Sample]], R], refused: dict[str, TurnRefusal]
 ) -> Iterator[tuple[Sequence[Sample], R]]:
     """Read each part; a sample that alone takes more memory than there is is refused, and its part read without it."""
     for whole in parts:
@@ -464,7 +464,7 @@ def _each_that_fits(
                 found = read(part)
             except DoesNotFit as error:
                 sample = part.pop(error.index)
-                refused[sample.turn_id] = Refusal(
+                refused[sample.turn_id] = TurnRefusal(
                     reason=DropReason.OUT_OF_MEMORY,
                     detail=f"{sample.tokens} tokens alone do not fit the memory",
                 )
@@ -489,7 +489,7 @@ def _own_logprobs(policy: Policy, part: Sequence[Sample]) -> tuple[Tensor, Tenso
 
 
 def _read_teacher(
-    policy: Policy, drafts: Sequence[_Draft], plan: StepPlan, refused: dict[str, Refusal]
+    policy: Policy, drafts: Sequence[_Draft], plan: StepPlan, refused: dict[str, TurnRefusal]
 ) -> dict[str, str]:
     """Fill in q where the hint proves itself; returns why not, by turn id, where it does not.
 
@@ -515,7 +515,7 @@ def _read_teacher(
         for sample, teacher in zip(part, scores, strict=True):
             values = torch.tensor(teacher.logprobs)
             if not bool(torch.isfinite(values).all()):
-                refused[sample.turn_id] = Refusal(
+                refused[sample.turn_id] = TurnRefusal(
                     reason=DropReason.TEACHER_FAILED, detail="the teacher's log-probabilities are not finite"
                 )
                 continue

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from serving.prompt_window import Window, cutting, fit_prompt
+from serving.prompt_window import PromptWindow, cutting, fit_prompt
 from store.errors import AlignmentError
 from trainer.hindsight import after_hints, with_hint
 
@@ -37,7 +37,7 @@ def teacher_prompt(
     recorded_prompt_ids: Sequence[int],
     max_tokens: int,
     others: Sequence[str] = (),
-    window: Window | None = None,
+    window: PromptWindow | None = None,
 ) -> tuple[int, ...]:
     """Ids [P'] of the prompt with the hint in context.
 
@@ -94,7 +94,7 @@ def _read(
     tools: list[Any] | None,
     ids: list[int],
     recorded: list[int],
-    window: Window | None,
+    window: PromptWindow | None,
 ) -> tuple[Messages, list[Any] | None] | None:
     """The messages and tools that the engine chose of a prompt that was too long; None where that is not what was recorded."""
     window = cutting(window, ids)

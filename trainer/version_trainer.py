@@ -47,11 +47,11 @@ from trainer.hint_selection import HintSelection
 from trainer.playbook import Playbook
 from trainer.policy import LocalPolicy
 from trainer.policy_progress import RATE_CUT, RATE_GAIN, PolicyProgress
-from trainer.protocol import Edit, Policy, Refusal
+from trainer.protocol import Edit, Policy, TurnRefusal
 from trainer.protocol import Outcome as Outcome
 from trainer.step import (
     MAX_RESAMPLE_TOKENS,
-    Prepared,
+    PreparedBatch,
     StepPlan,
     prepare,
     resample_tokens,
@@ -77,7 +77,7 @@ class _VersionBatch:
         prepare_s: seconds for the samples of turns and replay, without anchors.
     """
 
-    prepared: Prepared
+    prepared: PreparedBatch
     repeated: Sequence[Sample]
     unlearning: Sequence[Sample]
     anchors: Sequence[Sample]
@@ -101,7 +101,7 @@ class _TrainedBatch:
     """
 
     batch: _VersionBatch
-    prepared: Prepared
+    prepared: PreparedBatch
     kept: float
     rate: float
     numbers: Mapping[str, float]
@@ -363,7 +363,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
 
     def _prepare_replay(
         self, replay: Sequence[ScoredTurn], recent: Sequence[int], selection: HintSelection | None
-    ) -> Prepared:
+    ) -> PreparedBatch:
         """Prepare past turns; where hints are read, with replies that the policy gives now."""
         if self._plan.reads_hints:
             replay = resample_replies(
@@ -517,13 +517,13 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
             self._before = None
 
 
-def _without(prepared: Prepared, left_out: Sequence[str]) -> Prepared:
+def _without(prepared: PreparedBatch, left_out: Sequence[str]) -> PreparedBatch:
     """What was prepared, the samples that took more memory than there is refused."""
     gone = {sample.turn_id for sample in prepared.samples} & set(left_out)
-    refusal = Refusal(
+    refusal = TurnRefusal(
         reason=DropReason.OUT_OF_MEMORY, detail="alone in a pass it took more memory than there is"
     )
-    return Prepared(
+    return PreparedBatch(
         samples=tuple(sample for sample in prepared.samples if sample.turn_id not in gone),
         refused={**prepared.refused, **dict.fromkeys(gone, refusal)},
     )

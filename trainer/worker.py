@@ -74,7 +74,7 @@ from store.values import (
 from trainer.checkpoint import folder_size, sweep, versions_to_keep
 from trainer.deaths import Deaths
 from trainer.device import Device, make_device
-from trainer.protocol import Edit, Outcome, Refusal, VersionTrainer
+from trainer.protocol import Edit, Outcome, TurnRefusal, VersionTrainer
 from trainer.release_watch import ReleaseWatch
 from trainer.step import StepPlan
 from trainer.weights_thread import WeightsThread
@@ -210,7 +210,7 @@ def make_workshop(settings: Settings, device: Device, pinned: Json | None = None
     return trainer
 
 
-class Worker:
+class TrainerWorker:
     """One trainer process. Make it, then `run` it."""
 
     def __init__(
@@ -575,7 +575,7 @@ class Worker:
     ) -> None:
         """Write what became of the claimed turns."""
         policy = report.policy
-        alike: dict[Refusal, list[str]] = {}
+        alike: dict[TurnRefusal, list[str]] = {}
         for turn_id, refusal in outcome.refused.items():
             alike.setdefault(refusal, []).append(turn_id)
         for refusal, ids in alike.items():
@@ -768,7 +768,7 @@ def _changes(before: Json, after: Json) -> Json:
     }
 
 
-def _codes(refused: Mapping[str, Refusal]) -> dict[str, str]:
+def _codes(refused: Mapping[str, TurnRefusal]) -> dict[str, str]:
     """Why turns of a batch did not train: codes by turn id, no words."""
     return {turn_id: refusal.reason.value for turn_id, refusal in refused.items()}
 

@@ -137,6 +137,16 @@ def read_error(status: int, body: bytes) -> tuple[str, str | None, str | None]:
     return f"The backend answered {status}.", None, None
 
 
+def prompt_details(usage: Json) -> dict[str, int]:
+    """Return how many prompt tokens of a chat completion were cached and, where a long prompt was cut, were not read."""
+    found = usage.get("prompt_tokens_details") or {}
+    dropped = found.get("dropped_tokens")
+    return {
+        "cached_tokens": found.get("cached_tokens") or 0,
+        **({"dropped_tokens": dropped} if dropped else {}),
+    }
+
+
 def drop_none(values: Mapping[str, Any]) -> Json:
     return {name: value for name, value in values.items() if value is not None}
 

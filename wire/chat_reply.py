@@ -28,7 +28,7 @@ class Reasoning:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusalText:
     text: str
 
 
@@ -48,7 +48,7 @@ class CallArguments:
     text: str
 
 
-Part = Text | Reasoning | Refusal | CallOpened | CallArguments
+Part = Text | Reasoning | RefusalText | CallOpened | CallArguments
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ class ChatReplyReader:
         if isinstance(content, str) and content:
             yield Text(content, tuple(entries) if isinstance(entries, list) else ())
         if isinstance(message.get("refusal"), str) and message["refusal"]:
-            yield Refusal(message["refusal"])
+            yield RefusalText(message["refusal"])
         calls = message.get("tool_calls")
         for position, call in enumerate(calls if isinstance(calls, list) else ()):
             if isinstance(call, dict):

@@ -16,7 +16,7 @@ from serving.model_digests import digest_served_model
 from serving.openai_server.engine import EngineLimits, GrammarError
 from serving.openai_server.values import LogprobsMode, SamplingDefaults
 from serving.openai_server.vocabulary import Vocabulary
-from serving.prompt_window import Window
+from serving.prompt_window import PromptWindow
 from store.manifest import check_version
 from store.version import VERSION
 
@@ -46,6 +46,7 @@ class EmbeddedEngine:
             max_sequences=options.max_num_seqs,
             option="--max-num-seqs",
             is_constrained=self._grammars is not None,
+            bounds_values=self.window is not None,  # the built-in model
         )
 
     @property
@@ -61,7 +62,7 @@ class EmbeddedEngine:
         return self.model.accepts
 
     @property
-    def window(self) -> Window | None:
+    def window(self) -> PromptWindow | None:
         return self.model.window
 
     @property

@@ -17,7 +17,7 @@ from serving.embedded.devices import usable_device
 from serving.embedded.kv_cache import BatchKvCache, build_mask
 from serving.openai_server.values import SamplingDefaults
 from serving.openai_server.vocabulary import Vocabulary
-from serving.prompt_window import ACCEPTS, Window, window_of
+from serving.prompt_window import ACCEPTS, PromptWindow, window_of
 from store.errors import ConfigError
 
 # Below this size float32 costs little and makes outputs independent of the batch to six digits.
@@ -42,7 +42,7 @@ class Model:
         max_model_len: int,
         device: torch.device,
         accepts: int | None = None,
-        window: Window | None = None,
+        window: PromptWindow | None = None,
     ) -> None:
         self.network = network
         self.device = device

@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from serving.openai_server.values import LogprobsMode, OutputChunk, SamplingDefaults, SamplingParams
 from serving.openai_server.vocabulary import Vocabulary
-from serving.prompt_window import Window
+from serving.prompt_window import PromptWindow
 from store.errors import WireError
 
 
@@ -60,6 +60,7 @@ class EngineLimits:
         name: the engine's display name.
         unsupported: request fields that are refused unless they have no effect; `forced_call`: a required tool call.
         is_constrained: a grammar holds replies to a schema and to a required tool call.
+        bounds_values: a grammar keeps values small that the schema leaves open: the model may not find their end.
         response_format_advice: alternative to `response_format` where it is not.
         max_sequences: completions in one request.
         option: command-line option that sets `max_sequences`; "" where there is none.
@@ -69,6 +70,7 @@ class EngineLimits:
     max_sequences: int
     unsupported: frozenset[str] = field(default_factory=frozenset)
     is_constrained: bool = False
+    bounds_values: bool = False
     response_format_advice: str = "Ask for JSON in the prompt, or serve the model with vLLM."
     option: str = ""
 
@@ -88,7 +90,7 @@ class SamplingEngine(Protocol[AdapterT]):
         ...
 
     @property
-    def window(self) -> Window | None:
+    def window(self) -> PromptWindow | None:
         """How much is read of a long prompt, whose middle is left out (`serving.prompt_window`); None: all."""
         ...
 

@@ -384,7 +384,11 @@ def output_form(body: _SamplingBody, limits: EngineLimits, *, tags_are_tokens: b
     if schema is None:
         return OutputForm(parses_calls=parses)
     grammar = build_grammar(
-        schema, tools if parses else (), many_calls=_many_calls(body), tags_are_tokens=tags_are_tokens
+        schema,
+        tools if parses else (),
+        many_calls=_many_calls(body),
+        tags_are_tokens=tags_are_tokens,
+        is_bounded=limits.bounds_values,
     )
     return OutputForm(parses_calls=parses, grammar=grammar)
 
@@ -405,7 +409,9 @@ def _forced_call(
             )
     if limits.is_constrained:
         many = name is None and _many_calls(body)
-        grammar = build_grammar(None, tools, many_calls=many, tags_are_tokens=tags_are_tokens)
+        grammar = build_grammar(
+            None, tools, many_calls=many, tags_are_tokens=tags_are_tokens, is_bounded=limits.bounds_values
+        )
         return OutputForm(parses_calls=True, grammar=grammar)
     if "forced_call" in limits.unsupported:
         raise RequestError(

@@ -1,8 +1,8 @@
 """Structured output: what a request asks for as a grammar in llguidance's Lark dialect. Pure.
 
 JSON is written as models write it, `{"a": 1, "b": [2]}`: free white space would let a small model never come to an end. Properties come in the
-order of the schema, and an object has no others where the schema names some and is silent about more. `oneOf` is read as `anyOf`. Unknown
-keywords are refused when the grammar is compiled.
+order of the schema, and an object has no others where the schema names some and is silent about more. For a small model, what the schema
+leaves open is also bounded in length. `oneOf` is read as `anyOf`. Unknown keywords are refused when the grammar is compiled.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def build_grammar(
     *,
     many_calls: bool,
     tags_are_tokens: bool,
+    is_bounded: bool = False,
 ) -> str:
     """Return the grammar of a reply that is a JSON value, one of the calls, or either.
 
@@ -56,12 +57,13 @@ def build_grammar(
         tools: functions that may be called.
         many_calls: several calls may follow each other.
         tags_are_tokens: the tokenizer has the tags of a call as tokens of their own.
+        is_bounded: strings, numbers, lists and objects whose size the schema leaves open are kept small.
     """
     rules = []
     starts = []
     if schema is not None:
         starts.append("answer")
-        rules.append(f"answer: {_json(schema)}")
+        rules.append(f"answer: {_json(schema, is_bounded)}")
     if tools:
         starts.append('call ("\\n" call)*' if many_calls else "call")
         opened, closed = (OPEN, CLOSE) if tags_are_tokens else (json.dumps(OPEN), json.dumps(CLOSE))
@@ -70,7 +72,7 @@ def build_grammar(
     for i, tool in enumerate(tools):
         begin = f'{{"name": {json.dumps(tool["name"], ensure_ascii=False)}, "arguments": '
         rules.append(f'call_{i}: {json.dumps(begin, ensure_ascii=False)} arguments_{i} "}}"')
-        rules.append(f"arguments_{i}: {_json(_parameters(tool))}")
+        rules.append(f"arguments_{i}: {_json(_parameters(tool), is_bounded)}")
     return "\n".join([f"start: {' | '.join(starts)}", *rules, ""])
 
 
@@ -89,26 +91,53 @@ _OPEN = frozenset(
 )
 
 
-def _close(schema: Any) -> Any:
+#: Bounds for a small model, which may not find the end of a value. With one of these keywords, a value has bounds of its own.
+_MOST_CHARACTERS, _MOST_ITEMS, _MOST_PROPERTIES, _LARGEST = 120, 8, 4, 10**9 - 1
+_STRING_BOUNDS = frozenset({"maxLength", "pattern", "format", "enum", "const"})
+_NUMBER_BOUNDS = frozenset(
+    {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const"}
+)
+_OBJECT_BOUNDS = frozenset({"properties", "maxProperties", "required", "minProperties", "enum", "const"})
+
+
+def _bound(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema whose own values are bounded where it leaves them open. What the result allows, the schema allows."""
+    kind, given = schema.get("type"), schema.keys()
+    if kind == "string" and not given & _STRING_BOUNDS:
+        return {**schema, "maxLength": max(_MOST_CHARACTERS, schema.get("minLength", 0))}
+    if kind in ("integer", "number") and not given & _NUMBER_BOUNDS:
+        return {**schema, "type": "integer", "minimum": -_LARGEST, "maximum": _LARGEST}
+    if kind == "array" and not given & {"maxItems", "prefixItems", "enum", "const"}:
+        return {**schema, "maxItems": max(_MOST_ITEMS, schema.get("minItems", 0))}
+    if kind == "object" and not given & (_OBJECT_BOUNDS | _OPEN - {"additionalProperties"}):
+        value = schema.get("additionalProperties", True)
+        scalars = [_bound({"type": name}) for name in ("string", "integer", "boolean")]
+        names = {"^[A-Za-z][A-Za-z0-9_ ]{0,19}$": {"anyOf": scalars} if value is True else value}
+        bounded = {"patternProperties": names, "additionalProperties": False}
+        return {**schema, **bounded, "maxProperties": _MOST_PROPERTIES}
+    return schema
+
+
+def _close(schema: Any, is_bounded: bool) -> Any:
     """Return a schema whose objects have no other properties than those that it names, unless it speaks of others.
 
     A model that is unsure of the end would name property after property. What the result allows, the schema allows.
     """
     if isinstance(schema, list):
-        return [_close(one) for one in schema]
+        return [_close(one, is_bounded) for one in schema]
     if not isinstance(schema, dict):
         return schema
     found: dict[str, Any] = {}
     for name, value in schema.items():
         if name in _SCHEMAS:
-            found[name] = _close(value)
+            found[name] = _close(value, is_bounded)
         elif name in _NAMED_SCHEMAS and isinstance(value, dict):
-            found[name] = {key: _close(one) for key, one in value.items()}
+            found[name] = {key: _close(one, is_bounded) for key, one in value.items()}
         else:
             found[name] = value
     if schema.get("properties") and not _OPEN & schema.keys():
         found["additionalProperties"] = False
-    return found
+    return _bound(found) if is_bounded else found
 
 
 def _merges_objects(schema: Any) -> bool:
@@ -120,6 +149,6 @@ def _merges_objects(schema: Any) -> bool:
     return len(schema.get("allOf") or ()) > 1 or any(_merges_objects(one) for one in schema.values())
 
 
-def _json(schema: Mapping[str, Any]) -> str:
-    schema = schema if _merges_objects(schema) else _close(schema)
+def _json(schema: Mapping[str, Any], is_bounded: bool) -> str:
+    schema = schema if _merges_objects(schema) else _close(schema, is_bounded)
     return "%json " + json.dumps({**schema, "x-guidance": _JSON_OPTIONS}, ensure_ascii=False)

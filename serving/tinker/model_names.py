@@ -22,7 +22,7 @@ def choose_base_model(
 
     Args:
         supported: names that the server lists; empty: it lists none, and the given name is used.
-        wanted: `--tinker-model`; "": not set.
+        wanted: the setting `tinker_model`; "": not set.
         given: `--model-name`.
         path: the argument of `from_pretrained`: a folder or a name.
         is_same: whether two strings name the same folder.
@@ -34,7 +34,7 @@ def choose_base_model(
         if not supported or wanted in supported:
             return wanted
         raise ConfigError(
-            f"--tinker-model {wanted}: the Tinker server has no such model; {_describe_offer(wanted, supported)}"
+            f"--set tinker_model={wanted}: the Tinker server has no such model; {_describe_offer(wanted, supported)}"
         )
     if not supported:
         return path
@@ -77,7 +77,7 @@ def _normalise_name(name: str) -> str:
 def _describe_offer(name: str, supported: Sequence[str]) -> str:
     found = suggest(name, supported)
     if found is not None:
-        return f"it has {found}: if that is the same model, set --tinker-model {found}"
+        return f"it has {found}: if that is the same model, give --set tinker_model={found}"
     shown = ", ".join(supported[:_MAX_LISTED_MODELS])
     return f"it has {shown}" + (
         f" and {len(supported) - _MAX_LISTED_MODELS} more" if len(supported) > _MAX_LISTED_MODELS else ""

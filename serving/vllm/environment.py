@@ -21,7 +21,9 @@ _INSTALL = (
     if IS_CHECKOUT
     else f"python3 -m venv {DEFAULT_FOLDER} && {DEFAULT_FOLDER}/bin/pip install vllm"
 )
-INSTALL_HINT = f"make one with `{_INSTALL}`, or name the python of an existing one with --vllm-python"
+INSTALL_HINT = (
+    f"make one with `{_INSTALL}`, or name the python of an existing one with --set vllm_python=PATH"
+)
 
 _ENGINE_CHECK_S = 30.0
 _MIB = 1 << 20
@@ -56,7 +58,7 @@ def find_environment(python: str = "") -> VllmEnvironment:
     if path.is_dir():
         path = path / "bin" / "python"
     if not path.is_file():
-        what = f"--vllm-python: there is no {path}" if python else "vLLM has no environment yet"
+        what = f"--set vllm_python: there is no {path}" if python else "vLLM has no environment yet"
         raise ConfigError(f"{what}; {INSTALL_HINT}")
     try:
         # Not resolved: the symbolic link's own location makes it that environment's python.
@@ -69,7 +71,7 @@ def find_environment(python: str = "") -> VllmEnvironment:
         )
         found = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as exc:
-        raise ConfigError(f"--vllm-python: {path} is not a working Python ({exc})") from exc
+        raise ConfigError(f"--set vllm_python: {path} is not a working Python ({exc})") from exc
     if not found["is_there"]:
         raise ConfigError(f"the environment of {path} has no vLLM; {INSTALL_HINT}")
     version = str(found["version"] or "unknown")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from serving.vllm.memory_plan import GIB, MemoryPlan
+from serving.vllm.memory_plan import GIB, VllmMemoryPlan
 from serving.vllm.model_facts import ModelFacts
 from store.errors import ConfigError
 
@@ -124,7 +124,7 @@ def build_launch_command(
     facts: ModelFacts,
     *,
     is_cpu: bool,
-    memory_plan: MemoryPlan | None = None,
+    memory_plan: VllmMemoryPlan | None = None,
     memory: int = 0,
 ) -> LaunchCommand:
     """Return the command that starts vLLM with these options.
@@ -190,7 +190,7 @@ def _add_tool_parser(
     if parser and parser != "none":
         arguments += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
     else:
-        why += "; vLLM will refuse requests with optional tools (see --tool-call-parser)"
+        why += "; vLLM will refuse requests with optional tools (see the setting tool_call_parser)"
     reasons.append(f"tool calls: {parser or 'none'} ({why})")
 
 
@@ -211,7 +211,7 @@ def _add_cpu(
 
 
 def _add_gpu(
-    options: LaunchOptions, memory_plan: MemoryPlan | None, arguments: list[str], reasons: list[str]
+    options: LaunchOptions, memory_plan: VllmMemoryPlan | None, arguments: list[str], reasons: list[str]
 ) -> None:
     share = options.memory_share or (memory_plan.share if memory_plan is not None else 0.9)
     arguments += ["--gpu-memory-utilization", f"{share:.2f}"]
@@ -223,7 +223,7 @@ def _add_gpu(
     reasons.append(f"{share:.0%} of the GPU's memory{why}")
     if memory_plan is not None and not memory_plan.fits:
         reasons.append(
-            "the trainer may run out of the GPU's memory: use a smaller model or a larger GPU, or set --gpu-memory-share"
+            "the trainer may run out of the GPU's memory: use a smaller model or a larger GPU, or give --set gpu_memory_share=SHARE"
         )
 
 

@@ -33,7 +33,7 @@ class Action(StrEnum):
     ADMIT = "admit"
 
 
-class Phase(StrEnum):
+class GpuPhase(StrEnum):
     SERVING = "serving"
     DRAINING = "draining"  #: the trainer wants the GPU; requests in flight end, new ones wait
     SLEEPING = "sleeping"  #: the engine is falling asleep
@@ -59,7 +59,7 @@ class GpuArbiter:
 
     def __init__(self, max_hold_s: float) -> None:
         self._max_hold_s = max_hold_s
-        self.phase = Phase.SERVING
+        self.phase = GpuPhase.SERVING
         self.wait_statistics = WaitStatistics()
         self._in_flight = 0
         self._waiting_since: dict[str, float] = {}
@@ -75,7 +75,7 @@ class GpuArbiter:
 
     def request_arrived(self, request: str, now: float) -> bool:
         """Return whether a request may continue at once; otherwise it waits until `Action.ADMIT`."""
-        if self.phase is Phase.SERVING:
+        if self.phase is GpuPhase.SERVING:
             self._in_flight += 1
             return True
         self._waiting_since[request] = now
@@ -94,7 +94,7 @@ class GpuArbiter:
 
     def resume_training(self) -> None:
         """Continue an earlier process's state: the trainer has the GPU."""
-        self.phase, self._is_trainer_waiting = Phase.TRAINING, True
+        self.phase, self._is_trainer_waiting = GpuPhase.TRAINING, True
 
     def trainer_requested(self) -> list[Action]:
         """Report that the trainer has a step to run."""
@@ -104,30 +104,30 @@ class GpuArbiter:
     def trainer_withdrew(self, now: float) -> list[Action]:
         """Report that the trainer withdrew its request, or died, before a grant."""
         self._is_trainer_waiting = False
-        return self._admit(now) if self.phase is Phase.DRAINING else []
+        return self._admit(now) if self.phase is GpuPhase.DRAINING else []
 
     def trainer_released(self) -> list[Action]:
         """Report that the trainer released the GPU: it is done, or yields at a boundary."""
-        if self.phase is not Phase.TRAINING:
+        if self.phase is not GpuPhase.TRAINING:
             return []
-        self.phase, self._is_trainer_waiting, self._yield_requested = Phase.WAKING, False, False
+        self.phase, self._is_trainer_waiting, self._yield_requested = GpuPhase.WAKING, False, False
         return [Action.WAKE]
 
     # ---- the engine
 
     def engine_slept(self) -> list[Action]:
         """Report that the engine sleeps."""
-        self.phase = Phase.TRAINING
+        self.phase = GpuPhase.TRAINING
         return [Action.GRANT]
 
     def engine_sleep_failed(self) -> list[Action]:
         """Report that the engine did not fall asleep; its state is unknown, so it is woken."""
-        self.phase = Phase.WAKING
+        self.phase = GpuPhase.WAKING
         return [Action.WAKE]
 
     def engine_lost(self) -> list[Action]:
         """Report that the engine died; its replacement needs the GPU."""
-        if self.phase is not Phase.TRAINING or self._yield_requested:
+        if self.phase is not GpuPhase.TRAINING or self._yield_requested:
             return []
         self._yield_requested = True
         return [Action.YIELD]
@@ -140,15 +140,15 @@ class GpuArbiter:
         """Return the actions that are due at ``now``."""
         if not self._waiting_since or now - min(self._waiting_since.values()) < self._max_hold_s:
             return []
-        if self.phase is Phase.DRAINING:
+        if self.phase is GpuPhase.DRAINING:
             return self._admit(now)
-        if self.phase is not Phase.TRAINING or self._yield_requested:
+        if self.phase is not GpuPhase.TRAINING or self._yield_requested:
             return []
         self._yield_requested = True
         return [Action.YIELD]
 
     def _admit(self, now: float) -> list[Action]:
-        self.phase = Phase.SERVING
+        self.phase = GpuPhase.SERVING
         self._in_flight += len(self._waiting_since)
         # Waiting requests precede the trainer; the engine drains again once they are served.
         self._admitted_before_training |= self._waiting_since.keys()
@@ -158,10 +158,10 @@ class GpuArbiter:
         return [Action.ADMIT]
 
     def _next(self) -> list[Action]:
-        if self.phase is Phase.SERVING and self._is_trainer_waiting and not self._admitted_before_training:
-            self.phase = Phase.DRAINING
-        if self.phase is Phase.DRAINING and not self._in_flight:
-            self.phase = Phase.SLEEPING
+        if self.phase is GpuPhase.SERVING and self._is_trainer_waiting and not self._admitted_before_training:
+            self.phase = GpuPhase.DRAINING
+        if self.phase is GpuPhase.DRAINING and not self._in_flight:
+            self.phase = GpuPhase.SLEEPING
             return [Action.SLEEP]
         return []
 

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from serving.protocol import BackendClient, BackendReply, Capabilities, Headers, ServedModel
 from serving.replies import NotifyingReply
-from serving.vllm.gpu_arbiter import Action, GpuArbiter, Phase
+from serving.vllm.gpu_arbiter import Action, GpuArbiter, GpuPhase
 from store.errors import RecordError, UpstreamError, UpstreamTimeout
 from store.processes import is_alive
 from store.record import Record
@@ -66,7 +66,7 @@ class GpuSharingBackend:
         self._engine = engine
         self._max_hold_s = max_hold_s
         self._arbiter = GpuArbiter(max_hold_s)
-        self._arbiter.phase = Phase.WAKING  # until it is known who holds the GPU
+        self._arbiter.phase = GpuPhase.WAKING  # until it is known who holds the GPU
         self._numbers = itertools.count(1)
         self._admitted: dict[str, asyncio.Future[None]] = {}
         self._actions: asyncio.Queue[Action] = asyncio.Queue()
@@ -151,7 +151,7 @@ class GpuSharingBackend:
         """Return the state for `status`: who holds the GPU, and the cost of waiting so far (seconds)."""
         wait_statistics = self._arbiter.wait_statistics
         found: Json = {
-            "holder": "trainer" if self._arbiter.phase is Phase.TRAINING else "engine",
+            "holder": "trainer" if self._arbiter.phase is GpuPhase.TRAINING else "engine",
             "phase": self._arbiter.phase.value,
             "leases": self._lease_count,
             "yields": self._yields,
@@ -253,17 +253,17 @@ class GpuSharingBackend:
         now = time.monotonic()
         if record is not None:
             self._wanted_lease = await self._read_trainer_request(record)
-            if self._arbiter.phase is Phase.TRAINING and self._wanted_lease != self._granted_lease:
+            if self._arbiter.phase is GpuPhase.TRAINING and self._wanted_lease != self._granted_lease:
                 self._apply(self._arbiter.trainer_released())
             if self._wanted_lease is None:
                 self._apply(self._arbiter.trainer_withdrew(now))
             elif self._wanted_lease != self._granted_lease and self._arbiter.phase in (
-                Phase.SERVING,
-                Phase.DRAINING,
+                GpuPhase.SERVING,
+                GpuPhase.DRAINING,
             ):
                 self._apply(self._arbiter.trainer_requested())
         self._apply(self._arbiter.tick(now))
-        if self._arbiter.phase is Phase.TRAINING and now - self._engine_checked_at > _ENGINE_CHECK_S:
+        if self._arbiter.phase is GpuPhase.TRAINING and now - self._engine_checked_at > _ENGINE_CHECK_S:
             self._engine_checked_at = now
             try:
                 await self._engine.models()

@@ -33,7 +33,7 @@ EXCLUSIVE_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
+class VllmMemoryPlan:
     """How one GPU is shared.
 
     Attributes:
@@ -94,7 +94,7 @@ def plan_gpu_memory(
     slots: int,
     wanted: Literal["auto", "share", "sleep"] = "auto",
     is_quantized: bool = False,
-) -> MemoryPlan:
+) -> VllmMemoryPlan:
     """Plan the sharing of ``total`` bytes: both at once if that fits, one after the other if only that does."""
     sizes = {"total": total, "rank": rank, "engine_rank": engine_rank, "slots": slots}
     share = plan_memory_sharing(facts, **sizes, is_quantized=is_quantized)
@@ -106,7 +106,7 @@ def plan_gpu_memory(
 
 def plan_time_sharing(
     facts: ModelFacts, *, total: int, rank: int, engine_rank: int, slots: int, is_quantized: bool = False
-) -> MemoryPlan:
+) -> VllmMemoryPlan:
     """Plan for one after the other: the engine gets what the trainer does not keep; a step must fit while the engine sleeps."""
     engine = engine_bytes(facts, rank=engine_rank, slots=slots)
     resident = resident_bytes(facts, rank=rank, is_quantized=is_quantized)
@@ -121,7 +121,7 @@ def plan_time_sharing(
         f" the engine at least {_gib(engine)} of the {_gib(max(remaining, 0))} that remain: "
         + ("each fits" if fits else "they do not fit")
     )
-    return MemoryPlan(
+    return VllmMemoryPlan(
         share=int(share * 100) / 100,
         engine_bytes=engine,
         trainer_bytes=resident,
@@ -133,10 +133,10 @@ def plan_time_sharing(
 
 def plan_memory_sharing(
     facts: ModelFacts, *, total: int, rank: int, engine_rank: int, slots: int, is_quantized: bool = False
-) -> MemoryPlan:
+) -> VllmMemoryPlan:
     """Plan for both at once: the trainer gets the memory of a step, the engine the rest.
 
-    If both do not fit, the share is that of the engine alone, and `MemoryPlan.fits` is False.
+    If both do not fit, the share is that of the engine alone, and `VllmMemoryPlan.fits` is False.
     """
     engine = engine_bytes(facts, rank=engine_rank, slots=slots)
     trainer = trainer_bytes(facts, rank=rank, is_quantized=is_quantized)
@@ -149,7 +149,7 @@ def plan_memory_sharing(
         + ("both fit" if fits else "they do not fit together")
     )
     # Rounded down: the trainer's part must be free.
-    return MemoryPlan(
+    return VllmMemoryPlan(
         share=int(share * 100) / 100, engine_bytes=engine, trainer_bytes=trainer, fits=fits, why=why
     )
 

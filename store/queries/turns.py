@@ -18,7 +18,7 @@ import orjson
 import sqlalchemy as sa
 
 from store import schema
-from store.database import Prepared, insert_ignore, present
+from store.database import PreparedStatement, insert_ignore, present
 from store.hashing import ROOT, chain, digest, text_key, wire_json
 from store.lifecycle import RESCORED, DropReason, Event, Stage, advance, sources
 from store.queries.common import full_ids, move
@@ -415,11 +415,11 @@ def _close_session(connection: sa.Connection, key_name: str, session_id: str, at
     move(connection, ids, Event.DROP, at, drop_reason=DropReason.NO_NEXT_STATE.value)
 
 
-def _insert(table: sa.Table) -> Prepared:
-    return Prepared(lambda dialect: insert_ignore(dialect, table), list(table.c.keys()))
+def _insert(table: sa.Table) -> PreparedStatement:
+    return PreparedStatement(lambda dialect: insert_ignore(dialect, table), list(table.c.keys()))
 
 
-def _answer(event: Event, **values: Any) -> list[Prepared]:
+def _answer(event: Event, **values: Any) -> list[PreparedStatement]:
     """A turn that waited for an answer has one; a later one changes nothing but the list of next states."""
     lv = schema.turn_states.c
     found = []
@@ -437,7 +437,7 @@ def _answer(event: Event, **values: Any) -> list[Prepared]:
                 **values,
             )
         )
-        found.append(Prepared(lambda _, made=statement: made, ["stage", "stage_since", *values]))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+        found.append(PreparedStatement(lambda _, made=statement: made, ["stage", "stage_since", *values]))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
     return found
 
 

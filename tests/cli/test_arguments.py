@@ -6,7 +6,7 @@ import pytest
 
 from cli.arguments import build_parser, given_settings
 from cli.main import main
-from store.settings import Settings, read_settings
+from store.settings import Settings, has_flag, read_settings
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -44,11 +44,26 @@ def test_the_seeds_flags_are_taken_verbatim() -> None:
     assert settings.eval_mode
 
 
-def test_every_setting_has_a_flag_with_help() -> None:
-    text = build_parser().format_help()
+def test_the_help_names_every_setting_and_its_variable() -> None:
+    text = " ".join(build_parser().format_help().split())
     for name, field in Settings.model_fields.items():
-        assert f"--{name.replace('_', '-')}" in text
+        assert (f"--{name.replace('_', '-')} " if has_flag(name) else f" {name}: ") in text
         assert field.description
+        assert f"[{field.json_schema_extra['env']}]" in text  # type: ignore[index]  # made by `_field`
+
+
+def test_few_settings_have_a_flag_of_their_own() -> None:
+    """A new flag takes the place of another one; a rarely used setting goes without."""
+    assert len([name for name in Settings.model_fields if has_flag(name)]) <= 50
+
+
+def test_set_gives_any_setting() -> None:
+    argv = ["--set", "adapter-slots=5", "--set", "top_k=7", "--learning", "alpha=.5", "--set", "batch_size=2"]
+    settings = read_settings(given_settings(build_parser().parse_args(argv)))
+    assert (settings.adapter_slots, settings.batch_size) == (5, 2)
+    assert (settings.learning.top_k, settings.learning.alpha) == (7, 0.5)
+    given = given_settings(build_parser().parse_args(["status", "--set", "native_apis=on"]))
+    assert read_settings(given).native_apis
 
 
 def test_flags_are_taken_before_and_after_a_command() -> None:
@@ -63,6 +78,11 @@ def test_flags_are_taken_before_and_after_a_command() -> None:
         (["--method", "ppo"], "--method 'ppo'"),
         (["--batch-size", "none"], "--batch-size 'none'"),
         (["--no-such-flag"], "there is no flag --no-such-flag"),
+        (["--adapter-slots", "3"], "there is no flag --adapter-slots: give --set adapter_slots=VALUE"),
+        (["--no-native-apis"], "there is no flag --no-native-apis: give --set native_apis=VALUE"),
+        (["--set", "adapter-slot=3"], "did you mean adapter_slots?"),
+        (["--set", "adapter_slots"], "--set adapter_slots: give NAME=VALUE"),
+        (["--set", "adapter_slots=1"], "--set adapter_slots='1': must be at least 2"),
         (["dance"], "there is no command dance"),
         (["why"], "required: version"),
         (["rollback", "yesterday"], "invalid int value: 'yesterday'"),

@@ -44,6 +44,6 @@ def go_round(*flags: str) -> dict[str, Any]:
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loop_goes_round_and_back(kind: str) -> None:
-    python = [f"--vllm-python={vllm_python()}"] if kind == "vllm" and vllm_python() else []
+    python = [f"--set=vllm_python={vllm_python()}"] if kind == "vllm" and vllm_python() else []
     found = go_round("--backend", kind, *python)
     assert found["engine"].startswith("vLLM" if kind == "vllm" else "patina-embedded")

@@ -33,7 +33,7 @@ from evals.experiment import (
     withdrawn,
 )
 from evals.methods import GROUPS, METHODS, parse_methods
-from evals.metrics import Answer, Measures, Numbers, Probe
+from evals.metrics import Answer, EvalMeasures, Numbers, Probe
 from evals.report import COLUMNS, Cell, cell, compare, grouped, write_report
 from evals.simulated_user import Interaction, scenario
 from evals.systems import Cost, PromptMemory, SystemRequest
@@ -55,7 +55,7 @@ class IdleDetector:
     def interaction(self, count: int, interaction: Interaction, version: int) -> None:
         pass
 
-    def measured(self, count: int, version: int, measures: Measures) -> None:
+    def measured(self, count: int, version: int, measures: EvalMeasures) -> None:
         pass
 
 

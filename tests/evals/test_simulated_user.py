@@ -12,7 +12,7 @@ from evals.simulated_user import (
     USERS,
     Behaviour,
     Interaction,
-    Reaction,
+    SimulatedReaction,
     SimulatedUser,
     beside,
     scenario,
@@ -176,7 +176,7 @@ def test_every_kind_of_user_can_be_made() -> None:
 
 def test_a_language_models_reaction_takes_the_place_of_the_rules() -> None:
     person = SimulatedUser(scenario("steady", ["concise"]), 0, planned=4)
-    reading = person.read(GOOD, Reaction(is_satisfied=False, words="Not my taste."))
+    reading = person.read(GOOD, SimulatedReaction(is_satisfied=False, words="Not my taste."))
     assert reading is not None
     assert (reading.words, reading.violated) == ("Not my taste.", ())
     assert person.request().messages[-1]["content"] == "Not my taste."

@@ -20,6 +20,9 @@ def test_the_command_line_has_every_setting_and_no_secret(tmp_path: Path) -> Non
             "learning_rate": 3e-4,
             "rubric": "be good.txt",
             "judge_api_key": "secret-one",
+            "open_webui_token": "secret-three",
+            "adapter_slots": 5,
+            "native_apis": True,
             "api_key": "secret-two",
             "database": "postgresql+asyncpg://user@nowhere/theirs",
         }
@@ -30,7 +33,17 @@ def test_the_command_line_has_every_setting_and_no_secret(tmp_path: Path) -> Non
     read = read_settings(given_settings(build_parser().parse_args(line[3:])))
     assert read.home == tmp_path / "own"
     assert read.database == ""
-    same = {"method", "batch_size", "eval_mode", "learning_rate", "rubric", "lora_rank", "learning"}
+    assert read.native_apis
+    same = {
+        "method",
+        "batch_size",
+        "eval_mode",
+        "learning_rate",
+        "rubric",
+        "lora_rank",
+        "learning",
+        "adapter_slots",
+    }
     assert {name: getattr(read, name) for name in same} == {name: getattr(wanted, name) for name in same}
 
 

@@ -22,7 +22,7 @@ from proxy.app import Proxy
 from proxy.http_protocol import LimitedHttpProtocol
 from recorder.worker import RecorderWorker
 from scorers.registry import build_scorer_chain
-from scorers.worker import Worker
+from scorers.worker import ScorerWorker
 from serving.http import HttpBackend
 from store.journal import JournalWriter, is_recorded, journal_ends
 from store.record import Record
@@ -101,7 +101,7 @@ async def score(record: Record) -> None:
     """Score every turn of a record that waits for it, by the built-in rules and reader."""
     chain = build_scorer_chain(read_settings({"judge": "none"}))
     await chain.start()
-    worker = Worker(record, chain)
+    worker = ScorerWorker(record, chain)
     while await worker.poll():
         await worker.drain()
     await chain.close()

@@ -11,7 +11,7 @@ import orjson
 from proxy.adapters import UpstreamAlias
 from proxy.auth import Principal
 from proxy.http_protocol import CONNECTION_EXTENSION, ClientConnection
-from proxy.relay import ChatRelay, Counters
+from proxy.relay import ChatRelay, RelayCounters
 
 DONE = b"data: [DONE]\n\n"
 
@@ -78,7 +78,7 @@ class FakeJournal:
 async def serve(pieces: list[bytes], journal: Any, transport: Any) -> None:
     """Serve one streamed request on a connection."""
     backend: Any = FakeBackend(pieces)
-    alias, counters, none = UpstreamAlias(backend, "tiny"), Counters(), None
+    alias, counters, none = UpstreamAlias(backend, "tiny"), RelayCounters(), None
     relay = ChatRelay(backend, alias, journal, counters, none)  # type: ignore[arg-type]  # nothing is passed through
     connection = ClientConnection(transport, lambda: False)
     body = orjson.dumps({"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "hi"}]})

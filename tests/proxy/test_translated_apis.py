@@ -156,6 +156,23 @@ def test_previous_response_id_continues_that_very_turn(gateway: Gateway) -> None
     }
 
 
+def test_a_response_is_retrieved_as_the_stream_that_it_was(gateway: Gateway) -> None:
+    client = gateway.client
+    with client.responses.stream(
+        model="tiny", input="Where?", extra_body=scripted(text="In  Norway", tool_calls=[CALL])
+    ) as stream:
+        final = stream.get_final_response()
+    events = list(client.responses.retrieve(final.id, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[0].type == "response.created"
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert last.response.output == client.responses.retrieve(final.id).output
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == "In  Norway"
+    rest = client.responses.retrieve(final.id, stream=True, starting_after=3)
+    assert [event.sequence_number for event in rest] == list(range(4, len(events)))
+
+
 def test_a_deleted_or_unknown_response_is_not_found(gateway: Gateway) -> None:
     kept = gateway.client.responses.create(model="tiny", input="a")
     unstored = gateway.client.responses.create(model="tiny", input="b", store=False)
@@ -279,6 +296,16 @@ def test_errors_have_the_shape_of_their_api(gateway: Gateway, claude: anthropic.
             )
         assert found.status_code == 400
         assert found.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_the_anthropic_sdk_lists_the_models(gateway: Gateway, claude: anthropic.Anthropic) -> None:
+    (card,) = claude.models.list()
+    assert (card.id, card.display_name, card.created_at.year >= 2025) == ("tiny", "tiny", True)
+    assert claude.models.retrieve("tiny") == card
+    with pytest.raises(anthropic.NotFoundError, match="This server serves `tiny`") as missing:
+        claude.models.retrieve("other")
+    assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+    assert [card.id for card in gateway.client.models.list()] == ["tiny"]
 
 
 def test_a_conversation_goes_on_by_its_name(gateway: Gateway) -> None:
@@ -511,7 +538,7 @@ def test_doubled_and_closing_slashes_are_served(gateway: Gateway, path: str) -> 
         ("/openai/v1/chat/completions?api-version=preview", "Azure's paths are not served"),
         (
             "/chat/completions",
-            "did you mean /v1/chat/completions? The base URL of OpenAI clients ends in /v1.",
+            "did you mean /v1/chat/completions? The base URL of this client ends in /v1.",
         ),
     ],
 )
@@ -520,6 +547,23 @@ def test_a_wrong_path_is_named_with_what_to_do(gateway: Gateway, path: str, sent
         found = plain.post(f"{gateway.url}{path}", json={}, headers={"authorization": f"Bearer {KEY}"})
     assert found.status_code == 404
     assert sentence in found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/messages", "POST"),
+        ("GET", "/v1/responses", "POST"),
+        ("PUT", "/v1/chat/completions", "POST, GET"),
+    ],
+)
+def test_another_method_is_answered_with_those_that_are_served(
+    gateway: Gateway, method: str, path: str, allowed: str
+) -> None:
+    with httpx.Client(verify=False) as plain:
+        found = plain.request(method, f"{gateway.url}{path}", headers={"authorization": f"Bearer {KEY}"})
+    assert (found.status_code, found.headers["allow"]) == (405, allowed)
+    assert f"{method} {path} is not served" in found.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -565,6 +609,7 @@ def test_tokens_are_counted_without_a_recorded_turn(remote_gateway: Gateway) -> 
             {"role": "user", "content": "c"},
         ]
         assert client.messages.count_tokens(model="tiny", messages=messages).input_tokens == 3
+        assert client.messages.count_tokens(model="tiny", messages=messages[:2]).input_tokens == 2
     counted = remote_gateway.client.responses.input_tokens.count(model="tiny", input="a", instructions="b")
     assert counted.input_tokens == 2
     assert remote_gateway.rows() == []

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recorder.canonical import parse_history, reply_key, reply_run_key
-from recorder.linking import Link, LinkCandidates, answer_keys, history_answer_keys, link
+from recorder.linking import LinkCandidates, TurnLink, answer_keys, history_answer_keys, link
 from store.values import Completion, Relation, Tip, TurnKind
 from tests.recorder.test_canonical import KEY_NAME, assistant, user
 
@@ -28,7 +28,7 @@ class Book:
         self.bodies: dict[str, list[Any]] = {}
         self.extended: set[str] = set()
         self.is_person = True  # whether a repeated request may be a person's
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, TurnLink] = {}
 
     def candidates(self, messages: list[Any]) -> LinkCandidates:
         history = parse_history(messages, KEY_NAME)
@@ -53,7 +53,7 @@ class Book:
 
     def say(
         self, messages: list[Any], answer: str, kind: TurnKind = MAIN, session: str | None = None
-    ) -> Link:
+    ) -> TurnLink:
         """Link a request, then record it with its answer."""
         history = parse_history(messages, KEY_NAME)
         newest = [t for t in self.tips.values() if t.session_id == session and t.kind is MAIN]

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from evals.traffic import Recorded, draft_of, parse_line
-from recorder.linking import Link, link
+from recorder.linking import TurnLink, link
 from recorder.turn_index import TurnIndex
 from recorder.turns import build_turns
 from store.values import Relation, TurnKind
@@ -144,7 +144,7 @@ class Play:
     turn_index: TurnIndex = field(default_factory=TurnIndex)
     seq: int = 0
     clock: float = 1_000.0
-    links: dict[int, Link] = field(default_factory=dict)
+    links: dict[int, TurnLink] = field(default_factory=dict)
     sessions: dict[int, str] = field(default_factory=dict)
     truth: dict[int, tuple[str, int | None]] = field(default_factory=dict)
 
@@ -159,7 +159,7 @@ class Play:
         }
         return parse_line(json.dumps(line).encode(), "model", self.seq)
 
-    def decide(self, row: Recorded) -> Link:
+    def decide(self, row: Recorded) -> TurnLink:
         captured = draft_of(row)
         assert captured is not None
         turn_index = self.turn_index
@@ -170,7 +170,7 @@ class Play:
         )
         return link(captured.history, candidates, captured.kind.kind)
 
-    def take(self, row: Recorded) -> Link:
+    def take(self, row: Recorded) -> TurnLink:
         found = self.decide(row)
         captured = draft_of(row)
         assert captured is not None
@@ -373,7 +373,7 @@ def test_linking_the_same_request_twice_says_the_same(clients: Any, first: list[
     play, talks = Play(), talks_of(clients)
     decide = play.decide
 
-    def twice(row: Recorded) -> Link:
+    def twice(row: Recorded) -> TurnLink:
         once = decide(row)
         assert decide(row) == once
         return once

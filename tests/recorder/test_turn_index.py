@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recorder.linking import CONFIDENCE, LINK_MEANINGS, Link, LinkReason
+from recorder.linking import CONFIDENCE, LINK_MEANINGS, LinkReason, TurnLink
 from recorder.turn_index import ORPHAN_TTL_S
 from store.values import Relation, TurnKind
 from tests.recorder.test_linking_properties import Play
@@ -31,7 +31,7 @@ def system(text: str) -> dict[str, Any]:
 
 def say(
     play: Play, *messages: dict[str, Any], answer: str = EMAIL, later_s: float = 0.0, **body: Any
-) -> Link:
+) -> TurnLink:
     play.clock += later_s
     row = play.request(messages, assistant(answer))
     if body:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scorers.open_webui import take_ratings
-from scorers.ratings import Candidate, find_turn, parse_rating
+from scorers.ratings import RatedTurn, find_turn, parse_rating
 from store.record import Record
 from tests.making import make_turn
 from tests.proxy.conftest import score
@@ -53,9 +53,9 @@ def test_a_comment_comes_before_a_reason() -> None:
 def test_the_history_decides_between_equal_exchanges() -> None:
     rating = parse_rating(rated("r", ["Oslo?", "Yes", "hi", "Hello"]))
     assert rating is not None
-    short = Candidate(turn_id="short", created_at=1000.0, messages=asked("hi"))
-    other = Candidate(turn_id="other", created_at=1000.0, messages=asked("Rome?", "No", "hi"))
-    right = Candidate(turn_id="right", created_at=1.0, messages=asked("Oslo?", "Yes", "hi"))
+    short = RatedTurn(turn_id="short", created_at=1000.0, messages=asked("hi"))
+    other = RatedTurn(turn_id="other", created_at=1000.0, messages=asked("Rome?", "No", "hi"))
+    right = RatedTurn(turn_id="right", created_at=1.0, messages=asked("Oslo?", "Yes", "hi"))
     assert find_turn(rating, [other, short, right]) == "right"
     assert find_turn(rating, [right, short, other]) == "right"
 
@@ -63,10 +63,10 @@ def test_the_history_decides_between_equal_exchanges() -> None:
 def test_equal_conversations_are_told_apart_by_time_and_a_template_does_not_hide_the_question() -> None:
     rating = parse_rating(rated("r", ["hi", "Hello"], at=500.0))
     assert rating is not None
-    near = Candidate(turn_id="near", created_at=501.0, messages=asked("### Task: answer\n<context/>\nhi"))
-    far = Candidate(turn_id="far", created_at=900.0, messages=asked("hi"))
+    near = RatedTurn(turn_id="near", created_at=501.0, messages=asked("### Task: answer\n<context/>\nhi"))
+    far = RatedTurn(turn_id="far", created_at=900.0, messages=asked("hi"))
     assert find_turn(rating, [far, near]) == "near"
-    assert find_turn(rating, [Candidate(turn_id="x", created_at=500.0, messages=asked("bye"))]) is None
+    assert find_turn(rating, [RatedTurn(turn_id="x", created_at=500.0, messages=asked("bye"))]) is None
 
 
 async def verdict_of(record: Record, turn_id: str) -> tuple[int | None, str | None]:

@@ -14,7 +14,7 @@ from scorers.judge import Judge
 from scorers.provider import Provider
 from scorers.rules import RULES
 from scorers.scorer_chain import ScorerChain
-from scorers.worker import Worker
+from scorers.worker import ScorerWorker
 from store.errors import RecordUnavailable
 from store.lifecycle import DropReason, Stage
 from store.record import Record
@@ -63,7 +63,7 @@ def judge_at(base: str) -> Judge:
 
 
 @contextlib.asynccontextmanager
-async def running(record: Any, the_chain: ScorerChain, **changes: Any) -> AsyncIterator[Worker]:
+async def running(record: Any, the_chain: ScorerChain, **changes: Any) -> AsyncIterator[ScorerWorker]:
     options: dict[str, Any] = {
         "poll_s": 0.01,
         "judge_pause_s": (0.02, 0.05),
@@ -72,7 +72,7 @@ async def running(record: Any, the_chain: ScorerChain, **changes: Any) -> AsyncI
     }
     options.update(changes)
     await the_chain.start()
-    worker = Worker(record, the_chain, **options)
+    worker = ScorerWorker(record, the_chain, **options)
     stop = asyncio.Event()
     task = asyncio.create_task(worker.run(stop))
     try:

@@ -13,7 +13,7 @@ from store.values import CanaryRelease, ReleaseStage
 from tests.cli.test_commands import POLICY as CLI_POLICY
 from tests.cli.test_commands import fill
 from tests.store.queries.test_canary import POLICY, publish
-from trainer.canary_release import Arm, Arms, decide
+from trainer.canary_release import ArmCounts, Arms, decide
 from trainer.sequential_rates import Counts
 
 
@@ -31,7 +31,7 @@ def test_each_stage_has_a_sentence() -> None:
 
 
 def test_the_numbers_of_a_decision_are_shown_as_counts() -> None:
-    arms = Arms(canary=Arm(complaints=Counts(9, 18)), baseline=Arm(complaints=Counts(2, 20)))
+    arms = Arms(canary=ArmCounts(complaints=Counts(9, 18)), baseline=ArmCounts(complaints=Counts(2, 20)))
     found = decide(release(ReleaseStage.RUNNING), arms)
     shown = CanaryRelease(
         policy=POLICY, version=8, baseline_version=7, share=0.1, stage=ReleaseStage.RUNNING, started_at=0.0,

@@ -16,7 +16,7 @@ from trainer.advantages import (
     BASELINE_PRIOR,
     BASELINE_WINDOW,
     AtLeastOne,
-    Candidate,
+    SessionTurn,
     Streams,
     at_least_one,
     build_streams,
@@ -325,8 +325,8 @@ def test_a_hint_whose_effect_is_unknown_is_refused() -> None:
 
 def candidate(
     turn: str, support: float, *, verdict: int = 0, hint: str | None = None, follow_up: str | None = "why?"
-) -> Candidate:
-    return Candidate(turn_id=turn, verdict=verdict, hint=hint, follow_up=follow_up, support=support)
+) -> SessionTurn:
+    return SessionTurn(turn_id=turn, verdict=verdict, hint=hint, follow_up=follow_up, support=support)
 
 
 def test_the_best_supported_turn_of_a_neutral_session_is_trained() -> None:
@@ -362,14 +362,14 @@ def test_at_equal_support_a_turn_with_a_scorers_hint_wins_and_then_the_earlier_o
     ],
     ids=["no turns", "no support", "negative", "unknown", "no text", "blank text"],
 )
-def test_nothing_is_trained_without_support_and_text(turns: list[Candidate]) -> None:
+def test_nothing_is_trained_without_support_and_text(turns: list[SessionTurn]) -> None:
     assert at_least_one(turns) is None
 
 
 TEXTS = st.one_of(st.none(), st.text(max_size=20))
 CANDIDATES = st.lists(
     st.builds(
-        Candidate,
+        SessionTurn,
         turn_id=st.uuids().map(str),
         verdict=st.sampled_from([0, None]),
         hint=TEXTS,
@@ -382,7 +382,7 @@ CANDIDATES = st.lists(
 
 @given(turns=CANDIDATES)
 def test_the_choice_is_the_best_supported_turn_that_has_text_and_its_row_is_effective(
-    turns: list[Candidate],
+    turns: list[SessionTurn],
 ) -> None:
     chosen = at_least_one(turns)
     usable = [

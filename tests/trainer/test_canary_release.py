@@ -12,7 +12,7 @@ from trainer.canary_release import (
     PER_CONVERSATION,
     TRIAL_TURNS,
     WATCH_TURNS,
-    Arm,
+    ArmCounts,
     Arms,
     Decision,
     Ruling,
@@ -33,8 +33,8 @@ def release(stage: ReleaseStage = ReleaseStage.RUNNING) -> CanaryRelease:
     )  # fmt: skip
 
 
-def arm(complaints: int, judged: int, **more: Any) -> Arm:
-    return Arm(complaints=Counts(complaints, judged), judged=judged, **more)
+def arm(complaints: int, judged: int, **more: Any) -> ArmCounts:
+    return ArmCounts(complaints=Counts(complaints, judged), judged=judged, **more)
 
 
 def turn(version: int, session: str, verdict: int | None, key: str = "ann", **more: bool) -> ServedTurn:
@@ -64,7 +64,9 @@ def test_a_version_that_draws_complaints_is_held_and_then_rolled_back() -> None:
 
 
 def test_a_version_that_answers_nothing_is_rolled_back_without_a_single_verdict() -> None:
-    found = decide(release(), Arms(canary=Arm(faulty=Counts(20, 22)), baseline=Arm(faulty=Counts(0, 25))))
+    found = decide(
+        release(), Arms(canary=ArmCounts(faulty=Counts(20, 22)), baseline=ArmCounts(faulty=Counts(0, 25)))
+    )
     assert found.decision is Decision.ROLL_BACK
     assert found.reason.startswith("empty or cut replies in 20 of 22 replies")
 

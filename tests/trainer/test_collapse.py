@@ -26,9 +26,9 @@ from store.values import AdapterState
 from tests.trainer.turns import as_recorded, sampled_turn
 from trainer.batch import Sample, SampleKind
 from trainer.policy import LocalPolicy
-from trainer.step import Prepared, StepPlan, prepare, train
+from trainer.step import PreparedBatch, StepPlan, prepare, train
 from trainer.version_trainer import LocalVersionTrainer
-from trainer.worker import Worker
+from trainer.worker import TrainerWorker
 
 QUESTIONS = (
     "What is the capital of Peru?",
@@ -69,7 +69,7 @@ class RunningTrainer:
     """A worker of the built-in model on a record, version 1 learnt from honest complaints."""
 
     record: Record
-    worker: Worker
+    worker: TrainerWorker
     trainer: LocalVersionTrainer
 
     async def complain(self, name: str) -> None:
@@ -102,7 +102,7 @@ async def running(record: Record, tmp_path: Path) -> AsyncIterator[RunningTraine
             "threads": 1,
         }
     )
-    worker = Worker(record, settings)
+    worker = TrainerWorker(record, settings)
     trainer = worker._trainer = LocalVersionTrainer(settings)
     made = RunningTrainer(record=record, worker=worker, trainer=trainer)
     await made.complain("healthy")
@@ -209,7 +209,7 @@ def test_a_teacher_that_babbles_is_refused_by_the_hint_gate(fresh: LocalPolicy) 
     with poisoned_teacher(fresh, "babbler", 1.0):
         planted = prepare(fresh, turns, plan, recent_verdicts=(), version=0)
 
-    def weights(prepared: Prepared) -> list[float]:
+    def weights(prepared: PreparedBatch) -> list[float]:
         return [sample.streams.directive_weight for sample in prepared.samples if sample.streams]
 
     assert len(weights(honest)) == 4

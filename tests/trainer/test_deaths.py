@@ -13,7 +13,7 @@ import pytest
 from store.errors import ConfigError
 from store.lifecycle import DropReason
 from trainer import deaths as module
-from trainer.deaths import Choice, Deaths, choose, killed_for_memory, oom_kills
+from trainer.deaths import Deaths, RetryDecision, choose, killed_for_memory, oom_kills
 
 _DIES = """
 import os, signal, sys
@@ -96,13 +96,13 @@ def test_a_requested_stop_and_a_reboot_are_no_deaths(tmp_path: Path, monkeypatch
         monkeypatch.setattr(module, "boot_id", lambda boot=boot: boot)
         cut = Deaths(path)
         cut.begin(["a"])
-    assert Deaths(path).choose(["a", "b"]) == Choice(attempt=("a", "b"), later=(), drop={})
+    assert Deaths(path).choose(["a", "b"]) == RetryDecision(attempt=("a", "b"), later=(), drop={})
 
 
 def test_a_file_of_an_earlier_release_blames_no_turn(tmp_path: Path) -> None:
     path = tmp_path / "deaths.json"
     path.write_text('{"under_way": ["a"], "deaths": {"a": 3}, "fatal": ["b"]}', encoding="utf-8")
-    assert Deaths(path).choose(["a", "b"]) == Choice(attempt=("a", "b"), later=(), drop={})
+    assert Deaths(path).choose(["a", "b"]) == RetryDecision(attempt=("a", "b"), later=(), drop={})
 
 
 def test_a_step_that_ends_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -111,15 +111,15 @@ def test_a_step_that_ends_leaves_nothing_behind(tmp_path: Path) -> None:
         deaths = Deaths(path)
         deaths.begin(["a", "b"])
         deaths.end(["a", "b"])
-    assert Deaths(path).choose(["a", "b"]) == Choice(attempt=("a", "b"), later=(), drop={})
+    assert Deaths(path).choose(["a", "b"]) == RetryDecision(attempt=("a", "b"), later=(), drop={})
 
 
 def test_turns_that_nothing_died_with_are_not_held_back() -> None:
-    assert choose(["a", "b"], {"other": 9}, {"other": DropReason.TRAINER_DIED}) == Choice(
+    assert choose(["a", "b"], {"other": 9}, {"other": DropReason.TRAINER_DIED}) == RetryDecision(
         attempt=("a", "b"), later=(), drop={}
     )
-    assert choose([], {}, {}) == Choice(attempt=(), later=(), drop={})
-    assert choose(["a", "b"], {"b": 2}, {}) == Choice(attempt=("a",), later=("b",), drop={})
+    assert choose([], {}, {}) == RetryDecision(attempt=(), later=(), drop={})
+    assert choose(["a", "b"], {"b": 2}, {}) == RetryDecision(attempt=("a",), later=("b",), drop={})
 
 
 def test_a_torn_file_says_what_to_do(tmp_path: Path) -> None:

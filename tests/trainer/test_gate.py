@@ -15,11 +15,11 @@ from models import BUILTIN
 from store.errors import ConfigError, GateRejected
 from tests.trainer.conftest import step_once
 from trainer.canaries import load_canaries
-from trainer.gate import Gate, GateProbe, Measures, Thresholds, judge_gate
+from trainer.gate import Gate, GateMeasures, GateProbe, Thresholds, judge_gate
 from trainer.gate_bounds import bounds
 from trainer.policy import LocalPolicy, Weights
 
-BASE = Measures(
+BASE = GateMeasures(
     facts=0.95,
     tools=1.0,
     obeyed=0.9,

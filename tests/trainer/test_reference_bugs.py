@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from store.errors import AlignmentError
 from tests.trainer.batches import largest, make_batch, run
 from trainer.advantages import (
-    Candidate,
+    SessionTurn,
     Streams,
     at_least_one,
     build_streams,
@@ -216,7 +216,7 @@ def test_a09_an_at_least_one_row_has_a_gradient(supports: list[float], seed: int
     """A turn kept "so that each session trains at least once" entered with reward 0 and moved nothing."""
     chosen = at_least_one(
         [
-            Candidate(turn_id=str(number), verdict=0, follow_up="in Spanish, please", support=support)
+            SessionTurn(turn_id=str(number), verdict=0, follow_up="in Spanish, please", support=support)
             for number, support in enumerate(supports)
         ]
     )
@@ -251,7 +251,7 @@ def test_a10_the_length_of_a_hint_never_decides(turns: list[tuple[float, str]], 
     def pick(texts: list[str]) -> str:
         chosen = at_least_one(
             [
-                Candidate(turn_id=str(number), verdict=0, hint=text, support=support)
+                SessionTurn(turn_id=str(number), verdict=0, hint=text, support=support)
                 for number, ((support, _), text) in enumerate(zip(turns, texts, strict=True))
             ]
         )

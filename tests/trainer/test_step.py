@@ -19,12 +19,14 @@ from trainer.hint_selection import HintSelection
 from trainer.losses import NO_RESIDUAL, Residual, kl_k3
 from trainer.playbook import Playbook, Wish, Wording
 from trainer.policy import LocalPolicy, Weights
-from trainer.step import MAX_RESAMPLE_TOKENS, Prepared, StepPlan, by_teacher, prepare, resampled, train
+from trainer.step import MAX_RESAMPLE_TOKENS, PreparedBatch, StepPlan, by_teacher, prepare, resampled, train
 
 COMBINE = bare_plan()
 
 
-def ready(policy: LocalPolicy, *turns: ScoredTurn, plan: StepPlan = COMBINE, version: int = 0) -> Prepared:
+def ready(
+    policy: LocalPolicy, *turns: ScoredTurn, plan: StepPlan = COMBINE, version: int = 0
+) -> PreparedBatch:
     return prepare(policy, turns, plan, recent_verdicts=[], version=version)
 
 
@@ -432,7 +434,7 @@ def test_a_batch_of_thanks_as_always_teaches_nothing_and_says_so(policy: LocalPo
     verdict = {"value": -1, "hint": None, "source": "custom:rewards.py:reward"}
     blame = sampled_turn(policy, "d", "Hello there?", verdict=verdict)
 
-    def made(*turns: ScoredTurn, recent: list[int], baseline: str = "running") -> Prepared:
+    def made(*turns: ScoredTurn, recent: list[int], baseline: str = "running") -> PreparedBatch:
         plan = replace(COMBINE, baseline=baseline)  # type: ignore[arg-type]  # one of its literals
         return prepare(policy, turns, plan, recent_verdicts=recent, version=0)
 

@@ -9,7 +9,7 @@ import pytest
 
 from serving.openai_server.prompts import render_chat
 from serving.openai_server.vocabulary import Vocabulary
-from serving.prompt_window import Window, fit_prompt
+from serving.prompt_window import PromptWindow, fit_prompt
 from store.errors import AlignmentError
 from trainer.hindsight import HINT_TEMPLATE, REACTION_TEMPLATE
 from trainer.policy import LocalPolicy
@@ -34,7 +34,7 @@ def ask(
     request: dict[str, Any] | None = None,
     max_tokens: int = 2000,
     others: Sequence[str] = (),
-    window: Window | None = None,
+    window: PromptWindow | None = None,
 ) -> str:
     ids = teacher_prompt(
         policy.render,
@@ -280,7 +280,7 @@ def test_the_teacher_reads_the_part_of_a_long_prompt_that_the_policy_read(
     assert len(recorded) <= 600 < 800 < len(whole)
     request = {"tools": tools}
     text = ask(
-        policy, messages, recorded, request=request, others=others, window=Window(longest=700, room=600)
+        policy, messages, recorded, request=request, others=others, window=PromptWindow(longest=700, room=600)
     )
     plain = str(policy.tokenizer.decode(recorded))
     before, question, after = plain.partition("<|im_start|>user\n" + str(QUESTION[0]["content"]))
@@ -288,6 +288,6 @@ def test_the_teacher_reads_the_part_of_a_long_prompt_that_the_policy_read(
     assert text.startswith(before)
     assert text.endswith(after)
     assert "shorter please" in text
-    for window in (None, Window(longest=700, room=300)):
+    for window in (None, PromptWindow(longest=700, room=300)):
         with pytest.raises(AlignmentError, match="template mismatch"):
             ask(policy, messages, recorded, request=request, window=window)

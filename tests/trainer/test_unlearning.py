@@ -17,7 +17,7 @@ from tests.trainer.turns import as_recorded, sampled_turn
 from trainer.version_trainer import LocalVersionTrainer
 from trainer.wish_state import MAX_UNLEARNING_VERSIONS
 from trainer.wish_training import RESIDUE
-from trainer.worker import Worker
+from trainer.worker import TrainerWorker
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -36,7 +36,7 @@ async def test_a_removed_wish_is_unlearnt_and_facts_stay(
     settings = read_settings(
         {"home": tmp_path, "database": record_url, "method": "combine", "batch_size": 4, "threads": 1}
     )
-    worker = Worker(record, settings)
+    worker = TrainerWorker(record, settings)
     trainer = LocalVersionTrainer(settings)
     worker._trainer = trainer
     policy = settings.policy

@@ -19,7 +19,7 @@ from trainer.checkpoint import read_state
 from trainer.hint_selection import HintSelection
 from trainer.policy import LocalPolicy
 from trainer.protocol import Edit
-from trainer.step import Prepared, prepare
+from trainer.step import PreparedBatch, prepare
 from trainer.version_trainer import LocalVersionTrainer, resample_replies
 
 QUESTIONS = ("What is the capital of France?", "What is the capital of Peru?", "What is 2 plus 3?")
@@ -184,7 +184,7 @@ def test_the_teacher_gets_the_wishes_of_earlier_batches(
     trainer = make_trainer(tmp_path, steps_per_batch=2)
     books: list[list[str]] = []
 
-    def noted(*given: Any, selection: HintSelection, **more: Any) -> Prepared:
+    def noted(*given: Any, selection: HintSelection, **more: Any) -> PreparedBatch:
         prepared = prepare(*given, selection=selection, **more)
         books.append([wish.text for wish in selection.playbook.wishes])
         return prepared

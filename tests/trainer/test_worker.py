@@ -24,7 +24,7 @@ from trainer.deaths import Deaths
 from trainer.policy import LocalPolicy
 from trainer.protocol import Outcome
 from trainer.version_trainer import LocalVersionTrainer
-from trainer.worker import LEASE_S, MAX_FAILURES, Worker
+from trainer.worker import LEASE_S, MAX_FAILURES, TrainerWorker
 
 POLICY = "patina-tiny"
 
@@ -58,7 +58,7 @@ class Bench:
 
     def __init__(self, record: Record, settings: Settings) -> None:
         self.record, self.settings = record, settings
-        self.worker = Worker(record, settings)
+        self.worker = TrainerWorker(record, settings)
         self.trainer = LocalVersionTrainer(settings)
         self.worker._trainer = self.trainer
 
@@ -484,7 +484,7 @@ async def test_the_loop_trains_by_itself_and_stops_on_request(record: Record, se
         await record.add_verdict(turn.verdict)
     stop = asyncio.Event()
     logged: list[dict[str, object]] = []
-    task = asyncio.create_task(Worker(record, settings, log=logged.append).run(stop))
+    task = asyncio.create_task(TrainerWorker(record, settings, log=logged.append).run(stop))
     while POLICY not in await record.aliases():
         assert not task.done()
         await asyncio.sleep(0.05)

@@ -18,8 +18,8 @@ from store.settings import Settings, read_settings
 from store.values import AdapterState, AdapterVersion, Json, ScoredTurn, WishEdit
 from tests.making import make_answer, make_turn, make_verdict
 from trainer.checkpoint import remove_version, write_version
-from trainer.protocol import Edit, Outcome, Phase, Refusal
-from trainer.worker import MAX_UNLEARNING_FAILURES, Worker, has_withdrawn_wish
+from trainer.protocol import AttemptPhase, Edit, Outcome, TurnRefusal
+from trainer.worker import MAX_UNLEARNING_FAILURES, TrainerWorker, has_withdrawn_wish
 
 POLICY = "patina-tiny"
 
@@ -44,7 +44,7 @@ class ScriptedWorkshop:
         self.name, self.version = POLICY, 0
         self.notes: tuple[str, ...] = ()
         self.remembered: tuple[str, ...] = ()
-        self.phase = Phase()
+        self.phase = AttemptPhase()
         self.attempts: list[tuple[list[str], list[Edit]]] = []
         self._wishes: dict[int, list[Json]] = {0: []}
 
@@ -105,7 +105,7 @@ class ScriptedWorkshop:
             metrics={},
         )
         return Outcome(
-            refused={t.turn_id: Refusal(reason=DropReason.HINT_IRRELEVANT) for t in turns[2:]},
+            refused={t.turn_id: TurnRefusal(reason=DropReason.HINT_IRRELEVANT) for t in turns[2:]},
             parent_version=self.version,
             written=written,
             rejected=("facts are forgotten",) if kind == "rejected" else (),
@@ -120,7 +120,7 @@ class Bench:
     def __init__(self, record: Record, settings: Settings, *script: str) -> None:
         self.record = record
         self.trainer = ScriptedWorkshop(settings, *script)
-        self.worker = Worker(record, settings)
+        self.worker = TrainerWorker(record, settings)
         self.worker._trainer = self.trainer
 
     async def add(self, *turn_ids: str) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proxy import relay as relay_module
 from proxy.auth import Principal
-from proxy.relay import ChatRelay, Counters, _Exchange
+from proxy.relay import ChatRelay, RelayCounters, _Exchange
 from store.errors import UpstreamError
 from store.hashing import exact_json
 from store.values import Json
@@ -52,7 +52,7 @@ def relayed(
     """Return what the client got at once, what waited for the commit, and what was recorded."""
     none: Any = None
     engine: Any = FakeEngine()
-    relay = ChatRelay(engine, none, none, Counters(), none)
+    relay = ChatRelay(engine, none, none, RelayCounters(), none)
     chat = parse_chat(RAW)
     exchange = _Exchange(
         turn_id="turn_1", created_at=1.0, principal=Principal(key_name="s", client="c"), raw=RAW, chat=chat, options=none, size=0,
@@ -232,7 +232,7 @@ def test_habits_that_change_meanwhile_are_kept_to() -> None:
     """What a backend does where nothing is asked may be learnt from another request while a stream runs."""
     none: Any = None
     engine: Any = FakeEngine()
-    relay = ChatRelay(engine, none, none, Counters(), none)
+    relay = ChatRelay(engine, none, none, RelayCounters(), none)
     injection = Injection(logprobs=True, token_ids=True)
     chat = parse_chat(RAW)
     exchange = _Exchange(

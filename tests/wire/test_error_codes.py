@@ -23,18 +23,16 @@ VLLM = "This model's maximum context length is 2048 tokens. However, you request
         (404, "no such file", None),
     ],
 )  # fmt: skip
-def test_an_error_has_openais_code_where_it_has_one(status: int, message: str, code: str | None) -> None:
+def test_an_error_has_openais_type_and_code(status: int, message: str, code: str | None) -> None:
+    """Engines write the status as the code; SDKs declare a string or null."""
     assert openai_code(status, message) == code
     body = orjson.dumps(
         {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}
     )
-    found = rewrite_error(status, body, "/v1/chat/completions")
-    if code is None:
-        assert found == body
-    else:
-        error = orjson.loads(found)["error"]
-        assert (error["code"], error["message"], error["type"]) == (code, message, "invalid_request_error")
-        assert error["param"] in ("messages", "model")
+    error = orjson.loads(rewrite_error(status, body, "/v1/chat/completions"))["error"]
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    assert (error["code"], error["message"], error["type"]) == (code, message, kind)
+    assert (error["param"] in ("messages", "model")) == (code is not None)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +45,19 @@ def test_a_missing_route_says_what_is_recorded_and_what_to_do(body: bytes) -> No
 
 
 @pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("/v1/v1/messages", "did you mean /v1/messages? This client adds /v1 to its base URL."),
+        ("/v1/openai/deployments/tiny/embeddings", "Azure's paths are not served"),
+    ],
+)
+def test_a_wrong_base_url_is_named(path: str, sentence: str) -> None:
+    error = orjson.loads(rewrite_error(404, b'{"detail":"Not Found"}', path))["error"]
+    assert sentence in error["message"]
+    assert error["code"] == "not_found"
+
+
+@pytest.mark.parametrize(
     "body",
     [
         b"",
@@ -55,6 +66,7 @@ def test_a_missing_route_says_what_is_recorded_and_what_to_do(body: bytes) -> No
         b'{"error": "x"}',
         b'{"error": {"message": 5}}',
         b'{"error":{"message":"the model x does not exist","code":"own"}}',
+        b'{"error":{"message":"no","type":"invalid_request_error","code":null}}',
     ],
 )
 def test_what_is_not_understood_stays_as_it_is(body: bytes) -> None:

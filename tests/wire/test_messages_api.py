@@ -17,6 +17,7 @@ from tests.wire.test_responses_api import JSON, REPLIES, TURN, call, stream_of, 
 from wire.api_translation import StreamTranslator, Untranslatable
 from wire.messages_api.reply import MessageSynthesizer, message_id, translate_error
 from wire.messages_api.request import translate_request
+from wire.responses_api.reply import ResponseSynthesizer
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 TOOL = {"name": "weather", "description": "D", "input_schema": {"type": "object"}}
@@ -282,3 +283,14 @@ def test_a_failing_stream_ends_with_an_error_event() -> None:
         "type": "error",
         "error": {"type": "api_error", "message": "out of memory"},
     }
+
+
+def test_what_was_not_read_of_a_long_prompt_is_in_the_usage() -> None:
+    usage = {
+        "prompt_tokens": 500, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 0, "dropped_tokens": 9000},
+    }  # fmt: skip
+    reply = {"choices": [{"message": {"content": "Hi."}, "finish_reason": "stop"}], "usage": usage}
+    message = orjson.loads(MessageSynthesizer("m").whole(TURN, reply))
+    assert (message["usage"]["input_tokens"], message["usage"]["dropped_tokens"]) == (500, 9000)
+    response = orjson.loads(ResponseSynthesizer({}, {}, instructions=None).whole(TURN, reply))
+    assert response["usage"]["input_tokens_details"]["dropped_tokens"] == 9000

@@ -20,7 +20,7 @@ from tinker import types
 from serving.tinker.service import base_url
 from store.errors import ConfigError, TheirError
 from store.settings import Settings
-from trainer.tinker.link import Link
+from trainer.tinker.link import TinkerConnection
 
 #: What the directive term is computed on: the student's likeliest tokens, the teacher's, or the sampled ones alone.
 Support = Literal["student", "teacher", "token"]
@@ -56,7 +56,7 @@ class TinkerCapabilities:
 
 
 def find_capabilities(
-    link: Link, settings: Settings, base_model: str, training: tinker.TrainingClient
+    link: TinkerConnection, settings: Settings, base_model: str, training: tinker.TrainingClient
 ) -> TinkerCapabilities:
     """Try what the server can do. ``training`` is left as it was: nothing here has a backward pass.
 
@@ -91,7 +91,7 @@ def find_capabilities(
 _PROMPT = (3, 4, 5, 6)
 
 
-def _sampled(link: Link, client: tinker.SamplingClient) -> types.SampledSequence:
+def _sampled(link: TinkerConnection, client: tinker.SamplingClient) -> types.SampledSequence:
     asked = client.sample(
         prompt=types.ModelInput.from_ints(list(_PROMPT)),
         num_samples=1,
@@ -101,7 +101,9 @@ def _sampled(link: Link, client: tinker.SamplingClient) -> types.SampledSequence
     return sequence
 
 
-def _top(link: Link, client: tinker.SamplingClient, prompt: types.ModelInput, whole: list[float]) -> bool:
+def _top(
+    link: TinkerConnection, client: tinker.SamplingClient, prompt: types.ModelInput, whole: list[float]
+) -> bool:
     found = _tried(link, client, prompt, topk_prompt_logprobs=2)
     matrix = None if found is None else found.topk_prompt_logprobs_np
     return (
@@ -112,7 +114,11 @@ def _top(link: Link, client: tinker.SamplingClient, prompt: types.ModelInput, wh
 
 
 def _named(
-    link: Link, client: tinker.SamplingClient, prompt: types.ModelInput, tokens: list[int], whole: list[float]
+    link: TinkerConnection,
+    client: tinker.SamplingClient,
+    prompt: types.ModelInput,
+    tokens: list[int],
+    whole: list[float],
 ) -> bool:
     wanted = types.TensorData.from_numpy(np.array(tokens[1:], dtype=np.int64)[:, None])
     found = _tried(link, client, prompt, target_prompt_logprobs=wanted)
@@ -121,7 +127,7 @@ def _named(
 
 
 def _tried(
-    link: Link, client: tinker.SamplingClient, prompt: types.ModelInput, **more: Any
+    link: TinkerConnection, client: tinker.SamplingClient, prompt: types.ModelInput, **more: Any
 ) -> types.SampleResponse | None:
     """None: the server refuses."""
     params = types.SamplingParams(max_tokens=1, seed=0)
@@ -137,7 +143,7 @@ def _tried(
         raise
 
 
-def _wide(link: Link, training: tinker.TrainingClient, tokens: list[int]) -> bool:
+def _wide(link: TinkerConnection, training: tinker.TrainingClient, tokens: list[int]) -> bool:
     """Several targets a position, with weights of either sign, summed as documented."""
     targets = np.array([[token, 7, 8] for token in tokens[1:]], dtype=np.int64)
     weights = np.array([[1.5, -0.5, -1.5]] * len(targets), dtype=np.float32)

@@ -36,7 +36,7 @@ _KEPT_CLIENTS = 4
 _FOREIGN = (tinker.TinkerError, httpx.HTTPError, ValueError, RuntimeError, OSError)
 
 
-class Link:
+class TinkerConnection:
     """One trainer's line. One thread only."""
 
     def __init__(self, settings: Settings) -> None:
@@ -170,7 +170,7 @@ class Link:
 class _mapped:  # a context manager, read as a verb
     """Errors of the SDK inside become ours. Where the line itself failed it is dropped, since its state is unknown."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: TinkerConnection) -> None:
         self._link = link
 
     def __enter__(self) -> None:

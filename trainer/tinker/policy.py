@@ -46,7 +46,7 @@ from trainer.losses import (
 from trainer.protocol import LEAST_SHIFT, Change, HintScore, Reply, Weights
 from trainer.texts import Texts
 from trainer.tinker.capabilities import Support, TinkerCapabilities
-from trainer.tinker.link import Link
+from trainer.tinker.link import TinkerConnection
 
 #: Context to assume where the server does not say: what the smallest models of today have.
 _DEFAULT_CONTEXT = 32_768
@@ -99,7 +99,13 @@ class TinkerPolicy(Texts):
     """
 
     def __init__(
-        self, settings: Settings, link: Link, base_model: str, context: int | None, *, top_k: int = 20
+        self,
+        settings: Settings,
+        link: TinkerConnection,
+        base_model: str,
+        context: int | None,
+        *,
+        top_k: int = 20,
     ) -> None:
         # as the serving side has it: both have to write the same prompts
         text = load_local_tokenizer(settings.model_path)

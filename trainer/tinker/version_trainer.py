@@ -15,10 +15,10 @@ from store.settings import Settings
 from store.values import BASE_VERSION, Json, LogprobMode, ScoredTurn, adapter_name
 from trainer.batch import GREEDY_BELOW, Sample
 from trainer.checkpoint import remove_version
-from trainer.protocol import Edit, Outcome, Refusal
+from trainer.protocol import Edit, Outcome, TurnRefusal
 from trainer.step import StepPlan
 from trainer.tinker.capabilities import find_capabilities
-from trainer.tinker.link import Link
+from trainer.tinker.link import TinkerConnection
 from trainer.tinker.policy import TinkerPolicy
 from trainer.tinker.step import train
 from trainer.version_trainer import BaseVersionTrainer
@@ -38,7 +38,7 @@ class TinkerVersionTrainer(BaseVersionTrainer[TinkerPolicy]):
 
     def __init__(self, settings: Settings) -> None:
         _check(settings)
-        self._link = Link(settings)
+        self._link = TinkerConnection(settings)
         name, context = base_model(settings)
         policy = TinkerPolicy(settings, self._link, name, context, top_k=settings.learning.top_k)
         try:
@@ -113,13 +113,13 @@ class TinkerVersionTrainer(BaseVersionTrainer[TinkerPolicy]):
 
     def _at_temperature_one(
         self, turns: Sequence[ScoredTurn]
-    ) -> tuple[list[ScoredTurn], Mapping[str, Refusal]]:
+    ) -> tuple[list[ScoredTurn], Mapping[str, TurnRefusal]]:
         """The turns with log-probabilities at temperature 1, the only one at which a prompt is scored.
 
         What was reported at another temperature is computed again by the version that sampled it.
         """
         ready: dict[str, ScoredTurn] = {}
-        refused: dict[str, Refusal] = {}
+        refused: dict[str, TurnRefusal] = {}
         asked: dict[int, list[ScoredTurn]] = {}
         for turn in turns:
             is_known = (
@@ -138,7 +138,7 @@ class TinkerVersionTrainer(BaseVersionTrainer[TinkerPolicy]):
                     path, [t.prompt_token_ids for t in some], [t.completion.token_ids for t in some]
                 )
             except (AdapterError, AlignmentError) as exc:
-                refused |= {t.turn_id: Refusal(reason=DropReason.STALE, detail=str(exc)) for t in some}
+                refused |= {t.turn_id: TurnRefusal(reason=DropReason.STALE, detail=str(exc)) for t in some}
                 continue
             for row, turn in enumerate(some):
                 own = tuple(values[row, : len(turn.completion.token_ids)].tolist())
@@ -182,7 +182,7 @@ def _check(settings: Settings) -> None:
             )
 
 
-def remove_with_checkpoints(link: Link, folder: Path) -> list[str]:
+def remove_with_checkpoints(link: TinkerConnection, folder: Path) -> list[str]:
     """Remove a version's checkpoints on the server and its folder; returns what stays on the server, with the reason."""
     refusals: list[str] = []
     if (folder / FILE).exists():  # a version of another backend has nothing there

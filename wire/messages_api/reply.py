@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
 from store.values import Json
-from wire.api_translation import read_error
-from wire.chat_reply import CallArguments, CallOpened, Part, Reasoning, Refusal, Text
+from wire.api_translation import prompt_details, read_error
+from wire.chat_reply import CallArguments, CallOpened, Part, Reasoning, RefusalText, Text
 from wire.event_synthesizer import EventSynthesizer
 
 _STOP_REASONS = {
@@ -51,6 +52,19 @@ def _overflow(message: str) -> str:
     """Return the prompt's size and the limit, where the backend says both."""
     found = sorted({int(number) for number in _NUMBER.findall(message)})
     return f": {found[-1]} tokens > {found[-2]} maximum" if len(found) > 1 else ""
+
+
+def build_anthropic_model(card: Json) -> Json:
+    """Return the card of a model as Anthropic's `/v1/models` has it."""
+    created = datetime.fromtimestamp(card["created"], UTC)
+    return {
+        "type": "model",
+        "id": card["id"],
+        "display_name": card["id"],
+        "created_at": created.isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": card.get("max_model_len"),
+    }
 
 
 class MessageSynthesizer(EventSynthesizer):
@@ -143,7 +157,7 @@ class MessageSynthesizer(EventSynthesizer):
 
     def _take(self, parts: Sequence[Part]) -> None:
         for part in parts:
-            if isinstance(part, Text | Refusal):
+            if isinstance(part, Text | RefusalText):
                 self._write("text", "text", part.text)
             elif isinstance(part, Reasoning):
                 if self._thinks:
@@ -199,10 +213,12 @@ def _input(arguments: str) -> Any:
 def _usage(usage: Json | None) -> Json:
     """Return the counts of a chat completion as the Messages API names them: cached tokens are not input tokens."""
     found = usage or {}
-    cached = (found.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    details = prompt_details(found)
+    cached = details.pop("cached_tokens")
     return {
         "input_tokens": (found.get("prompt_tokens") or 0) - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": found.get("completion_tokens") or 0,
+        **details,
     }

@@ -13,13 +13,13 @@ from typing import Any
 import orjson
 
 from store.values import Json, RecordedTurn
-from wire.api_translation import read_error
+from wire.api_translation import prompt_details, read_error
 from wire.chat_reply import (
     CallArguments,
     CallOpened,
     Part,
     Reasoning,
-    Refusal,
+    RefusalText,
     Text,
     completion_parts,
 )
@@ -119,11 +119,11 @@ def response_usage(usage: Json | None) -> Json | None:
     if usage is None:
         return None
     prompt, completion = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    details = prompt_details(usage)
     reasoning = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "input_tokens_details": {**details, "cache_write_tokens": 0},
         "output_tokens": completion,
         "output_tokens_details": {"reasoning_tokens": reasoning},
         "total_tokens": usage.get("total_tokens") or prompt + completion,
@@ -171,9 +171,12 @@ class ResponseSynthesizer(EventSynthesizer):
 
     def begin(self, turn_id: str) -> bytes:
         self._start(turn_id)
+        self._emit_opening()
+        return self._flush()
+
+    def _emit_opening(self) -> None:
         self._emit("response.created", response=self._response)
         self._emit("response.in_progress", response=self._response)
-        return self._flush()
 
     def _emit_closing(self) -> None:
         self._complete(time.time())
@@ -192,14 +195,24 @@ class ResponseSynthesizer(EventSynthesizer):
 
     def recorded(self, turn: RecordedTurn) -> Json:
         """Return the response of a recorded turn."""
+        self._replay(turn)
+        return self._response
+
+    def recorded_events(self, turn: RecordedTurn, *, after: int = -1) -> bytes:
+        """Return the event stream of a recorded turn, from behind the event with this number."""
+        self._replay(turn)
+        self._emit(f"response.{self._response['status']}", response=self._response)
+        return b"".join(self._events[max(0, after + 1) :])
+
+    def _replay(self, turn: RecordedTurn) -> None:
         self._start(turn.turn_id)
+        self._emit_opening()
         self._reader.finish_reason = turn.finish_reason
         self._reader.usage = turn.usage
         if turn.finish_reason is None:
             self._reader.error = {"message": "The reply was not finished."}
         self._take(completion_parts(turn.text, turn.reasoning, turn.tool_calls))
         self._complete(turn.finished_at)
-        return self._response
 
     # ---- the response
 
@@ -232,7 +245,7 @@ class ResponseSynthesizer(EventSynthesizer):
         for part in parts:
             if isinstance(part, Text):
                 self._write("message", "text", part.text, part.logprobs)
-            elif isinstance(part, Refusal):
+            elif isinstance(part, RefusalText):
                 self._write("message", "refusal", part.text)
             elif isinstance(part, Reasoning):
                 self._write("reasoning", "reasoning", part.text)

@@ -82,6 +82,28 @@ def test_every_sample_of_a_random_model_keeps_to_the_schema_and_ends(
     assert temperature == 0.0 or len({call.text(i) for i in range(4)}) > 1
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {"type": "object", "additionalProperties": {"type": "number"}},
+        {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "number"}}, "required": ["a", "b"]},
+        {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
+        {"type": "array", "items": {"type": "string"}},
+    ],
+)  # fmt: skip
+def test_a_random_model_ends_every_value_that_is_bounded(
+    engine: RunningEngine, compiler: GrammarCompiler, schema: dict[str, Any]
+) -> None:
+    bounded = build_grammar(schema, (), many_calls=False, tags_are_tokens=True, is_bounded=True)
+    call = engine.ask(
+        PROMPTS[0], n=2, grammar=compiler.compile(bounded), temperature=1.5, seed=3, max_tokens=1500
+    ).wait()
+    for i in range(2):
+        assert call.last(i).finish_reason == "stop"
+        assert isinstance(json.loads(call.text(i)), dict | list)
+
+
 def test_the_logprobs_are_the_models_own(
     model: Model, engine: RunningEngine, compiler: GrammarCompiler
 ) -> None:

@@ -1,6 +1,7 @@
 """The grammar of a reply, from the fields of a request."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -60,6 +61,29 @@ def test_objects_inside_are_closed_and_names_are_not_keywords() -> None:
     made = form(response_format={"type": "json_schema", "json_schema": {"schema": schema}})
     written = json.loads(rules(made)["answer"].removeprefix("%json "))
     assert written["$defs"]["n"] == {**inner, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "bounded"),
+    [
+        ({"type": "string"}, {"maxLength": 120}),
+        ({"type": "string", "minLength": 200}, {"maxLength": 200}),
+        ({"type": "string", "enum": ["a"]}, {}),
+        ({"type": "number"}, {"type": "integer", "minimum": -999999999, "maximum": 999999999}),
+        ({"type": "number", "minimum": 0}, {}),
+        ({"type": "array", "minItems": 2}, {"maxItems": 8}),
+        ({"properties": {"type": {"const": "string"}}}, {"additionalProperties": False}),
+    ],
+)
+def test_what_a_schema_leaves_open_is_bounded_for_a_small_model(
+    schema: dict[str, Any], bounded: dict[str, Any]
+) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}  # fmt: skip
+    limits = replace(LIMITS, bounds_values=True)
+    made = output_form(parse_body(ChatBody, orjson.dumps(body), limits), limits, tags_are_tokens=True)
+    written = json.loads(rules(made)["answer"].removeprefix("%json "))
+    assert written.pop("x-guidance")
+    assert written == schema | bounded
 
 
 def test_a_client_cannot_change_the_grammars_options() -> None:

@@ -35,7 +35,7 @@ def test_a_server_that_lists_no_model_gets_the_configured_name() -> None:
 
 def test_what_the_person_says_counts_if_it_is_there() -> None:
     assert choose("/models/q", wanted="Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
-    with pytest.raises(ConfigError, match="--tinker-model Qwen/Qwen3-8B"):
+    with pytest.raises(ConfigError, match="--set tinker_model=Qwen/Qwen3-8B"):
         choose("/models/q", wanted="qwen/qwen3-8b")
 
 
@@ -51,7 +51,7 @@ def test_what_the_person_says_counts_if_it_is_there() -> None:
 )
 def test_another_spelling_is_not_guessed_but_suggested(given: str, meant: str) -> None:
     assert suggest(given, SUPPORTED) == meant
-    with pytest.raises(ConfigError, match=f"set --tinker-model {meant}$"):
+    with pytest.raises(ConfigError, match=f"give --set tinker_model={meant}$"):
         choose(given)
 
 

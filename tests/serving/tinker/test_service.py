@@ -121,7 +121,7 @@ def test_the_models_of_a_real_server_are_compared_with_ours(server: TinkerServer
         return base_model(read_settings({**given, **more}))
 
     assert found(tinker_model="org/Tiny-1B") == found(model_name="org/Tiny-1B") == ("org/Tiny-1B", 2048)
-    with pytest.raises(ConfigError, match="set --tinker-model org/Tiny-1B"):
+    with pytest.raises(ConfigError, match="give --set tinker_model=org/Tiny-1B"):
         found(model_name="other/tiny-1b")
     with pytest.raises(ConfigError, match="refuses TINKER_API_KEY"):
         found(tinker_api_key="tml-wrong")

@@ -381,7 +381,7 @@ async def test_a_server_that_comes_later_is_waited_for(tiny_model: Path, tmp_pat
         ({"model_name": "Qwen/Qwen3-8B"}, "tokenizer of Qwen/Qwen3-8B cannot be read"),
         (
             {"tinker_model": "Qwen/Qwen3-8B"},
-            "--tinker-model Qwen/Qwen3-8B: the Tinker server has no such model",
+            "--set tinker_model=Qwen/Qwen3-8B: the Tinker server has no such model",
         ),
         ({"tinker_api_key": "sk-1"}, "must begin with tml-"),
     ],

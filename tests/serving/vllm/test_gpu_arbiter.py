@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.vllm.gpu_arbiter import Action, GpuArbiter, Phase
+from serving.vllm.gpu_arbiter import Action, GpuArbiter, GpuPhase
 
 
 def test_requests_in_flight_end_before_the_engine_sleeps() -> None:
@@ -48,7 +48,7 @@ def test_a_trainer_that_yielded_comes_after_those_who_waited() -> None:
     arbiter.trainer_requested()  # it is not done
     assert arbiter.engine_woken(2.0) == [Action.ADMIT]
     assert arbiter.request_arrived("b", 2.5)  # others flow meanwhile
-    assert arbiter.phase is Phase.SERVING
+    assert arbiter.phase is GpuPhase.SERVING
     assert (
         arbiter.request_ended("a", 3.0) == []
     )  # the trainer holds the device: b ends, no new request starts
@@ -80,7 +80,7 @@ def test_an_engine_that_dies_asleep_gets_the_device_back_and_one_that_stays_awak
     arbiter.engine_woken(1.0)
     assert arbiter.trainer_requested() == [Action.SLEEP]
     assert arbiter.engine_sleep_failed() == [Action.WAKE]
-    assert arbiter.phase is Phase.WAKING
+    assert arbiter.phase is GpuPhase.WAKING
 
 
 def test_a_trainer_that_gives_up_while_requests_drain_lets_those_go_on_that_wait() -> None:
@@ -91,7 +91,7 @@ def test_a_trainer_that_gives_up_while_requests_drain_lets_those_go_on_that_wait
     assert arbiter.trainer_withdrew(2.0) == [Action.ADMIT]
     assert arbiter.request_ended("a", 3.0) == []
     assert arbiter.request_ended("b", 3.0) == []
-    assert arbiter.phase is Phase.SERVING
+    assert arbiter.phase is GpuPhase.SERVING
 
 
 def test_a_client_that_leaves_while_it_waits_is_counted_and_forgotten() -> None:

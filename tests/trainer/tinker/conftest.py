@@ -12,7 +12,7 @@ from serving.tinker.service import base_model
 from store.settings import Settings, read_settings
 from tests.tinker.running import SkyrlServer, TinkerServer
 from trainer.tinker.capabilities import find_capabilities
-from trainer.tinker.link import Link
+from trainer.tinker.link import TinkerConnection
 from trainer.tinker.policy import TinkerPolicy
 
 Make = Callable[..., TinkerPolicy]
@@ -56,7 +56,7 @@ def make_policy(tmp_path: Path) -> Iterator[Make]:
 
     def make(server: TinkerServer, **given: Any) -> TinkerPolicy:
         settings = settings_of(server, tmp_path / "home", **given)
-        link = Link(settings)
+        link = TinkerConnection(settings)
         links.append(link)
         name, context = base_model(settings)
         policy = TinkerPolicy(settings, link, name, context, top_k=settings.learning.top_k)

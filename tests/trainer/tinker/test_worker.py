@@ -31,7 +31,7 @@ from tests.trainer.tinker.conftest import settings_of
 from tests.trainer.turns import as_recorded, sampled_turn
 from trainer.policy import LocalPolicy
 from trainer.tinker.version_trainer import TinkerVersionTrainer
-from trainer.worker import MAX_FAILURES, Worker
+from trainer.worker import MAX_FAILURES, TrainerWorker
 
 POLICY = "patina-tiny"
 
@@ -57,7 +57,7 @@ class Bench:
 
     def __init__(self, record: Record, settings: Settings, speaker: LocalPolicy) -> None:
         self.record, self.speaker = record, speaker
-        self.worker = Worker(record, settings)
+        self.worker = TrainerWorker(record, settings)
         self.trainer = TinkerVersionTrainer(settings)
         open_the_gate(self.trainer)  # random weights know no facts
         self.worker._trainer = self.trainer
