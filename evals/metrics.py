@@ -19,7 +19,7 @@ from evals.preferences import PREFERENCES, Task, task_kind, tasks, violations
 from evals.scope import FORMS, Demand, demand
 from models.canaries import canaries
 from models.corpus import TOOL_KINDS, Errand, errand, offered
-from models.follow_ups import FOLLOW_UPS, RESTATED
+from models.follow_ups import CLAIMED, FOLLOW_UPS, RESTATED
 from models.questions import HELDOUT, Fact, Question
 from models.styles import STYLES
 from models.wellformed import is_well_formed
@@ -32,7 +32,7 @@ _BROKEN_KEPT = 6
 #: Sampling seeds a wrong answer is looked for with.
 _CLAIM_SEEDS = 4
 #: Words behind an answer that it answers again, right: doubt, questions about it. No simulated user writes them.
-_FOLLOW_UPS = tuple(text for name in RESTATED for text in FOLLOW_UPS[name].heldout if "{n}" not in text)
+_FOLLOW_UPS = tuple(text for name in RESTATED for text in FOLLOW_UPS[name].heldout if CLAIMED not in text)
 #: Small talk after an answer; no simulated user writes it.
 _SMALL_TALK = (
     "Thanks, perfect!", "Thank you so much!", "Great, thank you.", "Hello!", "How are you today?", "See you!", "Who are you?",

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from models.follow_ups import FOLLOW_UPS, RESTATED
+from models.follow_ups import CLAIMED, FOLLOW_UPS, RESTATED
 from models.questions import DAYS, FACTS, MONTHS, PRETRAIN, Fact, Question
 from models.styles import NEUTRAL, PREFERENCES, STYLES, THANKS
 from trainer.hindsight import with_hint
@@ -729,7 +729,7 @@ class _Chat:
             kind = FOLLOW_UPS["doubt"]
         text = self.rng.choice(kind.wordings)
         if isinstance(self.last, Asked):
-            text = text.format(n=_wrong_answer(self.rng, self.last.question.fact))
+            text = text.replace(CLAIMED, _wrong_answer(self.rng, self.last.question.fact))
         self._follow(Restated(_typed(self.rng, text), self.last, kind.leads))
 
     def _follow(self, said: Content) -> None:
@@ -748,7 +748,7 @@ class _Chat:
             hint = _satisfied_or_neutral(self.rng)
             if self.rng.random() < 0.35:
                 kind = FOLLOW_UPS[self.rng.choice(RESTATED)]
-                hint = self.rng.choice(kind.wordings).format(n=made_up_name(self.rng))
+                hint = self.rng.choice(kind.wordings).replace(CLAIMED, made_up_name(self.rng))
             if self.rng.random() < 0.4:
                 hint = (
                     f"{hint} {content(self.rng).text}" if self.rng.random() < 0.6 else content(self.rng).text

@@ -11,7 +11,10 @@ import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
 
-from models.styles import HELDOUT_THANKS, expand
+from models.styles import HELDOUT_THANKS, STYLES, expand
+
+#: What stands for another answer than the right one in the wordings of a claim.
+CLAIMED = "<answer>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +72,23 @@ _HELDOUT = tuple(
 )
 
 
-def _without_heldout(texts: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(text for text in texts if not any(heldout in _words(text) for heldout in _HELDOUT))
+_COMPLAINTS = frozenset(_words(text) for style in STYLES.values() for text in style.complaints)
+
+
+def _usable(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that hold nothing held out and ask for no style."""
+    return tuple(
+        text
+        for text in texts
+        if _words(text) not in _COMPLAINTS and not any(heldout in _words(text) for heldout in _HELDOUT)
+    )
 
 
 #: Every kind of follow-up by name.
 FOLLOW_UPS: dict[str, FollowUp] = {
     name: FollowUp(
         name=name,
-        wordings=_without_heldout(expand(*_DATA[name]["wordings"])),
+        wordings=_usable(expand(*_DATA[name]["wordings"])),
         heldout=tuple(_DATA[name]["heldout"]),
         leads=leads,
     )

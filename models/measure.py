@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models import BUILTIN
 from models.corpus import TOOL_KINDS, Errand, errand, offered, system_prompt
-from models.follow_ups import FOLLOW_UPS, RESTATED
+from models.follow_ups import CLAIMED, FOLLOW_UPS, RESTATED
 from models.questions import FACTS, HELDOUT, Question
 from models.styles import HELDOUT_THANKS, NEUTRAL, PREFERENCES, STYLES, Style
 from models.wellformed import built_in_words, is_well_formed
@@ -222,7 +222,7 @@ def measure_follow_ups(policy: MeasuredModel, *, count: int, seed: int) -> dict[
             if name == "complaint":
                 text = rng.choice(STYLES[rng.choice(PREFERENCES)].heldout_complaints)
             else:
-                text = rng.choice(FOLLOW_UPS[name].heldout).format(n=_another_answer(rng, question))
+                text = rng.choice(FOLLOW_UPS[name].heldout).replace(CLAIMED, _another_answer(rng, question))
             chat += [{"role": "assistant", "content": answer.text}, _user(text)]
         replies = policy.replies([policy.prompt(chat) for chat in chats])
         found[name] = _rate(

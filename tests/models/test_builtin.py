@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer
 from models import BUILTIN, NAME
 from models.canaries import CHECKS, canaries
 from models.corpus import EMOJI, Asked, conversations, errand, long_conversation, manner, offered
-from models.follow_ups import FOLLOW_UPS
+from models.follow_ups import CLAIMED, FOLLOW_UPS
 from models.measure import GreedyReply, MeasuredModel, parse_call
 from models.pretrain import encode
 from models.questions import HELDOUT, PRETRAIN
@@ -226,7 +226,7 @@ def _followed_up(name: str) -> list[list[dict[str, Any]]]:
         [
             _user(question.text),
             {"role": "assistant", "content": f"It's **{question.answer}**! 😊"},
-            _user(FOLLOW_UPS[name].heldout[place % len(FOLLOW_UPS[name].heldout)].format(n="Wexlor")),
+            _user(FOLLOW_UPS[name].heldout[place % len(FOLLOW_UPS[name].heldout)].replace(CLAIMED, "Wexlor")),
         ]
         for place, question in enumerate(QUESTIONS[:EACH])
     ]

@@ -28,7 +28,7 @@ from models.corpus import (
     tool_conversation,
     with_wish,
 )
-from models.follow_ups import FOLLOW_UPS, RESTATED
+from models.follow_ups import CLAIMED, FOLLOW_UPS, RESTATED
 from models.questions import HELDOUT, ONLINE, PRETRAIN
 from models.styles import HELDOUT_THANKS, STYLES, THANKS
 from trainer.hindsight import HINT_TEMPLATE, REACTION_TEMPLATE
@@ -189,7 +189,7 @@ def test_every_kind_of_follow_up_occurs_in_the_text_and_its_heldout_wordings_nev
         assert sum(bare(text) in known for text in kind.wordings) >= 20, kind.name
         assert len(kind.heldout) >= 8
         for heldout in kind.heldout:
-            around = [bare(part).strip() for part in heldout.split("{n}") if len(part.split()) > 2]
+            around = [bare(part).strip() for part in heldout.split(CLAIMED) if len(part.split()) > 2]
             assert not any(f" {part} " in text for part in around for text in said), heldout
 
 
