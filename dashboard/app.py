@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 import orjson
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
 from markupsafe import Markup
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -74,6 +74,9 @@ _HEADERS = {
     "referrer-policy": "same-origin",
     "cache-control": "no-store",
 }
+
+#: What a row that was damaged raises, where no page expects it.
+_DAMAGE = (ArithmeticError, AttributeError, LookupError, TemplateError, TypeError, ValueError)
 
 Page = Callable[[Request, Viewer], Awaitable[Response]]
 
@@ -219,9 +222,13 @@ class Dashboard:
             try:
                 viewer = self._viewer(self._session(request), request)
             except NoSignIn:
-                if self._keys.is_open:
-                    return self._signed_in(request, DEFAULT, RedirectResponse(request.url.path, 303))
-                return RedirectResponse(f"{PREFIX}/sign-in?{urlencode({'next': request.url.path})}", 303)
+                if not self._keys.is_open:
+                    return RedirectResponse(f"{PREFIX}/sign-in?{urlencode({'next': request.url.path})}", 303)
+                cookie = self._sign_in.make_cookie(DEFAULT)
+                session = self._sign_in.read_cookie(cookie)
+                assert session is not None  # it was made now
+                response = await self._guarded(page, request, self._viewer(session, request))
+                return _with_cookie(request, response, cookie)
             return await self._guarded(page, request, viewer)
 
         return endpoint
@@ -244,17 +251,13 @@ class Dashboard:
             return await page(request, viewer)
         except RecordError as exc:
             return self._render("problem.html", viewer, 503, title="The record cannot be read", text=str(exc))
-        except (ValueError, TypeError, KeyError, AttributeError):  # of a row that was damaged
+        except _DAMAGE:
             log.exception("the page %s cannot be made", request.url.path)
             text = "Something in the record that it shows is damaged. `logs/dashboard.log` has the details."
             return self._render("problem.html", viewer, 500, title="This page cannot be shown", text=text)
 
     def _signed_in(self, request: Request, key_name: str, response: Response) -> Response:
-        response.set_cookie(
-            COOKIE, self._sign_in.make_cookie(key_name), max_age=int(COOKIE_S), httponly=True, samesite="strict", path="/",
-            secure=request.headers.get("x-forwarded-proto") == "https",  # a reverse proxy speaks TLS
-        )  # fmt: skip
-        return response
+        return _with_cookie(request, response, self._sign_in.make_cookie(key_name))
 
     async def _sign_in_page(self, request: Request) -> Response:
         target = request.query_params.get("next", PREFIX)
@@ -424,10 +427,13 @@ class Dashboard:
         try:
             record = await self._record.get()
             status, learning = await self._status.of_owner(record), await record.learning_metrics()
+            recorder = read_recorder_state(self._settings.journal_folder)
+            page = render_metrics(status, learning, recorder, [self._settings.metrics_file], time.time())
         except RecordError as exc:
             return Response(f"{exc}\n", 503, media_type="text/plain")
-        recorder = read_recorder_state(self._settings.journal_folder)
-        page = render_metrics(status, learning, recorder, [self._settings.metrics_file], time.time())
+        except _DAMAGE:
+            log.exception("the metrics cannot be made")
+            return Response("Something in the record is damaged.\n", 500, media_type="text/plain")
         return Response(page, headers=plain)
 
     async def _evaluations(self, request: Request, viewer: Viewer) -> Response:
@@ -623,6 +629,14 @@ def create_app(dashboard: Dashboard) -> Starlette:
     return app
 
 
+def _with_cookie(request: Request, response: Response, cookie: str) -> Response:
+    response.set_cookie(
+        COOKIE, cookie, max_age=int(COOKIE_S), httponly=True, samesite="strict", path="/",
+        secure=request.headers.get("x-forwarded-proto") == "https",  # a reverse proxy speaks TLS
+    )  # fmt: skip
+    return response
+
+
 @cache
 def _templates() -> Environment:
     """Return the templates, all compiled: a first view does not wait for that."""
@@ -705,10 +719,7 @@ def _visible(value: Any) -> Any:
 
 
 def _when(at: float | None) -> str:
-    try:
-        return "" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-    except (ValueError, TypeError, OverflowError, OSError):
-        return "at no time"  # of a row that was damaged
+    return "" if at is None else views.format_time(at)
 
 
 def _ago(seconds: float) -> str:

@@ -197,9 +197,16 @@ def shares_over_time(judged: Sequence[JudgedTurn]) -> list[Share]:
     size = group_size(len(judged))
     for start in range(0, len(judged), size):
         some = judged[start : start + size]
-        label = time.strftime("%m-%d %H:%M", time.localtime(some[0].created_at))
+        label = format_time(some[0].created_at, "%m-%d %H:%M")
         found.append(share(label, sum(turn.value == -1 for turn in some), len(some)))
     return found
+
+
+def format_time(at: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    try:
+        return time.strftime(form, time.localtime(at))
+    except (ValueError, TypeError, OverflowError, OSError):
+        return "at no time"  # of a row that was damaged
 
 
 def group_size(count: int) -> int:

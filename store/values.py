@@ -947,11 +947,13 @@ class LearningMetrics:
         verdicts: their number by (value, source); value None: the scorer abstained.
         newest: the newest version of each policy, published or not.
         feedback_to_live_s: by policy: seconds from the newest feedback in the live version until it went live.
+        releases: the number of canary releases by stage.
     """
 
     verdicts: Mapping[tuple[int | None, str], int]
     newest: tuple[AdapterVersion, ...]
     feedback_to_live_s: Mapping[str, float]
+    releases: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

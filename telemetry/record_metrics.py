@@ -71,6 +71,7 @@ class _RecordCollector(Collector):
             "policy",
             self._learning.feedback_to_live_s,
         )
+        yield _gauges("patina_canary_releases", "Canary releases by stage.", "stage", self._learning.releases)
         yield self._verdicts()
         yield from self._version_metrics()
         yield from self._process_metrics()
@@ -148,10 +149,26 @@ class _RecordCollector(Collector):
         yield CounterMetricFamily(
             "patina_lost_turns", "Turns that neither journal nor memory could take.", value=sum(lost)
         )
+        yield _gauges(
+            "patina_swap_seconds",
+            "Seconds in which a gateway loaded the newest version into the backend (the slowest gateway).",
+            "policy",
+            _swap_seconds(gateways),
+        )
         held = [(beat.detail.get("backend") or {}).get("held", 0) for beat in gateways]
         yield GaugeMetricFamily(
             "patina_held", "Requests that wait for a version or the device.", value=sum(held)
         )
+
+
+def _swap_seconds(gateways: Iterable[Heartbeat]) -> dict[str, float]:
+    """Return the seconds of loading each policy's newest version (loads are named policy@version)."""
+    newest: dict[str, tuple[int, float]] = {}
+    for beat in gateways:
+        for name, seconds in ((beat.detail.get("backend") or {}).get("load_s") or {}).items():
+            policy, _, version = name.rpartition("@")
+            newest[policy] = max(newest.get(policy, (0, 0.0)), (int(version), float(seconds)))
+    return {policy: seconds for policy, (_, seconds) in sorted(newest.items())}
 
 
 def _gauges(name: str, help: str, label: str, values: Mapping[str, Any]) -> Metric:

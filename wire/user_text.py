@@ -46,6 +46,9 @@ _STAMP = re.compile(
 _MARKER = re.compile(r"^[ \t]*\[[^\[\]\n]{3,60}\][ \t]*$", re.MULTILINE)
 _PAIRS = re.compile(r"^(?:[A-Z]\w*: )?[\w.-]+=[^|\n]*(?: \| [\w.-]+=[^|\n]*){2,}$", re.MULTILINE)
 
+#: Lines of events that happened between two messages: "System: [2026-11-25 20:00:00 UTC] Node connected"; the first one has a time.
+_EVENTS = re.compile(r"^System: \[[^\]\n]*\d\d:\d\d[^\]\n]*\][^\n]*(?:\nSystem: [^\n]*)*$", re.MULTILINE)
+
 #: "[Runtime]" and the rows of "Name: value" under it, at the end of a message.
 _SECTION = re.compile(r"(?:\A|\n)[ \t]*\[[^\[\]\n]{3,40}\][ \t]*(?:\n[ \t]*[A-Z][\w ]{1,24}: [^\n]+)+\s*\Z")
 #: Fields of an envelope (a JSON object) that may hold the user's text.
@@ -158,6 +161,8 @@ def _strip_client_context(text: str) -> str:
         cleaned = _STAMP.sub("", cleaned)
     if "[" in cleaned:
         cleaned = _MARKER.sub("", cleaned)
+    if "System: [" in cleaned:
+        cleaned = _EVENTS.sub("", cleaned)
     if " | " in cleaned:
         cleaned = _PAIRS.sub("", cleaned)
     return _text_after_tool_output(cleaned).strip()

@@ -119,6 +119,15 @@ def decode_verdict_detail(stored: str) -> tuple[Json, FollowUp | None, float]:
 # ---- rows that a page lists
 
 
+def read_list(stored: str) -> list[Any]:
+    """Return a JSON list of a row; an empty one for one that was damaged."""
+    try:
+        found = json.loads(stored)
+    except ValueError:
+        return []
+    return found if isinstance(found, list) else []
+
+
 def read_object(stored: str) -> Json:
     """Return a JSON object of a row; ``{"unreadable": why}`` for one that was damaged: a list shows it and the other rows."""
     try:

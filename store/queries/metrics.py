@@ -10,7 +10,7 @@ from store.values import GivenVerdict, LearningMetrics, StepReport
 
 
 def learning_metrics(connection: sa.Connection) -> LearningMetrics:
-    """Return the counts of verdicts, the newest version of each policy, and how soon feedback became live."""
+    """Return the counts of verdicts, the newest version of each policy, how soon feedback became live, and canary releases."""
     v, a, n, lv = schema.verdicts.c, schema.adapters.c, schema.next_states.c, schema.turn_states.c
     verdicts = connection.execute(
         sa.select(v.value, v.source, sa.func.count()).group_by(v.value, v.source).order_by(v.value, v.source)
@@ -30,10 +30,13 @@ def learning_metrics(connection: sa.Connection) -> LearningMetrics:
         ).scalar_one()
         if heard_at is not None:
             delays[policy] = max(0.0, move.moved_at - heard_at)
+    stage = schema.canary_releases.c.stage
+    releases = connection.execute(sa.select(stage, sa.func.count()).group_by(stage).order_by(stage))
     return LearningMetrics(
         verdicts={(value, source): int(count) for value, source, count in verdicts},
         newest=tuple(adapter_of(row) for row in versions),
         feedback_to_live_s=delays,
+        releases={str(name): int(count) for name, count in releases},
     )
 
 

@@ -22,6 +22,7 @@ from store.queries.common import (
     heartbeat_of,
     lock_aliases,
     own_turns,
+    read_list,
     set_control,
     step_of,
 )
@@ -46,6 +47,7 @@ from store.values import (
 
 #: Turns of one key that its status counts: over more, a request would take seconds.
 OWN_TURNS = 10_000
+_DROP_REASONS = frozenset(DropReason)
 
 
 def status(
@@ -140,7 +142,7 @@ def _traffic(client: str, rows: Sequence[Any]) -> ClientTraffic:
         followed=sum(bool(row.followed) for row in main),
         trained=sum(row.stage == Stage.TRAINED.value for row in main),
         side_reasons=Counter(row.kind_reason for row in side),
-        drop_reasons=Counter(DropReason(row.drop_reason) for row in main if row.drop_reason),
+        drop_reasons=Counter(DropReason(row.drop_reason) for row in main if row.drop_reason in _DROP_REASONS),
         last_side_turn=side[-1].turn_id if side else None,
         last_main_turn=main[-1].turn_id if main else None,
         last_seen_at=rows[-1].created_at,
@@ -408,7 +410,7 @@ def stated_hints(connection: sa.Connection, policy: str, turn_ids: Sequence[str]
         StatedHint(
             turn_id=row.turn_id,
             hint=row.hint,
-            wishes=tuple(json.loads(row.wishes)),
+            wishes=tuple(read_list(row.wishes)),
             created_at=row.created_at,
         )
         for row in rows

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from store import schema
 from store.hashing import ROOT
 from store.lifecycle import DropReason
-from store.queries.common import chain_messages
+from store.queries.common import chain_messages, read_list, read_object
 from store.values import Completion, Json, Relation, Remembered, TurnKind
 
 #: Of a long history only its end is read back: what was asked last, and how it was answered before.
@@ -70,7 +70,7 @@ def story(connection: sa.Connection, reference: str) -> Json | None:
         .order_by(v.verdict_id),
     )
     found["verdicts"] = [
-        {**verdict, "wishes": json.loads(verdict["wishes"]), "detail": json.loads(verdict["detail"])}
+        {**verdict, "wishes": read_list(verdict["wishes"]), "detail": read_object(verdict["detail"])}
         for verdict in verdicts
     ]
     return found

@@ -131,7 +131,9 @@ def test_axe_finds_nothing_serious_on_any_page(
     for path in PATHS:
         page.goto(address + path)
         open_all(page)
-        problems[path] = _serious(page, axe)
+        for width in (1280, 390):
+            page.set_viewport_size({"width": width, "height": 900})
+            problems[f"{path} at {width}"] = _serious(page, axe)
     context.close()
     assert {path: found for path, found in problems.items() if found} == {}
 

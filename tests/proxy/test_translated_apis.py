@@ -609,6 +609,7 @@ def test_tokens_are_counted_without_a_recorded_turn(remote_gateway: Gateway) -> 
             {"role": "user", "content": "c"},
         ]
         assert client.messages.count_tokens(model="tiny", messages=messages).input_tokens == 3
+        assert client.messages.count_tokens(model="tiny", messages=messages[:2]).input_tokens == 2
     counted = remote_gateway.client.responses.input_tokens.count(model="tiny", input="a", instructions="b")
     assert counted.input_tokens == 2
     assert remote_gateway.rows() == []

@@ -19,6 +19,7 @@ from telemetry.record_metrics import render_metrics
 from telemetry.request_metrics import OTHER, RequestMetrics, client_family
 from tests.dashboard.conftest import fill
 from tests.recorder.exchanges import make_exchange, user
+from tests.store.queries.test_canary import publish
 
 
 def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -111,10 +112,15 @@ async def test_the_page_shows_turns_verdicts_versions_gate_and_processes(
 ) -> None:
     await fill(record)
     gateway = {"in_flight": 2, "passed_through": 3, "not_captured": {"no JSON": 1}, "journal": {"lost": 0}}
-    for name in ("proxy", "proxy-2"):
+    slow = {"patina-tiny@9": 9.0, "patina-tiny@10": 0.5, "patina-tiny.ann@2": 1.5}
+    for name, loads in (("proxy", slow), ("proxy-2", {"patina-tiny@10": 0.25})):
         await record.heartbeat(
             Heartbeat(
-                process=name, pid=1, state="running", detail={**gateway, "backend": {"held": 1}}, at=2_000.0
+                process=name,
+                pid=1,
+                state="running",
+                detail={**gateway, "backend": {"held": 1, "load_s": loads}},
+                at=2_000.0,
             )
         )
     detail = {"scorer": {"pid": 1, "restarts": 4}}
@@ -137,6 +143,8 @@ async def test_the_page_shows_turns_verdicts_versions_gate_and_processes(
     assert value(text, "patina_store_lag_turns") == 5
     assert value(text, "patina_in_flight") == 4
     assert value(text, "patina_held") == 2
+    assert value(text, "patina_swap_seconds", policy="patina-tiny") == 0.5
+    assert value(text, "patina_swap_seconds", policy="patina-tiny.ann") == 1.5
     assert value(text, "patina_passed_through_total") == 6
     assert value(text, "patina_not_captured_total", reason="no JSON") == 2
     assert value(text, "patina_process_restarts_total", process="scorer") == 4
@@ -148,6 +156,13 @@ async def test_the_page_shows_turns_verdicts_versions_gate_and_processes(
 
 async def test_an_empty_record_gives_a_valid_page(record: Record) -> None:
     learning = await record.learning_metrics()
-    assert learning == LearningMetrics(verdicts={}, newest=(), feedback_to_live_s={})
+    assert learning == LearningMetrics(verdicts={}, newest=(), feedback_to_live_s={}, releases={})
     text = render_metrics(await record.status(), learning, None, [], 1.0).decode()
     assert value(text, "patina_in_flight") == 0
+
+
+async def test_canary_releases_are_counted_by_stage(record: Record) -> None:
+    await publish(record, 1)
+    await publish(record, 2, share=0.5)
+    text = render_metrics(await record.status(), await record.learning_metrics(), None, [], 1.0).decode()
+    assert value(text, "patina_canary_releases", stage="running") == 1

@@ -93,7 +93,7 @@ def translate_request(raw: bytes, *, is_count: bool = False, can_continue: bool 
     messages = arrange_system_messages(messages)
     chat: Json = {name: value for name, value in body.items() if name not in _CONSUMED and value is not None}
     chat["messages"] = messages
-    if messages[-1]["role"] == "assistant":
+    if messages[-1]["role"] == "assistant" and (can_continue or not is_count):
         if not can_continue or not messages[-1]["content"] or "tool_calls" in messages[-1]:
             raise Untranslatable(
                 "This server does not continue this assistant message: the conversation must end with a user message."
