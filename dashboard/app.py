@@ -222,9 +222,13 @@ class Dashboard:
             try:
                 viewer = self._viewer(self._session(request), request)
             except NoSignIn:
-                if self._keys.is_open:
-                    return self._signed_in(request, DEFAULT, RedirectResponse(request.url.path, 303))
-                return RedirectResponse(f"{PREFIX}/sign-in?{urlencode({'next': request.url.path})}", 303)
+                if not self._keys.is_open:
+                    return RedirectResponse(f"{PREFIX}/sign-in?{urlencode({'next': request.url.path})}", 303)
+                cookie = self._sign_in.make_cookie(DEFAULT)
+                session = self._sign_in.read_cookie(cookie)
+                assert session is not None  # it was made now
+                response = await self._guarded(page, request, self._viewer(session, request))
+                return _with_cookie(request, response, cookie)
             return await self._guarded(page, request, viewer)
 
         return endpoint
@@ -253,11 +257,7 @@ class Dashboard:
             return self._render("problem.html", viewer, 500, title="This page cannot be shown", text=text)
 
     def _signed_in(self, request: Request, key_name: str, response: Response) -> Response:
-        response.set_cookie(
-            COOKIE, self._sign_in.make_cookie(key_name), max_age=int(COOKIE_S), httponly=True, samesite="strict", path="/",
-            secure=request.headers.get("x-forwarded-proto") == "https",  # a reverse proxy speaks TLS
-        )  # fmt: skip
-        return response
+        return _with_cookie(request, response, self._sign_in.make_cookie(key_name))
 
     async def _sign_in_page(self, request: Request) -> Response:
         target = request.query_params.get("next", PREFIX)
@@ -627,6 +627,14 @@ def create_app(dashboard: Dashboard) -> Starlette:
     # A redirect would name the address of this process, which is not the gateway's.
     app.router.redirect_slashes = False
     return app
+
+
+def _with_cookie(request: Request, response: Response, cookie: str) -> Response:
+    response.set_cookie(
+        COOKIE, cookie, max_age=int(COOKIE_S), httponly=True, samesite="strict", path="/",
+        secure=request.headers.get("x-forwarded-proto") == "https",  # a reverse proxy speaks TLS
+    )  # fmt: skip
+    return response
 
 
 @cache

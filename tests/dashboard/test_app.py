@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from dashboard import app
 from store.journal import EntryKind, read_entries, segments
-from store.keys import KeyFile
+from store.keys import KeyFile, Keyring
 from store.record import Record
 from store.values import AdapterState, Heartbeat
 from tests.dashboard.conftest import HOSTILE, OWNER_KEY, POLICY, sign_in
@@ -587,3 +587,18 @@ async def test_the_cookie_is_for_tls_alone_where_a_reverse_proxy_speaks_it(
     headers = {} if scheme is None else {"x-forwarded-proto": scheme}
     reply = await page.post("/dashboard/sign-in", data={"key": OWNER_KEY}, headers=headers)
     assert ("Secure" in reply.headers["set-cookie"].split("; ")) == is_secure
+
+
+async def test_without_a_key_a_page_is_shown_at_once_and_its_forms_work(
+    page: httpx.AsyncClient, dashboard: app.Dashboard, keys: KeyFile, record_url: str
+) -> None:
+    dashboard._keys = Keyring("", named=keys)
+    shown = await page.get("/v1/dashboard?page=9&per_page=1")
+    assert (shown.status_code, "Page 2 of 2" in shown.text) == (200, True)
+    assert "httponly" in shown.headers["set-cookie"].lower()
+    token = re.search(r'name="csrf" value="([0-9a-f]{64})"', shown.text)
+    assert token is not None
+    form = {"csrf": token[1], "version": "0"}
+    assert (await page.post("/dashboard/rollback", data=form)).status_code == 303
+    page.cookies.clear()
+    assert (await page.post("/dashboard/rollback", data=form)).status_code == 403
