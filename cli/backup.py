@@ -11,6 +11,7 @@ from cli.supervisor import hold_home
 from store.backup import put_back, read_backup, unpacking_folder, write_backup
 from store.errors import ConfigError
 from store.settings import Settings, make_private
+from store.texts import counted
 
 _REFUSAL = "only a home with a SQLite record can be copied"
 
@@ -19,7 +20,9 @@ def backup(settings: Settings, arguments: argparse.Namespace) -> int:
     """Write record, journal, versions and keys to a file, also while Patina runs. Raises: ConfigError."""
     target: Path = arguments.file.expanduser().absolute()
     made = write_backup(settings.home, sqlite_file(settings, _REFUSAL), target)
-    print(f"{target}: {made.turns} turns, {made.files} files, {made.size / 1e6:.1f} MB. It holds your keys.")
+    print(
+        f"{target}: {counted(made.turns, 'turn')}, {counted(made.files, 'file')}, {made.size / 1e6:.1f} MB. It holds your keys."
+    )
     return 0
 
 
@@ -39,7 +42,9 @@ def restore(settings: Settings, arguments: argparse.Namespace) -> int:
         with hold_home(home):
             kept = put_back(folder, found.home, home, database)
     made_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(found.made_at))
-    print(f"Restored {home} from {source}, made {made_at}: {found.turns} turns, {found.files} files.")
+    print(
+        f"Restored {home} from {source}, made {made_at}: {counted(found.turns, 'turn')}, {counted(found.files, 'file')}."
+    )
     if kept is not None:
         print(f"What was there is in {kept}.")
     return 0

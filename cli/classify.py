@@ -16,6 +16,7 @@ from evals.console import PlainConsole
 from evals.traffic import KindPrediction, Recorded, Score, read_traffic, replay, score
 from store.errors import ConfigError
 from store.settings import Settings
+from store.texts import counted
 
 
 def classify(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -54,7 +55,8 @@ def _print_found(console: Console, rows: Sequence[Recorded], predictions: Sequen
     sessions = {p.session for p in predictions if p.session is not None}
     relations = Counter(p.relation for p in predictions if p.kind == "main")
     console.print(
-        f"{len(rows)} requests in {len(sessions)} sessions: {_counts(kinds)}; main turns: {_counts(relations)}"
+        f"{counted(len(rows), 'request')} in {counted(len(sessions), 'session')}: {_counts(kinds)}; "
+        f"main turns: {_counts(relations)}"
     )
     reasons = Counter(p.kind_reason for p in predictions if p.kind == "side")
     if reasons:

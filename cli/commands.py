@@ -47,7 +47,7 @@ from store.policies import policies_of
 from store.processes import is_alive
 from store.record import Record
 from store.settings import Settings
-from store.texts import clip, last_user_text, three_digits
+from store.texts import clip, counted, last_user_text, three_digits
 from store.values import (
     BASE_VERSION,
     OPEN_RELEASES,
@@ -180,7 +180,7 @@ def sentence(status: RecordStatus) -> str:
     """Return the life of all turns in one line, e.g. "312 turns seen · 188 main · … · 61 dropped: 40 no_next_state, …"."""
     reached = {stage: status.stages.get(stage.value, 0) for stage in Stage}
     order = [Stage.ANSWERED, Stage.SCORED, Stage.CLAIMED, Stage.TRAINED]
-    parts = [f"{status.turns} turns seen", f"{status.kinds.get('main', 0)} main"]
+    parts = [f"{counted(status.turns, 'turn')} seen", f"{status.kinds.get('main', 0)} main"]
     parts.append(f"{reached[Stage.RECORDED]} waiting for what follows")
     parts += [f"{reached[stage]} {stage.value}" for stage in order]
     text = " · ".join(parts) + f" · {reached[Stage.DROPPED]} dropped"
@@ -320,7 +320,7 @@ async def _write_jsonl(rows: AsyncIterator[Json], output: Path | None) -> int:
         temporary.replace(output)
     except OSError as exc:
         raise ConfigError(f"cannot write {output}: {exc.strerror or exc}") from exc
-    print(f"{count} lines written to {output}", file=sys.stderr)
+    print(f"{counted(count, 'line')} written to {output}", file=sys.stderr)
     return 0
 
 
@@ -339,7 +339,7 @@ async def _write_dataset(rows: AsyncIterator[Json], output: Path | None) -> int:
     if not records:
         raise RecordError("there are no turns to export")
     datasets.Dataset.from_list(records).save_to_disk(str(output))
-    print(f"{len(records)} turns written to {output}", file=sys.stderr)
+    print(f"{counted(len(records), 'turn')} written to {output}", file=sys.stderr)
     return 0
 
 
@@ -633,7 +633,10 @@ async def _verify(record: Record, settings: Settings, arguments: argparse.Namesp
             f"without a manifest, made by an earlier Patina, checked by their content hash: {', '.join(without)}"
         )
     status = await record.status()
-    print(f"{status.turns} turns checked: " + (f"{len(wrong)} things wrong" if wrong else "all is well"))
+    print(
+        f"{counted(status.turns, 'turn')} checked: "
+        + (f"{counted(len(wrong), 'thing')} wrong" if wrong else "all is well")
+    )
     return 1 if wrong else 0
 
 

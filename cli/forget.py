@@ -41,6 +41,7 @@ from store.processes import is_alive
 from store.receipts import read_receipt, receipt_key, sign, write_receipt
 from store.record import Record
 from store.settings import Settings, child_environment
+from store.texts import counted
 from store.values import AdapterState, Closure, Forgotten, Json, Selection
 
 #: So long segments of the journal are waited for, and a trainer that is amid a step.
@@ -298,7 +299,9 @@ def _closure_lines(closure: Closure) -> list[str]:
 
 
 def _outcome_lines(receipt: Json) -> list[str]:
-    lines = [f"{len(receipt['turns'])} turns and {len(receipt['messages'])} messages deleted"]
+    lines = [
+        f"{counted(len(receipt['turns']), 'turn')} and {counted(len(receipt['messages']), 'message')} deleted"
+    ]
     for one in receipt["replays"]:
         if "error" in one:
             lines.append(f"{one['policy']}: not trained again: {one['error']}")
@@ -306,7 +309,9 @@ def _outcome_lines(receipt: Json) -> list[str]:
         made = ", ".join(f"{old} → {new}" for old, new in one["versions"]) or "nothing"
         lines.append(f"{one['policy']}: trained again: {made}; live: {one['live'] or one['start']}")
     lines += [f"removed: {path}" for path in receipt["copies"]]
-    lines += [f"export {one['path']}: {one['removed']} lines removed" for one in receipt["exports"]]
+    lines += [
+        f"export {one['path']}: {counted(one['removed'], 'line')} removed" for one in receipt["exports"]
+    ]
     return [*lines, *(f"STILL THERE: {path}" for path in receipt["remaining"])]
 
 
@@ -344,8 +349,8 @@ async def verify_receipt(record: Record, settings: Settings, path: Path) -> int:
         print(line)
     count = len(receipt["turns"])
     print(
-        f"the signature is right; {count} turns forgotten: "
-        + (f"{len(wrong)} things found again" if wrong else "nothing is found again")
+        f"the signature is right; {counted(count, 'turn')} forgotten: "
+        + (f"{counted(len(wrong), 'thing')} found again" if wrong else "nothing is found again")
     )
     return 1 if wrong else 0
 

@@ -21,6 +21,7 @@ from store.lifecycle import DropReason
 from store.policies import find_policy
 from store.record import Record
 from store.settings import Settings
+from store.texts import counted
 from store.values import (
     Completion,
     Json,
@@ -54,7 +55,9 @@ async def _import(settings: Settings, rows: list[tuple[NewTurn, Verdict | None]]
         for start in range(0, len(new), _BATCH):
             await _write(record, new[start : start + _BATCH])
     scored = sum(verdict is not None for _, verdict in new)
-    print(f"{len(new)} turns imported, {scored} with a verdict; {len(rows) - len(new)} were there already")
+    print(
+        f"{counted(len(new), 'turn')} imported, {scored} with a verdict; already there: {len(rows) - len(new)}"
+    )
     return 0 if new else 1
 
 

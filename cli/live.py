@@ -11,6 +11,7 @@ from typing import Any
 
 from store.errors import ConfigError
 from store.settings import Settings
+from store.texts import counted
 from store.values import AdapterVersion, Json
 
 _NOT_LEARNING = (
@@ -84,16 +85,16 @@ def is_in_trouble(store: Json) -> bool:
 
 
 def store_line(store: Json, not_captured: Json | None = None) -> str:
-    """Return the state of journal and recorder in one line, e.g. "store: away (database is locked) · 8 turns wait, the oldest for 3.1 s"."""
+    """Return the state of journal and recorder in one line, e.g. "store: away (database is locked) · 8 waiting turns, the oldest for 3.1 s"."""
     why = store["last_error"] or ("no recorder runs" if store["state"] == "stopped" else "")
     parts = [f"store: {store['state']}" + (f" ({why})" if why else "")]
     if store["lag_turns"]:
-        parts.append(f"{store['lag_turns']} turns wait, the oldest for {store['lag_s']:.1f} s")
+        parts.append(f"{counted(store['lag_turns'], 'waiting turn')}, the oldest for {store['lag_s']:.1f} s")
     if store["journal_bytes"]:
-        parts.append(f"{store['journal_bytes']} bytes in the journal")
+        parts.append(f"{counted(store['journal_bytes'], 'byte')} in the journal")
     if store["journal_error"]:
         parts.append(
-            f"the journal cannot be written ({store['journal_error']}): {store['in_memory']} turns in memory only"
+            f"the journal cannot be written ({store['journal_error']}): {counted(store['in_memory'], 'turn')} in memory only"
         )
     counts = ((store["rejected"], "cannot be recorded"), (store["lost"], "LOST"))
     parts += [f"{count} {what}" for count, what in counts if count]
@@ -122,12 +123,12 @@ def traffic_lines(proxy: Json) -> list[str]:
     activity: Json = (proxy.get("backend") or {}).get("activity") or {}
     if activity.get("cut_prompts"):
         lines.append(
-            f"{activity['cut_prompts']} long prompts were read in part: {activity['dropped_prompt_tokens']} tokens in their middle "
-            "were left out"
+            f"read in part: {counted(activity['cut_prompts'], 'long prompt')}, without "
+            f"{counted(activity['dropped_prompt_tokens'], 'token')} in the middle"
         )
     tools: Json = proxy.get("tools_left_out") or {}
     if tools:
-        counts = ", ".join(f"{name} in {count} requests" for name, count in sorted(tools.items()))
+        counts = ", ".join(f"{name} in {counted(count, 'request')}" for name, count in sorted(tools.items()))
         lines.append(f"hosted tools that were left out: {counts}")
     return lines
 

@@ -13,6 +13,7 @@ from store.catch_up import wait_recorded
 from store.errors import ConfigError
 from store.record import Record
 from store.settings import Settings
+from store.texts import counted
 from store.version import COMMAND
 
 #: How long a command waits for the recorder.
@@ -34,7 +35,7 @@ async def open_record(settings: Settings, *, waits: bool = True) -> AsyncIterato
         if lag.oldest_at is not None:
             behind = max(0.0, time.time() - lag.oldest_at)
             print(
-                f"patina: {lag.entries} turns are not recorded yet, the oldest for {behind:.0f} s",
+                f"patina: not recorded yet: {counted(lag.entries, 'turn')}, the oldest for {behind:.0f} s",
                 file=sys.stderr,
             )
         yield record

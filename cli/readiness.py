@@ -13,6 +13,7 @@ import urllib.request
 from store.errors import RecordError
 from store.record import Record
 from store.settings import Settings
+from store.texts import counted
 from store.training_schedule import ALWAYS, MANUAL
 from store.version import COMMAND
 
@@ -57,7 +58,7 @@ def expectation(settings: Settings, step_s: float | None) -> str:
     when = "" if mode == ALWAYS else f", as soon as the schedule ({settings.train_when}) allows"
     takes = "" if step_s is None else f" It takes about {max(1.0, step_s):.0f} s."
     return (
-        f" A version is trained when {settings.batch_size} reactions wait, or {settings.max_wait_s:.0f} s after the first one{when}.{takes}"
+        f" A version is trained after {counted(settings.batch_size, 'reaction')} or {settings.max_wait_s:.0f} s after the first one{when}.{takes}"
     )  # fmt: skip
 
 

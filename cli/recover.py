@@ -13,6 +13,7 @@ from store.errors import ConfigError, RecordError
 from store.journal import measure_lag
 from store.salvage import salvage
 from store.settings import Settings
+from store.texts import counted
 
 _SUFFIXES = ("", "-wal", "-shm")
 
@@ -50,5 +51,7 @@ def recover(settings: Settings, _: argparse.Namespace) -> int:
     )
     waiting = measure_lag(settings.journal_folder, {}).entries
     if waiting:
-        print(f"{waiting} entries are in the journal; those that are missing are recorded at the next start.")
+        print(
+            f"In the journal: {counted(waiting, 'entry', 'entries')}; what is missing is recorded at the next start."
+        )
     return 0

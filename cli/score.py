@@ -22,6 +22,7 @@ from scorers.registry import build_scorer_chain
 from scorers.scorer_chain import ScorerChain
 from store.errors import ConfigError
 from store.settings import Settings
+from store.texts import counted
 from store.values import NO_SOURCE, Json, Relation, Verdict
 
 #: Reactions worked on at once; a judge has its own, lower limit.
@@ -193,8 +194,8 @@ def print_counts(console: Console, predictions: Sequence[Prediction]) -> None:
     values = Counter(p.verdict for p in predictions)
     sources = Counter(p.by for p in predictions)
     console.print(
-        f"{len(predictions)} reactions: {values[-1]} complaints or wishes (-1), {values[1]} accepted (+1), "
-        f"{values[0]} neither or undecided (0), {values[None]} empty; {sum(p.hint is not None for p in predictions)} hints"
+        f"{counted(len(predictions), 'reaction')}: {values[-1]} complained or wished (-1), {values[1]} accepted (+1), "
+        f"{values[0]} neither or undecided (0), {values[None]} empty; {counted(sum(p.hint is not None for p in predictions), 'hint')}"
     )
     if predictions:
         console.print("decided by: " + ", ".join(f"{count} {by}" for by, count in sources.most_common()))

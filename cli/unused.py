@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from store.drop_reasons import SENTENCES, sentence_of
 from store.lifecycle import DropReason
-from store.texts import clip
+from store.texts import clip, counted
 from store.values import Json, UnusedComplaint
 
 #: `status` counts the complaints of so many days. Since the live version would be too short: what a batch drops is dropped just
@@ -27,7 +27,7 @@ def lines_of(complaints: Sequence[UnusedComplaint], days: int = DAYS) -> list[st
     for complaint in complaints:
         kinds.setdefault(_reason(complaint), []).append(complaint)
     return [
-        f"{len(some)} of your complaints in the last {days} days changed nothing: {_quoted(some)} ({reason})"
+        f"{len(some)} of your complaints in the last {counted(days, 'day')} changed nothing: {_quoted(some)} ({reason})"
         for reason, some in kinds.items()
     ]
 

@@ -48,7 +48,7 @@ from store.record import Record
 from store.record_handle import RecordHandle
 from store.releases import sentence
 from store.settings import Settings
-from store.texts import clip, strip_controls
+from store.texts import clip, counted, strip_controls
 from store.training_schedule import ALWAYS
 from store.values import AdapterState, Feedback, Heartbeat, Selection, new_feedback_id
 from store.version import COMMAND, VERSION
@@ -311,7 +311,7 @@ class Dashboard:
         settings = self._settings
         if not settings.trains_locally or settings.schedule.mode != ALWAYS:
             return ""
-        return f"A version is trained when {settings.batch_size} reactions wait, or {settings.max_wait_s:.0f} s after the first one."
+        return f"A version is trained after {counted(settings.batch_size, 'reaction')} or {settings.max_wait_s:.0f} s after the first one."
 
     async def _versions(self, request: Request, viewer: Viewer) -> Response:
         record = await self._record.get()

@@ -410,7 +410,7 @@ class Proxy:
             await send_error(
                 send,
                 401,
-                f"Incorrect or missing API key. Send the key that Patina printed at its first start {how}.",
+                f"Incorrect API key provided, or none. Send the key that Patina printed at its first start {how}.",
                 code="invalid_api_key",
                 headers=[(b"www-authenticate", b"Bearer")],
             )

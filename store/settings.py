@@ -103,7 +103,7 @@ class Settings(BaseSettings):
         protected_namespaces=(),
     )
 
-    # -- what is learnt, and how (the seeds' flags)
+    # -- flags of the OpenClaw-RL Tinker launcher, and what belongs with them
     method: Method = _field(
         "combine", "METHOD", "how verdicts become steps: rl, opd, combine or sdpo", "learning"
     )
@@ -142,8 +142,7 @@ class Settings(BaseSettings):
     kl_loss_coef: float = _field(
         0.02,
         "KL_LOSS_COEF",
-        "weight of the k2 KL penalty to the base model (in the seeds it scaled the OPD advantage instead, "
-        "and at 0 switched the teacher off: a bug)",
+        "weight of the k2 KL penalty to the base model; OpenClaw-RL scales the directive advantage by it",
         "learning",
     )
     save_interval: int = _field(
@@ -218,7 +217,7 @@ class Settings(BaseSettings):
         "", "WANDB_PROJECT", "also log step metrics to this wandb project", "learning"
     )
 
-    # -- ours
+    # -- Patina's own
     custom_rm_path: str = _field(
         "", "PATINA_CUSTOM_RM_PATH", "own reward: module:function or file.py:function", "scoring"
     )

@@ -9,6 +9,11 @@ from typing import Any
 from store.values import Json
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number and what it counts: "1 turn", "2 turns". `plural`: where it is not the noun and an s."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
 def last_user_text(messages: Sequence[Json]) -> str:
     """Return the text of the last user message, parts joined; empty when there is none."""
     for message in reversed(messages):

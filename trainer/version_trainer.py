@@ -20,6 +20,7 @@ from store.errors import AlignmentError
 from store.lifecycle import DropReason
 from store.manifest import ModelDigests
 from store.settings import Settings, to_json
+from store.texts import counted
 from store.values import (
     BASE_VERSION,
     EXPLICIT_SOURCE,
@@ -479,7 +480,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
         reason = _reason(turns, trained.prepared.samples)
         if trained.kept < 1.0:
             reason += (
-                f"; {self._rejected_in_a_row} versions in a row were rejected: "
+                f"; after {counted(self._rejected_in_a_row, 'rejected version')} in a row, "
                 f"{trained.kept:.0%} is left of what was learnt before"
             )
         self._rejected_in_a_row += bool(judged.rejected)
@@ -626,7 +627,8 @@ def _reason(turns: Sequence[ScoredTurn], samples: Sequence[Any]) -> str:
     hints = [turn.verdict.hint for turn in used if turn.verdict.hint]
     praised = sum(1 for turn in used if turn.verdict.value == 1)
     blamed = sum(1 for turn in used if turn.verdict.value == -1)
-    text = f"{len(used)} turns: {blamed} complaints, {praised} thanks"
+    parts = [counted(blamed, "complaint")] * bool(blamed) + [f"{praised} thanks"] * bool(praised)
+    text = counted(len(used), "turn") + (f": {', '.join(parts)}" if parts else "")
     if hints:
         newest = " ".join(hints[-1].split())
         text += f'; "{newest if len(newest) <= 60 else newest[:59] + "…"}"'

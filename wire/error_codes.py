@@ -17,9 +17,15 @@ _UNKNOWN_MODEL = re.compile(r"model .*(?:does not exist|not found)", re.IGNORECA
 #: What servers answer for a path that they do not have.
 _NO_ROUTE = re.compile(r"(?:.*: )?Not Found\Z")
 
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _PARAMS = {"context_length_exceeded": "messages", "model_not_found": "model"}
 _NOT_FOUND = {"type": "invalid_request_error", "param": None, "code": "not_found"}
 _PATHS = ("/chat/completions", "/responses", "/messages", "/completions", "/models", "/embeddings")
+
+
+def error_type(status: int) -> str:
+    """Return the type that the Responses API and SDKs expect with a status."""
+    return _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
 
 
 def openai_code(status: int, message: str) -> str | None:
@@ -50,7 +56,7 @@ def rewrite_error(status: int, body: bytes, path: str) -> bytes:
     if isinstance(given, str) or (code is None and given is None):
         return body
     shape = {
-        "type": "invalid_request_error" if status < 500 else "server_error",
+        "type": error_type(status),
         "param": error.get("param") or _PARAMS.get(code or ""),
         "code": code,
     }

@@ -92,7 +92,9 @@ _ANNOUNCED = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 #: "Conversation info (untrusted metadata):" with a fenced object, before the text.
-_METADATA = re.compile(r"\A(?:[^\n]{3,80}:\s*\n```(?:json|xml|yaml)\n.*?\n```\s*\n)+", re.DOTALL)
+_METADATA = re.compile(
+    r"\A(?:[^\n]{3,80}:[ \t]*(?:⟦[^⟧\n]{1,40}⟧)?\s*\n```(?:json|xml|yaml)\n.*?\n```\s*\n)+", re.DOTALL
+)
 #: "[Telegram Ann id:7 2026-11-20 21:29 UTC]" before the text.
 _ENVELOPE_HEAD = re.compile(r"\A\[(?=[^\]\n]*(?:\d\d:\d\d|\bid[:=]))[^\]\n]{3,160}\][ \t]*")
 #: Lines such as "Current time: …", "Timezone: …" before the text.

@@ -4,6 +4,7 @@
  * - `/feedback <text>`, `/good` and `/bad` are about the newest reply of the session in which they are typed. A reply is kept under its session
  *   key with the id of its completion; replies of other sessions, and of background runs, never count.
  * - Requests of background runs (heartbeat, cron, memory, …) carry `X-Turn-Type: side`.
+ * - A reaction (👍, 👎, …) to a message of a channel is about the reply that the message shows. OpenClaw reports it with the next run of the session.
  * - `/undo` serves the version before the live one again; only the owner may use it.
  */
 import { definePluginEntry } from "openclaw/plugin-sdk/plugin-entry";
@@ -16,6 +17,11 @@ const POLL_MS = 500;
 const WAIT_S = 20;
 const NO_CONVERSATION =
   "No recent conversation found. Chat with the bot first, then use /feedback.";
+
+/** As OpenClaw reports it within a request: "System: [time] Telegram reaction added: 👍 by Ann on msg 42". */
+const REACTION = /System: \[[^\]]*\] [\w ]+ reaction added: (\S+) by .{1,80}? on msg (\w+)/g;
+const PRAISE = new Set([..."👍❤🔥👏🎉💯🙏👌🏆"]);
+const BLAME = new Set([..."👎💩🤮😡🤬"]);
 
 type Reply = { completionId?: string; prompt: string; response: string };
 type Config = { patinaUrl: string; apiKey: string; waitSeconds?: number; debug?: boolean };
@@ -32,13 +38,21 @@ class Recent<V> extends Map<string, V> {
 }
 
 /**
- * What is known of this process's sessions: `replies` by session key, `triggers` (of the run under way) by session id. OpenClaw loads a plugin
- * once for each of its registries; all instances share this.
+ * What is known of this process's sessions: `replies` by session key, `runs` (the one under way) by session id, `sent` by session key and
+ * the channel's id of the message, `reactions` that were reported. OpenClaw loads a plugin once for each of its registries; all instances share this.
  */
-function shared(): { replies: Recent<Reply>; triggers: Recent<string> } {
+type Run = { trigger: string; sessionKey?: string };
+type State = { replies: Recent<Reply>; runs: Recent<Run>; sent: Recent<Reply>; reactions: Recent<true> };
+
+function shared(): State {
   const place = globalThis as any;
-  place[STATE] ??= { replies: new Recent<Reply>(), triggers: new Recent<string>() };
+  place[STATE] ??= { replies: new Recent(), runs: new Recent(), sent: new Recent(), reactions: new Recent() };
   return place[STATE];
+}
+
+function thumbsOf(emoji: string): string | undefined {
+  const first = [...emoji][0];
+  return PRAISE.has(first) ? "up" : BLAME.has(first) ? "down" : undefined;
 }
 
 class PatinaError extends Error {}
@@ -74,12 +88,22 @@ export default definePluginEntry({
       return;
     }
     const ask = client(config);
-    const { replies, triggers } = shared();
+    const { replies, runs, sent, reactions } = shared();
     const log = (text: string) => config.debug && api.logger.info(`patina-feedback: ${text}`);
 
     api.on("llm_input", (event, ctx) => {
-      triggers.set(event.sessionId, ctx.trigger ?? "user");
+      runs.set(event.sessionId, { trigger: ctx.trigger ?? "user", sessionKey: ctx.sessionKey });
       log(`run ${event.runId} of ${ctx.sessionKey}: ${ctx.trigger}`);
+    });
+
+    api.on("message_sent", (event, ctx) => {
+      const key = event.sessionKey ?? ctx.sessionKey;
+      const id = event.messageId ?? ctx.messageId;
+      const reply = key ? replies.get(key) : undefined;
+      const text = event.content?.trim();
+      if (!event.success || !id || !reply || !text || !reply.response.includes(text)) return;
+      sent.set(`${key} ${id}`, reply);
+      log(`message ${id} of ${key}`);
     });
 
     api.on("llm_output", (event, ctx) => {
@@ -103,13 +127,25 @@ export default definePluginEntry({
         const inner = ctx.streamFn;
         if (!inner) return undefined;
         return (model, context, options) => {
-          const trigger = options?.sessionId ? triggers.get(options.sessionId) : undefined;
-          const isSide = trigger !== undefined && trigger !== "user";
+          const run = options?.sessionId ? runs.get(options.sessionId) : undefined;
+          const isSide = run !== undefined && run.trigger !== "user";
+          if (run?.sessionKey) readReactions(run.sessionKey, JSON.stringify(context.messages?.slice(-2) ?? []));
           const headers = isSide ? { ...options?.headers, "X-Turn-Type": "side" } : options?.headers;
           return inner(model, context, { ...options, headers });
         };
       },
     });
+
+    /** Sends the reactions that a request reports, each once. */
+    function readReactions(sessionKey: string, text: string) {
+      for (const [line, emoji, message] of text.matchAll(REACTION)) {
+        const thumbs = thumbsOf(emoji);
+        const reply = sent.get(`${sessionKey} ${message}`);
+        if (!thumbs || !reply || reactions.has(`${sessionKey} ${line}`)) continue;
+        reactions.set(`${sessionKey} ${line}`, true);
+        void tell(reply, { thumbs }).catch((error) => api.logger.warn(`patina-feedback: ${error.message}`));
+      }
+    }
 
     /** Waits for the version that a turn trained. */
     async function learnt(turnId: string): Promise<string> {
@@ -126,14 +162,18 @@ export default definePluginEntry({
       }
     }
 
-    async function send(sessionKey: string | undefined, what: { text?: string; thumbs?: string }) {
-      const reply = sessionKey ? replies.get(sessionKey) : undefined;
-      if (!reply) return { text: NO_CONVERSATION };
+    async function tell(reply: Reply, what: { text?: string; thumbs?: string }): Promise<any> {
       const turn = reply.completionId
         ? { completion_id: reply.completionId }
         : { prompt: reply.prompt, response: reply.response };
+      return ask("POST", "/feedback", { ...turn, ...what });
+    }
+
+    async function send(sessionKey: string | undefined, what: { text?: string; thumbs?: string }) {
+      const reply = sessionKey ? replies.get(sessionKey) : undefined;
+      if (!reply) return { text: NO_CONVERSATION };
       try {
-        const answer = await ask("POST", "/feedback", { ...turn, ...what });
+        const answer = await tell(reply, what);
         log(`feedback on ${answer.turn_id} of ${sessionKey}`);
         if (answer.trains === false) return { text: `Feedback noted; it does not train: ${answer.reason}` };
         return { text: await learnt(answer.turn_id) };

@@ -52,7 +52,7 @@ def fill(home: Path, work: Callable[[Record], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-REASON = '1 turns: 1 complaints, 0 thanks; "shorter please"; facts are forgotten: 71%, base 100%'
+REASON = '1 turn: 1 complaint; "shorter please"; facts are forgotten: 71%, base 100%'
 
 
 async def _fill(record: Record) -> None:

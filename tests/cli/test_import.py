@@ -53,11 +53,11 @@ def test_an_export_is_imported_once_with_its_verdicts(
     export = tmp_path / "turns.jsonl"
     assert run(source, "trajectories", "--format", "jsonl", "--output", str(export)) == 0
     assert run(target, "import", str(export)) == 0
-    assert "7 turns imported, 4 with a verdict" in capsys.readouterr().out
+    assert "7 turns imported, 4 with a verdict; already there: 0" in capsys.readouterr().out
     found = stages(target)
     assert (found["one"], found["two"], found["four"]) == ("scored", "scored", "recorded")
     assert run(target, "import", str(export)) == 1
-    assert "0 turns imported, 0 with a verdict; 7 were there already" in capsys.readouterr().out
+    assert "0 turns imported, 0 with a verdict; already there: 7" in capsys.readouterr().out
     assert run(target, "verify") == 0
 
 

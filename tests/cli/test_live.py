@@ -35,7 +35,7 @@ def test_translated_and_forwarded_requests_are_counted() -> None:
     assert traffic_lines(proxy) == [
         "requests: 3 chat · 2 Responses · 1 Messages (Responses and Messages are translated to chat)",
         "forwarded and not recorded: 1 to /v1/audio/speech · 4 to /v1/embeddings, native_apis is on",
-        "2 long prompts were read in part: 5000 tokens in their middle were left out",
+        "read in part: 2 long prompts, without 5000 tokens in the middle",
         "hosted tools that were left out: web_search in 2 requests",
     ]
 

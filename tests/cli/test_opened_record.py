@@ -99,7 +99,7 @@ async def test_with_no_wait_what_is_not_recorded_is_reported(
     write_state(settings, time.time() + 60.0)
     monkeypatch.setattr(opened_record, "_RECORDED_WAIT_S", 600.0)
     assert await asyncio.wait_for(read_turns(settings, waits=False), 60) == []
-    assert re.search(r"3 turns are not recorded yet, the oldest for \d+ s", capsys.readouterr().err)
+    assert re.search(r"not recorded yet: 3 turns, the oldest for \d+ s", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("age_s", [None, SILENT_S + 1.0], ids=["never ran", "ended"])
@@ -114,7 +114,7 @@ async def test_where_no_recorder_runs_a_command_does_not_wait(
         write_state(settings, time.time() - age_s)
     monkeypatch.setattr(opened_record, "_RECORDED_WAIT_S", 600.0)
     assert await asyncio.wait_for(read_turns(settings), 60) == []
-    assert "3 turns are not recorded yet" in capsys.readouterr().err
+    assert "not recorded yet: 3 turns" in capsys.readouterr().err
 
 
 async def test_a_recorder_that_cannot_record_is_waited_for_so_long_and_no_longer(
@@ -128,7 +128,7 @@ async def test_a_recorder_that_cannot_record_is_waited_for_so_long_and_no_longer
     began = time.monotonic()
     assert await read_turns(settings) == []
     assert time.monotonic() - began >= 0.2
-    assert "3 turns are not recorded yet" in capsys.readouterr().err
+    assert "not recorded yet: 3 turns" in capsys.readouterr().err
 
 
 async def test_the_record_is_closed_when_its_journal_cannot_be_compared(
@@ -159,7 +159,7 @@ def test_the_option_no_wait_reads_at_once(
     monkeypatch.setattr(opened_record, "_RECORDED_WAIT_S", 3600.0)  # beyond the time limit of a test
     assert main(["explain", "last", "--no-wait", "--home", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert "1 turns are not recorded yet" in error
+    assert "not recorded yet: 1 turn," in error
     assert measure_lag(settings.journal_folder, {}).entries == 1
 
 

@@ -79,7 +79,7 @@ def test_the_command_writes_one_line_for_each_judged_turn(
     in_record(home, fill)
     output = tmp_path / "preferences.jsonl"
     assert run(home, "trajectories", "--format", "preferences", "--output", str(output)) == 0
-    assert "1 lines written" in capsys.readouterr().err
+    assert "1 line written" in capsys.readouterr().err
     (line,) = [json.loads(line) for line in output.read_text().splitlines()]
     assert line == {
         "turn_id": "a", "policy": "patina-tiny", "adapter_version": 0, "prompt": [{"role": "user", "content": "hi"}],

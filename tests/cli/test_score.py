@@ -53,7 +53,7 @@ def test_it_writes_a_line_a_reaction_in_order_and_compares_with_the_labels(
     assert all(row["reason"] for row in written)
     printed = capsys.readouterr().out
     assert (
-        "5 reactions: 2 complaints or wishes (-1), 1 accepted (+1), 1 neither or undecided (0), 1 empty; 1 hints"
+        "5 reactions: 2 complained or wished (-1), 1 accepted (+1), 1 neither or undecided (0), 1 empty; 1 hint"
         in printed
     )
     assert "-1: precision 1.000 (2 of 2), recall 1.000 (2 of 2)" in printed

@@ -48,7 +48,7 @@ def version(number: int, metrics: Json, **changes: Any) -> AdapterVersion:
         "content_hash": "0" * 64,
         "parent_version": number - 1,
         "state": AdapterState.PUBLISHED,
-        "reason": "4 turns: 4 complaints, 0 thanks",
+        "reason": "4 turns: 4 complaints",
         "method": "combine",
         "metrics": metrics,
         "created_at": 2_000.0,

@@ -39,3 +39,7 @@ try:
     litellm.completion(messages=[{"role": "user", "content": "This is too long: a"}], **how)
 except litellm.ContextWindowExceededError:
     print("beyond the context")
+try:
+    litellm.completion(messages=history[:1], **{**how, "api_key": "wrong"})
+except litellm.AuthenticationError:
+    print("a wrong key is recognised")

@@ -45,6 +45,19 @@ class BotApi:
             )
             self._news.notify_all()
 
+    def react(self, user: int, part: str, emoji: str) -> None:
+        """Let a user react to the bot's newest message to them that holds a text."""
+        person = {"id": user, "is_bot": False, "first_name": f"User {user}"}
+        with self._news:
+            found = max(number for number, (chat, place) in self._messages.items() if chat == user and part in self.texts[chat][place])  # fmt: skip
+            self._number += 1
+            reaction = {
+                "chat": {**person, "type": "private"}, "message_id": found, "user": person, "date": int(time.time()),
+                "old_reaction": [], "new_reaction": [{"type": "emoji", "emoji": emoji}],
+            }  # fmt: skip
+            self._updates.append({"update_id": self._number, "message_reaction": reaction})
+            self._news.notify_all()
+
     def converse(self, user: int, text: str, part: str = "") -> str:
         """Let a user write, and return the first answer that holds ``part``."""
         before = len(self.texts.get(user, []))

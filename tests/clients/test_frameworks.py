@@ -64,7 +64,7 @@ def rows_of(gateway: Gateway, at_least: int, part: str) -> list[dict[str, Any]]:
 def test_litellm(record_file: Path, tmp_path: Path) -> None:
     with client_gateway(record_file) as gateway:
         printed = run_script(LIGHT, "litellm", gateway, tmp_path)
-        assert printed.rstrip().endswith("beyond the context")
+        assert printed.endswith("beyond the context\na wrong key is recognised\n")
         check_record(gateway, "chat", others=1)
 
 

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,18 @@ class OpenClawStack:
     def row_of(self, part: str) -> dict[str, Any]:
         """Return the turn whose prompt holds a text."""
         return next(row for row in self.gateway.rows(1) if part in json.dumps(row["messages"]))
+
+    def newest(self, part: str) -> dict[str, Any] | None:
+        """Return the turn whose newest messages hold a text: OpenClaw puts its context into one behind the person's."""
+        rows = self.gateway.rows(1)
+        return next((row for row in rows if part in json.dumps(row["messages"][-2:-1])), None) or next(
+            (row for row in rows if part in json.dumps(row["messages"][-1])), None
+        )
+
+    def has_verdict(self, part: str, verdict: int) -> bool:
+        self.gateway.in_record(score)
+        row = self.newest(part)
+        return row is not None and row["verdict"] == verdict
 
     def score(self, part: str) -> dict[str, Any]:
         """Score what waits, and return the turn whose prompt holds a text."""
@@ -106,14 +119,37 @@ def test_only_the_owner_takes_a_version_back(stack: OpenClawStack) -> None:
     assert stack.gateway.in_record(lambda record: record.aliases())["tiny"].version == 0
 
 
-def test_a_scheduled_run_is_a_side_turn(stack: OpenClawStack) -> None:
+def test_good_and_bad_are_verdicts_on_the_last_reply(stack: OpenClawStack) -> None:
+    bot = stack.bot
+    for person, question, command, verdict in ((OTHER, "Mali", "/good", 1), (OWNER, "Oman", "/bad", -1)):
+        assert bot.converse(person, f"What is the capital of {question}?", "Reply")
+        bot.write(person, command)
+        until(partial(stack.has_verdict, question, verdict), f"the verdict of {command}", 240)
+
+
+def test_a_reaction_to_a_message_is_about_the_reply_that_it_shows(stack: OpenClawStack) -> None:
+    bot = stack.bot
+    first, second = (
+        bot.converse(OTHER, f"What is the capital of {country}?", "Reply") for country in ("Togo", "Benin")
+    )
+    assert first != second
+    bot.react(OTHER, first, "👎")
+    assert bot.converse(OTHER, "What is the capital of Cuba?", "Reply")
+    until(partial(stack.has_verdict, "Togo", -1), "the verdict of the reaction", 240)
+    assert not stack.has_verdict("Benin", -1)
+    assert not stack.has_verdict("Benin", 1)
+
+
+def test_scheduled_and_memory_runs_are_side_turns(stack: OpenClawStack) -> None:
     program = stack.program
     made = json.loads(program.run("cron", "add", "--name", "job", "--every", "24h", "--session", "isolated", "--message", "Name a colour.", "--no-deliver", "--json"))  # fmt: skip
     program.run("cron", "run", made["id"])
-    row = until(lambda: next((row for row in stack.gateway.rows(1) if "Name a colour" in json.dumps(row["messages"])), None), "the run", 240)  # fmt: skip
-    assert row["kind"] == "side"
+    assert stack.bot.converse(OWNER, "What is the capital of Chad?", "Reply")
+    for part in ("Name a colour", "memory flush"):
+        row = until(partial(stack.newest, part), f"the run with {part!r}", 240)
+        assert row["kind"] == "side", part
     traffic = stack.gateway.in_record(lambda record: record.client_traffic(100))
-    assert sum(one.side_reasons["client_header"] for one in traffic) >= 1
+    assert sum(one.side_reasons["client_header"] for one in traffic) >= 2
 
 
 def test_the_built_in_model_learns_what_is_said_in_openclaw(tmp_path: Path) -> None:
@@ -121,7 +157,7 @@ def test_the_built_in_model_learns_what_is_said_in_openclaw(tmp_path: Path) -> N
     with (
         Stack(settings, home=tmp_path / "home") as patina,
         running_bot_api() as bot,
-        running_openclaw(tmp_path, patina.home, bot.url, TOKEN),
+        running_openclaw(tmp_path, patina.home, bot.url, TOKEN, wait_s=230.0),
     ):
         assert bot.converse(OWNER, "What is the capital of Norway?")
         answer = bot.converse(OWNER, "/feedback Shorter please, and no emoji.")

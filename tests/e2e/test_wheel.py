@@ -113,7 +113,7 @@ def test_it_serves_records_and_verifies_outside_the_checkout(patina: Path, elsew
             )
         assert "Paris" in (reply.choices[0].message.content or "")
         recorded(home)
-        assert "1 turns seen" in _run(patina, "status", f"--home={home}", cwd=elsewhere)
+        assert "1 turn seen" in _run(patina, "status", f"--home={home}", cwd=elsewhere)
     finally:
         os.killpg(served.pid, signal.SIGINT)
         served.wait(120)

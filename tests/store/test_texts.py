@@ -1,6 +1,6 @@
 """Text of messages."""
 
-from store.texts import content_text, last_user_text, strip_controls
+from store.texts import content_text, counted, last_user_text, strip_controls
 from store.values import Json
 
 
@@ -10,6 +10,11 @@ def test_text_of_any_content_shape() -> None:
         content_text([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}, "b"]) == "a\nb"
     )
     assert content_text(None) == content_text(7) == content_text([]) == ""
+
+
+def test_one_thing_is_counted_in_the_singular() -> None:
+    assert [counted(number, "turn") for number in (0, 1, 2)] == ["0 turns", "1 turn", "2 turns"]
+    assert [counted(number, "entry", "entries") for number in (1, 2)] == ["1 entry", "2 entries"]
 
 
 def test_the_last_user_message_counts_whatever_its_form() -> None:

@@ -151,7 +151,7 @@ def test_where_nothing_passes_the_gate_for_long_each_attempt_begins_nearer_to_th
     open_the_gate(trainer)
     outcome = trainer.attempt(past, [], [-1] * 3, 8)
     assert outcome.reason.endswith(
-        "; 6 versions in a row were rejected: 73% is left of what was learnt before"
+        "; after 6 rejected versions in a row, 73% is left of what was learnt before"
     )
     assert outcome.metrics["learning_rate"] == pytest.approx(1e-4 / 4)
     trainer.commit(8)

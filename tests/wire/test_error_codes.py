@@ -21,6 +21,7 @@ VLLM = "This model's maximum context length is 2048 tokens. However, you request
         (500, VLLM, None),
         (400, "temperature must be at least 0", None),
         (404, "no such file", None),
+        (429, "too many requests", None),
     ],
 )  # fmt: skip
 def test_an_error_has_openais_type_and_code(status: int, message: str, code: str | None) -> None:
@@ -30,7 +31,7 @@ def test_an_error_has_openais_type_and_code(status: int, message: str, code: str
         {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}
     )
     error = orjson.loads(rewrite_error(status, body, "/v1/chat/completions"))["error"]
-    kind = "invalid_request_error" if status < 500 else "server_error"
+    kind = {500: "server_error", 429: "rate_limit_error"}.get(status, "invalid_request_error")
     assert (error["code"], error["message"], error["type"]) == (code, message, kind)
     assert (error["param"] in ("messages", "model")) == (code is not None)
 

@@ -23,15 +23,9 @@ from wire.chat_reply import (
     Text,
     completion_parts,
 )
+from wire.error_codes import error_type
 from wire.event_synthesizer import EventSynthesizer
 from wire.responses_api.items import item_id, seal_reasoning
-
-_ERROR_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "invalid_request_error",
-    429: "rate_limit_error",
-}
 
 
 def response_tools(chat: Json, custom: Sequence[str] = ()) -> list[Json]:
@@ -188,10 +182,8 @@ class ResponseSynthesizer(EventSynthesizer):
 
     def error(self, status: int, body: bytes) -> tuple[int, bytes]:
         message, code, param = read_error(status, body)
-        kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-        return status, orjson.dumps(
-            {"error": {"message": message, "type": kind, "param": param, "code": code}}
-        )
+        error = {"message": message, "type": error_type(status), "param": param, "code": code}
+        return status, orjson.dumps({"error": error})
 
     def recorded(self, turn: RecordedTurn) -> Json:
         """Return the response of a recorded turn."""
