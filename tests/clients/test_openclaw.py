@@ -140,12 +140,13 @@ def test_a_reaction_to_a_message_is_about_the_reply_that_it_shows(stack: OpenCla
     assert not stack.has_verdict("Benin", 1)
 
 
-def test_scheduled_and_memory_runs_are_side_turns(stack: OpenClawStack) -> None:
+def test_scheduled_heartbeat_and_memory_runs_are_side_turns(stack: OpenClawStack) -> None:
     program = stack.program
     made = json.loads(program.run("cron", "add", "--name", "job", "--every", "24h", "--session", "isolated", "--message", "Name a colour.", "--no-deliver", "--json"))  # fmt: skip
     program.run("cron", "run", made["id"])
+    program.run("system", "event", "--text", "The oven is warm.", "--mode", "now")
     assert stack.bot.converse(OWNER, "What is the capital of Chad?", "Reply")
-    for part in ("Name a colour", "memory flush"):
+    for part in ("Name a colour", "The oven is warm", "memory flush"):
         row = until(partial(stack.newest, part), f"the run with {part!r}", 240)
         assert row["kind"] == "side", part
     traffic = stack.gateway.in_record(lambda record: record.client_traffic(100))
