@@ -52,3 +52,10 @@ class ExchangeObservation:
         if self.sent_at is None or self.backend_ended_at is None:
             return None
         return max(0.0, self.sent_at - self.created_at) + max(0.0, self.finished_at - self.backend_ended_at)
+
+    @property
+    def output_token_s(self) -> float | None:
+        """Return the mean seconds of a token after the first of a streamed reply; None where there is no second one."""
+        if not self.is_streamed or self.first_chunk_at is None or self.output_tokens < 2:
+            return None
+        return max(0.0, self.finished_at - self.first_chunk_at) / (self.output_tokens - 1)

@@ -13,7 +13,12 @@ from urllib.parse import unquote
 from store.errors import ConfigError
 from store.version import VERSION
 from telemetry.observation import ExchangeObservation
-from telemetry.request_metrics import DURATION_BUCKETS, FIRST_TOKEN_BUCKETS, TOKEN_BUCKETS
+from telemetry.request_metrics import (
+    DURATION_BUCKETS,
+    FIRST_TOKEN_BUCKETS,
+    OUTPUT_TOKEN_BUCKETS,
+    TOKEN_BUCKETS,
+)
 
 _PROVIDER = "patina"
 _NS = 1_000_000_000
@@ -69,6 +74,11 @@ class OtlpExporter:
         self._first_token = meter.create_histogram(
             "gen_ai.server.time_to_first_token", "s", explicit_bucket_boundaries_advisory=FIRST_TOKEN_BUCKETS
         )
+        self._output_token = meter.create_histogram(
+            "gen_ai.server.time_per_output_token",
+            "s",
+            explicit_bucket_boundaries_advisory=OUTPUT_TOKEN_BUCKETS,
+        )
         self._tokens = meter.create_histogram(
             "gen_ai.client.token.usage", "{token}", explicit_bucket_boundaries_advisory=TOKEN_BUCKETS
         )
@@ -85,6 +95,8 @@ class OtlpExporter:
         self._duration.record(max(0.0, seen.finished_at - seen.created_at), {**common, **failed})
         if seen.is_streamed and seen.first_chunk_at is not None:
             self._first_token.record(max(0.0, seen.first_chunk_at - seen.created_at), common)
+        if (output_token := seen.output_token_s) is not None:
+            self._output_token.record(output_token, common)
         self._tokens.record(seen.input_tokens, {**common, "gen_ai.token.type": "input"})
         self._tokens.record(seen.output_tokens, {**common, "gen_ai.token.type": "output"})
 

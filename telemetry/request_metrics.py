@@ -16,6 +16,9 @@ DURATION_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 
 FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
 )  # fmt: skip
+OUTPUT_TOKEN_BUCKETS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
+)  # fmt: skip
 TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864)
 _OVERHEAD_BUCKETS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0,
@@ -54,6 +57,13 @@ class RequestMetrics:
             buckets=FIRST_TOKEN_BUCKETS,
             registry=self.registry,
         )
+        self._output_token = Histogram(
+            "gen_ai_server_time_per_output_token_seconds",
+            "Mean seconds of a token after the first of a streamed reply.",
+            model,
+            buckets=OUTPUT_TOKEN_BUCKETS,
+            registry=self.registry,
+        )
         self._tokens = Histogram(
             "gen_ai_client_token_usage",
             "Tokens of a request.",
@@ -82,6 +92,8 @@ class RequestMetrics:
         self._duration.labels(*model, seen.error).observe(max(0.0, seen.finished_at - seen.created_at))
         if seen.is_streamed and seen.first_chunk_at is not None:
             self._first_token.labels(*model).observe(max(0.0, seen.first_chunk_at - seen.created_at))
+        if (output_token := seen.output_token_s) is not None:
+            self._output_token.labels(*model).observe(output_token)
         self._tokens.labels(*model, "input").observe(seen.input_tokens)
         self._tokens.labels(*model, "output").observe(seen.output_tokens)
         if (overhead := seen.overhead_s) is not None:

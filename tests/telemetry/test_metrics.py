@@ -85,6 +85,21 @@ async def test_a_failed_exchange_has_its_error_and_no_overhead(record: Record) -
     assert "secret words" in observation_of(captured, turn, with_content=True).input_messages
 
 
+async def test_the_time_of_a_token_after_the_first_is_that_of_streamed_replies_of_several(
+    record: Record,
+) -> None:
+    seen = observation_of(*await write_one(record, streamed=True, **TIMES))
+    assert seen.output_token_s is None
+    several = replace(seen, output_tokens=4)
+    assert several.output_token_s == pytest.approx(0.251)
+    assert replace(several, is_streamed=False).output_token_s is None
+    metrics = RequestMetrics()
+    metrics.observe(several)
+    model = {"gen_ai_operation_name": "chat", "gen_ai_request_model": "tiny"}
+    name = "gen_ai_server_time_per_output_token_seconds_sum"
+    assert metrics.registry.get_sample_value(name, model) == pytest.approx(0.251)
+
+
 async def test_clients_beyond_the_bound_share_a_label(record: Record) -> None:
     seen = observation_of(*await write_one(record))
     metrics = RequestMetrics()
