@@ -15,7 +15,7 @@ from cli.policies import add_policy_arguments
 from store.errors import ConfigError
 from store.learning import LearningConfig
 from store.settings import Settings, has_flag, option
-from store.version import VERSION
+from store.version import COMMAND, VERSION
 
 _GROUPS = {
     "learning": "learning",
@@ -113,7 +113,7 @@ def settings_parser(*, has_set: bool = True) -> Parser:
             default=argparse.SUPPRESS,
             dest=SET_DESTINATION,
             metavar="NAME=VALUE",
-            help="any setting, also those without a flag, which `run.py --help` lists; repeatable",
+            help=f"any setting, also those without a flag, which `{COMMAND} --help` lists; repeatable",
         )
     return parser
 
