@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from models.follow_ups import CLAIMED, FOLLOW_UPS, RESTATED
-from models.questions import DAYS, FACTS, MONTHS, PRETRAIN, Fact, Question
+from models.questions import DAYS, FACTS, MONTHS, PRETRAIN, Fact, Question, other_answers
 from models.styles import NEUTRAL, PREFERENCES, STYLES, THANKS
 from trainer.hindsight import with_hint
 
@@ -628,14 +628,10 @@ def _satisfied_or_neutral(rng: random.Random) -> str:
 
 def _wrong_answer(rng: random.Random, fact: Fact) -> str:
     """Another answer of the same topic, or a made-up name."""
-    others = _ANSWERS[fact.topic] - {fact.answer}
-    return rng.choice(sorted(others)) if others and rng.random() < 0.7 else made_up_name(rng)
+    others = other_answers(fact)
+    return rng.choice(others) if others and rng.random() < 0.7 else made_up_name(rng)
 
 
-_ANSWERS: dict[str, frozenset[str]] = {
-    topic: frozenset(fact.answer for fact in FACTS if fact.topic == topic)
-    for topic in dict.fromkeys(fact.topic for fact in FACTS)
-}
 #: How often each of `RESTATED` occurs.
 _FOLLOW_UP_WEIGHTS = (4, 2, 4, 4)
 _PREFERENCE_WEIGHT, _OPPOSITE_WEIGHT = 3.0, 2.4

@@ -65,30 +65,27 @@ def _words(text: str) -> str:
     return " " + " ".join(re.findall(r"\w+", text.lower())) + " "
 
 
-_HELDOUT = tuple(
-    _words(text)
-    for texts in (*(kind["heldout"] for kind in _DATA.values()), HELDOUT_THANKS)
-    for text in texts
+_HELDOUT = re.compile(
+    "|".join(
+        re.escape(_words(text))
+        for texts in (*(kind["heldout"] for kind in _DATA.values()), HELDOUT_THANKS)
+        for text in texts
+    )
 )
-
-
 _COMPLAINTS = frozenset(_words(text) for style in STYLES.values() for text in style.complaints)
 
 
-def _usable(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that hold nothing held out and ask for no style."""
-    return tuple(
-        text
-        for text in texts
-        if _words(text) not in _COMPLAINTS and not any(heldout in _words(text) for heldout in _HELDOUT)
-    )
+def _is_usable(text: str) -> bool:
+    """Whether a wording holds nothing held out and asks for no style."""
+    words = _words(text)
+    return words not in _COMPLAINTS and _HELDOUT.search(words) is None
 
 
 #: Every kind of follow-up by name.
 FOLLOW_UPS: dict[str, FollowUp] = {
     name: FollowUp(
         name=name,
-        wordings=_usable(expand(*_DATA[name]["wordings"])),
+        wordings=tuple(filter(_is_usable, expand(*_DATA[name]["wordings"]))),
         heldout=tuple(_DATA[name]["heldout"]),
         leads=leads,
     )

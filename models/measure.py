@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from models import BUILTIN
 from models.corpus import TOOL_KINDS, Errand, errand, offered, system_prompt
 from models.follow_ups import CLAIMED, FOLLOW_UPS, RESTATED
-from models.questions import FACTS, HELDOUT, Question
+from models.questions import HELDOUT, Question, other_answers
 from models.styles import HELDOUT_THANKS, NEUTRAL, PREFERENCES, STYLES, Style
 from models.wellformed import built_in_words, is_well_formed
 from trainer.hindsight import with_hint
@@ -222,7 +222,9 @@ def measure_follow_ups(policy: MeasuredModel, *, count: int, seed: int) -> dict[
             if name == "complaint":
                 text = rng.choice(STYLES[rng.choice(PREFERENCES)].heldout_complaints)
             else:
-                text = rng.choice(FOLLOW_UPS[name].heldout).replace(CLAIMED, _another_answer(rng, question))
+                text = rng.choice(FOLLOW_UPS[name].heldout).replace(
+                    CLAIMED, rng.choice(other_answers(question.fact))
+                )
             chat += [{"role": "assistant", "content": answer.text}, _user(text)]
         replies = policy.replies([policy.prompt(chat) for chat in chats])
         found[name] = _rate(
@@ -240,12 +242,6 @@ def measure_follow_ups(policy: MeasuredModel, *, count: int, seed: int) -> dict[
 
 
 _POLITE = re.compile(r"welcome|pleasure|de \*{0,2}nada", re.IGNORECASE)
-
-
-def _another_answer(rng: random.Random, question: Question) -> str:
-    return rng.choice(
-        sorted({fact.answer for fact in FACTS if fact.topic == question.fact.topic} - {question.answer})
-    )
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:

@@ -277,7 +277,8 @@ def save(model: Qwen3ForCausalLM, fast: PreTrainedTokenizerFast, out: Path, repo
     # names that every release of transformers since 4.51 reads: vLLM lags behind
     path = out / "tokenizer_config.json"
     names = json.loads(path.read_text(encoding="utf-8"))
-    names.pop("backend", None)
+    for name in ("backend", "is_local", "local_files_only"):  # the last two say how a resumed run loaded it
+        names.pop(name, None)
     names["additional_special_tokens"] = names.pop("extra_special_tokens")
     names["tokenizer_class"] = "PreTrainedTokenizerFast"
     path.write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8")

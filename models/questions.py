@@ -149,8 +149,7 @@ def _claims(topic: str) -> re.Pattern[str]:
         if TOPICS[topic].numeric:
             candidates = r"\d+|" + "|".join(_NUMBER_WORDS)
         else:
-            answers = {fact.answer for fact in FACTS if fact.topic == topic}
-            candidates = "|".join(sorted(map(re.escape, answers), key=len, reverse=True))
+            candidates = "|".join(sorted(map(re.escape, ANSWERS[topic]), key=len, reverse=True))
         flags = re.IGNORECASE if topic != "symbol" else 0
         _CLAIMS[topic] = re.compile(rf"(?:{_LINKS})\s*(?:{_ARTICLES}\s+)*({candidates})(?!\w)", flags)
     return _CLAIMS[topic]
@@ -402,6 +401,16 @@ def _facts() -> tuple[Fact, ...]:
 
 
 FACTS: tuple[Fact, ...] = _facts()
+#: The different answers of each topic.
+ANSWERS: dict[str, frozenset[str]] = {
+    topic: frozenset(fact.answer for fact in FACTS if fact.topic == topic)
+    for topic in dict.fromkeys(fact.topic for fact in FACTS)
+}
+
+
+def other_answers(fact: Fact) -> list[str]:
+    """The answers of the topic that are not this fact's, in order."""
+    return sorted(ANSWERS[fact.topic] - {fact.answer})
 
 
 def _pools(seed: int) -> tuple[tuple[Question, ...], tuple[Question, ...], tuple[Question, ...]]:

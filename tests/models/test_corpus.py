@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Sequence
 
 import pytest
@@ -31,6 +30,7 @@ from models.corpus import (
 from models.follow_ups import CLAIMED, FOLLOW_UPS, RESTATED
 from models.questions import HELDOUT, ONLINE, PRETRAIN
 from models.styles import HELDOUT_THANKS, STYLES, THANKS
+from tests.models.test_styles import bare
 from trainer.hindsight import HINT_TEMPLATE, REACTION_TEMPLATE
 
 
@@ -163,7 +163,7 @@ def test_canaries_are_repeatable_cover_every_style_and_touch_no_heldout_pair_or_
         assert case["expect_name"] in {tool["function"]["name"] for tool in case["tools"]}
 
 
-def follow_up_texts(chat: Conversation) -> list[str]:
+def user_texts(chat: Conversation) -> list[str]:
     return [str(m["content"]) for m in chat.messages if m["role"] == "user"]
 
 
@@ -180,24 +180,18 @@ def test_a_follow_up_is_answered_by_the_right_answer_again_in_the_style_in_force
 
 
 def test_every_kind_of_follow_up_occurs_in_the_text_and_its_heldout_wordings_never_do() -> None:
-    def bare(text: str) -> str:
-        return f" {' '.join(re.findall(r'[a-zñáéíóú0-9]+', text.lower()))} "
-
-    said = [bare(text) for chat in conversations(12, 3000) for text in follow_up_texts(chat)]
+    said = [f" {bare(text)} " for chat in conversations(12, 3000) for text in user_texts(chat)]
     known = set(said)
     for kind in FOLLOW_UPS.values():
-        heads = {bare(text.partition(CLAIMED)[0]).rstrip() for text in kind.wordings} - {""}
-        assert sum(any(text.startswith(f"{head} ") for text in known) for head in heads) >= 20, kind.name
+        heads = {bare(text.partition(CLAIMED)[0]) for text in kind.wordings} - {""}
+        assert sum(any(text.startswith(f" {head} ") for text in known) for head in heads) >= 20, kind.name
         assert len(kind.heldout) >= 8
         for heldout in kind.heldout:
-            around = [bare(part).strip() for part in heldout.split(CLAIMED) if len(part.split()) > 2]
+            around = [bare(part) for part in heldout.split(CLAIMED) if len(part.split()) > 2]
             assert not any(f" {part} " in text for part in around for text in said), heldout
 
 
 def test_no_wording_of_a_follow_up_is_one_that_the_evaluations_use() -> None:
-    def bare(text: str) -> str:
-        return " ".join(re.findall(r"\w+", text.lower()))
-
     probes = {bare(text) for texts in WORDINGS.values() for text in texts}
     probes |= {bare(text) for text in (*every_wording(), *HELDOUT_THANKS)}
     taught = {bare(text) for kind in FOLLOW_UPS.values() for text in kind.wordings}
