@@ -7,7 +7,8 @@ a string, content null); the few known ways are tried. Where none gives the reco
 another context would teach the difference between contexts.
 
 A prompt that no longer fits loses the other hints first, the oldest before the newer, then whole old messages, never its end:
-the generation header is what makes the next token the first of an answer.
+the generation header is what makes the next token the first of an answer. Where the engine cut the prompt and the reply is long,
+the prompt is cut once more in the engine's way.
 """
 
 from __future__ import annotations
@@ -78,11 +79,20 @@ def teacher_prompt(
         together = _add_hints(rendered, messages, [*others, hint], max_tokens) if others else None
         if together is not None:
             return together
+        add_hint = partial(with_hint, hint=hint, is_reaction=is_reaction)
         try:
-            hinted = with_hint(messages, hint, is_reaction=is_reaction)
+            hinted = add_hint(messages)
         except ValueError as error:
             raise AlignmentError(str(error)) from error
-        return _fit(rendered, hinted, max_tokens)
+        try:
+            return _fit(rendered, hinted, max_tokens)
+        except AlignmentError:
+            shorter = window and _cut_further(
+                partial(render, **template), write(messages), tools, add_hint, max_tokens
+            )
+            if not shorter:
+                raise
+            return shorter
     raise AlignmentError(
         f"template mismatch: no rendering of the messages gives the recorded prompt{refusal}"
     )
@@ -215,6 +225,25 @@ def _fit(render: Callable[[Messages], list[int]], messages: Messages, room: int)
                 f"no room for the hint: the teacher's prompt has {len(ids)} tokens and may have {room}"
             )
         messages = shorter
+
+
+def _cut_further(
+    render: Render,
+    messages: Messages,
+    tools: list[Any] | None,
+    add_hint: Callable[[Messages], Messages],
+    room: int,
+) -> tuple[int, ...] | None:
+    """The prompt with the whole hint and less of the rest: a long reply to a prompt that the engine cut leaves no room for both."""
+    whole = render(messages, tools)
+    for_rest = room - (len(render(add_hint(messages), tools)) - len(whole))
+    if for_rest <= 0 or not all(isinstance(one.get("content"), str) for one in messages):
+        return None
+    fitted = fit_prompt(render, messages, tools, ids=whole, room=for_rest)
+    if fitted.messages is None:
+        return None
+    ids = render(add_hint(fitted.messages), fitted.tools)
+    return tuple(ids) if len(ids) <= room else None
 
 
 def _without_oldest(messages: Messages) -> Messages | None:

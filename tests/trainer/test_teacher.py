@@ -291,3 +291,18 @@ def test_the_teacher_reads_the_part_of_a_long_prompt_that_the_policy_read(
     for window in (None, PromptWindow(longest=700, room=300)):
         with pytest.raises(AlignmentError, match="template mismatch"):
             ask(policy, messages, recorded, request=request, window=window)
+
+
+def test_a_long_reply_to_a_long_prompt_leaves_room_for_the_whole_hint(policy: LocalPolicy) -> None:
+    messages = [{"role": "system", "content": "You are a patient helper. " * 400}, *QUESTION]
+    whole = policy.render(messages, TOOLS)
+    window = PromptWindow(longest=700, room=600)
+    recorded = fit_prompt(policy.render, messages, TOOLS, ids=whole, room=window.room).ids
+    for room in (len(recorded) - 8, 300, 200):
+        text = ask(policy, messages, recorded, request={"tools": TOOLS}, max_tokens=room, window=window)
+        assert len(policy.tokenizer(text, add_special_tokens=False)["input_ids"]) <= room
+        assert str(QUESTION[0]["content"]) + REACTION_TEMPLATE.format(hint="shorter please") in text
+        assert text.endswith("<|im_start|>assistant\n")
+    for room, some_window in ((20, window), (300, None)):
+        with pytest.raises(AlignmentError):
+            ask(policy, messages, recorded, request={"tools": TOOLS}, max_tokens=room, window=some_window)
