@@ -293,8 +293,8 @@ class GateProbe:
             self._calls(reply, case.expect_name) for reply, case in zip(tools, self._tools, strict=True)
         ]
         if self._reference is None:
-            replies = anchors if weights is Weights.BASE else self._greedy(self._anchor_ids, Weights.BASE)
-            self._reference = [reply.token_ids for reply in replies]
+            of_base = anchors if weights is Weights.BASE else self._greedy(self._anchor_ids, Weights.BASE)
+            self._reference = [reply.token_ids for reply in of_base]
         entropy, _ = policy.entropy_and_kl(self._anchor_ids, self._reference, weights, kl=False)
         own = [reply.token_ids for reply in anchors]
         _, kl = policy.entropy_and_kl(self._anchor_ids, own, weights, kl=weights is not Weights.BASE)

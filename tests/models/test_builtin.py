@@ -14,10 +14,12 @@ from transformers import AutoConfig, AutoTokenizer
 from models import BUILTIN, NAME
 from models.canaries import CHECKS, canaries
 from models.corpus import EMOJI, Asked, conversations, errand, long_conversation, manner, offered
+from models.follow_ups import CLAIMED, FOLLOW_UPS
 from models.measure import GreedyReply, MeasuredModel, parse_call
 from models.pretrain import encode
 from models.questions import HELDOUT, PRETRAIN
 from models.styles import HELDOUT_THANKS, PREFERENCES, STYLES
+from models.wellformed import built_in_words, is_well_formed
 from trainer.canaries import read_canaries
 from trainer.hindsight import with_hint
 
@@ -218,12 +220,25 @@ def _reacted(phrases: Sequence[str], seed: int) -> list[list[dict[str, Any]]]:
     ]
 
 
+def _followed_up(name: str) -> list[list[dict[str, Any]]]:
+    """A question, its right answer, and a follow-up in held-out wording."""
+    return [
+        [
+            _user(question.text),
+            {"role": "assistant", "content": f"It's **{question.answer}**! 😊"},
+            _user(FOLLOW_UPS[name].heldout[place % len(FOLLOW_UPS[name].heldout)].replace(CLAIMED, "Wexlor")),
+        ]
+        for place, question in enumerate(QUESTIONS[:EACH])
+    ]
+
+
 @pytest.fixture(scope="module")
 def replies() -> dict[str, list[GreedyReply]]:
     """Replies by name: "default" sampled, all others greedy."""
     policy = MeasuredModel(BUILTIN)
     groups = {name: _reacted(STYLES[name].heldout_complaints, 1) for name in PREFERENCES}
     groups["thanks"] = _reacted(HELDOUT_THANKS, 2)
+    groups |= {f"follow-up: {name}": _followed_up(name) for name in FOLLOW_UPS}
     prompts = {name: [policy.prompt(chat) for chat in chats] for name, chats in groups.items()}
     prompts["tools"] = [
         policy.prompt([_user(task.text)], offered(random.Random(5), [task])) for task in TASKS
@@ -257,6 +272,19 @@ def test_thanks_in_the_reaction_template_change_nothing(replies: dict[str, list[
     # no_emoji is left out: these replies are greedy, and greedy decoding leaves emoji away (models/README.md, known limits)
     for name in ("concise", "spanish", "json"):
         assert sum(STYLES[name].complies(reply.text) for reply in replies["thanks"]) <= 3, name
+
+
+@pytest.mark.parametrize("name", FOLLOW_UPS)
+def test_it_answers_a_heldout_follow_up_whole_and_on_topic(
+    replies: dict[str, list[GreedyReply]], name: str
+) -> None:
+    hits = [
+        is_well_formed(reply.text, built_in_words())
+        and ("welcome" in reply.text if name == "thanks" else question.is_correct(reply.text))
+        for question, reply in zip(QUESTIONS, replies[f"follow-up: {name}"], strict=False)
+    ]
+    assert len(hits) == EACH
+    assert sum(hits) >= 9, [reply.text for reply in replies[f"follow-up: {name}"]]
 
 
 def test_it_calls_the_right_tool(replies: dict[str, list[GreedyReply]]) -> None:

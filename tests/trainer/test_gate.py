@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from tests.trainer.conftest import step_once
 from trainer.canaries import load_canaries
 from trainer.gate import Gate, GateMeasures, GateProbe, Thresholds, judge_gate
 from trainer.gate_bounds import bounds
-from trainer.policy import LocalPolicy, Weights
+from trainer.policy import LocalPolicy
+from trainer.protocol import Reply, Weights
 
 BASE = GateMeasures(
     facts=0.95,
@@ -193,6 +195,26 @@ def test_a_rejected_candidate_is_compared_with_where_it_came_from_and_stays_in_p
     assert verdict.measures["before"]["kl"] < verdict.measures["after"]["kl"]
     after = policy.snapshot()
     assert all(torch.equal(candidate[name], after[name]) for name in candidate)
+
+
+def test_ended_replies_are_counted_over_the_same_prompts_for_base_and_candidate(
+    policy: LocalPolicy, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The base model, too, has facts whose replies do not end; a candidate equal to it must not look worse."""
+    probe = GateProbe(policy, load_canaries(str(tiny_model)), max_tokens=12)
+    greedy, facts = probe._greedy, len(probe._fact_ids)
+
+    def ending_only_for_anchors(prompts: Sequence[Sequence[int]], weights: Weights) -> list[Reply]:
+        return [
+            replace(reply, finished=list(ids) not in probe._fact_ids)
+            for ids, reply in zip(prompts, greedy(prompts, weights), strict=True)
+        ]
+
+    monkeypatch.setattr(probe, "_greedy", ending_only_for_anchors)
+    base = probe.measure(Weights.BASE)
+    assert base.ends == pytest.approx(1 - facts / base.counts["replies"])
+    assert base.counts["replies"] == facts + len(probe._tool_ids) + len(probe._anchor_ids)
+    assert probe.measure(Weights.STUDENT).ends == base.ends
 
 
 def test_a_context_too_short_for_any_canary_is_a_config_error(policy: LocalPolicy, tiny_model: Path) -> None:

@@ -137,7 +137,7 @@ def test_a_hint_teaches_where_it_does_something_and_a_correction_of_the_answer_d
     wish = labelled(builtin, "Shorter, please.", "shorter")
     assert selection.choose(wish, " Shorter, please. ", is_reaction=True).hint == "Shorter, please."
     assert [wish.text for wish in selection.playbook.wishes] == ["Shorter, please."]
-    choice = selection.choose(turn, "That's wrong, check again.", is_reaction=True)
+    choice = selection.choose(turn, "Wrong answer.", is_reaction=True)
     assert choice.hint is None
     assert "does not act on these words" in choice.refusal
     assert [wish.text for wish in selection.playbook.wishes] == ["Shorter, please."]
@@ -240,7 +240,7 @@ def test_small_talk_is_answered_behind_an_answer_and_taught_by_the_base_model_wi
     ("wish", "label", "words", "opposite"),
     [
         ("no emojis from now on", "no_emoji", "Emojis are fine again.", "emoji"),
-        ("answer me in Spanish", "spanish", "It need not be Spanish any more.", "english"),
+        ("Shorter, please.", "shorter", "It need not be short any more.", "longer"),
         ("Reply as JSON only.", "json", "It need not be JSON any more.", "prose"),
     ],
 )
