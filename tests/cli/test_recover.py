@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -84,3 +87,41 @@ def test_a_running_patina_is_not_recovered(home: Path, capsys: pytest.CaptureFix
         assert run(home, "recover") == 2
     assert "runs on" in capsys.readouterr().err
     assert count(home / "patina.db") == TURNS
+
+
+#: Kills itself before the n-th change of a name of the record; what it printed before names the change.
+KILLED = """
+import os, signal, sys
+from cli.main import main
+home, at = sys.argv[1], int(sys.argv[2])
+seen = 0
+def watch(event, arguments):
+    global seen
+    if event in ("os.link", "os.rename", "os.remove") and "patina.db" in str(arguments[0]):
+        seen += 1
+        if seen == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(watch)
+sys.exit(main(["recover", f"--home={home}"]))
+"""
+
+
+def test_a_kill_before_any_change_of_a_name_leaves_the_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill_home(tmp_path, 4)
+    path = tmp_path / "patina.db"
+    before, killed = dump_record(path), 0
+    for at in range(1, 40):
+        words = [sys.executable, "-c", KILLED, str(tmp_path), str(at)]
+        ended = subprocess.run(words, capture_output=True, text=True, check=False).returncode
+        assert dump_record(path) == before, at
+        assert run(tmp_path, "status") == 0
+        if ended == 0:
+            break
+        assert ended == -signal.SIGKILL
+        killed += 1
+    assert killed >= 2  # before the second name of the damaged file, and before the exchange
+    assert run(tmp_path, "recover") == 0
+    assert dump_record(path) == before
+    assert run(tmp_path, "verify") == 0
