@@ -378,13 +378,14 @@ class Dashboard:
 
     async def _step_of(self, record: Record, viewer: Viewer) -> views.Progress | None:
         """Return the step of the viewer's policy that runs."""
-        step = await views.step_progress(record, await record.heartbeats(), time.time())
+        beats, _ = await views.heartbeats(record)
+        step = await views.step_progress(record, beats, time.time())
         return step if step is not None and step.policy == viewer.policy else None
 
     async def _people(self, request: Request, viewer: Viewer) -> Response:
         base = self._settings.policy
         keys = KeyFile(self._settings.keys_file).read() if viewer.is_owner else ()
-        live = {name: move.version for name, move in (await (await self._record.get()).aliases()).items()}
+        live = await views.live_versions(await self._record.get())
         policies = policies_of(base, {base, *live, *(policy_name(base, key.adapter) for key in keys)})
         rows = [(key, policy_name(base, key.adapter)) for key in keys]
         return self._render(
@@ -399,14 +400,22 @@ class Dashboard:
     async def _live(self, request: Request, viewer: Viewer) -> Response:
         record = await self._record.get()
         # Before the counts, which take long.
-        beats, now = await record.heartbeats() if viewer.is_owner else (), time.time()
+        beats, damaged = await views.heartbeats(record) if viewer.is_owner else ([], [])
+        now = time.time()
         processes = views.processes(beats, now)
         work = views.work_now(beats, now) if viewer.is_owner else []
         step = await views.step_progress(record, beats, now)
         status = await self._status.get(record, viewer)
         name = "live_part.html" if "hx-request" in request.headers else "live.html"
         return self._render(
-            name, viewer, section="live", processes=processes, work=work, step=step, status=status
+            name,
+            viewer,
+            section="live",
+            processes=processes,
+            damaged=damaged,
+            work=work,
+            step=step,
+            status=status,
         )
 
     async def _metrics(self, request: Request) -> Response:
@@ -567,18 +576,23 @@ class Dashboard:
         _require_owner(viewer)
         return await self._render_chat(viewer)
 
-    async def _render_chat(self, viewer: Viewer, problem: str = "") -> Response:
-        # The owner may look at another policy; the panel talks to this home's.
-        found = await views.versions(await self._record.get(), replace(viewer, policy=self._settings.policy))
-        others = [
-            (str(one.version), f"version {one.version}")
-            for one in found["versions"]
-            if one.state is AdapterState.PUBLISHED and one.version != found["live"]
-        ]
+    async def _render_chat(
+        self, viewer: Viewer, problem: str = "", *, status_code: int = 200, text: str = ""
+    ) -> Response:
+        live, numbers = await self._chat_versions(viewer)
+        others = [(str(number), f"version {number}") for number in numbers if number != live]
         return self._render(
-            "try.html", viewer, 502 if problem else 200, section="try", chat=self._chat, problem=problem, live=found["live"], others=others,
+            "try.html", viewer, status_code, section="try", chat=self._chat, problem=problem, text=text, live=live, others=others,
             expectation=self._expectation(),
         )  # fmt: skip
+
+    async def _chat_versions(self, viewer: Viewer) -> tuple[int, list[int]]:
+        """Return the live version, and the published ones, newest first."""
+        # The owner may look at another policy; the panel talks to this home's.
+        found = await views.versions(await self._record.get(), replace(viewer, policy=self._settings.policy))
+        return found["live"], [
+            one.version for one in found["versions"] if one.state is AdapterState.PUBLISHED
+        ]
 
     async def _version_of_turn(self, turn_id: str) -> str:
         story = await (await self._record.get()).story(turn_id)
@@ -590,12 +604,15 @@ class Dashboard:
         if form.get("action") == "clear":
             self._chat.clear()
             return RedirectResponse(f"{PREFIX}/try", 303)
-        problem = await self._chat.send(
-            form.get("text", "").strip(), form.get("version", ""), form.get("beside", "0")
-        )
-        if not problem:
-            return RedirectResponse(f"{PREFIX}/try", 303)
-        return await self._render_chat(viewer, problem)
+        # A browser counts a line's end as one character and sends two.
+        text = form.get("text", "").replace("\r\n", "\n").strip()
+        version, beside = form.get("version", ""), form.get("beside", "0")
+        _, numbers = await self._chat_versions(viewer)
+        if problem := self._chat.refusal(text, version, beside, {"0", *map(str, numbers)}):
+            return await self._render_chat(viewer, problem, status_code=400, text=text)
+        if problem := await self._chat.send(text, version, beside):
+            return await self._render_chat(viewer, problem, status_code=502, text=text)
+        return RedirectResponse(f"{PREFIX}/try", 303)
 
 
 def create_app(dashboard: Dashboard) -> Starlette:

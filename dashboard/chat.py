@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from dashboard.gateway import Gateway
@@ -53,6 +53,22 @@ class ChatPanel:
     def clear(self) -> None:
         self.exchanges.clear()
 
+    def refusal(self, text: str, version: str, beside: str, versions: Collection[str]) -> str:
+        """Keep the choices of a question, and return why it cannot be asked; "" where it can.
+
+        Args:
+            versions: that answer.
+        """
+        self.version, self.beside = version, beside
+        if not text:
+            return "Write something first."
+        if len(text) > _MAX_TEXT:
+            return f"The text has {len(text)} characters; at most {_MAX_TEXT} are sent."
+        for one in (version, beside):
+            if one and one not in versions:
+                return f"There is no version {one[:20]} that answers. Choose another."
+        return ""
+
     async def send(self, text: str, version: str, beside: str) -> str:
         """Ask a version, the live one when it is "", and version ``beside`` unless it is "" or the one that answered.
 
@@ -61,11 +77,6 @@ class ChatPanel:
         Raises:
             RecordError: the record cannot be read.
         """
-        self.version, self.beside = version, beside
-        if not text:
-            return "Write something first."
-        if len(text) > _MAX_TEXT:
-            return f"The text is longer than {_MAX_TEXT} characters."
         messages: list[Json] = []
         for one in self.exchanges:
             messages += [{"role": "user", "content": one.asked}, {"role": "assistant", "content": one.answer}]

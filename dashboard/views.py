@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dashboard.charts import Node, Share, share, share_chart, tree_chart
+from dashboard.damage import damage_of, sort_out
 from recorder.classify import MEANINGS
 from recorder.linking import LINK_MEANINGS
 from store.catch_up import SILENT_S
@@ -24,6 +25,7 @@ from store.values import (
     OPEN_RELEASES,
     AdapterState,
     AdapterVersion,
+    CanaryRelease,
     Heartbeat,
     Json,
     JudgedTurn,
@@ -45,6 +47,15 @@ _STEPS_COMPARED = 20
 CLIENT_TURNS = 500
 #: Turns of one page of conversations, of one conversation, dropped turns of a page, and turns of a version's page.
 CONVERSATION_TURNS, SESSION_TURNS, DROPPED, VERSION_TURNS = 300, 400, 60, 60
+#: Numbers of a turn that a conversation's page reads.
+_TURN_NUMBERS = (
+    "turn_index",
+    "link_confidence",
+    "adapter_version",
+    "created_at",
+    "trained_in_version",
+    "verdict",
+)
 #: Metrics that a version's page shows, with what each means.
 STEP_METRICS: dict[str, str] = {
     "turns": "turns in the batch",
@@ -155,13 +166,19 @@ class StatusCache:
 
 async def overview(record: Record, viewer: Viewer) -> Json:
     """Return the first page: is it learning, and what was it asked for."""
-    judged = await record.judged_turns(viewer.policy, JUDGED, viewer.key_name)
+    judged, damaged = sort_out(
+        await record.judged_turns(viewer.policy, JUDGED, viewer.key_name),
+        lambda one: f"The verdict on turn {one.turn_id}",
+    )
     live = await record.live_version(viewer.policy)
     by_version, over_time = shares_by_version(judged), shares_over_time(judged)
-    trial = next(iter(await record.canary_releases(viewer.policy, stages=OPEN_RELEASES)), None)
+    trials, damaged_trials = sort_out(
+        await record.canary_releases(viewer.policy, stages=OPEN_RELEASES), _release_name
+    )
     return {
         "live": live,
-        "trial": trial,
+        "trial": next(iter(trials), None),
+        "damaged": [*damaged, *damaged_trials],
         "judged": len(judged),
         "complaints": sum(turn.value == -1 for turn in judged),
         "since_complaint": since_last_complaint(judged),
@@ -224,15 +241,24 @@ def since_last_complaint(judged: Sequence[JudgedTurn]) -> int | None:
 
 async def versions(record: Record, viewer: Viewer) -> Json:
     """Return all versions of the policy, newest first."""
-    found = await record.adapters(viewer.policy)
+    found, damaged = sort_out(await record.adapters(viewer.policy), lambda one: f"Version {one.version}")
+    releases, damaged_releases = sort_out(await record.canary_releases(viewer.policy), _release_name)
+    newest_moves = list(reversed(await record.alias_moves(viewer.policy)))[:20]
+    moves, damaged_moves = sort_out(newest_moves, lambda one: f"A move by {one.actor}")
     return {
         "live": await record.live_version(viewer.policy),
         "versions": list(reversed(found)),
+        "damaged": [*damaged, *damaged_releases],
         "can_serve": AdapterState.PUBLISHED,
         "pins": await record.pins(viewer.policy),
-        "releases": {one.version: one for one in await record.canary_releases(viewer.policy)},
-        "moves": list(reversed(await record.alias_moves(viewer.policy)))[:20],
+        "releases": {one.version: one for one in releases},
+        "moves": moves,
+        "damaged_moves": damaged_moves,
     }
+
+
+def _release_name(release: CanaryRelease) -> str:
+    return f"The trial of version {release.version}"
 
 
 async def version(record: Record, viewer: Viewer, number: int) -> Json | None:
@@ -242,13 +268,12 @@ async def version(record: Record, viewer: Viewer, number: int) -> Json | None:
         return None
     turns, count, hidden = await record.version_samples(viewer.policy, number, VERSION_TURNS, viewer.key_name)
     gate = adapter.metrics.get("gate") or {}
+    releases, _ = sort_out(await record.canary_releases(viewer.policy), _release_name)
     return {
         "adapter": adapter,
         "live": await record.live_version(viewer.policy),
         "is_pinned": number in await record.pins(viewer.policy),
-        "release": next(
-            (one for one in await record.canary_releases(viewer.policy) if one.version == number), None
-        ),
+        "release": next((one for one in releases if one.version == number), None),
         "turns": turns,
         "more": count - len(turns),
         "hidden": hidden,
@@ -354,7 +379,8 @@ def _figure(value: object) -> float | None:
 
 async def unused(record: Record, viewer: Viewer, before: float | None) -> Json:
     """Return the main turns that will not train, newest first, each with its reason."""
-    found = await record.dropped_turns(viewer.policy, DROPPED, before=before, key_name=viewer.key_name)
+    read = await record.dropped_turns(viewer.policy, DROPPED, before=before, key_name=viewer.key_name)
+    found, damaged = sort_out(read, lambda one: f"Turn {one.turn_id}")
     counts: dict[str, int] = {}
     for turn in found:
         counts[turn.drop_reason] = counts.get(turn.drop_reason, 0) + 1
@@ -364,16 +390,19 @@ async def unused(record: Record, viewer: Viewer, before: float | None) -> Json:
             (code, SENTENCES[DropReason(code)], REMEDIES.get(DropReason(code), ""), count)
             for code, count in counts.items()
         ],
-        "next_before": found[-1].dropped_at if len(found) == DROPPED else None,
+        "damaged": damaged,
+        "next_before": found[-1].dropped_at if found and len(read) == DROPPED else None,
         "warnings": warnings_of(await record.client_traffic(CLIENT_TURNS)) if viewer.is_owner else [],
     }
 
 
 async def conversations(record: Record, viewer: Viewer, before: float | None) -> Json:
-    rows = await record.conversations(CONVERSATION_TURNS, before, viewer.key_name)
-    read = sum(row.turns for row in rows)
+    found = await record.conversations(CONVERSATION_TURNS, before, viewer.key_name)
+    read = sum(row.turns for row in found)
+    rows, damaged = sort_out(found, lambda one: f"Conversation {one.session_id}")
     return {
         "rows": rows,
+        "damaged": damaged,
         "next_before": min(row.first_at for row in rows) if rows and read == CONVERSATION_TURNS else None,
     }
 
@@ -410,6 +439,7 @@ def indent(turns: Sequence[Json]) -> list[Json]:
         found.append(
             {
                 **turn,
+                "damage": damage_of(turn, _TURN_NUMBERS),
                 "depth": depth,
                 "lane": lane,
                 "begins_branch": is_first and depth > 0,
@@ -513,7 +543,8 @@ def token_rows(ids: Sequence[int], logprobs: Sequence[float], scored: Json) -> l
 
 async def steps(record: Record, viewer: Viewer, page: int, per_page: int) -> Json:
     """Return one page of the training steps, newest first; the page number is clamped."""
-    count, page, found = await record.step_page(viewer.policy, page, per_page)
+    count, page, read = await record.step_page(viewer.policy, page, per_page)
+    found, damaged = sort_out(read, lambda one: f"Step {one.step_id}")
     pages = max(1, -(-count // per_page))
     samples = await record.step_samples(found, viewer.key_name)
     versions = {one.version: one for one in await record.adapters(viewer.policy)}
@@ -523,7 +554,14 @@ async def steps(record: Record, viewer: Viewer, page: int, per_page: int) -> Jso
         adapter = versions.get(step.version or 0)
         loads = loads_of(backends, "" if adapter is None else adapter.name)
         rows.append(_step_row(step, adapter, samples[step.step_id], loads))
-    return {"rows": rows, "page": page, "pages": pages, "count": count, "per_page": per_page}
+    return {
+        "rows": rows,
+        "damaged": damaged,
+        "page": page,
+        "pages": pages,
+        "count": count,
+        "per_page": per_page,
+    }
 
 
 def _step_row(
@@ -627,6 +665,18 @@ def message_text(message: Json | None) -> str:
     return text or (
         json.dumps(message["tool_calls"], ensure_ascii=False) if message.get("tool_calls") else ""
     )
+
+
+async def live_versions(record: Record) -> dict[str, int | str]:
+    """Return the live version of each policy that ever had one; "damaged" where its row is."""
+    moves = await record.aliases()
+    sound, _ = sort_out(moves.values(), lambda one: one.policy)
+    return {policy: move.version if move in sound else "damaged" for policy, move in moves.items()}
+
+
+async def heartbeats(record: Record) -> tuple[list[Heartbeat], list[str]]:
+    """Return the newest heartbeat of each process, and a sentence about each that is damaged."""
+    return sort_out(await record.heartbeats(), lambda one: f"The report of {one.process}")
 
 
 def processes(beats: Sequence[Heartbeat], now: float) -> list[Json]:

@@ -138,6 +138,7 @@ SANS_IO = {
     "wire.json_splice",
     "wire.content_encoding",
     "dashboard.charts",
+    "dashboard.damage",
     "proxy.endpoints",
     "proxy.pages",
     "proxy.cors",

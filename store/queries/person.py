@@ -118,9 +118,9 @@ def client_traffic(connection: sa.Connection, window: int) -> list[ClientTraffic
     c = newest.c
     followed = sa.exists().where(n.turn_id == c.turn_id).correlate(newest)
     rows = connection.execute(
-        sa.select(*c, lv.stage, lv.drop_reason, followed.label("followed")).outerjoin(
-            schema.turn_states, lv.turn_id == c.turn_id
-        )
+        sa.select(*c, lv.stage, lv.drop_reason, followed.label("followed"))
+        .outerjoin(schema.turn_states, lv.turn_id == c.turn_id)
+        .order_by(c.created_at, c.turn_id)
     )
     found: dict[str, list[Any]] = {}
     for row in rows:
@@ -131,7 +131,7 @@ def client_traffic(connection: sa.Connection, window: int) -> list[ClientTraffic
 
 
 def _traffic(client: str, rows: Sequence[Any]) -> ClientTraffic:
-    rows = sorted(rows, key=lambda row: (row.created_at, row.turn_id))
+    """Return what became of a client's turns, which come oldest first."""
     main = [row for row in rows if row.kind == TurnKind.MAIN.value]
     side = [row for row in rows if row.kind != TurnKind.MAIN.value]
     return ClientTraffic(

@@ -603,3 +603,40 @@ async def test_without_a_key_a_page_is_shown_at_once_and_its_forms_work(
     assert (await page.post("/dashboard/rollback", data=form)).status_code == 303
     page.cookies.clear()
     assert (await page.post("/dashboard/rollback", data=form)).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"text": ""}, "Write something first."),
+        ({"text": " \r\n\t "}, "Write something first."),
+        ({}, "Write something first."),
+        ({"text": "x" * 4_001}, "The text has 4001 characters; at most 4000 are sent."),
+        ({"text": "Hello", "version": "9"}, "There is no version 9 that answers."),
+        ({"text": "Hello", "version": "two"}, "There is no version two that answers."),
+        ({"text": "Hello", "beside": "9"}, "There is no version 9 that answers."),
+    ],
+)
+async def test_a_question_that_cannot_be_asked_is_refused_with_its_reason_and_the_form_as_it_was(
+    page: httpx.AsyncClient, record: Record, fields: dict[str, str], sentence: str
+) -> None:
+    await record.rollback(POLICY, 0, actor="cli")
+    await sign_in(page)
+    csrf = await csrf_of(page)
+    form = {"csrf": csrf, "version": "1", "beside": "1"} | fields
+    reply = await page.post("/dashboard/try", data=form)
+    assert reply.status_code == 400
+    assert sentence in reply.text
+    assert f">{form.get('text', '').strip()}</textarea>" in reply.text
+    assert reply.text.count('<option value="1" selected>') == [form["version"], form["beside"]].count("1")
+
+
+async def test_a_question_that_the_gateway_does_not_answer_stays_in_the_form(page: httpx.AsyncClient) -> None:
+    await sign_in(page)
+    # A browser sends two characters for the end of a line.
+    text = "a\n" * 1_999 + "b"
+    form = {"csrf": await csrf_of(page), "text": text.replace("\n", "\r\n"), "version": "", "beside": ""}
+    reply = await page.post("/dashboard/try", data=form)
+    assert reply.status_code == 502
+    assert f">{text}</textarea>" in reply.text
+    assert '<option value="" selected>nothing' in reply.text
