@@ -220,6 +220,10 @@ class TurnRecorder:
                 tip = self._turn_index.newest(captured.key_name, session) or await record.session_tip(
                     captured.key_name, session
                 )
+            continues = captured.options.continues
+            if tip is not None and tip.turn_id != continues and "conversation" in (captured.api or {}):
+                # Its client deleted the newest replies of this conversation.
+                tip = None if continues is None else self._turn_index.tip_of(continues)
             codes = self._turn_index.record_evidence(captured)
             corrections: list[KindCorrection] = []
             states: list[NextState] = []

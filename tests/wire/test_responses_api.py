@@ -18,8 +18,8 @@ from pydantic import TypeAdapter
 from store.values import RecordedTurn
 from wire.api_translation import StreamTranslator, Untranslatable
 from wire.responses_api.items import input_items, item_id, messages_of, turn_of
-from wire.responses_api.reply import ResponseSynthesizer
-from wire.responses_api.request import history_of, referenced_turns, translate_request
+from wire.responses_api.reply import ResponseSynthesizer, history_of
+from wire.responses_api.request import referenced_turns, translate_request
 from wire.user_text import strip_client_context
 
 TURN = "turn_0123456789abcdef012345"

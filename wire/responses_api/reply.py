@@ -21,6 +21,7 @@ from wire.chat_reply import (
     Reasoning,
     RefusalText,
     Text,
+    assistant_message,
     completion_parts,
 )
 from wire.error_codes import error_type
@@ -106,6 +107,25 @@ def instructions_of(messages: Sequence[Json], detail: Json) -> str | None:
     if isinstance(content, list):
         content = content[0].get("text") if content else None
     return content if isinstance(content, str) else None
+
+
+def history_of(turn: RecordedTurn) -> list[Json]:
+    """Return the messages of a turn and its reply, without the `instructions`, which are not inherited."""
+    reply = assistant_message(turn.text, turn.reasoning, turn.tool_calls)
+    return [*without_instructions(turn), reply]
+
+
+def without_instructions(turn: RecordedTurn) -> list[Json]:
+    """Return the messages of a turn's request without the `instructions`."""
+    messages = list(turn.messages)
+    if turn.api is None or not turn.api.get("instructions") or not messages:
+        return messages
+    content = messages[0].get("content")
+    if not isinstance(content, list) or len(content) < 2:
+        return messages[1:]
+    rest = content[1:]
+    is_text = len(rest) == 1 and rest[0].get("type") == "text"
+    return [{**messages[0], "content": rest[0]["text"] if is_text else rest}, *messages[1:]]
 
 
 def response_usage(usage: Json | None) -> Json | None:
