@@ -228,7 +228,9 @@ class TurnRecorder:
             corrections: list[KindCorrection] = []
             states: list[NextState] = []
             moved: list[LinkCorrection] = []
-            why = _continued_by(captured) if "extends_side" in codes and session is None else None
+            # A program's orders about its own results ("many entities were missed: 1. … 2. …") show no person.
+            goes_on = "extends_side" in codes and "instructed_side" not in codes and session is None
+            why = _continued_by(captured) if goes_on else None
             if why is not None:
                 # What goes on under the same system prompt shows that it is no function of a program.
                 same = () if "new_system" in codes or why != "continued" else ("same_system",)

@@ -30,6 +30,7 @@ from scorers.reactions import (
     starts_task,
     without_code,
 )
+from scorers.wish_labels import EMOJI
 
 PRECISION_TABLE = Path(__file__).parent / "precision.json"
 
@@ -55,6 +56,11 @@ _QUOTATION = re.compile(
     r"\"[^\"\n]*\s[^\"\n]*\"|“[^”\n]*\s[^”\n]*”|„[^“”\n]*\s[^“”\n]*[“”]|«[^»\n]*\s[^»\n]*»|「[^」\n]{3,}」"
     r"|(?<!\w)'[^'\n]*\s[^'\n]*'(?!\w)|(?m:^>.*$)"
 )
+#: An emoji that a phrase is about: "no more 😊 please", not "thanks 😊".
+_NAMED_EMOJI = re.compile(
+    rf"(?i)(?<!\w)((?:{lexicon.BEFORE_THING})\s+)[{EMOJI}\ufe0f]+(?:\s*[{EMOJI}\ufe0f]+)*"
+)
+_LIKING = re.compile(rf"\s*(?:{lexicon.LIKING})\b", re.IGNORECASE)
 #: Stands for a quotation. The training data hide words in the same way.
 _UNKNOWN = "qxzvq"
 #: Words of the reply at the head of a message: between marks, behind ">", or few and asked about.
@@ -182,6 +188,7 @@ def read_message(
         classifier: default: the one of this repository.
     """
     network = classifier or default_classifier()
+    text = _name_emoji(text)
     own = _own_words(text)
     reading = network.read(own, reply=reply)
     reaction = read_reaction(own, reply=reply)
@@ -220,6 +227,9 @@ def read_message(
     if source == "classifier" and value == -1 and _PERMITS.search(text) and _AGAIN.search(text):
         value, confidence, source = None, 0.0, ""
         reason = "it allows something for the future and does not say that the reply was bad"
+    if value == -1 and not is_other_answer and _says_what_is_liked(own):
+        value, confidence, source = None, 0.0, ""
+        reason = "it says what is liked"
     if value is not None and prompt and fold(prompt) == fold(text):
         value, confidence, source = None, 0.0, ""
         reason = "it repeats the request word for word"
@@ -241,6 +251,17 @@ def read_message(
         reading=reading,
         reason=reason,
     )
+
+
+def _name_emoji(text: str) -> str:
+    """Return a message with a word for each emoji that it speaks of; "no 😂" does not speak of one."""
+    named = _NAMED_EMOJI.sub(r"\1emojis", text)
+    return named if len(tokens_of(named)) > 2 else text
+
+
+def _says_what_is_liked(text: str) -> bool:
+    """Whether one sentence says what is liked, without a contrast after it."""
+    return bool(_LIKING.match(text)) and not _CONTRAST.search(text) and len(split_sentences(text)) == 1
 
 
 def _own_words(text: str) -> str:

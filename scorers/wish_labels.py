@@ -58,11 +58,12 @@ MAX_LANGUAGES = 3
 THIS_LANGUAGE, OTHER_LANGUAGE = "\ue000", "\ue001"
 
 _FOLDED = str.maketrans({"ß": "ss", "ı": "i", "ł": "l", "ø": "o", "’": "'", "‘": "'", "`": "'", "đ": "d"})
-_EMOJI = "\U0001f000-\U0001faff\u2600-\u27bf\u2b50\u2b55"
+#: Characters of a regular expression's set.
+EMOJI = "\U0001f000-\U0001faff\u2600-\u27bf\u2b50\u2b55"
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 # Vowel signs of Devanagari and Thai are no letters for `\w`.
 _TOKEN = re.compile(
-    rf"[{THIS_LANGUAGE}{OTHER_LANGUAGE}]|[{_EMOJI}]|\*+|[?？؟]|[{_CJK}]+|(?:(?![{_CJK}{THIS_LANGUAGE}{OTHER_LANGUAGE}])[\w\u0900-\u0963\u0e31-\u0e4e])+"
+    rf"[{THIS_LANGUAGE}{OTHER_LANGUAGE}]|[{EMOJI}]|\*+|[?？؟]|[{_CJK}]+|(?:(?![{_CJK}{THIS_LANGUAGE}{OTHER_LANGUAGE}])[\w\u0900-\u0963\u0e31-\u0e4e])+"
 )
 _HANGUL = re.compile("[\uac00-\ud7a3]")
 _SENTENCE = re.compile(r"(?<=[.!?。！？…])\s*|\n+")
@@ -161,7 +162,7 @@ def tokens_of(masked: str) -> list[tuple[str, str]]:
             found.append(("", "THIS"))
         elif token == OTHER_LANGUAGE:
             found.append(("", "OTHER"))
-        elif re.match(f"[{_EMOJI}]", token):
+        elif re.match(f"[{EMOJI}]", token):
             if not found or found[-1][1] != "FACE":
                 found.append(("", "FACE"))
         elif token[0] == "*":

@@ -253,3 +253,51 @@ def test_words_of_the_reply_that_are_asked_about_are_no_complaint(text: str, rep
 )
 def test_a_bare_no_before_a_complaint_does_not_hide_it(text: str, reply: str, value: int | None) -> None:
     assert read_message(text, reply=reply).value == value
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("no more 😊 please", "no more emojis please"),
+        ("Thanks! Please stop using 🎉🎉", "Please stop using emojis"),
+        ("bitte ohne 😊", "bitte ohne emojis"),
+        ("sin 🎉 por favor", "sin emojis por favor"),
+    ],
+)
+def test_an_emoji_that_a_wish_is_about_is_named(text: str, hint: str) -> None:
+    message = read_message(text, reply=REPLY)
+    assert message.value == -1
+    assert message.hint == hint
+
+
+@pytest.mark.parametrize(("text", "value"), [("thanks 😊 that helped", 1), ("great 🎉", 1), ("no 😂", 1)])
+def test_an_emoji_of_ones_own_is_left_as_it_is(text: str, value: int) -> None:
+    assert read_message(text, reply=REPLY).value == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I love the emojis",
+        "I like the short answers",
+        "I like that you keep it short",
+        "good that there are no emojis",
+        "ich mag die Emojis",
+        "me encantan los emojis",
+    ],
+)
+def test_what_is_liked_is_no_complaint(text: str) -> None:
+    assert read_message(text, reply=REPLY).value != -1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I like my answers short",
+        "I'd love fewer emojis",
+        "I like the answer, but shorter next time",
+        "Glad that's over. Shorter please.",
+    ],
+)
+def test_a_wish_in_the_words_of_liking_is_a_complaint(text: str) -> None:
+    assert read_message(text, reply=REPLY).value == -1
