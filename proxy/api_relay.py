@@ -25,7 +25,7 @@ from proxy.asgi import (
 )
 from proxy.auth import Principal
 from proxy.conversations import Conversations
-from proxy.item_pages import page, read_query
+from proxy.item_pages import includes_logprobs, page, read_query
 from proxy.recent_turns import RecentTurns
 from proxy.relay import ChatRelay
 from proxy.translated_send import TranslatedSend, send_refusal
@@ -219,6 +219,8 @@ class ApiRelay:
         """Serve ``/v1/responses/{id}``, its input items, its deletion and its cancellation."""
         response_id, _, action = path.removeprefix("/v1/responses/").partition("/")
         method: str = scope["method"]
+        query: bytes = scope.get("query_string") or b""
+        with_logprobs = includes_logprobs(query)
         try:
             turn = await self._find_turn(principal.key_name, turn_of(response_id) or "")
             if turn is None or not _is_kept(turn) or (method, action) not in _ACTIONS:
@@ -232,20 +234,21 @@ class ApiRelay:
                 await self._forget(principal.key_name, turn.turn_id)
                 await send_json(send, 200, {"id": response_id, "object": "response", "deleted": True})
             elif action == "input_items":
-                await send_json(send, 200, _input_item_list(turn, scope.get("query_string") or b""))
+                await send_json(send, 200, page(own_items(turn)[::-1], read_query(query)))
             elif action == "cancel":
                 await send_error(
                     send, 400, "Only background responses can be cancelled, and Patina runs none."
                 )
-            elif (options := read_query(scope.get("query_string") or b"")).get("stream") == "true":
+            elif (options := read_query(query)).get("stream") == "true":
                 after = options.get("starting_after", "")
                 events = _synthesizer_of(turn).recorded_events(
-                    turn, after=int(after) if after.isdecimal() else -1
+                    turn, after=int(after) if after.isdecimal() else -1, with_logprobs=with_logprobs
                 )
                 await send_head(send, 200, [_EVENT_STREAM, (b"content-length", str(len(events)).encode())])
                 await send_body(send, events)
             else:
-                await send_json(send, 200, _synthesizer_of(turn).recorded(turn))
+                response = _synthesizer_of(turn).recorded(turn, with_logprobs=with_logprobs)
+                await send_json(send, 200, response)
         except RecordError as exc:
             log.warning("a response could not be read back: %s", exc)
             await send_error(
@@ -381,8 +384,3 @@ def _synthesizer_of(turn: RecordedTurn) -> ResponseSynthesizer:
     detail = turn.api or {}
     instructions = instructions_of(turn.messages, detail)
     return ResponseSynthesizer(turn.request, detail, instructions=instructions, created_at=turn.created_at)
-
-
-def _input_item_list(turn: RecordedTurn, query: bytes) -> Json:
-    """Return a page of the items of a turn's own input."""
-    return page(own_items(turn)[::-1], read_query(query))

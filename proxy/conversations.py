@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from proxy.asgi import BodyTooLarge, ClientDisconnected, read_body, send_error, send_json
-from proxy.item_pages import list_of, page, read_metadata, read_query
+from proxy.item_pages import includes_logprobs, list_of, page, read_metadata, read_query
 from store.errors import RecordError
 from store.record_handle import RecordHandle
 from store.values import Conversation, Json, RecordedTurn
@@ -63,8 +63,8 @@ class Conversations:
                 raise Untranslatable(f"Conversation with id '{conversation_id}' not found.", status=404)
             part, _, item_id = action.partition("/")
             if part == "items":
-                options = read_query(scope.get("query_string") or b"")
-                await send_json(send, 200, await self._items(method, key_name, found, item_id, body, options))
+                query: bytes = scope.get("query_string") or b""
+                await send_json(send, 200, await self._items(method, key_name, found, item_id, body, query))
             elif action:
                 raise Untranslatable(
                     "A conversation has no other part than its items: /v1/conversations/{id}/items.",
@@ -108,7 +108,7 @@ class Conversations:
         found: Conversation,
         item_id: str,
         body: Json,
-        options: Mapping[str, str],
+        query: bytes,
     ) -> Json:
         """Add, list, read or delete items. Raises: Untranslatable, RecordError."""
         record = await self._record.get()
@@ -122,9 +122,9 @@ class Conversations:
         if method == "POST" or (method == "DELETE" and not item_id):
             raise Untranslatable("Items are added to the list, and deleted one by one.", status=405)
         turns = await self._turns(key_name, found.conversation_id)
-        shown = conversation_items(found, turns).shown
+        shown = conversation_items(found, turns, with_logprobs=includes_logprobs(query)).shown
         if not item_id:
-            return page(shown[::-1], options)
+            return page(shown[::-1], read_query(query))
         item = next((one for one in shown if one["id"] == item_id), None)
         if item is None:
             raise Untranslatable(

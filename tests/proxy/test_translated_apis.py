@@ -173,6 +173,50 @@ def test_a_response_is_retrieved_as_the_stream_that_it_was(gateway: Gateway) -> 
     assert [event.sequence_number for event in rest] == list(range(4, len(events)))
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_response_is_retrieved_with_the_logprobs_that_its_request_asked_for(
+    gateway: Gateway, streamed: bool
+) -> None:
+    client = gateway.client
+    wanted: Any = ["message.output_text.logprobs"]
+    asked: Any = {
+        "model": "tiny",
+        "input": "Where?",
+        "tools": [TOOL],
+        "extra_body": scripted(text="In Norway \n é", reasoning="hm", tool_calls=[CALL]),
+    }
+    made = client.conversations.create()
+    if streamed:
+        with client.responses.stream(**asked, include=wanted, conversation=made.id) as stream:
+            first: Any = stream.get_final_response()
+    else:
+        first = client.responses.create(**asked, include=wanted, conversation=made.id)
+    text = next(item.content[0] for item in first.output if item.type == "message")
+    shown_text = "".join(entry.token for entry in text.logprobs)
+    assert shown_text.startswith("In Norway \n é")
+    assert (
+        not streamed or shown_text == "In Norway \n é"
+    )  # a whole reply does not say which tokens its text has
+    gateway.settle()
+    again: Any = client.responses.retrieve(first.id, include=["reasoning.encrypted_content", *wanted])
+    assert [item.id for item in again.output] == [item.id for item in first.output]
+    part = next(item.content[0] for item in again.output if item.type == "message")
+    assert (part.text, part.logprobs) == (text.text, text.logprobs)
+    last = list(client.responses.retrieve(first.id, stream=True, include=wanted))[-1]
+    assert last.type == "response.completed"
+    assert last.response.output == again.output
+    without: Any = client.responses.retrieve(first.id)
+    assert [part.logprobs for item in without.output if item.type == "message" for part in item.content] == [
+        []
+    ]
+    shown = {item.id: item for item in client.conversations.items.list(made.id, include=wanted)}
+    listed: Any = next(shown[item.id] for item in first.output if item.type == "message")
+    assert [entry.to_dict() for entry in listed.content[0].logprobs] == [e.to_dict() for e in text.logprobs]
+    other: Any = client.responses.create(**asked)
+    none: Any = client.responses.retrieve(other.id, include=wanted)
+    assert [part.logprobs for item in none.output if item.type == "message" for part in item.content] == [[]]
+
+
 def test_a_deleted_or_unknown_response_is_not_found(gateway: Gateway) -> None:
     kept = gateway.client.responses.create(model="tiny", input="a")
     unstored = gateway.client.responses.create(model="tiny", input="b", store=False)

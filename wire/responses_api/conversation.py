@@ -27,11 +27,14 @@ class ConversationItems:
     newest: RecordedTurn | None = None
 
 
-def conversation_items(known: Conversation, turns: Sequence[RecordedTurn]) -> ConversationItems:
+def conversation_items(
+    known: Conversation, turns: Sequence[RecordedTurn], *, with_logprobs: bool = False
+) -> ConversationItems:
     """Return the items of a conversation.
 
     Args:
         turns: its finished turns, in any order.
+        with_logprobs: texts are shown with the log-probabilities that their requests asked for.
     """
     found = ConversationItems()
     blocks: list[tuple[float, AddedItem | RecordedTurn]] = [
@@ -43,19 +46,21 @@ def conversation_items(known: Conversation, turns: Sequence[RecordedTurn]) -> Co
             found.shown.append(shown_item(block.item, block.item_id))
             found.sent.append(block.item)
         else:
-            _add_turn(found, block, known.deleted)
+            _add_turn(found, block, known.deleted, with_logprobs)
     return found
 
 
-def _add_turn(found: ConversationItems, turn: RecordedTurn, deleted: frozenset[str]) -> None:
+def _add_turn(
+    found: ConversationItems, turn: RecordedTurn, deleted: frozenset[str], with_logprobs: bool
+) -> None:
     shown = own_items(turn)
     sent = (turn.api or {}).get("input") or shown
     for item, as_sent in zip(shown, sent, strict=True):
         if item["id"] not in deleted:
             found.shown.append(item)
             found.sent.append(as_sent)
-    synthesizer = ResponseSynthesizer(turn.request, turn.api or {}, instructions=None)
-    reply: list[Json] = synthesizer.recorded(turn)["output"]
+    synthesizer = ResponseSynthesizer({"logprobs": True}, turn.api or {}, instructions=None)
+    reply: list[Json] = synthesizer.recorded(turn, with_logprobs=with_logprobs)["output"]
     kept = [item for item in reply if item["id"] not in deleted]
     found.shown += kept
     if len(kept) == len(reply):

@@ -205,25 +205,26 @@ class ResponseSynthesizer(EventSynthesizer):
         error = {"message": message, "type": error_type(status), "param": param, "code": code}
         return status, orjson.dumps({"error": error})
 
-    def recorded(self, turn: RecordedTurn) -> Json:
-        """Return the response of a recorded turn."""
-        self._replay(turn)
+    def recorded(self, turn: RecordedTurn, *, with_logprobs: bool = False) -> Json:
+        """Return the response of a recorded turn; with the log-probabilities that its request asked for."""
+        self._replay(turn, with_logprobs)
         return self._response
 
-    def recorded_events(self, turn: RecordedTurn, *, after: int = -1) -> bytes:
+    def recorded_events(self, turn: RecordedTurn, *, after: int = -1, with_logprobs: bool = False) -> bytes:
         """Return the event stream of a recorded turn, from behind the event with this number."""
-        self._replay(turn)
+        self._replay(turn, with_logprobs)
         self._emit(f"response.{self._response['status']}", response=self._response)
         return b"".join(self._events[max(0, after + 1) :])
 
-    def _replay(self, turn: RecordedTurn) -> None:
+    def _replay(self, turn: RecordedTurn, with_logprobs: bool) -> None:
         self._start(turn.turn_id)
         self._emit_opening()
         self._reader.finish_reason = turn.finish_reason
         self._reader.usage = turn.usage
         if turn.finish_reason is None:
             self._reader.error = {"message": "The reply was not finished."}
-        self._take(completion_parts(turn.text, turn.reasoning, turn.tool_calls))
+        logprobs = self._detail.get("logprobs", ()) if with_logprobs else ()
+        self._take(completion_parts(turn.text, turn.reasoning, turn.tool_calls, logprobs))
         self._complete(turn.finished_at)
 
     # ---- the response
