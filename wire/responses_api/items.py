@@ -26,6 +26,11 @@ _HOSTED_CALLS = frozenset(
     | {"mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response", "computer_call_output"}
 )
 _CUSTOM_INPUT = "input"
+#: Fields that a part has when it is read back.
+_PART_DEFAULTS: Mapping[str, Json] = {
+    "output_text": {"annotations": [], "logprobs": []},
+    "input_image": {"detail": "auto"},
+}
 _OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
 
 
@@ -269,8 +274,7 @@ def shown_item(item: Json, name: str) -> Json:
         parts = content if isinstance(content, list) else [{"text": content or ""}]
         text = "output_text" if is_reply else "input_text"
         shown["content"] = [
-            {"type": text, **({"annotations": []} if part.get("type", text) == "output_text" else {}), **part}
-            for part in parts
+            {"type": text, **_PART_DEFAULTS.get(part.get("type", text), {}), **part} for part in parts
         ]
     return shown
 
