@@ -37,7 +37,7 @@ REFERENCES, MAX_TOKENS = 8, 64
 PROBES = 24
 #: Log-likelihood, in nats, by which a reply speaks against a wish.
 EVIDENCE = 0.5
-#: Words that reject a reply and ask for nothing.
+#: Words that reject a reply and ask for nothing. What acts as they do teaches nothing and withdraws nothing.
 EMPTY_COMPLAINTS = ("That is wrong.", "Please check that again.", "I do not think that is right.")
 #: Contexts whose change along the references is kept.
 _CACHED = 256
