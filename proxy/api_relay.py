@@ -25,7 +25,7 @@ from proxy.asgi import (
 )
 from proxy.auth import Principal
 from proxy.conversations import Conversations
-from proxy.item_pages import page, read_query
+from proxy.item_pages import includes_logprobs, page, read_query
 from proxy.recent_turns import RecentTurns
 from proxy.relay import ChatRelay
 from proxy.translated_send import TranslatedSend, send_refusal
@@ -40,15 +40,10 @@ from wire.headers import Headers, content_length, forward_request_headers, get_h
 from wire.messages_api.reply import MessageSynthesizer
 from wire.messages_api.request import translate_request as translate_message
 from wire.reply_strip import read_reply
-from wire.responses_api.items import input_items, turn_of
+from wire.responses_api.conversation import ConversationItems, conversation_items, own_items
+from wire.responses_api.items import turn_of
 from wire.responses_api.reply import ResponseSynthesizer, instructions_of
-from wire.responses_api.request import (
-    NAME,
-    conversation_of,
-    referenced_turns,
-    translate_request,
-    without_instructions,
-)
+from wire.responses_api.request import NAME, conversation_of, referenced_turns, translate_request
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +77,7 @@ class ApiRelay:
         self._record = record
         self._journal = journal
         self._is_local = is_local
-        self.conversations = Conversations(record, self.newest_turn)
+        self.conversations = Conversations(record, self.conversation_turns)
 
     @property
     def _recent(self) -> RecentTurns:
@@ -163,7 +158,7 @@ class ApiRelay:
             if turn is not None and _is_kept(turn):
                 turns[turn_id] = turn
         previous: RecordedTurn | None = None
-        beginning: list[Json] = []
+        items: ConversationItems | None = None
         named = body.get("previous_response_id")
         conversation = conversation_of(body)
         if named is not None:
@@ -175,8 +170,8 @@ class ApiRelay:
                     param="previous_response_id",
                 )
         elif conversation is not None:
-            previous, beginning = await self._find_conversation(key_name, conversation)
-        return translate_request(body, turns, previous=previous, beginning=beginning)
+            items = await self._find_conversation(key_name, conversation)
+        return translate_request(body, turns, previous=previous, conversation=items)
 
     async def _find_turn(self, key_name: str, turn_id: str) -> RecordedTurn | None:
         """Return a turn from the record or, while it is not recorded yet, from memory. Raises: RecordError."""
@@ -198,26 +193,25 @@ class ApiRelay:
             return recent
         return found or recent
 
-    async def _find_conversation(
-        self, key_name: str, conversation: str
-    ) -> tuple[RecordedTurn | None, list[Json]]:
-        """Return the newest turn of a conversation and the items that it began with. Raises: RecordError, Untranslatable."""
+    async def _find_conversation(self, key_name: str, conversation: str) -> ConversationItems:
+        """Return what a conversation holds. Raises: RecordError, Untranslatable."""
         known = await (await self._record.get()).conversation(key_name, conversation)
         if known is None:
             raise Untranslatable(
                 f"Conversation with id '{conversation}' not found.", status=404, param="conversation"
             )
-        return await self.newest_turn(key_name, conversation), known.items
+        return conversation_items(known, await self.conversation_turns(key_name, conversation))
 
-    async def newest_turn(self, key_name: str, conversation: str) -> RecordedTurn | None:
-        """Return the newest turn of a conversation, also one that another gateway has just issued. Raises: RecordError."""
+    async def conversation_turns(self, key_name: str, conversation: str) -> list[RecordedTurn]:
+        """Return the finished turns of a conversation, also those that another gateway has just issued. Raises: RecordError."""
         record = await self._record.get()
         lag = await wait_recorded(record, self._journal.folder, _RECORD_WAIT_S)
-        newest = await record.newest_turn(key_name, conversation)
-        recent = self._recent.newest_of(key_name, conversation) if lag.entries else None
-        if recent is not None and (newest is None or recent.created_at > newest.created_at):
-            return recent
-        return newest
+        turns = await record.conversation_turns(key_name, conversation)
+        if lag.entries:
+            newest = turns[-1].created_at if turns else 0.0
+            recent = self._recent.of_conversation(key_name, conversation)
+            turns += [turn for turn in recent if turn.created_at > newest]
+        return turns
 
     # ---- responses that exist
 
@@ -225,6 +219,8 @@ class ApiRelay:
         """Serve ``/v1/responses/{id}``, its input items, its deletion and its cancellation."""
         response_id, _, action = path.removeprefix("/v1/responses/").partition("/")
         method: str = scope["method"]
+        query: bytes = scope.get("query_string") or b""
+        with_logprobs = includes_logprobs(query)
         try:
             turn = await self._find_turn(principal.key_name, turn_of(response_id) or "")
             if turn is None or not _is_kept(turn) or (method, action) not in _ACTIONS:
@@ -238,20 +234,21 @@ class ApiRelay:
                 await self._forget(principal.key_name, turn.turn_id)
                 await send_json(send, 200, {"id": response_id, "object": "response", "deleted": True})
             elif action == "input_items":
-                await send_json(send, 200, _input_item_list(turn, scope.get("query_string") or b""))
+                await send_json(send, 200, page(own_items(turn)[::-1], read_query(query)))
             elif action == "cancel":
                 await send_error(
                     send, 400, "Only background responses can be cancelled, and Patina runs none."
                 )
-            elif (options := read_query(scope.get("query_string") or b"")).get("stream") == "true":
+            elif (options := read_query(query)).get("stream") == "true":
                 after = options.get("starting_after", "")
                 events = _synthesizer_of(turn).recorded_events(
-                    turn, after=int(after) if after.isdecimal() else -1
+                    turn, after=int(after) if after.isdecimal() else -1, with_logprobs=with_logprobs
                 )
                 await send_head(send, 200, [_EVENT_STREAM, (b"content-length", str(len(events)).encode())])
                 await send_body(send, events)
             else:
-                await send_json(send, 200, _synthesizer_of(turn).recorded(turn))
+                response = _synthesizer_of(turn).recorded(turn, with_logprobs=with_logprobs)
+                await send_json(send, 200, response)
         except RecordError as exc:
             log.warning("a response could not be read back: %s", exc)
             await send_error(
@@ -387,10 +384,3 @@ def _synthesizer_of(turn: RecordedTurn) -> ResponseSynthesizer:
     detail = turn.api or {}
     instructions = instructions_of(turn.messages, detail)
     return ResponseSynthesizer(turn.request, detail, instructions=instructions, created_at=turn.created_at)
-
-
-def _input_item_list(turn: RecordedTurn, query: bytes) -> Json:
-    """Return a page of the items of a turn's own input."""
-    inherited = (turn.api or {}).get("inherited", 0)
-    items = input_items(without_instructions(turn)[inherited:], turn.turn_id)
-    return page(items[::-1], read_query(query))

@@ -1,6 +1,7 @@
 """Conversations of the Responses API: a name under which turns follow each other. Their turns are in the record.
 
-What a client creates is a row; the items that follow are the turns of the session of this name.
+What a client creates, adds and deletes are rows; the other items are those of the turns of the session of this name
+(`wire.responses_api.conversation`).
 """
 
 from __future__ import annotations
@@ -9,34 +10,36 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from proxy.asgi import BodyTooLarge, ClientDisconnected, read_body, send_error, send_json
-from proxy.item_pages import page, read_metadata, read_query
+from proxy.item_pages import includes_logprobs, list_of, page, read_metadata, read_query
 from store.errors import RecordError
 from store.record_handle import RecordHandle
 from store.values import Conversation, Json, RecordedTurn
 from wire.api_translation import Untranslatable, read_object
 from wire.headers import content_length
-from wire.responses_api.items import input_items, messages_of
-from wire.responses_api.request import history_of
+from wire.responses_api.conversation import conversation_items
+from wire.responses_api.items import messages_of, shown_item
 
 log = logging.getLogger(__name__)
 
 PREFIX = "/v1/conversations"
 _MAX_ITEMS = 20
 
-#: Returns the newest turn of a conversation.
-NewestTurn = Callable[[str, str], Awaitable[RecordedTurn | None]]
+#: Returns the finished turns of a key's conversation.
+ConversationTurns = Callable[[str, str], Awaitable[list[RecordedTurn]]]
 
 
 class Conversations:
     """Serves ``/v1/conversations``."""
 
-    def __init__(self, record: RecordHandle, newest_turn: NewestTurn) -> None:
+    def __init__(self, record: RecordHandle, turns: ConversationTurns) -> None:
         self._record = record
-        self._newest_turn = newest_turn
+        self._turns = turns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, *, key_name: str, path: str) -> None:
         conversation_id, _, action = path.removeprefix(PREFIX).removeprefix("/").partition("/")
@@ -58,12 +61,13 @@ class Conversations:
             found = await record.conversation(key_name, conversation_id)
             if found is None:
                 raise Untranslatable(f"Conversation with id '{conversation_id}' not found.", status=404)
-            if action == "items" and method == "GET":
-                options = read_query(scope.get("query_string") or b"")
-                await send_json(send, 200, page(await self._items(key_name, found), options))
+            part, _, item_id = action.partition("/")
+            if part == "items":
+                query: bytes = scope.get("query_string") or b""
+                await send_json(send, 200, await self._items(method, key_name, found, item_id, body, query))
             elif action:
                 raise Untranslatable(
-                    "Items of a conversation are added by its responses, and forgotten with the conversation.",
+                    "A conversation has no other part than its items: /v1/conversations/{id}/items.",
                     status=404,
                 )
             elif method == "DELETE":
@@ -75,12 +79,7 @@ class Conversations:
                 if method == "POST":
                     metadata = read_metadata(body)
                     await record.update_conversation(conversation_id, metadata)
-                    found = Conversation(
-                        conversation_id=conversation_id,
-                        metadata=metadata,
-                        items=found.items,
-                        created_at=found.created_at,
-                    )
+                    found = replace(found, metadata=metadata)
                 await send_json(send, 200, _shown(found))
         except ClientDisconnected:
             return
@@ -95,24 +94,55 @@ class Conversations:
             )
 
     async def _create(self, key_name: str, body: Json) -> Json:
-        items = body.get("items") or []
-        if not isinstance(items, list) or len(items) > _MAX_ITEMS:
-            raise Untranslatable(f"items must be a list of at most {_MAX_ITEMS} items.", param="items")
-        messages_of(items, {})  # refuses what could not be served later
+        items = _read_items(body)
         made = Conversation(
-            conversation_id=f"conv_{uuid.uuid4().hex}",
-            metadata=read_metadata(body),
-            items=items,
-            created_at=time.time(),
+            conversation_id=f"conv_{uuid.uuid4().hex}", metadata=read_metadata(body), created_at=time.time()
         )
-        await (await self._record.get()).add_conversation(key_name, made)
+        await (await self._record.get()).add_conversation(key_name, made, items)
         return _shown(made)
 
-    async def _items(self, key_name: str, found: Conversation) -> list[Json]:
-        """Return the items of a conversation, the newest first."""
-        newest = await self._newest_turn(key_name, found.conversation_id)
-        messages = history_of(newest) if newest is not None else messages_of(found.items, {})
-        return input_items(messages, found.conversation_id)[::-1]
+    async def _items(
+        self,
+        method: str,
+        key_name: str,
+        found: Conversation,
+        item_id: str,
+        body: Json,
+        query: bytes,
+    ) -> Json:
+        """Add, list, read or delete items. Raises: Untranslatable, RecordError."""
+        record = await self._record.get()
+        if method == "POST" and not item_id:
+            if not (items := _read_items(body)):
+                raise Untranslatable(
+                    "Missing required parameter: 'items'.", code="missing_required_parameter", param="items"
+                )
+            added = await record.add_items(found.conversation_id, items)
+            return list_of([shown_item(one.item, one.item_id) for one in added], has_more=False)
+        if method == "POST" or (method == "DELETE" and not item_id):
+            raise Untranslatable("Items are added to the list, and deleted one by one.", status=405)
+        turns = await self._turns(key_name, found.conversation_id)
+        shown = conversation_items(found, turns, with_logprobs=includes_logprobs(query)).shown
+        if not item_id:
+            return page(shown[::-1], read_query(query))
+        item = next((one for one in shown if one["id"] == item_id), None)
+        if item is None:
+            raise Untranslatable(
+                f"Item with id '{item_id}' not found in conversation '{found.conversation_id}'.", status=404
+            )
+        if method == "DELETE":
+            await record.delete_item(found.conversation_id, item_id)
+            return _shown(found)
+        return item
+
+
+def _read_items(body: Json) -> list[Json]:
+    """Return the items that a request adds. Raises: Untranslatable: what could not be served later."""
+    items: Any = body.get("items") or []
+    if not isinstance(items, list) or len(items) > _MAX_ITEMS:
+        raise Untranslatable(f"items must be a list of at most {_MAX_ITEMS} items.", param="items")
+    messages_of(items, {}, name="items")
+    return items
 
 
 def _shown(found: Conversation) -> Json:

@@ -96,7 +96,7 @@ TOKENS = Endpoint(
 CONVERSATIONS = Endpoint(
     method="any",
     path="/v1/conversations*",
-    summary="conversations of the Responses API: create, retrieve, update, delete, list `items`",
+    summary="conversations of the Responses API: create, retrieve, update, delete; add, list, retrieve, delete `items`",
     is_translated=True,
 )
 MESSAGES = Endpoint(

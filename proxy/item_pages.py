@@ -17,6 +17,14 @@ def read_query(query: bytes) -> dict[str, str]:
     return dict(parse_qsl(query.decode("latin-1")))
 
 
+def includes_logprobs(query: bytes) -> bool:
+    """Whether a query asks for the log-probabilities of texts; SDKs write a list as ``include[]`` or ``include``."""
+    return any(
+        name in ("include", "include[]") and "message.output_text.logprobs" in value.split(",")
+        for name, value in parse_qsl(query.decode("latin-1"))
+    )
+
+
 def read_limit(options: Mapping[str, str]) -> int:
     """Return how many items a page holds."""
     limit = options.get("limit", "")

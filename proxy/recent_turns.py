@@ -17,7 +17,6 @@ class RecentTurns:
         self._max_turns = max_turns
         self._max_bytes = max_bytes
         self._turns: OrderedDict[str, tuple[str, RecordedTurn, int]] = OrderedDict()  # key name, turn, bytes
-        self._newest: dict[tuple[str, str], str] = {}  # of a conversation
         self._size = 0
 
     def add(self, captured: CapturedExchange) -> None:
@@ -25,24 +24,23 @@ class RecentTurns:
         turn = recorded_turn(captured)
         self._turns[turn.turn_id] = (captured.key_name, turn, captured.size)
         self._size += captured.size
-        if captured.options.session is not None and captured.is_whole:
-            self._newest[captured.key_name, captured.options.session] = turn.turn_id
         while self._turns and (len(self._turns) > self._max_turns or self._size > self._max_bytes):
             _, (_, _, size) = self._turns.popitem(last=False)
             self._size -= size
-            if len(self._newest) > 2 * self._max_turns:
-                self._newest = {
-                    place: turn_id for place, turn_id in self._newest.items() if turn_id in self._turns
-                }
 
     def find(self, key_name: str, turn_id: str) -> RecordedTurn | None:
         found = self._turns.get(turn_id)
         return found[1] if found is not None and found[0] == key_name else None
 
-    def newest_of(self, key_name: str, session: str) -> RecordedTurn | None:
-        """Return the newest turn of a conversation."""
-        turn_id = self._newest.get((key_name, session))
-        return None if turn_id is None else self.find(key_name, turn_id)
+    def of_conversation(self, key_name: str, conversation: str) -> list[RecordedTurn]:
+        """Return the finished turns of a conversation, oldest first."""
+        return [
+            turn
+            for key, turn, _ in self._turns.values()
+            if key == key_name
+            and turn.finish_reason is not None
+            and (turn.api or {}).get("conversation") == conversation
+        ]
 
     def remove(self, turn_id: str) -> None:
         found = self._turns.pop(turn_id, None)

@@ -456,6 +456,7 @@ class ChatRelay:
                 chat = await asyncio.to_thread(parse_chat, raw)
             else:
                 chat = parse_chat(raw, self._prefix_cache)
+            shows_logprobs = api is not None and chat.body.get("logprobs") is True
             exchange = _Exchange(
                 turn_id=new_turn_id(),
                 created_at=time.time(),
@@ -464,7 +465,10 @@ class ChatRelay:
                 chat=chat,
                 options=_request_options(scope["headers"], chat, session, principal, api),
                 size=len(raw),
-                assembler=CompletionAssembler(chat.n) if is_completion else Assembler(chat.n),
+                assembler=CompletionAssembler(chat.n)
+                if is_completion
+                else Assembler(chat.n, keeps_logprobs=shows_logprobs),
+                template_attempts=_MAX_TEMPLATE_ATTEMPTS if shows_logprobs else 0,
                 api=detail,
                 is_translated=api is not None,
                 connection=client_connection(scope),
@@ -582,7 +586,9 @@ class ChatRelay:
             await asyncio.wait((written,), timeout=JOURNAL_WAIT_S)
 
     def _capture(self, exchange: _Exchange) -> CapturedExchange:
-        chat, lease = exchange.chat, exchange.lease
+        chat, lease, api = exchange.chat, exchange.lease, exchange.api
+        if api is not None and exchange.assembler.logprobs:  # its client may read them again
+            api = {**api, "logprobs": exchange.assembler.logprobs}
         capabilities = self._alias.capabilities
         return CapturedExchange(
             turn_id=exchange.turn_id,
@@ -601,7 +607,7 @@ class ChatRelay:
             temperature=capabilities.default_temperature if chat.temperature is None else chat.temperature,
             logprob_mode=capabilities.logprob_mode,
             size=exchange.size,
-            api=exchange.api,
+            api=api,
             sent_at=exchange.sent_at,
             first_chunk_at=exchange.first_chunk_at,
             backend_ended_at=exchange.backend_ended_at,

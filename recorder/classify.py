@@ -116,6 +116,7 @@ STRUCTURE: Mapping[str, tuple[str, str]] = {
     "handover": ("summary", "a summary or notes for a context that continues without its beginning"),
     "extends_main": ("", "the request continues a recorded main turn"),
     "extends_side": ("", "the request continues a recorded side turn"),
+    "instructed_side": ("text_function", "instructions in a list continue a recorded side turn"),
     "new_system": ("text_function", "the history is a recorded one, the system prompt is another"),
     "fewer_tools": ("text_function", "the history is a recorded one, its tools are not offered any more"),
     "known_system": ("", "people continue conversations under this system prompt, so that its words are no evidence"),

@@ -468,6 +468,8 @@ class TurnIndex:
             return codes
         of_main = [e for e in entries if e.tip.kind is TurnKind.MAIN]
         codes.append("extends_main" if of_main else "extends_side")
+        if not of_main and any(e.code == "long_instruction" for e in captured.kind.evidence):
+            codes.append("instructed_side")
         before = of_main or entries
         tools = _tool_count(captured.chat.body)
         if all(e.system_head != head for e in before):

@@ -220,11 +220,17 @@ class TurnRecorder:
                 tip = self._turn_index.newest(captured.key_name, session) or await record.session_tip(
                     captured.key_name, session
                 )
+            continues = captured.options.continues
+            if tip is not None and tip.turn_id != continues and "conversation" in (captured.api or {}):
+                # Its client deleted the newest replies of this conversation.
+                tip = None if continues is None else self._turn_index.tip_of(continues)
             codes = self._turn_index.record_evidence(captured)
             corrections: list[KindCorrection] = []
             states: list[NextState] = []
             moved: list[LinkCorrection] = []
-            why = _continued_by(captured) if "extends_side" in codes and session is None else None
+            # A program's orders about its own results ("many entities were missed: 1. … 2. …") show no person.
+            goes_on = "extends_side" in codes and "instructed_side" not in codes and session is None
+            why = _continued_by(captured) if goes_on else None
             if why is not None:
                 # What goes on under the same system prompt shows that it is no function of a program.
                 same = () if "new_system" in codes or why != "continued" else ("same_system",)

@@ -37,6 +37,7 @@ from store.values import (
     BASE_VERSION,
     Activity,
     AdapterVersion,
+    AddedItem,
     AliasMove,
     AnsweredTurn,
     CanaryRelease,
@@ -80,7 +81,7 @@ from store.values import (
 from store.verify import verify
 
 #: Newest migration this code knows. A test holds it against `migrations/`.
-SCHEMA_REVISION = "0033"
+SCHEMA_REVISION = "0034"
 
 
 class Record:
@@ -186,9 +187,9 @@ class Record:
         """Return a turn that a client names; without its API when its response was deleted."""
         return await self._database.read(replies.recorded_turn, key_name, turn_id)
 
-    async def newest_turn(self, key_name: str, session_id: str) -> RecordedTurn | None:
-        """Return the newest finished turn of a conversation."""
-        return await self._database.read(replies.newest_turn, key_name, session_id)
+    async def conversation_turns(self, key_name: str, conversation_id: str) -> list[RecordedTurn]:
+        """Return the finished turns of a conversation, oldest first; without their requests where their own input is recorded."""
+        return await self._database.read(replies.conversation_turns, key_name, conversation_id)
 
     async def hide_turn(self, key_name: str, turn_id: str) -> None:
         """Stop showing a response to its client."""
@@ -216,8 +217,10 @@ class Record:
         """Return (turn, key name) of deleted completions that are still recorded, in the order of deletion."""
         return await self._database.read(stored.turns_to_forget)
 
-    async def add_conversation(self, key_name: str, conversation: Conversation) -> None:
-        await self._database.write(replies.add_conversation, key_name, conversation)
+    async def add_conversation(
+        self, key_name: str, conversation: Conversation, items: Sequence[Json] = ()
+    ) -> None:
+        await self._database.write(replies.add_conversation, key_name, conversation, items)
 
     async def conversation(self, key_name: str, conversation_id: str) -> Conversation | None:
         """Return a conversation that a client created and did not delete."""
@@ -228,6 +231,16 @@ class Record:
 
     async def delete_conversation(self, conversation_id: str) -> None:
         await self._database.write(replies.delete_conversation, conversation_id)
+
+    async def add_items(
+        self, conversation_id: str, items: Sequence[Json], now: float | None = None
+    ) -> list[AddedItem]:
+        """Add items to a conversation. Each keeps its id where it has one that no other item of the conversation has."""
+        return await self._database.write(replies.add_items, conversation_id, items, _now(now))
+
+    async def delete_item(self, conversation_id: str, item_id: str, now: float | None = None) -> None:
+        """Delete an item that a client added, or stop showing one of a turn."""
+        await self._database.write(replies.delete_item, conversation_id, item_id, _now(now))
 
     async def find_exchange(self, key_name: str, prompt: str, response: str) -> str | None:
         """Return the newest turn that answered ``response`` to a last user text ``prompt`` (CLaaS's feedback body)."""

@@ -148,9 +148,23 @@ conversations = Table(
     Column("conversation_id", _ID, primary_key=True),
     Column("key_name", String(128), nullable=False),
     Column("metadata", Text, nullable=False),
-    Column("items", Text, nullable=False),  # JSON: the items that it began with
     Column("created_at", Float, nullable=False),
     Column("deleted_at", Float),
+)
+
+conversation_items = Table(
+    "conversation_items",
+    metadata,
+    Column(
+        "conversation_id",
+        _ID,
+        ForeignKey("conversations.conversation_id", ondelete="CASCADE"),
+        primary_key=True,
+    ),
+    Column("item_id", _ID, primary_key=True),
+    Column("added_at", Float, nullable=False),
+    Column("position", Integer, nullable=False),  # among the items that were added together
+    Column("item", Text),  # JSON: the item that the client added; null: it deleted this item of a turn
 )
 
 next_states = Table(

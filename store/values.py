@@ -246,13 +246,28 @@ class StoredQuery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AddedItem:
+    """An item that a client added to a conversation, as it was sent; ``at`` is Unix time (seconds)."""
+
+    item_id: str
+    at: float
+    item: Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A conversation that a client created by name; ``items`` are those that it began with."""
+    """A conversation that a client created by name. Its items are the added ones and those of its turns, without the deleted ones.
+
+    Attributes:
+        added: in the order in which they came.
+        deleted: ids of items of its turns.
+    """
 
     conversation_id: str
     metadata: Json
-    items: list[Json]
     created_at: float
+    added: tuple[AddedItem, ...] = ()
+    deleted: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -669,6 +684,7 @@ class Closure:
         tainted: versions by policy.
         live, clean: of the policies whose live version is tainted: that version, and the one that goes live instead.
         lines: the words, to search for.
+        keys: names of the API keys whose turns are selected.
     """
 
     selected: tuple[str, ...]
@@ -681,6 +697,7 @@ class Closure:
     live: Mapping[str, int]
     clean: Mapping[str, int]
     lines: tuple[str, ...]
+    keys: frozenset[str]
 
     @property
     def turns(self) -> tuple[str, ...]:

@@ -37,6 +37,8 @@ REFERENCES, MAX_TOKENS = 8, 64
 PROBES = 24
 #: Log-likelihood, in nats, by which a reply speaks against a wish.
 EVIDENCE = 0.5
+#: Words that reject a reply and ask for nothing. What acts as they do teaches nothing and withdraws nothing.
+EMPTY_COMPLAINTS = ("That is wrong.", "Please check that again.", "I do not think that is right.")
 #: Contexts whose change along the references is kept.
 _CACHED = 256
 
@@ -208,6 +210,14 @@ class HintMeter:
         except AlignmentError:
             return None
         return change
+
+    def likeness_to_empty_complaints(
+        self, turn: ScoredTurn, change: Change, *, is_reaction: bool = True
+    ) -> float:
+        """Largest cosine between a change along a turn's reply and what `EMPTY_COMPLAINTS` do there."""
+        own = Effect.of([change])
+        empty = [self.effect_on_turn(turn, words, is_reaction=is_reaction) for words in EMPTY_COMPLAINTS]
+        return max((own.cosine(Effect.of([one])) for one in empty if one is not None), default=0.0)
 
     def broken_wishes(self, turn: ScoredTurn, wishes: Sequence[str]) -> list[str]:
         """Those of the wishes that a turn's reply speaks against, by the measure of `compliance`; none where it cannot be known."""

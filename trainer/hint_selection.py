@@ -2,7 +2,8 @@
 
 A hint teaches when it does something: to replies in general (then it is a wish, and enters the playbook), or to the very reply that it
 is about (then it teaches there and is not remembered). A correction that only puts its own words into the reply ("no, it is Lyon")
-is neither: it would teach an answer, not a preference.
+is neither: it would teach an answer, not a preference. Nor is a complaint that asks for nothing: it makes unlikely replies, such as
+those that follow an earlier wish, less likely ("That's wrong, check again." unlearned short replies).
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ class HintSelection:
             own = 0.0 if change is None else change.peak
             refusal = f"the model does not act on these words: effect {own:.3f} nat on this reply, {effect:.3f} on others"
             return HintDecision(hint=None, refusal=refusal)
+        likeness = self._meter.likeness_to_empty_complaints(turn, change, is_reaction=is_reaction)
+        if likeness >= SAME_DIRECTION:
+            return HintDecision(hint=None, refusal="the words only tell the model that the reply is wrong")
         if self._is_copied(change, wording.text):
             return HintDecision(
                 hint=None, refusal="the words give an answer to this question, not a preference"

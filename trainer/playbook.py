@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 from store.errors import AdapterError
 from store.wishes import CANONICAL, OPPOSITES
-from trainer.hint_effect import Effect
+from trainer.hint_effect import EMPTY_COMPLAINTS, Effect
 
 #: Least mean effect on other replies of a wish, nats: wishes have .22 and more, corrections .05 and less (built-in model).
 LEAST_EFFECT = 0.1
@@ -114,12 +114,19 @@ class Wish:
         return replace(self, wordings=tuple(kept)) if kept else None
 
     def is_named_in(self, text: str) -> bool:
-        """Whether a text shares a content word with one of the wordings."""
-        return any(_content(text) & _content(one.text) for one in self.wordings)
+        """Whether a text shares a content word with one of the wordings, words of empty complaints left out."""
+        words = _content(text).difference(*map(_content, EMPTY_COMPLAINTS))
+        return any(words & _content(one.text) for one in self.wordings)
 
     def is_like(self, effect: Effect, meter: Meter) -> bool:
         """Whether one of the wordings changes other replies in the direction of this effect."""
         return any(effect.cosine(meter.effect(one.text)) >= SAME_DIRECTION for one in self.wordings)
+
+    def is_undone_by(self, text: str, meter: Meter) -> bool:
+        """Whether these words behind it take each wording its effect."""
+        return all(
+            meter.effect(one.text, text).size < UNDONE * meter.effect(one.text).size for one in self.wordings
+        )
 
     def with_wording(self, wording: Wording, version: int) -> Wish:
         """Stated again; the same words count once."""
@@ -208,16 +215,15 @@ class Playbook:
     def _undone_by(self, text: str, meter: Meter) -> list[Wish]:
         """Wishes of which these words speak and whose every wording they undo.
 
-        That words undo a wish is not enough: a small model also forgets one when the person says "no, look it up again".
+        That words undo a wish is not enough: a small model also forgets one when the person says "no, look it up again". Where "That is
+        wrong." undoes it, too, the model does not show what the words mean, and only a label withdraws the wish.
         """
         return [
             wish
             for wish in self.wishes
             if wish.is_named_in(text)
-            and all(
-                meter.effect(one.text, text).size < UNDONE * meter.effect(one.text).size
-                for one in wish.wordings
-            )
+            and wish.is_undone_by(text, meter)
+            and not any(wish.is_undone_by(words, meter) for words in EMPTY_COMPLAINTS)
         ]
 
     def breaks_a_named_wish(self, wording: Wording, meter: Meter) -> bool:

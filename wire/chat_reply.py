@@ -191,8 +191,11 @@ def assistant_message(text: str, reasoning: str, tool_calls: Sequence[Json]) -> 
     return message
 
 
-def completion_parts(text: str, reasoning: str, tool_calls: Sequence[Json]) -> list[Part]:
-    """Return the parts of a recorded completion."""
+def completion_parts(
+    text: str, reasoning: str, tool_calls: Sequence[Json], logprobs: Sequence[Json] = ()
+) -> list[Part]:
+    """Return the parts of a recorded completion; ``logprobs`` are the chat log-probabilities of its text."""
     reader = ChatReplyReader()
     message = {**assistant_message(text, reasoning, tool_calls), "content": text}
-    return reader.feed({"choices": [{"message": message}]}, part="message") + reader.finish()
+    choice = {"message": message, "logprobs": {"content": list(logprobs)}}
+    return reader.feed({"choices": [choice]}, part="message") + reader.finish()

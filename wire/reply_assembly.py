@@ -52,10 +52,16 @@ class AssembledReply:
 
 
 class Assembler:
-    """Assembles one reply, whole or from chunks. It never raises and never repairs: an unreadable part is a `problem`."""
+    """Assembles one reply, whole or from chunks. It never raises and never repairs: an unreadable part is a `problem`.
 
-    def __init__(self, n: int = 1) -> None:
+    Args:
+        keeps_logprobs: `logprobs` gets the entries of the first choice's text, as the backend sent them. No template may be attached.
+    """
+
+    def __init__(self, n: int = 1, *, keeps_logprobs: bool = False) -> None:
         self._n = n
+        self._keeps_logprobs = keeps_logprobs
+        self.logprobs: list[Json] = []
         self._id: str | None = None
         self._choices: dict[int, _Choice] = {}
         self._prompt: tuple[int, ...] = ()
@@ -67,7 +73,7 @@ class Assembler:
 
     def give_up(self, problem: str) -> None:
         """Forget the reply and ignore the rest of it: it will not be recorded with its text."""
-        self._choices, self._templates, self._prompt = {}, [], ()
+        self._choices, self._templates, self._prompt, self.logprobs = {}, [], (), []
         self._problem = ""
         self._add_problem(problem)
         self.has_given_up = True
@@ -165,7 +171,16 @@ class Assembler:
                 self._add_problem("token_ids are not token ids")
         logprobs = choice.get("logprobs")
         if isinstance(logprobs, dict):
-            self._consume_logprobs(state, logprobs.get("content") or [])
+            entries = logprobs.get("content") or []
+            self._consume_logprobs(state, entries)
+            if (
+                self._keeps_logprobs
+                and index == 0
+                and isinstance(message, dict)
+                and message.get("content")
+                and isinstance(entries, list)
+            ):
+                self.logprobs += entries
         reason = choice.get("finish_reason")
         if isinstance(reason, str):
             state.finish_reason = reason

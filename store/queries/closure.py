@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -127,6 +127,7 @@ def find_closure(connection: sa.Connection, selection: Selection, *, with_replie
         live=live,
         clean=clean,
         lines=tuple(lines),
+        keys=frozenset(keys),
     )
 
 
@@ -240,7 +241,7 @@ def _holding(
     connection: sa.Connection, record: _Record, turn_ids: Collection[str], texts: list[str]
 ) -> set[str]:
     """Return the turns whose messages, request or reply hold one of these texts, whatever their case."""
-    pattern = _pattern(texts)
+    pattern = pattern_of(texts)
     hit = {name for name, body in _message_bodies(connection, None) if pattern.search(body)}
     nodes = record.below({node for node, (_, message) in record.nodes.items() if message in hit})
     found = {
@@ -257,7 +258,7 @@ def _holding(
 
 def _reactions_holding(connection: sa.Connection, texts: list[str]) -> set[str]:
     """Return the turns whose feedback, verdicts or owner's edits hold one of these texts."""
-    pattern = _pattern(texts)
+    pattern = pattern_of(texts)
     found: set[str] = set()
     for table, names in (
         (schema.feedback, ("text",)),
@@ -285,8 +286,10 @@ def _reactions(connection: sa.Connection, gone: set[str], lines: list[str]) -> s
     return found - gone
 
 
-def _pattern(texts: list[str]) -> re.Pattern[str]:
-    """Match any of the texts, as they are and as JSON holds them."""
+def pattern_of(texts: Sequence[str]) -> re.Pattern[str]:
+    """Match any of the texts, as they are and as JSON holds them; nothing where there is none."""
+    if not texts:
+        return re.compile(r"(?!)")
     forms = {form for text in texts for form in (text, json.dumps(text, ensure_ascii=False)[1:-1])}
     return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True))), re.IGNORECASE)
 

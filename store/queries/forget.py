@@ -19,7 +19,7 @@ from store.database import insert_ignore
 from store.hashing import ROOT, exact_json
 from store.lifecycle import DropReason, Event, Stage
 from store.queries import canary
-from store.queries.closure import find_closure
+from store.queries.closure import find_closure, pattern_of
 from store.queries.common import lock_aliases, move, prompt_ids
 from store.queries.lineage import lineage
 from store.values import AdapterState, Closure, Forgotten, LineageStep, Selection, StepRole
@@ -185,15 +185,23 @@ def _delete_unneeded(connection: sa.Connection) -> int:
 
 
 def _delete_conversations(connection: sa.Connection, selection: Selection, closure: Closure) -> None:
-    """Delete conversations that clients created: those of the key, of the session, and those that hold the words."""
-    c = schema.conversations.c
-    for row in connection.execute(sa.select(schema.conversations)).all():
-        stored = f"{row._mapping['metadata']}\n{row._mapping['items']}".casefold()
-        holds = any(line.casefold() in stored for line in closure.lines)
+    """Delete what holds the words of conversations that clients of these keys created; with a key or a session, all that is theirs."""
+    c, i = schema.conversations, schema.conversation_items
+    words = pattern_of(closure.lines)
+    mine = c.c.key_name.in_(sorted(closure.keys))
+    for row in connection.execute(sa.select(c).where(mine)).all():
         is_all_of_key = selection.key_name == row.key_name and selection.match is None
-        if holds or is_all_of_key or row.conversation_id == selection.session:
+        is_named = is_all_of_key or row.conversation_id == selection.session
+        if is_named or words.search(row._mapping["metadata"]):
+            connection.execute(sa.delete(i).where(i.c.conversation_id == row.conversation_id))
+            connection.execute(sa.delete(c).where(c.c.conversation_id == row.conversation_id))
+    items = (
+        sa.select(i).join(c, c.c.conversation_id == i.c.conversation_id).where(mine, i.c.item.is_not(None))
+    )
+    for row in connection.execute(items).all():
+        if words.search(row.item):
             connection.execute(
-                sa.delete(schema.conversations).where(c.conversation_id == row.conversation_id)
+                sa.delete(i).where(i.c.conversation_id == row.conversation_id, i.c.item_id == row.item_id)
             )
 
 

@@ -1,4 +1,7 @@
-"""The OpenAI Agents SDK: three turns with a tool and a complaint, by Responses (its default) or chat. Run with its own Python."""
+"""The OpenAI Agents SDK: three turns with a tool and a complaint, by Responses (its default) or chat. Run with its own Python.
+
+The history is kept here or, in the modes "session" and "conversation", by the gateway.
+"""
 
 import asyncio
 import sys
@@ -6,6 +9,7 @@ import sys
 from agents import (
     Agent,
     ModelSettings,
+    OpenAIConversationsSession,
     Runner,
     SQLiteSession,
     function_tool,
@@ -41,12 +45,25 @@ async def main(url: str, key: str, mode: str) -> None:
             previous = result.last_response_id
             print(result.final_output)
         return
-    session = SQLiteSession("one")
+    client = AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+    stored = OpenAIConversationsSession(openai_client=client)
+    session = stored if mode == "session" else SQLiteSession("one")
+    conversation = (await client.conversations.create()).id
+    where = {"conversation_id": conversation} if mode == "conversation" else {"session": session}
     for text in ("Please use the tool.", "No, that is wrong. Answer shorter.", "Thanks, perfect."):
-        result = Runner.run_streamed(agent, text, session=session)
+        result = Runner.run_streamed(agent, text, **where)
         async for _ in result.stream_events():
             pass
         print(result.final_output)
+    if mode == "session":
+        items = await session.get_items()
+        assert [item["type"] for item in items].count("function_call") == 1, items
+        assert await session.pop_item() == items[-1]
+        assert await session.get_items(limit=2) == items[-3:-1]
+        await session.add_items(items[-1:] * 21)
+        assert len(await session.get_items()) == len(items) + 20
+        await session.clear_session()
+        assert await session.get_items() == []
 
 
 asyncio.run(main(*sys.argv[1:4]))

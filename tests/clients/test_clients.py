@@ -110,11 +110,10 @@ def test_node_sdks(client_gateway: Gateway, client: str, api: str) -> None:
     check_record(client_gateway, api, sides=1 if client.startswith("vercel") else 0)  # generateObject
 
 
-@pytest.mark.parametrize(
-    ("mode", "api"), [("responses", "responses"), ("previous", "responses"), ("chat", "chat")]
-)
-def test_openai_agents(client_gateway: Gateway, mode: str, api: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["responses", "previous", "session", "conversation", "chat"])
+def test_openai_agents(client_gateway: Gateway, mode: str, tmp_path: Path) -> None:
     run([str(pip(*PYTHON)), str(HERE / "agents_client.py"), client_gateway.url, KEY, mode], tmp_path)
+    api = "chat" if mode == "chat" else "responses"
     check_record(client_gateway, api, streams=mode != "previous")
 
 

@@ -173,6 +173,50 @@ def test_a_response_is_retrieved_as_the_stream_that_it_was(gateway: Gateway) -> 
     assert [event.sequence_number for event in rest] == list(range(4, len(events)))
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_response_is_retrieved_with_the_logprobs_that_its_request_asked_for(
+    gateway: Gateway, streamed: bool
+) -> None:
+    client = gateway.client
+    wanted: Any = ["message.output_text.logprobs"]
+    asked: Any = {
+        "model": "tiny",
+        "input": "Where?",
+        "tools": [TOOL],
+        "extra_body": scripted(text="In Norway \n é", reasoning="hm", tool_calls=[CALL]),
+    }
+    made = client.conversations.create()
+    if streamed:
+        with client.responses.stream(**asked, include=wanted, conversation=made.id) as stream:
+            first: Any = stream.get_final_response()
+    else:
+        first = client.responses.create(**asked, include=wanted, conversation=made.id)
+    text = next(item.content[0] for item in first.output if item.type == "message")
+    shown_text = "".join(entry.token for entry in text.logprobs)
+    assert shown_text.startswith("In Norway \n é")
+    assert (
+        not streamed or shown_text == "In Norway \n é"
+    )  # a whole reply does not say which tokens its text has
+    gateway.settle()
+    again: Any = client.responses.retrieve(first.id, include=["reasoning.encrypted_content", *wanted])
+    assert [item.id for item in again.output] == [item.id for item in first.output]
+    part = next(item.content[0] for item in again.output if item.type == "message")
+    assert (part.text, part.logprobs) == (text.text, text.logprobs)
+    last = list(client.responses.retrieve(first.id, stream=True, include=wanted))[-1]
+    assert last.type == "response.completed"
+    assert last.response.output == again.output
+    without: Any = client.responses.retrieve(first.id)
+    assert [part.logprobs for item in without.output if item.type == "message" for part in item.content] == [
+        []
+    ]
+    shown = {item.id: item for item in client.conversations.items.list(made.id, include=wanted)}
+    listed: Any = next(shown[item.id] for item in first.output if item.type == "message")
+    assert [entry.to_dict() for entry in listed.content[0].logprobs] == [e.to_dict() for e in text.logprobs]
+    other: Any = client.responses.create(**asked)
+    none: Any = client.responses.retrieve(other.id, include=wanted)
+    assert [part.logprobs for item in none.output if item.type == "message" for part in item.content] == [[]]
+
+
 def test_a_deleted_or_unknown_response_is_not_found(gateway: Gateway) -> None:
     kept = gateway.client.responses.create(model="tiny", input="a")
     unstored = gateway.client.responses.create(model="tiny", input="b", store=False)
@@ -335,6 +379,153 @@ def test_a_conversation_goes_on_by_its_name(gateway: Gateway) -> None:
             call()
 
 
+def test_items_of_a_conversation_are_added_listed_read_and_deleted(gateway: Gateway) -> None:
+    client = gateway.client
+    made = client.conversations.create(items=[{"role": "system", "content": "Be kind."}])
+    added = client.conversations.items.create(
+        made.id,
+        items=[
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "I am Ada."}]},
+            {"role": "assistant", "content": "Hello Ada."},
+        ],
+    )
+    assert [(item.type, item.to_dict()["content"][0]["type"]) for item in added.data] == [  # type: ignore[index]
+        ("message", "input_text"),
+        ("message", "output_text"),
+    ]
+    first = client.responses.create(
+        model="tiny",
+        input=[
+            {"role": "user", "content": "Weather?"},
+            {"role": "system", "content": "Use the tool."},
+        ],
+        tools=[TOOL],
+        conversation=made.id,
+        extra_body=scripted(text="I will look. ", tool_calls=[CALL]),
+    )
+    second = client.responses.create(
+        model="tiny",
+        input=[{"type": "function_call_output", "call_id": "call_1", "output": "5 degrees"}],
+        tools=[TOOL],
+        conversation=made.id,
+        extra_body=scripted(text="It is cold."),
+    )
+    listed = list(client.conversations.items.list(made.id, order="asc", limit=2))
+    assert [item.type for item in listed] == [
+        *["message"] * 6, "function_call", "function_call_output", "message",
+    ]  # fmt: skip
+    assert [item.id for item in listed[1:3]] == [item.id for item in added.data]
+    assert [item.id for item in listed[5:7]] == [item.id for item in first.output]
+    assert listed[-1].id == second.output[0].id
+    assert [item.id for item in client.conversations.items.list(made.id)] == [i.id for i in listed[::-1]]
+    assert [i.id for i in client.responses.input_items.list(first.id)] == [listed[4].id, listed[3].id]
+    (after,) = client.conversations.items.list(made.id, after=str(listed[1].id)).data
+    assert after.id == listed[0].id
+    for item in listed:
+        assert client.conversations.items.retrieve(str(item.id), conversation_id=made.id) == item
+    for item in (listed[1], listed[5], listed[-1]):
+        assert client.conversations.items.delete(str(item.id), conversation_id=made.id).id == made.id
+    for call in (client.conversations.items.retrieve, client.conversations.items.delete):
+        with pytest.raises(openai.NotFoundError, match="not found in conversation"):
+            call(str(listed[5].id), conversation_id=made.id)
+    assert len(list(client.conversations.items.list(made.id))) == 6
+    client.conversations.items.create(made.id, items=[{"role": "user", "content": "And Bergen?"}])
+    client.responses.create(model="tiny", input="Please.", conversation=made.id, instructions="Be short.")
+    rows = gateway.rows(3)
+    assert [m.get("content") for m in rows[2]["messages"]] == [
+        [{"type": "text", "text": "Be short."}, {"type": "text", "text": "Be kind."}],
+        "Hello Ada.",
+        [
+            {"type": "text", "text": "Weather?"},
+            {"type": "text", "text": "<system-reminder>\nUse the tool.\n</system-reminder>"},
+        ],
+        None,
+        "5 degrees",
+        "And Bergen?",
+        "Please.",
+    ]
+    assert rows[2]["messages"][3]["tool_calls"] == [CALL]
+    # Its client deleted the second reply, so its words are no reaction to it.
+    assert [row["parent_turn_id"] for row in rows] == [None, rows[0]["turn_id"], rows[0]["turn_id"]]
+    assert rows[1]["next_text"] is None
+    assert (rows[0]["relation"], rows[2]["relation"]) == ("first", "branch")
+
+
+def test_a_conversation_without_its_turns_begins_again(gateway: Gateway) -> None:
+    client = gateway.client
+    made = client.conversations.create()
+    for text in ("one", "two"):
+        client.responses.create(model="tiny", input=text, conversation=made.id)
+    for item in list(client.conversations.items.list(made.id)):
+        client.conversations.items.delete(str(item.id), conversation_id=made.id)
+    assert client.conversations.items.list(made.id).data == []
+    client.responses.create(model="tiny", input="No, that is wrong!", conversation=made.id)
+    *_, second, third = gateway.rows(3)
+    assert [m["content"] for m in third["messages"]] == ["No, that is wrong!"]
+    assert (third["relation"], third["parent_turn_id"], second["next_text"]) == ("first", None, None)
+
+
+def test_items_that_cannot_be_served_are_refused(gateway: Gateway) -> None:
+    client = gateway.client
+    made = client.conversations.create()
+    user: Any = {"role": "user", "content": "a"}
+    refused: list[tuple[Any, str]] = [
+        ([user] * 21, "at most 20 items"),
+        ([], "Missing required parameter: 'items'"),
+        ([{"type": "web_search_call"}], r"items\[0\] is a web_search_call"),
+    ]
+    for items, message in refused:
+        with pytest.raises(openai.BadRequestError, match=message):
+            client.conversations.items.create(made.id, items=items)
+    with pytest.raises(openai.NotFoundError):
+        client.conversations.items.create("conv_other", items=[user])
+
+
+def test_forgotten_words_leave_the_conversation_too(gateway: Gateway) -> None:
+    client = gateway.client
+    made = client.conversations.create(items=[{"role": "user", "content": 'My "word" is hush-hush.'}])
+    client.conversations.items.create(made.id, items=[{"role": "user", "content": "Fine."}])
+    client.responses.create(model="tiny", input="Go.", conversation=made.id)
+    gateway.in_record(lambda record: record.forget(Selection(match='"word" is HUSH-hush'), key=b"k"))
+    (left,) = client.conversations.items.list(made.id).data
+    assert left.to_dict()["content"] == [{"type": "input_text", "text": "Fine."}]
+    client.responses.create(model="tiny", input="Go on.", conversation=made.id)
+    assert [m["content"] for m in gateway.rows(1)[-1]["messages"]] == ["Fine.", "Go on."]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "function_call_output", "call_id": "call_9", "output": "5"},
+        {"type": "custom_tool_call_output", "call_id": "call_9", "output": "5"},
+    ],
+)
+def test_the_output_of_an_unknown_call_is_refused(gateway: Gateway, item: dict[str, Any]) -> None:
+    client = gateway.client
+    first = client.responses.create(
+        model="tiny", input="a", tools=[TOOL], extra_body=scripted(text="", tool_calls=[CALL])
+    )
+    known: Any = {**item, "call_id": "call_1"}
+    client.responses.create(model="tiny", input=[known], previous_response_id=first.id)
+    reference: Any = {"type": "item_reference", "id": first.output[0].id}
+    client.responses.create(model="tiny", input=[reference, known])
+    what = item["type"].removesuffix("_output").replace("_", " ")
+    calls: list[Any] = [
+        {"previous_response_id": first.id},
+        {},
+        {"conversation": client.conversations.create().id},
+    ]
+    for more in calls:
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.responses.create(model="tiny", input=[item], **more)  # type: ignore[list-item]
+        assert refused.value.body == {
+            "message": f"No tool call found for {what} output with call_id call_9.",
+            "type": "invalid_request_error",
+            "param": "input",
+            "code": None,
+        }
+
+
 def test_an_item_reference_names_a_recorded_reply(gateway: Gateway) -> None:
     first = gateway.client.responses.create(model="tiny", input="hi", extra_body=scripted(text="Hello!"))
     items: Any = [
@@ -372,6 +563,25 @@ def test_another_key_does_not_see_a_response(record_file: Path, upstream: Upstre
             bob.responses.retrieve(mine.id)
         with pytest.raises(openai.BadRequestError):
             bob.responses.create(model="tiny", input="b", previous_response_id=mine.id)
+        item: Any = {"role": "user", "content": "a secret"}
+        talk = gateway.client.conversations.create(items=[item])
+        items = bob.conversations.items
+        (kept,) = gateway.client.conversations.items.list(talk.id).data
+        refused: list[Any] = [
+            lambda: items.list(talk.id),
+            lambda: items.create(talk.id, items=[item]),
+            lambda: items.retrieve(str(kept.id), conversation_id=talk.id),
+            lambda: items.delete(str(kept.id), conversation_id=talk.id),
+            lambda: bob.responses.create(model="tiny", input="b", conversation=talk.id),
+        ]
+        for call in refused:
+            with pytest.raises(openai.NotFoundError):
+                call()
+        his = bob.conversations.create(items=[item])
+        bob.responses.create(model="tiny", input="b", conversation=his.id)
+        gateway.in_record(lambda record: record.forget(Selection(match="secret", key_name="bob"), key=b"k"))
+        assert items.list(his.id).data == []
+        assert gateway.client.conversations.items.list(talk.id).data == [kept]
 
 
 def test_feedback_may_name_a_response_or_a_message(gateway: Gateway, claude: anthropic.Anthropic) -> None:

@@ -184,3 +184,26 @@ async def test_the_record_holds_what_a_correction_shows(record_url: str) -> None
     )  # without tokens it waits for a verdict all the same
     assert story["first_kind"] == "side"
     assert [state["by_turn_id"] for state in story["next_states"]] == [turn_of(2)]
+
+
+def test_a_program_that_orders_more_of_its_own_results_is_no_person() -> None:
+    """A pipeline that extracts facts asks once more for what it missed; the person's questions come apart from it."""
+    task = {
+        "role": "system",
+        "content": "---Role---\nYou extract entities and relations from a text for a knowledge graph.\n\n---Instructions---\n"
+        + "\n".join(f"{n}. Write each {part} in the given form, one a line." for n, part in enumerate(("entity", "relation", "type", "description"), 1))
+        + "\nOnly output records. " * 20,
+    }  # fmt: skip
+    more = (
+        "---Task---\nSome entities and relations were missed in the last extraction.\n\n---Instructions---\n"
+        "1. Output only what was missed or badly formatted.\n2. Keep the given form.\n3. Finish with the token COMPLETE."
+    )
+    text = "---Task---\nExtract the entities of the input text.\n\n---Instructions---\n1. Keep the form.\n2. No prose.\n3. Finish with COMPLETE.\n\n<Input Text>\n```\nAda met Charles in London.\n```\n\n<Output>"
+    rows = []
+    for n, reply in enumerate(("entity|Ada|person", "entity|Oslo|place")):
+        asked = [task, user(text.replace("Ada", f"Ada {n}"))]
+        rows.append(request(2 * n, asked, reply, 100.0 * n))
+        rows.append(
+            request(2 * n + 1, [*asked, assistant(reply), user(more)], "relation|Ada|Charles", 100.0 * n + 1)
+        )
+    assert {p.kind for p in replayed(rows).values()} == {"side"}

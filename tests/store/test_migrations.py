@@ -87,3 +87,29 @@ def test_a_record_of_the_first_schema_is_brought_up_to_date_with_what_it_holds(t
     assert verdicts == [("kept", "shorter", "[]", "rule"), ("broken", None, "[]", "none")]
     assert reasons == [("opening", "client_header"), ("beginning_replaced", "conversation")]
     assert rows == [("broken", "dropped", "3 token ids but 2 logprobs"), ("kept", "recorded", None)]
+
+
+def test_a_conversation_keeps_the_items_that_it_began_with(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    engine = sa.create_engine(f"sqlite:///{path}")
+    with engine.connect() as connection:
+        made = config()
+        made.attributes["connection"] = connection
+        command.upgrade(made, "0033")
+        connection.execute(
+            sa.text(
+                "INSERT INTO conversations (conversation_id, key_name, metadata, items, created_at)"
+                " VALUES ('conv_1', 'default', '{}', :items, 1.0)"
+            ),
+            {"items": '[{"role": "user", "content": "é"}, {"role": "user"}]'},
+        )
+        connection.commit()
+    engine.dispose()
+    upgrade(f"sqlite+aiosqlite:///{path}")
+    new = sqlite3.connect(path)
+    rows = new.execute("SELECT item_id, added_at, item FROM conversation_items ORDER BY position").fetchall()
+    new.close()
+    assert rows == [
+        ("item_1_0", 1.0, '{"role": "user", "content": "é"}'),
+        ("item_1_1", 1.0, '{"role": "user"}'),
+    ]

@@ -16,7 +16,7 @@ from tests.trainer.test_playbook import stated
 from tests.trainer.turns import sampled_turn
 from trainer.batch import SampleKind
 from trainer.hint_effect import Effect, HintMeter
-from trainer.hint_selection import HintSelection
+from trainer.hint_selection import LEAST_OWN_EFFECT, HintSelection
 from trainer.playbook import LEAST_EFFECT, SAME_DIRECTION, UNDONE, Playbook
 from trainer.policy import LocalPolicy
 from trainer.protocol import Change, Weights
@@ -143,6 +143,32 @@ def test_a_hint_teaches_where_it_does_something_and_a_correction_of_the_answer_d
     assert [wish.text for wish in selection.playbook.wishes] == ["Shorter, please."]
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["That's wrong, check again.", "tests still fail", "Everyone here says otherwise.", "Use metric units."],
+)
+def test_what_acts_like_an_empty_complaint_on_an_unlikely_reply_teaches_nothing(
+    meter: HintMeter, builtin: LocalPolicy, words: str
+) -> None:
+    """A terse reply that an earlier wish taught is unlikely to the base model: any complaint makes it unlikelier."""
+    turn = sampled_turn(builtin, "t", "What is the colour of grass?")
+    ids = (*builtin.encode("Green."), builtin.tokenizer.eos_token_id)
+    turn = replace(
+        turn, completion=replace(turn.completion, token_ids=ids, sampling_logprobs=(-0.1,) * len(ids))
+    )
+    change = meter.effect_on_turn(turn, words)
+    assert change is not None
+    assert change.peak >= LEAST_OWN_EFFECT
+    choice = HintSelection(meter, Playbook(), version=1, decode=builtin.decode).choose(
+        turn, words, is_reaction=True
+    )
+    assert choice.hint is None
+    assert "only tell the model that the reply is wrong" in choice.refusal
+    wish = meter.effect_on_turn(turn, "Reply as JSON only.")
+    assert wish is not None
+    assert meter.likeness_to_empty_complaints(turn, wish) < SAME_DIRECTION
+
+
 def test_words_that_the_model_does_not_know_are_replaced_by_a_canonical_wording_of_their_wish(
     meter: HintMeter, builtin: LocalPolicy
 ) -> None:
@@ -186,12 +212,13 @@ def test_words_that_put_themselves_into_the_reply_are_an_answer_and_no_preferenc
     turn = sampled_turn(builtin, "t", "What is the capital of France?")
     token = builtin.tokenizer("Lyon", add_special_tokens=False)["input_ids"][0]
     copied = Change(peak=0.5, shifts={(3, token): 0.6})
-    monkeypatch.setattr(meter, "effect_on_turn", lambda *given, **more: copied)
+    given = {"No, it is Lyon.": copied}
+    monkeypatch.setattr(meter, "effect_on_turn", lambda turn, words, **more: given.get(words))
     selection = HintSelection(meter, Playbook(), version=1, decode=builtin.decode)
     choice = selection.choose(turn, "No, it is Lyon.", is_reaction=True)
     assert choice.hint is None
     assert "an answer to this question" in choice.refusal
-    monkeypatch.setattr(meter, "effect_on_turn", lambda *given, **more: replace(copied, shifts={(3, 5): 0.6}))
+    given["No, it is Lyon."] = replace(copied, shifts={(3, 5): 0.6})
     assert selection.choose(turn, "No, it is Lyon.", is_reaction=True).hint == "No, it is Lyon."
 
 

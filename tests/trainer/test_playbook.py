@@ -117,6 +117,20 @@ def test_words_that_do_not_speak_of_a_wish_withdraw_nothing_whatever_the_model_m
     assert stated("Check again.", playbook=playbook, start=1) == playbook
 
 
+def test_a_wish_that_an_empty_complaint_undoes_is_withdrawn_by_a_label_only() -> None:
+    meter = ScriptedMeter()
+    wish = "That was too wordy. In Spanish."
+    meter.directions[wish] = pointing(3)
+    meter.undone = {(wish, "That's wrong, check again."), (wish, "No more Spanish."), (wish, "That is wrong.")}
+    playbook = Playbook().stated(named("t0", wish, "spanish"), meter, version=1)
+    for words in ("That's wrong, check again.", "No more Spanish."):
+        assert texts(playbook.stated(word("t1", words), meter, version=2)) == [wish]
+    assert texts(playbook.stated(named("t1", "No more Spanish.", "english"), meter, version=2)) == []
+    meter.undone.remove((wish, "That is wrong."))
+    assert texts(playbook.stated(word("t1", "That's wrong, check again."), meter, version=2)) == [wish]
+    assert texts(playbook.stated(word("t1", "No more Spanish."), meter, version=2)) == []
+
+
 def test_a_label_withdraws_its_opposite_also_where_the_model_sees_nothing_in_the_words() -> None:
     playbook = stated("No emoji.", "In Spanish.", "Emoji are fine again.")
     assert texts(playbook) == ["In Spanish."]

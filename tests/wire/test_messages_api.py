@@ -81,7 +81,9 @@ def test_blocks_become_chat_messages_and_results_come_first() -> None:
 def test_a_failed_tool_is_named_as_failed() -> None:
     def result(content: Any, **more: Any) -> Any:
         block = {"type": "tool_result", "tool_use_id": "c", "content": content, **more}
-        return chat_of(raw(messages=[{"role": "user", "content": [block]}]))["messages"][0]["content"]
+        asked = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]}
+        messages = [*USER, asked, {"role": "user", "content": [block]}]
+        return chat_of(raw(messages=messages))["messages"][-1]["content"]
 
     assert result("no such file", is_error=True) == "Error: no such file"
     assert result("no such file", is_error=False) == "no such file"
@@ -173,6 +175,10 @@ def test_images_are_those_of_chat() -> None:
         (
             {"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64"}}]}]},
             "document",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c9"}]}]},
+            r"messages\.0\.content\.0: unexpected `tool_use_id` found in `tool_result` blocks: c9\.",
         ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "run at Anthropic"),
         ({"tools": [TOOL], "tool_choice": {"type": "maybe"}}, "tool_choice"),

@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.lib.streaming.responses._responses import ResponseStreamState
+from openai.types.conversations import ConversationItem
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from store.values import RecordedTurn
 from wire.api_translation import StreamTranslator, Untranslatable
-from wire.responses_api.items import input_items, item_id, messages_of, turn_of
-from wire.responses_api.reply import ResponseSynthesizer
-from wire.responses_api.request import history_of, referenced_turns, translate_request
+from wire.responses_api.items import input_items, item_id, messages_of, shown_item, turn_of
+from wire.responses_api.reply import ResponseSynthesizer, history_of
+from wire.responses_api.request import referenced_turns, translate_request
 from wire.user_text import strip_client_context
 
 TURN = "turn_0123456789abcdef012345"
@@ -427,3 +428,24 @@ def test_a_tool_of_a_namespace_keeps_it() -> None:
     assert (item["name"], item["namespace"]) == ("search", "b")
     [message] = messages_of([item], {})
     assert message["tool_calls"][0]["function"]["name"] == "b__search"
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"role": "user", "content": "a"},
+        {"role": "developer", "content": [{"type": "input_text", "text": "a"}]},
+        {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AA"}]},
+        {"role": "assistant", "content": "a", "id": None},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": JSON},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "5"}]},
+        {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "5"},
+    ],
+)
+def test_what_a_client_sent_is_read_back_as_the_sdk_declares_it(item: dict[str, Any]) -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(ConversationItem)
+    assert adapter.validate_python(shown_item(item, "item_1")).id == "item_1"

@@ -6,7 +6,7 @@ The input of a tool call is JSON; its bytes become the call's arguments as they 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -88,8 +88,12 @@ def translate_request(raw: bytes, *, is_count: bool = False, can_continue: bool 
         raise Untranslatable("messages: at least one message is required")
     inputs = _raw_inputs(raw) if b'"tool_use"' in raw or b"\\u" in raw else {}
     messages = list(_system(body.get("system")))
+    called: set[str] = set()
     for position, message in enumerate(given):
-        messages += _messages(message, position, inputs)
+        built = _messages(message, position, inputs)
+        _require_calls(message["content"], position, called)
+        called.update(call["id"] for one in built for call in one.get("tool_calls") or ())
+        messages += built
     messages = arrange_system_messages(messages)
     chat: Json = {name: value for name, value in body.items() if name not in _CONSUMED and value is not None}
     chat["messages"] = messages
@@ -202,6 +206,16 @@ def _messages(message: Any, position: int, inputs: Mapping[tuple[int, int], str]
     if rest or not results:
         results.append({"role": role, "content": _content(rest)})
     return results
+
+
+def _require_calls(content: str | list[Json], position: int, called: Collection[str]) -> None:
+    """Raises: Untranslatable: a message holds the result of a call that no earlier message made."""
+    for i, block in enumerate(content if isinstance(content, list) else ()):
+        if block.get("type") == "tool_result" and block["tool_use_id"] not in called:
+            raise Untranslatable(
+                f"messages.{position}.content.{i}: unexpected `tool_use_id` found in `tool_result` blocks: {block['tool_use_id']}."
+                " Each `tool_result` block must have a corresponding `tool_use` block in a previous message."
+            )
 
 
 def _content(parts: Sequence[Json]) -> str | list[Json]:

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from store.values import Json, RecordedTurn
-from wire.api_translation import Untranslatable, text_content
+from wire.api_translation import Untranslatable, drop_none, text_content
 from wire.chat_reply import assistant_message
 
 _ITEM_ID = re.compile(r"(resp|msg|rs|fc|ctc)_([0-9a-f]{22})(?:_(\d+))?")
@@ -26,6 +26,12 @@ _HOSTED_CALLS = frozenset(
     | {"mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response", "computer_call_output"}
 )
 _CUSTOM_INPUT = "input"
+#: Fields that a part has when it is read back.
+_PART_DEFAULTS: Mapping[str, Json] = {
+    "output_text": {"annotations": [], "logprobs": []},
+    "input_image": {"detail": "auto"},
+}
+_OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
 
 
 def item_id(prefix: str, turn_id: str, number: int | None = None) -> str:
@@ -89,36 +95,57 @@ class _MessageList:
         return last
 
 
-def messages_of(items: Sequence[Any], turns: Mapping[str, RecordedTurn]) -> list[Json]:
+def messages_of(
+    items: Sequence[Any], turns: Mapping[str, RecordedTurn], *, name: str = "input", first: int = 0
+) -> list[Json]:
     """Return the chat messages of input items.
 
     Args:
         turns: the recorded turns that `item_reference` items name.
+        name: of the field that holds the items, for errors; ``first`` is the position of its first one.
 
     Raises:
         Untranslatable: an item that cannot be served.
     """
     built = _MessageList()
     referenced: set[str] = set()
-    for position, item in enumerate(items):
+    for position, item in enumerate(items, -first):
+        where = f"{name}[{position}]"
         if not isinstance(item, dict):
-            raise Untranslatable(f"input[{position}] must be an object.", param=f"input[{position}]")
-        kind = item.get("type") or ("message" if "role" in item else None)
+            raise Untranslatable(f"{where} must be an object.", param=where)
+        kind = kind_of(item)
         if kind == "item_reference":
             turn = turns.get(turn_of(item.get("id")) or "")
             if turn is None:
                 raise Untranslatable(
-                    f"Item with id '{item.get('id')}' not found.", status=404, param=f"input[{position}].id"
+                    f"Item with id '{item.get('id')}' not found.", status=404, param=f"{where}.id"
                 )
             if turn.turn_id not in referenced:  # a reply's items are one message
                 referenced.add(turn.turn_id)
                 built.add(assistant_message(turn.text, turn.reasoning, turn.tool_calls))
             continue
-        _add_item(built, item, str(kind), f"input[{position}]")
+        _add_item(built, item, kind, where)
     for message in built.messages:
         if message["content"] is None and "tool_calls" not in message:
             message["content"] = ""  # reasoning alone
     return built.messages
+
+
+def kind_of(item: Json) -> str:
+    """Return the type of an input item: a message may leave it out."""
+    return str(item.get("type") or ("message" if "role" in item else None))
+
+
+def require_calls(items: Sequence[Json], messages: Iterable[Json]) -> None:
+    """Raises: Untranslatable: one of ``items`` is the output of a call that none of the request's messages holds."""
+    called = {call.get("id") for message in messages for call in message.get("tool_calls") or ()}
+    for item in items:
+        kind = kind_of(item)
+        if kind in _OUTPUTS and item.get("call_id") not in called and None not in called:
+            what = kind.removesuffix("_output").replace("_", " ")
+            raise Untranslatable(
+                f"No tool call found for {what} output with call_id {item.get('call_id')}.", param="input"
+            )
 
 
 def _add_item(built: _MessageList, item: Json, kind: str, where: str) -> None:
@@ -143,7 +170,7 @@ def _add_item(built: _MessageList, item: Json, kind: str, where: str) -> None:
         function = {"name": chat_name(name, item.get("namespace")), "arguments": arguments}
         call = {"id": item["call_id"], "type": "function", "function": function}
         built.assistant(turn, begins="tool_calls").setdefault("tool_calls", []).append(call)
-    elif kind in ("function_call_output", "custom_tool_call_output"):
+    elif kind in _OUTPUTS:
         if not isinstance(item.get("call_id"), str):
             raise Untranslatable(f"{where} needs a call_id.", param=f"{where}.call_id")
         content = _content(item.get("output", ""), f"{where}.output")
@@ -211,6 +238,18 @@ def _part(part: Any, where: str) -> Json:
     raise Untranslatable(f"{where} has an unknown type: {kind}.", param=f"{where}.type")
 
 
+def without_references(items: Iterable[Json], turns: Mapping[str, RecordedTurn]) -> Iterator[Json]:
+    """Yield input items, with the items of a reply in the place of references to it."""
+    referenced: set[str] = set()
+    for item in items:
+        turn = turns.get(turn_of(item.get("id")) or "") if kind_of(item) == "item_reference" else None
+        if turn is None:
+            yield item
+        elif turn.turn_id not in referenced:
+            referenced.add(turn.turn_id)
+            yield from _items_of(assistant_message(turn.text, turn.reasoning, turn.tool_calls))
+
+
 # ---- messages to items, for what is read back
 
 
@@ -221,6 +260,23 @@ def input_items(messages: Iterable[Json], turn_id: str) -> list[Json]:
         for item in _items_of(message):
             found.append({"id": item_id("item", turn_id, len(found)), **item, "status": "completed"})
     return found
+
+
+def shown_item(item: Json, name: str) -> Json:
+    """Return an item that a client sent as it is read back, under the id ``name``."""
+    kind = kind_of(item)
+    shown = {"status": "completed", **drop_none(item), "type": kind, "id": name}
+    if kind == "reasoning":
+        shown.setdefault("summary", [])
+    elif kind == "message":
+        is_reply = item.get("role") == "assistant"
+        content = item.get("content")
+        parts = content if isinstance(content, list) else [{"text": content or ""}]
+        text = "output_text" if is_reply else "input_text"
+        shown["content"] = [
+            {"type": text, **_PART_DEFAULTS.get(part.get("type", text), {}), **part} for part in parts
+        ]
+    return shown
 
 
 def _items_of(message: Json) -> Iterator[Json]:

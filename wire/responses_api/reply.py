@@ -21,6 +21,7 @@ from wire.chat_reply import (
     Reasoning,
     RefusalText,
     Text,
+    assistant_message,
     completion_parts,
 )
 from wire.error_codes import error_type
@@ -108,6 +109,25 @@ def instructions_of(messages: Sequence[Json], detail: Json) -> str | None:
     return content if isinstance(content, str) else None
 
 
+def history_of(turn: RecordedTurn) -> list[Json]:
+    """Return the messages of a turn and its reply, without the `instructions`, which are not inherited."""
+    reply = assistant_message(turn.text, turn.reasoning, turn.tool_calls)
+    return [*without_instructions(turn), reply]
+
+
+def without_instructions(turn: RecordedTurn) -> list[Json]:
+    """Return the messages of a turn's request without the `instructions`."""
+    messages = list(turn.messages)
+    if turn.api is None or not turn.api.get("instructions") or not messages:
+        return messages
+    content = messages[0].get("content")
+    if not isinstance(content, list) or len(content) < 2:
+        return messages[1:]
+    rest = content[1:]
+    is_text = len(rest) == 1 and rest[0].get("type") == "text"
+    return [{**messages[0], "content": rest[0]["text"] if is_text else rest}, *messages[1:]]
+
+
 def response_usage(usage: Json | None) -> Json | None:
     """Return the counts of a chat completion as the Responses API names them."""
     if usage is None:
@@ -185,25 +205,26 @@ class ResponseSynthesizer(EventSynthesizer):
         error = {"message": message, "type": error_type(status), "param": param, "code": code}
         return status, orjson.dumps({"error": error})
 
-    def recorded(self, turn: RecordedTurn) -> Json:
-        """Return the response of a recorded turn."""
-        self._replay(turn)
+    def recorded(self, turn: RecordedTurn, *, with_logprobs: bool = False) -> Json:
+        """Return the response of a recorded turn; with the log-probabilities that its request asked for."""
+        self._replay(turn, with_logprobs)
         return self._response
 
-    def recorded_events(self, turn: RecordedTurn, *, after: int = -1) -> bytes:
+    def recorded_events(self, turn: RecordedTurn, *, after: int = -1, with_logprobs: bool = False) -> bytes:
         """Return the event stream of a recorded turn, from behind the event with this number."""
-        self._replay(turn)
+        self._replay(turn, with_logprobs)
         self._emit(f"response.{self._response['status']}", response=self._response)
         return b"".join(self._events[max(0, after + 1) :])
 
-    def _replay(self, turn: RecordedTurn) -> None:
+    def _replay(self, turn: RecordedTurn, with_logprobs: bool) -> None:
         self._start(turn.turn_id)
         self._emit_opening()
         self._reader.finish_reason = turn.finish_reason
         self._reader.usage = turn.usage
         if turn.finish_reason is None:
             self._reader.error = {"message": "The reply was not finished."}
-        self._take(completion_parts(turn.text, turn.reasoning, turn.tool_calls))
+        logprobs = self._detail.get("logprobs", ()) if with_logprobs else ()
+        self._take(completion_parts(turn.text, turn.reasoning, turn.tool_calls, logprobs))
         self._complete(turn.finished_at)
 
     # ---- the response

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +10,10 @@ import orjson
 
 from store.values import Json, RecordedTurn
 from wire.api_translation import ApiRequest, Untranslatable, arrange_system_messages
-from wire.chat_reply import assistant_message
 from wire.redaction import redact_body
-from wire.responses_api.items import chat_name, messages_of, turn_of
+from wire.responses_api.conversation import ConversationItems
+from wire.responses_api.items import chat_name, messages_of, require_calls, turn_of, without_references
+from wire.responses_api.reply import history_of
 
 NAME = "responses"
 #: Fields that have a meaning here or none at all; all others go to the backend as they are.
@@ -85,46 +86,30 @@ def conversation_of(body: Json) -> str | None:
     return found
 
 
-def history_of(turn: RecordedTurn) -> list[Json]:
-    """Return the messages of a turn and its reply, without the `instructions`, which are not inherited."""
-    reply = assistant_message(turn.text, turn.reasoning, turn.tool_calls)
-    return [*without_instructions(turn), reply]
-
-
-def without_instructions(turn: RecordedTurn) -> list[Json]:
-    """Return the messages of a turn's request without the `instructions`."""
-    messages = list(turn.messages)
-    if turn.api is None or not turn.api.get("instructions") or not messages:
-        return messages
-    content = messages[0].get("content")
-    if not isinstance(content, list) or len(content) < 2:
-        return messages[1:]
-    rest = content[1:]
-    is_text = len(rest) == 1 and rest[0].get("type") == "text"
-    return [{**messages[0], "content": rest[0]["text"] if is_text else rest}, *messages[1:]]
-
-
 def translate_request(
     body: Json,
     turns: Mapping[str, RecordedTurn],
     *,
     previous: RecordedTurn | None = None,
-    beginning: Sequence[Json] = (),
+    conversation: ConversationItems | None = None,
 ) -> ApiRequest:
     """Translate a request.
 
     Args:
         turns: the turns of `referenced_turns`.
-        previous: the turn that this one continues, by `previous_response_id` or as the newest of its conversation.
-        beginning: items that a conversation began with, where it has no turn yet.
+        previous: the turn that `previous_response_id` names.
+        conversation: what the conversation that the request names holds.
 
     Raises:
         Untranslatable: it cannot be served.
     """
     _refuse_unserved(body)
     items = _input(body)
-    inherited = history_of(previous) if previous is not None else messages_of(beginning, turns)
-    own = messages_of(items, turns)
+    inherited = history_of(previous) if previous is not None else []
+    earlier = conversation.sent if conversation is not None else []
+    known = {**turns, **conversation.replies} if conversation is not None else turns
+    own = messages_of([*earlier, *items], known, first=len(earlier))
+    require_calls(items, [*inherited, *own])
     instructions = body.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
         raise Untranslatable("instructions must be a string.", param="instructions")
@@ -142,7 +127,7 @@ def translate_request(
         if body.get("parallel_tool_calls") is not None:
             chat["parallel_tool_calls"] = body["parallel_tool_calls"]
         _choose_tool(chat, body.get("tool_choice"))
-    conversation = conversation_of(body)
+    session = conversation_of(body)
     echoed = redact_body({name: body[name] for name in _ECHOED if body.get(name) is not None})
     detail: Json = {"name": NAME, "store": body.get("store") is not False, **echoed}
     if instructions:
@@ -156,18 +141,20 @@ def translate_request(
     left_out = tuple(sorted(tools.left_out))
     if left_out:
         detail["left_out"] = list(left_out)
-    if conversation is not None:
-        detail["conversation"] = conversation
+    if session is not None:
+        detail["conversation"] = session
+        detail["input"] = list(without_references(items, turns))
     if body.get("previous_response_id") is not None:
         detail["previous_response_id"] = body["previous_response_id"]
+    continued = previous if conversation is None else conversation.newest
     options: Json = {name: body[name] for name in ("metadata", "user", "prompt_cache_key") if name in body}
     return ApiRequest(
         chat=orjson.dumps(chat),
         stream=body.get("stream") is True,
         option_fields=options,
         detail=detail,
-        continues=previous.turn_id if previous is not None else None,
-        session=conversation,
+        continues=continued.turn_id if continued is not None else None,
+        session=session,
         left_out=left_out,
     )
 
