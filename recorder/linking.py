@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import takewhile
 
 from recorder.canonical import History, Message, RoleRun
 from recorder.text_overlap import MATCH_SHARE, Quote, last_utterance, newest_user_text
@@ -833,7 +834,10 @@ def _session_link(
             return _link_beside(repeated_tips[0], kind, LinkReason.SAME_PROMPT)
         return _link_beside(repeated_tips[0], kind, LinkReason.SAME_PROMPT, Relation.RETRY)
     if parent is not None:
-        return _continuation_link(history, parent, run, kind, LinkReason.NAMED_SESSION, 1.0)
+        found = _continuation_link(history, parent, run, kind, LinkReason.NAMED_SESSION, 1.0)
+        # Behind a reply that the client put there itself, a person reacts to that one.
+        after = tuple(takewhile(lambda message: message.get("role") != "assistant", found.messages_after))
+        return replace(found, messages_after=after)
     if tip is not None:
         # Clients that name a session may send only what is new: everything after the last reply followed the newest turn.
         answers = [m for m in history.runs if m.role == "assistant"]

@@ -465,6 +465,21 @@ def test_a_conversation_without_its_turns_begins_again(gateway: Gateway) -> None
     assert (third["relation"], third["parent_turn_id"], second["next_text"]) == ("first", None, None)
 
 
+def test_words_behind_a_reply_that_the_client_added_are_no_reaction_to_the_turn(gateway: Gateway) -> None:
+    client = gateway.client
+    made = client.conversations.create()
+    client.responses.create(
+        model="tiny", input="Capital?", conversation=made.id, extra_body=scripted(text="Rome.")
+    )
+    client.conversations.items.create(
+        made.id,
+        items=[{"role": "user", "content": "And Spain?"}, {"role": "assistant", "content": "Lisbon."}],
+    )
+    client.responses.create(model="tiny", input="No, that is wrong!", conversation=made.id)
+    first, second = gateway.rows(2)
+    assert (first["next_text"], second["parent_turn_id"]) == ("And Spain?", first["turn_id"])
+
+
 def test_items_that_cannot_be_served_are_refused(gateway: Gateway) -> None:
     client = gateway.client
     made = client.conversations.create()

@@ -121,7 +121,11 @@ def test_a_wish_that_an_empty_complaint_undoes_is_withdrawn_by_a_label_only() ->
     meter = ScriptedMeter()
     wish = "That was too wordy. In Spanish."
     meter.directions[wish] = pointing(3)
-    meter.undone = {(wish, "That's wrong, check again."), (wish, "No more Spanish."), (wish, "That is wrong.")}
+    meter.undone = {
+        (wish, "That's wrong, check again."),
+        (wish, "No more Spanish."),
+        (wish, "That is wrong."),
+    }
     playbook = Playbook().stated(named("t0", wish, "spanish"), meter, version=1)
     for words in ("That's wrong, check again.", "No more Spanish."):
         assert texts(playbook.stated(word("t1", words), meter, version=2)) == [wish]
