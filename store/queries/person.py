@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -118,9 +119,9 @@ def client_traffic(connection: sa.Connection, window: int) -> list[ClientTraffic
     c = newest.c
     followed = sa.exists().where(n.turn_id == c.turn_id).correlate(newest)
     rows = connection.execute(
-        sa.select(*c, lv.stage, lv.drop_reason, followed.label("followed"))
-        .outerjoin(schema.turn_states, lv.turn_id == c.turn_id)
-        .order_by(c.created_at, c.turn_id)
+        sa.select(*c, lv.stage, lv.drop_reason, followed.label("followed")).outerjoin(
+            schema.turn_states, lv.turn_id == c.turn_id
+        )
     )
     found: dict[str, list[Any]] = {}
     for row in rows:
@@ -130,8 +131,14 @@ def client_traffic(connection: sa.Connection, window: int) -> list[ClientTraffic
     )
 
 
+def _place(row: Any) -> tuple[float, str]:
+    """The place of a turn in time; one whose time is no number, in a damaged row, comes first."""
+    created_at = row.created_at
+    return (created_at if isinstance(created_at, int | float) else -math.inf), row.turn_id
+
+
 def _traffic(client: str, rows: Sequence[Any]) -> ClientTraffic:
-    """Return what became of a client's turns, which come oldest first."""
+    rows = sorted(rows, key=_place)
     main = [row for row in rows if row.kind == TurnKind.MAIN.value]
     side = [row for row in rows if row.kind != TurnKind.MAIN.value]
     return ClientTraffic(

@@ -106,6 +106,7 @@ sys.exit(main(["recover", f"--home={home}"]))
 """
 
 
+@pytest.mark.slow
 def test_a_kill_before_any_change_of_a_name_leaves_the_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
