@@ -67,11 +67,8 @@ def _exchange(path: Path, fresh: Path) -> Path:
     while kept.exists():
         kept = kept.with_name(f"{kept.name}+")
     log, kept_log = (one.with_name(f"{one.name}-wal") for one in (path, kept))
-    # SQLite would read the log of the damaged file into the fresh one: the log is emptied first.
-    with (
-        suppress(sqlite3.Error),
-        closing(sqlite3.connect(path)) as damaged,
-    ):  # one that cannot be is moved away
+    # SQLite would read the log of the damaged file into the fresh one: the log is emptied first. One that cannot be is moved away.
+    with suppress(sqlite3.Error), closing(sqlite3.connect(path)) as damaged:
         damaged.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     try:
         _link(path, kept)
