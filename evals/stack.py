@@ -27,7 +27,6 @@ from store.settings import Settings, child_environment, has_flag
 
 _POLL_S = 0.1
 _STOP_S = 25.0
-_PORT_TRIES = 3
 _LOG_LINES = 5
 #: Passed through the child's environment: all users of the machine can read a command line.
 _SECRETS: Mapping[str, str] = {
@@ -98,18 +97,9 @@ class Stack:
         Raises:
             ConfigError: it ended or did not become ready; with the last lines of its logs.
         """
-        for attempt in range(_PORT_TRIES):
-            self.port = free_port()
-            self.launch()
-            try:
-                self._wait_until_ready()
-            except ConfigError as error:
-                # Another process may have taken the port between `free_port` and the bind.
-                if "cannot listen" in str(error) and attempt + 1 < _PORT_TRIES:
-                    self._end()
-                    continue
-                raise
-            return
+        self.port = free_port()
+        self.launch()
+        self._wait_until_ready()
 
     def stop(self) -> None:
         """End the process, and remove a temporary folder."""

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
+from collections import deque
 
 from store.errors import ConfigError
 
+_MOST_RESERVED = 64
+_reserved: deque[int] = deque()  # file descriptors
+
 
 def free_port() -> int:
-    """Return a port that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that is free, and reserve it for a server that binds it with SO_REUSEADDR.
+
+    The port stays bound, without listening, while this process lives (the newest 64 are kept). A server may need many
+    seconds before it binds; until then the system would give the port to any other program that asks for a free one.
+    """
+    with socket.socket() as reservation:
+        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reservation.bind(("127.0.0.1", 0))
+        port = int(reservation.getsockname()[1])
+        _reserved.append(reservation.detach())
+    if len(_reserved) > _MOST_RESERVED:
+        os.close(_reserved.popleft())
+    return port
 
 
 def bind(host: str, port: int, *, option: str, is_shared: bool = False) -> socket.socket:

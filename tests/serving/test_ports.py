@@ -25,5 +25,17 @@ def test_the_error_for_a_taken_port_names_the_flag_that_changes_it() -> None:
             bind("127.0.0.1", port, option="--proxy-port")
 
 
-def test_a_free_port_can_be_taken() -> None:
-    bind("127.0.0.1", free_port(), option="--port").close()
+def test_a_free_port_is_reserved_for_a_server_that_starts_later() -> None:
+    port = free_port()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    with bind("127.0.0.1", port, option="--port") as listener:
+        assert listen(listener, backlog=1, option="--port") == ("127.0.0.1", port)
+
+
+def test_only_the_newest_free_ports_are_reserved() -> None:
+    first = free_port()
+    for _ in range(64):
+        free_port()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", first))

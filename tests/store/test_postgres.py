@@ -8,7 +8,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -71,9 +70,7 @@ def server() -> Iterator[str]:
             cwd=folder,
             **as_whom,  # type: ignore[call-overload]  # user and group
         )
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         process = subprocess.Popen(
             [binaries / "postgres", "-D", data, "-p", str(port), "-h", "127.0.0.1", "-k", folder, "-F"],
             stdout=subprocess.DEVNULL,

@@ -131,9 +131,10 @@ def test_a_reply_is_what_the_model_says_with_its_own_probabilities(http: httpx.C
 
 
 def test_a_seed_a_stop_and_an_end_that_is_switched_off(http: httpx.Client) -> None:
-    hot = {"temperature": 1.0, "seed": 5, "ignore_eos": True}
-    one, again, other = (choice(say(http, **{**hot, "seed": seed})) for seed in (5, 5, 6))
-    assert one["token_ids"] == again["token_ids"] != other["token_ids"]
+    hot = {"temperature": 2.0, "seed": 5, "ignore_eos": True}
+    one, again, *others = (choice(say(http, **{**hot, "seed": seed})) for seed in (5, 5, 6, 7, 8))
+    assert one["token_ids"] == again["token_ids"]
+    assert any(other["token_ids"] != one["token_ids"] for other in others)
     assert len(one["token_ids"]) == LENGTH
     word = AutoTokenizer.from_pretrained(BUILTIN_FOLDER).decode(one["token_ids"][3:4])
     stopped = choice(say(http, **hot, stop=[word]))
