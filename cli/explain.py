@@ -53,6 +53,8 @@ def lines_of(story: Json) -> Iterator[tuple[str, str]]:
     reason = story["kind_reason"]
     link = LINK_MEANINGS.get(story["link_reason"], story["link_reason"])
     yield "turn", f"{story['turn_id']}, {_when(story['created_at'])}, by {story['client']}"
+    if story["unreadable"]:
+        yield "damaged", f"cannot be read: {', '.join(story['unreadable'])}"
     yield "session", f"{story['session_id']}, number {story['turn_index']} of its branch"
     yield "asked", clip(last_user_text(story["messages"]), LONG)
     yield "answered", clip(story["completion"] or json.dumps(story["tool_calls"], ensure_ascii=False), LONG)

@@ -56,6 +56,11 @@ _TURN_NUMBERS = (
     "trained_in_version",
     "verdict",
 )
+#: Numbers of a turn that its own page reads, and those of what followed it and of its verdicts.
+_STORY_NUMBERS, _PART_NUMBERS = (
+    ("adapter_version", "created_at", "link_confidence", "trained_in_version"),
+    ("created_at", "score", "value", "confidence"),
+)
 #: Metrics that a version's page shows, with what each means.
 STEP_METRICS: dict[str, str] = {
     "turns": "turns in the batch",
@@ -380,7 +385,13 @@ def _figure(value: object) -> float | None:
 async def unused(record: Record, viewer: Viewer, before: float | None) -> Json:
     """Return the main turns that will not train, newest first, each with its reason."""
     read = await record.dropped_turns(viewer.policy, DROPPED, before=before, key_name=viewer.key_name)
-    found, damaged = sort_out(read, lambda one: f"Turn {one.turn_id}")
+    sound, damaged = sort_out(read, lambda one: f"Turn {one.turn_id}")
+    found = [one for one in sound if one.drop_reason in SENTENCES]
+    damaged += [
+        f"Turn {one.turn_id} is damaged: drop_reason {one.drop_reason} is unknown."
+        for one in sound
+        if one.drop_reason not in SENTENCES
+    ]
     counts: dict[str, int] = {}
     for turn in found:
         counts[turn.drop_reason] = counts.get(turn.drop_reason, 0) + 1
@@ -497,16 +508,32 @@ async def turn(record: Record, viewer: Viewer, reference: str) -> Json | None:
     if story is None or (not viewer.is_owner and story["key_name"] != viewer.key_name):
         return None
     kind, link = story["kind_reason"], story["link_reason"]
-    reason = story["drop_reason"]
+    reason = DropReason(story["drop_reason"]) if story["drop_reason"] in SENTENCES else None
     return {
         "story": story,
+        "damage": _take_damage_out(story),
         "asked": last_user_text(story["messages"]),
         "kind_meaning": MEANINGS.get(kind, ""),
         "link_meaning": LINK_MEANINGS.get(link, link),
         "evidence": [(code, weight, MEANINGS.get(code, "")) for code, weight in story["kind_evidence"]],
-        "dropped_because": sentence_of(DropReason(reason), story["drop_detail"]) if reason else "",
-        "mend": REMEDIES.get(DropReason(reason), "") if reason else "",
+        "dropped_because": sentence_of(reason, story["drop_detail"]) if reason else "",
+        "mend": REMEDIES.get(reason, "") if reason else "",
     }
+
+
+def _take_damage_out(story: Json) -> list[str]:
+    """Remove from a turn what no page can show, and return a sentence about each such part."""
+    found = [f"{name} cannot be read" for name in story["unreadable"]]
+    if no_numbers := damage_of(story, _STORY_NUMBERS):
+        found.append(no_numbers)
+    if story["drop_reason"] and story["drop_reason"] not in SENTENCES:
+        found.append(f"drop_reason {story['drop_reason']} is unknown")
+    if damage_of(story, ("link_confidence",)):
+        story["link_confidence"] = None
+    for name in ("next_states", "feedback", "verdicts"):
+        found += [f"{name}: {damage}" for one in story[name] if (damage := damage_of(one, _PART_NUMBERS))]
+        story[name] = [one for one in story[name] if not damage_of(one, _PART_NUMBERS)]
+    return found
 
 
 @dataclass(frozen=True, slots=True)

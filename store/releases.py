@@ -27,6 +27,8 @@ def sentence(release: CanaryRelease) -> str:
             return f"rolled back to version {release.baseline_version}{about}"
         case ReleaseStage.SUPERSEDED:
             return f"its comparison ended{about}"
+        case ReleaseStage.DAMAGED:
+            return f"its row is damaged{about}"
 
 
 def status_lines(releases: Sequence[CanaryRelease]) -> Iterator[str]:
@@ -40,8 +42,8 @@ def status_lines(releases: Sequence[CanaryRelease]) -> Iterator[str]:
 def number_lines(release: CanaryRelease) -> Iterator[str]:
     """Yield what the newest comparison counted, for `why`."""
     numbers = release.numbers
-    if not numbers:
-        yield "nothing was counted yet"
+    if "canary" not in numbers:
+        yield numbers.get("unreadable", "nothing was counted yet")
         return
     for name, (what, of) in _RATES.items():
         pairs = (
@@ -68,7 +70,7 @@ def to_json(release: CanaryRelease) -> Json:
 
 
 def _complaints(release: CanaryRelease) -> str:
-    if not release.numbers:
+    if "canary" not in release.numbers:
         return ""
     mine = _counted(release.numbers["canary"], "complaints")
     other = _counted(release.numbers["baseline"], "complaints")

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from store.errors import AlignmentError
 from store.lifecycle import DropReason, Stage
@@ -461,13 +461,22 @@ class ScoredTurn:
     is_late: bool = False
 
 
-class AdapterState(StrEnum):
+class _StoredState(StrEnum):
+    """A state in the record. One that no program wrote is read as ``DAMAGED``, which allows nothing."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self:
+        return cls("damaged")
+
+
+class AdapterState(_StoredState):
     CANDIDATE = "candidate"  #: written, not yet gated
     PUBLISHED = "published"  #: passed the gate; may be (or may have been) live
     REJECTED = "rejected"  #: failed the gate; kept for `versions` to show why
     PRUNED = "pruned"  #: its files were removed by the retention policy
     FORGOTTEN = "forgotten"  #: it was trained on what a person asked to forget; its files were removed
     REFUSED = "refused"  #: not what the trainer made, by its files or by its log-probabilities: never serves
+    DAMAGED = "damaged"  #: the row names no state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -524,7 +533,7 @@ class AliasMove:
     actor: str  #: "trainer", "rollback", ...
 
 
-class ReleaseStage(StrEnum):
+class ReleaseStage(_StoredState):
     """Where a canary release stands."""
 
     RUNNING = "running"  #: the version serves a share of the new conversations
@@ -532,6 +541,7 @@ class ReleaseStage(StrEnum):
     KEPT = "kept"  #: the watch ended and found nothing
     ROLLED_BACK = "rolled_back"
     SUPERSEDED = "superseded"  #: another version went live, or a person moved the alias
+    DAMAGED = "damaged"  #: the row names no stage
 
 
 #: Stages of a release whose version may still be withdrawn.
@@ -963,7 +973,7 @@ class LearningMetrics:
     Attributes:
         verdicts: their number by (value, source); value None: the scorer abstained.
         newest: the newest version of each policy, published or not.
-        feedback_to_live_s: by policy: seconds from the newest feedback in the live version until it went live.
+        feedback_to_live_s: by policy: seconds from the newest feedback in the live version until it went live; NaN: a row of them is damaged.
         releases: the number of canary releases by stage.
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from sqlalchemy.engine import Row
 from store import schema
 from store.database import upsert
 from store.hashing import exact_json
-from store.queries.common import aliases, chain_messages, lock_aliases
+from store.queries.common import aliases, chain_messages, lock_aliases, read_object
 from store.texts import first_user_text
 from store.values import (
     BASE_VERSION,
@@ -237,5 +236,5 @@ def _release(row: Row[Any]) -> CanaryRelease:
         started_at=row.started_at,
         stage_since=row.stage_since,
         reason=row.reason,
-        numbers=json.loads(row.numbers),
+        numbers=read_object(row.numbers),
     )

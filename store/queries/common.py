@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -140,8 +140,20 @@ def read_object(stored: str) -> Json:
 # ---- messages
 
 
-def chain_messages(connection: sa.Connection, *tips: str) -> list[Json]:
-    """Return the message chains that end in ``tips``, concatenated."""
+def read_message(stored: str) -> Json:
+    """Return a message; for one that was damaged, one that says so."""
+    message = read_object(stored)
+    return {"role": "", "content": message["unreadable"]} if "unreadable" in message else message
+
+
+def chain_messages(
+    connection: sa.Connection, *tips: str, read: Callable[[str], Json] = json.loads
+) -> list[Json]:
+    """Return the message chains that end in ``tips``, concatenated.
+
+    Args:
+        read: makes a message of its JSON.
+    """
     found: list[Json] = []
     n = schema.nodes.c
     for tip in tips:
@@ -154,7 +166,7 @@ def chain_messages(connection: sa.Connection, *tips: str) -> list[Json]:
             .join(walk, schema.messages.c.hash == walk.c.message)
             .order_by(walk.c.depth)
         )
-        found += [json.loads(body) for body in rows.scalars()]
+        found += [read(body) for body in rows.scalars()]
     return found
 
 

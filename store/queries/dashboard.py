@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from store import schema
 from store.lifecycle import DropReason, Stage
-from store.queries.common import own_turns, read_object, step_of
+from store.queries.common import own_turns, read_message, read_object, step_of
 from store.values import ConversationRow, DroppedTurn, Json, JudgedTurn, StepReport, StepRole, TurnKind
 
 #: Newest turns of a key among which its dropped ones are looked for, and samples of one step.
@@ -112,12 +112,7 @@ def _last_messages(connection: sa.Connection, nodes: Iterable[str]) -> dict[str,
     rows = connection.execute(
         sa.select(n.node, m.body).join(schema.messages, m.hash == n.message).where(n.node.in_({*nodes}))
     )
-    return {row.node: _message(row.body) for row in rows}
-
-
-def _message(body: str) -> Json:
-    message = read_object(body)
-    return {"role": "", "content": message["unreadable"]} if "unreadable" in message else message
+    return {row.node: read_message(row.body) for row in rows}
 
 
 def _newest_values(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, int | None]:

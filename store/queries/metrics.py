@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import sqlalchemy as sa
 
 from store import schema
@@ -29,7 +31,9 @@ def learning_metrics(connection: sa.Connection) -> LearningMetrics:
             .where(lv.policy == policy, lv.trained_in_version == move.version)
         ).scalar_one()
         if heard_at is not None:
-            delays[policy] = max(0.0, move.moved_at - heard_at)
+            times = (move.moved_at, heard_at)
+            is_sound = all(isinstance(one, int | float) for one in times)
+            delays[policy] = max(0.0, times[0] - times[1]) if is_sound else math.nan
     stage = schema.canary_releases.c.stage
     releases = connection.execute(sa.select(stage, sa.func.count()).group_by(stage).order_by(stage))
     return LearningMetrics(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,15 +11,27 @@ import sqlalchemy as sa
 from store import schema
 from store.hashing import ROOT
 from store.lifecycle import DropReason
-from store.queries.common import chain_messages, read_list, read_object
+from store.queries.common import chain_messages, read_list, read_message, read_object
 from store.values import Completion, Json, Relation, Remembered, TurnKind
 
 #: Of a long history only its end is read back: what was asked last, and how it was answered before.
 TAIL = 6
 
 
+def _is_evidence(item: object) -> bool:
+    return isinstance(item, list) and len(item) == 2 and isinstance(item[1], int | float)
+
+
+#: Lists of a turn, and what an item of each must be.
+_LISTS: Mapping[str, Callable[[object], bool]] = {
+    "tool_calls": lambda item: isinstance(item, dict),
+    "kind_evidence": _is_evidence,
+    "first_kind_evidence": _is_evidence,
+}
+
+
 def story(connection: sa.Connection, reference: str) -> Json | None:
-    """Return everything recorded about one turn, or None when there is none.
+    """Return everything recorded about one turn, or None when there is none; ``unreadable`` names what was damaged and is left out.
 
     Args:
         reference: turn id, the end of it, completion id, or "last" for the newest main turn.
@@ -46,11 +58,15 @@ def story(connection: sa.Connection, reference: str) -> Json | None:
     if row is None:
         return None
     found: Json = dict(row._mapping)
-    found["messages"] = chain_messages(connection, found.pop("preamble_node"), found.pop("history_node"))
-    found["request"] = json.loads(_body(connection, found["request"]))
-    found["tool_calls"] = json.loads(found["tool_calls"])
-    for name in ("kind_evidence", "first_kind_evidence"):
-        found[name] = json.loads(found[name] or "[]")
+    tips = found.pop("preamble_node"), found.pop("history_node")
+    found["messages"] = chain_messages(connection, *tips, read=read_message)
+    found["request"] = read_object(_body(connection, found["request"]))
+    found["unreadable"] = ["request"] if "unreadable" in found["request"] else []
+    for name, is_sound in _LISTS.items():
+        items = _read_json(found[name] or "[]")
+        found[name] = [one for one in items if is_sound(one)] if isinstance(items, list) else []
+        if found[name] != items:
+            found["unreadable"].append(name)
     turn_id = found["turn_id"]
     s, f, v = schema.next_states.c, schema.feedback.c, schema.verdicts.c
     found["next_states"] = _rows(
@@ -84,11 +100,19 @@ def _rows(connection: sa.Connection, query: sa.Select[Any]) -> list[Json]:
     return [dict(row._mapping) for row in connection.execute(query)]
 
 
+def _read_json(stored: str) -> object:
+    try:
+        return json.loads(stored)
+    except ValueError:
+        return None
+
+
 def _body(connection: sa.Connection, name: str) -> str:
-    body: str = connection.execute(
+    """Return a stored text; "" where there is none."""
+    body: str | None = connection.execute(
         sa.select(schema.messages.c.body).where(schema.messages.c.hash == name)
-    ).scalar_one()
-    return body
+    ).scalar_one_or_none()
+    return body or ""
 
 
 def recollect(connection: sa.Connection, limit: int) -> list[Remembered]:

@@ -51,28 +51,121 @@ async def test_a_damaged_row_leaves_the_page_standing(
     assert shown in found.text
 
 
-async def test_the_page_of_a_damaged_turn_says_so(page: httpx.AsyncClient, tmp_path: Path) -> None:
+#: (table, column, value, what a turn's page names)
+TURN_DAMAGES = (
+    ("messages", "body", "{", "request cannot be read"),
+    ("turns", "tool_calls", "{", "tool_calls cannot be read"),
+    ("turns", "tool_calls", "[1]", "tool_calls cannot be read"),
+    ("turns", "kind_evidence", "{", "kind_evidence cannot be read"),
+    ("turns", "first_kind_evidence", "[[1]]", "first_kind_evidence cannot be read"),
+    ("turns", "request", "gone", "request cannot be read"),
+    ("turns", "link_confidence", "soon", "link_confidence is not a number"),
+    ("turns", "adapter_version", "soon", "adapter_version is not a number"),
+    ("turns", "created_at", "soon", "created_at is not a number"),
+    ("turn_states", "trained_in_version", "soon", "trained_in_version is not a number"),
+    ("turn_states", "drop_reason", "soon", "drop_reason soon is unknown"),
+    ("verdicts", "confidence", "soon", "verdicts: confidence is not a number"),
+    ("verdicts", "value", "soon", "verdicts: value is not a number"),
+    ("verdicts", "detail", '{"votes": ["soon"]}', "votes damaged"),
+    ("next_states", "created_at", "soon", "next_states: created_at is not a number"),
+    ("feedback", "score", "soon", "feedback: score is not a number"),
+)
+
+
+@pytest.mark.parametrize(("table", "column", "value", "named"), TURN_DAMAGES)
+async def test_the_page_of_a_damaged_turn_names_what_is_damaged_and_shows_the_rest(
+    page: httpx.AsyncClient, tmp_path: Path, table: str, column: str, value: str, named: str
+) -> None:
+    await sign_in(page)
+    with closing(sqlite3.connect(tmp_path / "patina.db")) as database:
+        database.execute("INSERT INTO feedback VALUES ('f', 't1', 1, 'well done', 'key', 5)")
+        assert database.execute(f"UPDATE {table} SET {column} = ?", (value,)).rowcount
+        database.commit()
+    found = await page.get("/dashboard/turns/t1")
+    assert (found.status_code, named in found.text) == (200, True)
+    assert "What became of it" in found.text
+
+
+async def test_a_page_that_needs_the_damaged_row_itself_says_so(
+    page: httpx.AsyncClient, tmp_path: Path
+) -> None:
     await sign_in(page)
     with closing(sqlite3.connect(tmp_path / "patina.db")) as database:
         database.execute("UPDATE messages SET body = '{'")
         database.commit()
-    found = await page.get("/dashboard/turns/b1")
+    found = await page.get("/dashboard/turns/b1/forget")
     assert found.status_code == 500
     assert "Something in the record that it shows is damaged." in found.text
     assert (await page.get("/dashboard")).status_code == 200
 
 
-async def test_whatever_a_damaged_row_raises_is_answered_with_a_page_or_a_sentence(
-    page: httpx.AsyncClient, tmp_path: Path
+#: (statement that damages rows, metric that is still shown, number of damaged values)
+METRICS_DAMAGES = (
+    ("UPDATE alias_moves SET version = '{'", "patina_step_seconds{", 1),
+    ("UPDATE alias_moves SET moved_at = '{'", "patina_live_version{", 1),
+    ("UPDATE next_states SET created_at = '{'", "patina_live_version{", 1),
+    ("UPDATE verdicts SET value = '{'", "patina_live_version{", 1),
+    ("UPDATE adapters SET metrics = '{'", "patina_live_version{", 1),
+    ("UPDATE adapters SET metrics = '{\"gate\": {\"after\": 1}}'", "patina_live_version{", 1),
+    ("INSERT INTO heartbeats VALUES ('proxy', 1, '', '{', '{')", "patina_live_version{", 2),
+    ("INSERT INTO heartbeats VALUES ('proxy', 1, '', '{\"in_flight\": \"{\"}', 1)", "patina_held 0.0", 1),
+    (
+        'INSERT INTO heartbeats VALUES (\'proxy\', 1, \'\', \'{"backend": {"load_s": {"tiny@{": 1}}, "journal": 1, "not_captured": {"no": "{"}}\', 1)',
+        "patina_held 0.0", 3,
+    ),
+    (
+        'INSERT INTO heartbeats VALUES (\'supervisor\', 1, \'\', \'{"a": {"restarts": "{"}, "b": {"restarts": 3}}\', 1)',
+        'patina_process_restarts_total{process="b"} 3.0', 1,
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("statement", "shown", "damaged"), METRICS_DAMAGES)
+async def test_metrics_leave_damaged_values_out_and_count_them(
+    page: httpx.AsyncClient, tmp_path: Path, statement: str, shown: str, damaged: int
 ) -> None:
     await sign_in(page)
     with closing(sqlite3.connect(tmp_path / "patina.db")) as database:
-        database.execute("UPDATE alias_moves SET moved_at = '{', version = '{'")
-        database.execute("UPDATE turns SET link_confidence = '{'")
+        assert database.execute(statement).rowcount
         database.commit()
-    for path in ("/metrics", "/dashboard/turns/t1"):
-        found = await page.get(path)
-        assert (found.status_code, "damaged" in found.text) == (500, True), path
+    found = await page.get("/metrics")
+    assert (found.status_code, shown in found.text) == (200, True)
+    assert f"\npatina_damaged_values {damaged}.0\n" in found.text
+
+
+#: (table, column, page, what it still shows)
+STATES = (
+    ("adapters", "state", "/dashboard/versions", "patina-tiny@2"),
+    ("adapters", "state", "/dashboard/versions/1", "Lineage"),
+    ("adapters", "state", "/dashboard/versions/2", "Lineage"),
+    ("adapters", "state", "/dashboard/steps", "step2"),
+    ("adapters", "state", "/v1/dashboard", "step2"),
+    ("adapters", "state", "/dashboard/try", "live version (2)"),
+    ("adapters", "state", "/metrics", 'patina_versions{state="soon"} 1.0'),
+    ("canary_releases", "stage", "/dashboard/versions", "its row is damaged"),
+    ("canary_releases", "stage", "/dashboard/versions/1", "its row is damaged"),
+    ("canary_releases", "numbers", "/dashboard", "Is it learning?"),
+    ("canary_releases", "numbers", "/dashboard/versions", "patina-tiny@2"),
+    ("turn_states", "drop_reason", "/dashboard/unused", "t4 is damaged: drop_reason soon is unknown."),
+    ("turn_states", "stage", "/dashboard/conversations?session=session", "soon"),
+    ("turns", "kind", "/dashboard/turns/t1", "soon"),
+    ("turns", "relation", "/dashboard/turns/t1", "soon"),
+)
+
+
+@pytest.mark.parametrize(("table", "column", "path", "shown"), STATES)
+async def test_a_state_that_no_program_wrote_costs_its_row_only(
+    page: httpx.AsyncClient, record: Record, tmp_path: Path, table: str, column: str, path: str, shown: str
+) -> None:
+    for name in ("t3", "t4"):
+        await record.write_turns([make_turn(name, [{"role": "user", "content": name}], session_id=name)])
+    await sign_in(page)
+    where = "turn_id IN ('t1', 't4')" if table.startswith("turn") else "version = 1"
+    with closing(sqlite3.connect(tmp_path / "patina.db", isolation_level=None)) as database:
+        database.executescript(MORE_ROWS)
+        assert database.execute(f"UPDATE {table} SET {column} = 'soon' WHERE {where}").rowcount
+    found = await page.get(path)
+    assert (found.status_code, shown in found.text) == (200, True)
 
 
 #: (table, row, page, what it still shows, columns of the table by whose damage it shows the row as damaged)
