@@ -421,6 +421,10 @@ def test_items_of_a_conversation_are_added_listed_read_and_deleted(gateway: Gate
     assert [i.id for i in client.responses.input_items.list(first.id)] == [listed[4].id, listed[3].id]
     (after,) = client.conversations.items.list(made.id, after=str(listed[1].id)).data
     assert after.id == listed[0].id
+    with pytest.raises(openai.NotFoundError, match="no item 'msg_absent'"):
+        client.conversations.items.list(made.id, after="msg_absent")
+    with pytest.raises(openai.BadRequestError, match="'asc' or 'desc'"):
+        client.conversations.items.list(made.id, extra_query={"order": "newest"})
     for item in listed:
         assert client.conversations.items.retrieve(str(item.id), conversation_id=made.id) == item
     for item in (listed[1], listed[5], listed[-1]):
