@@ -13,6 +13,7 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from proxy.adapters import Alias, ModelRequest, UnknownModel
+from proxy.answers import answering_errors
 from proxy.api_error import build_error_body
 from proxy.asgi import (
     BodyTooLarge,
@@ -221,7 +222,7 @@ class ApiRelay:
         method: str = scope["method"]
         query: bytes = scope.get("query_string") or b""
         with_logprobs = includes_logprobs(query)
-        try:
+        async with answering_errors(send, "a response could not be read back"):
             turn = await self._find_turn(principal.key_name, turn_of(response_id) or "")
             if turn is None or not _is_kept(turn) or (method, action) not in _ACTIONS:
                 missing = (
@@ -249,11 +250,6 @@ class ApiRelay:
             else:
                 response = _synthesizer_of(turn).recorded(turn, with_logprobs=with_logprobs)
                 await send_json(send, 200, response)
-        except RecordError as exc:
-            log.warning("a response could not be read back: %s", exc)
-            await send_error(
-                send, 503, "The record cannot be read now. Retry the request.", kind="server_error"
-            )
 
     async def _forget(self, key_name: str, turn_id: str) -> None:
         record = await self._record.get()

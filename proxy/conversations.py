@@ -15,9 +15,9 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from proxy.asgi import BodyTooLarge, ClientDisconnected, read_body, send_error, send_json
+from proxy.answers import answering_errors
+from proxy.asgi import read_body, send_json
 from proxy.item_pages import includes_logprobs, list_of, page, read_metadata, read_query
-from store.errors import RecordError
 from store.record_handle import RecordHandle
 from store.values import Conversation, Json, RecordedTurn
 from wire.api_translation import Untranslatable, read_object
@@ -44,7 +44,7 @@ class Conversations:
     async def __call__(self, scope: Scope, receive: Receive, send: Send, *, key_name: str, path: str) -> None:
         conversation_id, _, action = path.removeprefix(PREFIX).removeprefix("/").partition("/")
         method: str = scope["method"]
-        try:
+        async with answering_errors(send, "a conversation could not be read or changed"):
             body = (
                 read_object(await read_body(receive, content_length(scope["headers"])) or b"{}")
                 if method == "POST"
@@ -81,17 +81,6 @@ class Conversations:
                     await record.update_conversation(conversation_id, metadata)
                     found = replace(found, metadata=metadata)
                 await send_json(send, 200, _shown(found))
-        except ClientDisconnected:
-            return
-        except BodyTooLarge:
-            await send_error(send, 413, "The request body is larger than 64 MB.", code="request_too_large")
-        except Untranslatable as exc:
-            await send_error(send, exc.status, str(exc), param=exc.param)
-        except RecordError as exc:
-            log.warning("a conversation could not be read: %s", exc)
-            await send_error(
-                send, 503, "The record cannot be read now. Retry the request.", kind="server_error"
-            )
 
     async def _create(self, key_name: str, body: Json) -> Json:
         items = _read_items(body)

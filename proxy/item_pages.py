@@ -33,6 +33,14 @@ def read_limit(options: Mapping[str, str]) -> int:
     return min(_MOST, max(1, int(limit)))
 
 
+def is_oldest_first(options: Mapping[str, str], *, default: str) -> bool:
+    """Return whether a list begins with the oldest item. Raises: Untranslatable: the order is unknown."""
+    order = options.get("order", default)
+    if order not in ("asc", "desc"):
+        raise Untranslatable("order is 'asc' or 'desc'.", param="order")
+    return order == "asc"
+
+
 def read_metadata(body: Json) -> Json:
     """Return the metadata of a request. Raises: Untranslatable: it is not what OpenAI takes."""
     given: Any = body.get("metadata") or {}
@@ -50,11 +58,17 @@ def read_metadata(body: Json) -> Json:
 
 
 def page(newest_first: list[Json], options: Mapping[str, str]) -> Json:
-    """Return a page of items: from the newest on, unless ``order`` is "asc", behind the item ``after``."""
-    items = newest_first[::-1] if options.get("order") == "asc" else newest_first
+    """Return a page of items: from the newest on, unless ``order`` is "asc", behind the item ``after``.
+
+    Raises:
+        Untranslatable: the order or the item is unknown; a page from the start would make a client that pages go in circles.
+    """
+    items = newest_first[::-1] if is_oldest_first(options, default="desc") else newest_first
     names = [item["id"] for item in items]
-    if options.get("after") in names:
-        items = items[names.index(options["after"]) + 1 :]
+    if (after := options.get("after")) is not None:
+        if after not in names:
+            raise Untranslatable(f"There is no item '{after}' in this list.", status=404, param="after")
+        items = items[names.index(after) + 1 :]
     most = read_limit(options)
     return list_of(items[:most], has_more=len(items) > most)
 

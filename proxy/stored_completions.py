@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 from proxy.answers import answering_errors
 from proxy.asgi import read_body, send_json
 from proxy.feedback import THUMBS, FeedbackBody, parse_feedback
-from proxy.item_pages import list_of, page, read_limit, read_metadata, read_query
+from proxy.item_pages import is_oldest_first, list_of, page, read_limit, read_metadata, read_query
 from store.catch_up import wait_recorded
 from store.errors import RecordError, WireError
 from store.journal import JournalWriter
@@ -88,7 +88,7 @@ class StoredCompletions:
             metadata=metadata,
             after=options.get("after"),
             limit=read_limit(options),
-            is_oldest_first=options.get("order", "asc") == "asc",  # OpenAI's default
+            is_oldest_first=is_oldest_first(options, default="asc"),  # OpenAI's default
             with_unstored=options.get("stored") == "all",
         )
         listed = await record.list_completions(key_name, wanted)

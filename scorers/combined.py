@@ -61,6 +61,9 @@ _NAMED_EMOJI = re.compile(
     rf"(?i)(?<!\w)((?:{lexicon.BEFORE_THING})\s+)[{EMOJI}\ufe0f]+(?:\s*[{EMOJI}\ufe0f]+)*"
 )
 _LIKING = re.compile(rf"\s*(?:{lexicon.LIKING})\b", re.IGNORECASE)
+#: Whole messages: "No, that is all." and "not bad at all".
+_CLOSING = re.compile(rf"\W*(?:(?:{lexicon.DECLINING})\W+)?(?:{lexicon.CLOSING})[^\w?]*", re.IGNORECASE)
+_DENIED_FAULT = re.compile(rf"\W*(?:{lexicon.DENIED_FAULT})[^\w?]*", re.IGNORECASE)
 #: Stands for a quotation. The training data hide words in the same way.
 _UNKNOWN = "qxzvq"
 #: Words of the reply at the head of a message: between marks, behind ">", or few and asked about.
@@ -230,9 +233,7 @@ def read_message(
     if value == -1 and not is_other_answer and _says_what_is_liked(own):
         value, confidence, source = None, 0.0, ""
         reason = "it says what is liked"
-    if value is not None and prompt and fold(prompt) == fold(text):
-        value, confidence, source = None, 0.0, ""
-        reason = "it repeats the request word for word"
+    value, confidence, source, reason = _read_whole(text, prompt) or (value, confidence, source, reason)
     hint = None
     if value == -1:
         own_hint = bounded([text.strip()]) if is_other_answer else None
@@ -257,6 +258,17 @@ def _name_emoji(text: str) -> str:
     """Return a message with a word for each emoji that it speaks of; "no 😂" does not speak of one."""
     named = _NAMED_EMOJI.sub(r"\1emojis", text)
     return named if len(tokens_of(named)) > 2 else text
+
+
+def _read_whole(text: str, prompt: str) -> tuple[int | None, float, str, str] | None:
+    """Return value, confidence, source and reason of a message that is known as a whole, otherwise None."""
+    if prompt and fold(prompt) == fold(text):
+        return None, 0.0, "", "it repeats the request word for word"
+    if _DENIED_FAULT.fullmatch(text):
+        return 1, CERTAIN, "rule", "it denies a fault"
+    if _CLOSING.fullmatch(text):
+        return None, 0.0, "", "it ends the conversation"
+    return None
 
 
 def _says_what_is_liked(text: str) -> bool:

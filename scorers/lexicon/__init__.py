@@ -91,9 +91,10 @@ def _alternatives(by_language: Mapping[str, str]) -> str:
 
 
 _CLAUSES = _load("clauses")
-CONTRAST, CONTRAST_UNSPACED, JOINT, JOINT_UNSPACED, BEFORE_WHEN, WHEN, PERMITS, AGAIN, BEFORE_THING, LIKING = (
+CONTRAST, CONTRAST_UNSPACED, JOINT, JOINT_UNSPACED, BEFORE_WHEN, WHEN, PERMITS, AGAIN, BEFORE_THING, LIKING, DECLINING, CLOSING, DENIED_FAULT = (
     _alternatives(_CLAUSES[name])
     for name in (
-        "contrast", "contrast_unspaced", "joint", "joint_unspaced", "before_when", "when", "permits", "again", "before_thing", "liking",
+        "contrast", "contrast_unspaced", "joint", "joint_unspaced", "before_when", "when", "permits", "again", "before_thing", "liking", "declining", "closing",
+        "denied_fault",
     )
 )  # fmt: skip

@@ -1,5 +1,6 @@
 // Three turns with a tool and a complaint, by the Node SDKs of OpenAI and Anthropic and the Vercel AI SDK, streamed.
 // node node_client.mjs URL KEY CLIENT; prints the last texts as JSON.
+import assert from 'node:assert/strict';
 import { createRequire } from 'node:module';
 import { pathToFileURL } from 'node:url';
 
@@ -27,8 +28,9 @@ async function byChat() {
   }
 }
 
-async function byResponses(usesIds) {
+async function byResponses(link) {
   const api = await openai();
+  const conversation = link === 'conversation' ? (await api.conversations.create()).id : null;
   const tools = [{ type: 'function', name: 'weather', parameters: schema, strict: true }];
   const history = [];
   let previous = null;
@@ -36,9 +38,11 @@ async function byResponses(usesIds) {
     let input = [{ role: 'user', content: text }];
     for (;;) {
       history.push(...input);
-      const stream = api.responses.stream(usesIds
-        ? { model: 'tiny', input, tools, previous_response_id: previous }
-        : { model: 'tiny', input: history, tools, store: false });
+      const stream = api.responses.stream({ model: 'tiny', tools, ...{
+        history: { input: history, store: false },
+        previous: { input, previous_response_id: previous },
+        conversation: { input, conversation },
+      }[link] });
       const response = await stream.finalResponse();
       previous = response.id;
       history.push(...response.output.map(({ parsed_arguments, ...item }) => item));
@@ -46,6 +50,16 @@ async function byResponses(usesIds) {
         { type: 'function_call_output', call_id: item.call_id, output: weather(JSON.parse(item.arguments)) }));
       if (!input.length) { said.push(response.output_text); break; }
     }
+  }
+  if (conversation) {
+    const items = [];
+    for await (const item of api.conversations.items.list(conversation, { order: 'asc', limit: 2 })) items.push(item);
+    assert.equal(items.length, history.length);
+    const where = { conversation_id: conversation };
+    assert.deepEqual(await api.conversations.items.retrieve(items[0].id, where), items[0]);
+    await api.conversations.items.delete(items[0].id, where);
+    const left = await api.conversations.items.list(conversation, { order: 'asc' });
+    assert.deepEqual(left.data.map((item) => item.id), items.slice(1).map((item) => item.id));
   }
 }
 
@@ -87,8 +101,9 @@ async function byVercel(provider) {
 
 await ({
   'openai-chat': byChat,
-  'openai-responses': () => byResponses(false),
-  'openai-previous': () => byResponses(true),
+  'openai-responses': () => byResponses('history'),
+  'openai-previous': () => byResponses('previous'),
+  'openai-conversation': () => byResponses('conversation'),
   anthropic: byMessages,
   'vercel-openai': () => byVercel('openai'),
   'vercel-anthropic': () => byVercel('anthropic'),

@@ -101,8 +101,8 @@ def reply_of(row: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("client", "api"),
     [
-        ("openai-chat", "chat"), ("openai-responses", "responses"), ("openai-previous", "responses"), ("anthropic", "messages"),
-        ("vercel-openai", "responses"), ("vercel-anthropic", "messages"),
+        ("openai-chat", "chat"), ("openai-responses", "responses"), ("openai-previous", "responses"),
+        ("openai-conversation", "responses"), ("anthropic", "messages"), ("vercel-openai", "responses"), ("vercel-anthropic", "messages"),
     ],
 )  # fmt: skip
 def test_node_sdks(client_gateway: Gateway, client: str, api: str) -> None:

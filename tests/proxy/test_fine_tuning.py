@@ -67,6 +67,8 @@ def test_an_owner_has_a_job_for_each_policy_and_another_key_its_own(people: Peop
 def test_checkpoints_are_versions_and_events_what_the_gate_said(people: People) -> None:
     owner = jobs(people, "boss")
     (checkpoint,) = owner.checkpoints.list("ftjob-tiny")
+    with pytest.raises(openai.NotFoundError, match="no item 'absent'"):
+        owner.checkpoints.list("ftjob-tiny", after="absent")
     assert (checkpoint.fine_tuned_model_checkpoint, checkpoint.step_number) == ("tiny@1", 1)
     newest, first = owner.list_events("ftjob-tiny")
     assert (newest.level, newest.message) == ("warn", "tiny@2 rejected: it forgot 'short answers'")

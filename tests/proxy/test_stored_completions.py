@@ -44,6 +44,8 @@ def test_completions_are_listed_in_pages_and_filtered(gateway: Gateway, three: l
     assert len(list(stored.list(extra_query={"stored": "all"}))) == 4
     with pytest.raises(openai.NotFoundError):
         stored.list(after="chatcmpl-absent")
+    with pytest.raises(openai.BadRequestError, match="'asc' or 'desc'"):
+        stored.list(extra_query={"order": "newest"})
 
 
 def test_a_completion_reads_as_it_was_returned(gateway: Gateway) -> None:

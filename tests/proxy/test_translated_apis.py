@@ -419,8 +419,14 @@ def test_items_of_a_conversation_are_added_listed_read_and_deleted(gateway: Gate
     assert listed[-1].id == second.output[0].id
     assert [item.id for item in client.conversations.items.list(made.id)] == [i.id for i in listed[::-1]]
     assert [i.id for i in client.responses.input_items.list(first.id)] == [listed[4].id, listed[3].id]
+    with pytest.raises(openai.NotFoundError, match="no item 'absent'"):
+        client.responses.input_items.list(first.id, after="absent")
     (after,) = client.conversations.items.list(made.id, after=str(listed[1].id)).data
     assert after.id == listed[0].id
+    with pytest.raises(openai.NotFoundError, match="no item 'msg_absent'"):
+        client.conversations.items.list(made.id, after="msg_absent")
+    with pytest.raises(openai.BadRequestError, match="'asc' or 'desc'"):
+        client.conversations.items.list(made.id, extra_query={"order": "newest"})
     for item in listed:
         assert client.conversations.items.retrieve(str(item.id), conversation_id=made.id) == item
     for item in (listed[1], listed[5], listed[-1]):

@@ -301,3 +301,42 @@ def test_what_is_liked_is_no_complaint(text: str) -> None:
 )
 def test_a_wish_in_the_words_of_liking_is_a_complaint(text: str) -> None:
     assert read_message(text, reply=REPLY).value == -1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "No, that is all.",
+        "nein, das ist alles",
+        "non, c'est tout",
+        "No, eso es todo",
+        "нет, это всё",
+        "That's all for now",
+    ],
+)
+def test_the_end_of_a_conversation_is_no_verdict(text: str) -> None:
+    assert read_message(text, reply=REPLY).value is None
+
+
+@pytest.mark.parametrize(
+    "text", ["That's it!", "Yes, that's it", "Perfect, that is all I needed", "No, thank you, that is all."]
+)
+def test_words_of_praise_at_the_end_stay_praise(text: str) -> None:
+    assert read_message(text, reply=REPLY).value == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("Nicht schlecht!", 1),
+        ("nada mal", 1),
+        ("pas mal du tout", 1),
+        ("неплохо", 1),
+        ("not bad at all", 1),
+        ("not bad?", None),
+        ("Not bad, but too long.", -1),
+        ("Nicht schlecht, aber zu lang.", -1),
+    ],
+)
+def test_a_denied_fault_is_praise(text: str, value: int | None) -> None:
+    assert read_message(text, reply=REPLY).value == value
