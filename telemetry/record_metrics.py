@@ -121,7 +121,8 @@ class _RecordCollector(Collector):
         family = GaugeMetricFamily(
             "patina_verdicts", "Verdicts by value and source.", labels=("value", "source")
         )
-        for (value, source), count in self._learning.verdicts.items():
+        counts: Mapping[Any, int] = self._learning.verdicts  # a damaged value is no number
+        for (value, source), count in counts.items():
             if value is None or isinstance(value, int | float):
                 family.add_metric(("abstained" if value is None else str(value), source), count)
             else:
