@@ -1,10 +1,11 @@
-"""Is it the same after half an hour? ``python -m bench.soak [--minutes 30] [--rate 50] [--learning .02]``.
+"""Is it the same after half an hour? ``python -m bench.soak [--minutes 30] [--rate 50] [--learning .02] [--fill 90000]``.
 
 Patina as its users run it: `run.py` with its proxy, scorer and trainer, on the built-in model, while it learns. Two cores cannot
 sample 50 replies a second, so the engine has a scripted backend in front (`bench.hybrid_backend`): the share ``--learning`` of the conversations is
 answered by the built-in engine and complained about (in words and by ``/v1/feedback``), so that versions are trained, published and
 swapped in; the others get scripted replies, which are recorded but not trained on. Open loop, conversations of three turns: streamed (at once, or with 5 ms between the chunks)
-and plain, with and without a tool call, every conversation a session of its own.
+and plain, with and without a tool call, every conversation a session of its own. Traces go to a local collector; metrics, health and the list of
+steps are read every 15 s. Caches keep the newest turns: ``--fill`` sends that many before the measured minutes, so that growth is not theirs.
 
 Printed: what clients saw, memory and open files of every process in each tenth, versions, the state of journal and recorder, and what of the turns
 whose end a client saw is not in the record (`lost`). Exit code 1 when there was an error, something was lost, `verify` finds something wrong, a process died, or
@@ -30,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import orjson
 import uvloop
 from rich.console import Console
@@ -38,6 +40,7 @@ from bench.backend import TEXT
 from bench.client import Client, MeasuredReply
 from bench.hybrid_backend import CALL
 from bench.proxy import Server, started
+from bench.telemetry import collecting
 from evals.question_splits import USER_QUESTIONS
 from evals.stack import Stack
 from store.record import Record
@@ -53,6 +56,9 @@ TOOL = {
     },
 }
 _NOTED_S = 10.0
+_FILL_RATE = 200.0
+_WATCHED_S = 15.0
+_WATCHED = ("/metrics", "/healthz", "/v1/dashboard")
 _PATIENCE_S = 60.0
 
 Message = dict[str, Any]
@@ -68,6 +74,7 @@ class SoakObservations:
     latencies: list[float] = field(default_factory=list)  #: of scripted replies without pauses, seconds
     feedback: int = 0
     feedback_retries: int = 0
+    watched: int = 0  #: rounds of reading metrics, health and steps
 
 
 class Wrong(Exception):
@@ -238,8 +245,23 @@ async def drive(
         await asyncio.sleep(0.01)
     if running:
         await asyncio.wait(running, timeout=3 * _PATIENCE_S)
-    await clients.close()
     return memory, files
+
+
+async def watch(port: int, key: str, seen: SoakObservations) -> None:
+    """Read what a monitor and an open page read, until cancelled."""
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=30.0
+    ) as client:
+        while True:
+            for path in _WATCHED:
+                try:
+                    (await client.get(path)).raise_for_status()
+                except httpx.HTTPError as exc:
+                    seen.errors[f"{path}: {type(exc).__name__}: {exc}"[:120]] += 1
+            seen.watched += 1
+            await asyncio.sleep(_WATCHED_S)
 
 
 def resident_mb(pid: int) -> float:
@@ -329,21 +351,34 @@ def scripted_engine(home: Path) -> Iterator[dict[str, Server]]:
         yield {"engine": engine, "scripted backend": backend}
 
 
-def run(minutes: float, rate: float, learning: float, home: Path) -> dict[str, Any]:
-    """Return the numbers of a soak; `wrong` lists what must not be."""
-    with scripted_engine(home) as servers:
+def run(minutes: float, rate: float, learning: float, home: Path, fill: int = 0) -> dict[str, Any]:
+    """Return the numbers of a soak after `fill` turns; `wrong` lists what must not be."""
+    with scripted_engine(home) as servers, collecting() as collector:
         upstream = f"http://127.0.0.1:{servers['scripted backend'].port}"
-        settings = read_settings({"backend": "vllm", "upstream": upstream, "threads": 1, "judge": "none"})
+        traces = f"http://127.0.0.1:{collector.server_port}"
+        settings = read_settings(
+            {"backend": "vllm", "upstream": upstream, "threads": 1, "judge": "none", "otlp_endpoint": traces}
+        )
         with Stack(settings, home=home / "stack") as stack:
             pids = {"supervisor": stack.pid, **stack.pids()}
             pids |= {name: server.process.pid for name, server in servers.items()}
             clients = Clients(stack.port, stack.key, settings.policy)
-            began = time.monotonic()
-            memory, files = uvloop.run(drive(clients, rate, learning, 60 * minutes, pids))
-            took = time.monotonic() - began
+
+            async def measured() -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+                watching = asyncio.create_task(watch(stack.port, stack.key, clients.seen))
+                await drive(clients, _FILL_RATE, 0.0, fill / _FILL_RATE, pids)
+                clients.seen.latencies.clear()
+                try:
+                    return await drive(clients, rate, learning, 60 * minutes, pids)
+                finally:
+                    watching.cancel()
+                    await clients.close()
+
+            memory, files = uvloop.run(measured())
             found = {
                 "minutes": minutes,
-                **_seen(clients.seen, took),
+                **_seen(clients.seen),
+                "exports_to_collector": collector.received,  # type: ignore[attr-defined]
                 "lost": len(unwritten(stack.home / "patina.db", clients.seen.ended)),
                 "memory_mb_each_tenth": {name: tenths(values) for name, values in memory.items()},
                 "open_files_each_tenth": {name: tenths(values) for name, values in files.items()},
@@ -356,14 +391,14 @@ def run(minutes: float, rate: float, learning: float, home: Path) -> dict[str, A
     return {**found, "wrong": _wrong(found)}
 
 
-def _seen(seen: SoakObservations, took: float) -> dict[str, Any]:
+def _seen(seen: SoakObservations) -> dict[str, Any]:
     latencies = sorted(seen.latencies)
     return {
         "replies": len(seen.ended),
-        "replies_per_second": round(len(seen.ended) / took, 1),
         "kinds": dict(seen.kinds),
         "feedback": seen.feedback,
         "feedback_retries": seen.feedback_retries,
+        "watched": seen.watched,
         "errors": dict(seen.errors),
         "p50_ms": round(1e3 * statistics.median(latencies), 2),
         "p99_ms": round(1e3 * latencies[int(0.99 * len(latencies)) - 1], 2),
@@ -410,12 +445,13 @@ def main() -> int:
     parser.add_argument(
         "--learning", type=float, default=0.02, help="share of conversations that the built-in engine answers"
     )
+    parser.add_argument("--fill", type=int, default=0, help="turns to send before the measured minutes")
     parser.add_argument("--home", type=Path, help="folder to leave everything in; default: none is left")
     arguments = parser.parse_args()
     with ExitStack() as stack:
         home = arguments.home or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="patina-soak-")))
         home.mkdir(parents=True, exist_ok=True)
-        found = run(arguments.minutes, arguments.rate, arguments.learning, home)
+        found = run(arguments.minutes, arguments.rate, arguments.learning, home, arguments.fill)
     Console().print_json(json.dumps(found))
     return 1 if found["wrong"] else 0
 

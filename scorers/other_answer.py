@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from scorers.lexicon import WORDS
+from scorers.lexicon import DECLINING, WORDS
 from scorers.reactions import fold
 
 #: A longer reply gives so many names that another one corrects none of them.
@@ -16,7 +16,7 @@ _MAX_REPLY = 220
 #: Names or numbers of an answer.
 _MAX_ANSWER = 3
 
-_DENIED = r"(?:(?:no|nope|nah|wrong|actually|sorry|hm+|nein|non|nee|nej|nie|não|нет|ні)\b\W+)+"
+_DENIED = rf"(?:(?:{DECLINING}|wrong|actually|sorry|hm+)\b\W+)+"
 _STATED = (
     r"(?:(?:it|that|this|he|she|they)(?:['’]s| is| was| are| were)|(?:es|das|er|sie) (?:ist|war|sind|heißt)|c['’](?:est|était)|(?:es|era|fue|son)|è|é|foi"
     r"|(?:het|dat) (?:is|was)|det (?:är|var)|to (?:jest|był[ao]?)|это|це|(?:the|der|die|das|la|le|el|il|o|a|de) \w+ (?:is|ist|est|es|è|é))"
