@@ -208,7 +208,7 @@ def _lines(
         record.nodes[node][1] for turn_id in selected for node in record.own_nodes(record.turns[turn_id])
     }
     for _, body in _message_bodies(connection, hashes):
-        texts += _strings(json.loads(body))
+        texts += _stored_strings(body)
     for _, stored in _replies(connection, selected):
         texts += stored
     lines = {
@@ -305,7 +305,7 @@ def _replies(connection: sa.Connection, turn_ids: Collection[str]) -> Iterator[t
     t = schema.turns.c
     for row in connection.execute(sa.select(t.turn_id, t.completion, t.reasoning, t.tool_calls)):
         if row.turn_id in turn_ids:
-            yield row.turn_id, [row.completion, row.reasoning, *_strings(json.loads(row.tool_calls))]
+            yield row.turn_id, [row.completion, row.reasoning, *_stored_strings(row.tool_calls)]
 
 
 def _texts_of(connection: sa.Connection, record: _Record, turn_ids: Collection[str]) -> Iterator[str]:
@@ -316,9 +316,18 @@ def _texts_of(connection: sa.Connection, record: _Record, turn_ids: Collection[s
         for node in record.chain(tip)
     }
     for _, body in _message_bodies(connection, hashes):
-        yield from _strings(json.loads(body))
+        yield from _stored_strings(body)
     for _, stored in _replies(connection, turn_ids):
         yield from stored
+
+
+def _stored_strings(stored: str) -> Iterator[str]:
+    """Yield the texts in a row's JSON; the whole of one that was damaged, so that it can be forgotten too."""
+    try:
+        value = json.loads(stored)
+    except ValueError:
+        value = stored
+    yield from _strings(value)
 
 
 def _strings(value: Any) -> Iterator[str]:

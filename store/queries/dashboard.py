@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from store import schema
 from store.lifecycle import DropReason, Stage
-from store.queries.common import own_turns, read_message, read_object, step_of
+from store.queries.common import own_turns, read_list, read_message, read_object, step_of
 from store.values import ConversationRow, DroppedTurn, Json, JudgedTurn, StepReport, StepRole, TurnKind
 
 #: Newest turns of a key among which its dropped ones are looked for, and samples of one step.
@@ -334,7 +334,7 @@ def turn_tokens(connection: sa.Connection, turn_id: str) -> tuple[list[int], lis
     row = connection.execute(
         sa.select(t.completion_token_ids, t.sampling_logprobs).where(t.turn_id == turn_id)
     ).one_or_none()
-    return ([], []) if row is None else (json.loads(row[0]), json.loads(row[1]))
+    return ([], []) if row is None else (read_list(row[0]), read_list(row[1]))
 
 
 def key_of_turn(connection: sa.Connection, turn_id: str) -> str | None:

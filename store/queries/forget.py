@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from store.hashing import ROOT, exact_json
 from store.lifecycle import DropReason, Event, Stage
 from store.queries import canary
 from store.queries.closure import find_closure, pattern_of
-from store.queries.common import lock_aliases, move, prompt_ids
+from store.queries.common import lock_aliases, move, prompt_ids, read_list
 from store.queries.lineage import lineage
 from store.values import AdapterState, Closure, Forgotten, LineageStep, Selection, StepRole
 
@@ -174,7 +173,7 @@ def _delete_unneeded(connection: sa.Connection) -> int:
                 messages.add(nodes[node][1])
                 node = nodes[node][0]
     for stored in connection.execute(sa.select(schema.next_states.c.messages)).scalars():
-        messages.update(json.loads(stored))
+        messages.update(map(str, read_list(stored)))
     unneeded = [node for node in nodes if node not in needed]
     for ids in _chunks(unneeded):
         connection.execute(sa.delete(schema.nodes).where(n.node.in_(ids)))

@@ -86,17 +86,41 @@ async def test_the_page_of_a_damaged_turn_names_what_is_damaged_and_shows_the_re
     assert "What became of it" in found.text
 
 
-async def test_a_page_that_needs_the_damaged_row_itself_says_so(
+#: (table, column, page of a turn, what it still shows)
+ACTION_DAMAGES = (
+    ("messages", "body", "/dashboard/turns/t1/forget", "Turns that you named"),
+    ("turns", "tool_calls", "/dashboard/turns/t1/forget", "Turns that you named"),
+    ("next_states", "messages", "/dashboard/turns/t1/forget", "Turns that you named"),
+    ("messages", "body", "/dashboard/turns/t1/tokens", "Tokens"),
+    ("turns", "completion_token_ids", "/dashboard/turns/t1/tokens", "Tokens"),
+    ("turns", "sampling_logprobs", "/dashboard/turns/t1/tokens", "Tokens"),
+)
+
+
+@pytest.mark.parametrize(("table", "column", "path", "shown"), ACTION_DAMAGES)
+async def test_a_damaged_turn_can_be_looked_into_and_forgotten(
+    page: httpx.AsyncClient, tmp_path: Path, table: str, column: str, path: str, shown: str
+) -> None:
+    await sign_in(page)
+    with closing(sqlite3.connect(tmp_path / "patina.db")) as database:
+        assert database.execute(f"UPDATE {table} SET {column} = '{{'").rowcount
+        database.commit()
+    found = await page.get(path)
+    assert (found.status_code, shown in found.text) == (200, True)
+    assert ">t1</a>" in found.text or "/tokens" in path
+
+
+async def test_a_page_that_cannot_be_made_says_so_and_the_others_stand(
     page: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     await sign_in(page)
     with closing(sqlite3.connect(tmp_path / "patina.db")) as database:
-        database.execute("UPDATE messages SET body = '{'")
+        database.execute("INSERT INTO controls VALUES ('pins', '{', 1)")
         database.commit()
-    found = await page.get("/dashboard/turns/b1/forget")
+    found = await page.get("/dashboard/versions")
     assert found.status_code == 500
     assert "Something in the record that it shows is damaged." in found.text
-    assert (await page.get("/dashboard")).status_code == 200
+    assert (await page.get("/dashboard/people")).status_code == 200
 
 
 #: (statement that damages rows, metric that is still shown, number of damaged values)

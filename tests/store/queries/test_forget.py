@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -165,6 +167,22 @@ async def test_nothing_of_it_is_left_in_the_files_while_another_process_has_them
     assert (fate.stage, fate.drop_reason) == (Stage.DROPPED, DropReason.FORGOTTEN)
     assert (await other.trajectories(session_id="session"))[0]["completion"] == "An insect."
     await other.close()
+
+
+@pytest.mark.parametrize("selection", [Selection(turn="three"), Selection(match="SENTINEL-4711")])
+async def test_damaged_rows_are_forgotten_too(record: Record, tmp_path: Path, selection: Selection) -> None:
+    await fill(record)
+    with closing(sqlite3.connect(tmp_path / "patina.db", isolation_level=None)) as database:
+        database.execute("UPDATE turns SET tool_calls = '[SENTINEL-4711' WHERE turn_id = 'three'")
+        database.execute("UPDATE next_states SET messages = '[' WHERE turn_id = 'one'")
+        where = "body LIKE '%\"my pin is SENTINEL-4711%'"
+        assert database.execute(f"UPDATE messages SET body = substr(body, 1, 60) WHERE {where}").rowcount
+    done = await record.forget(selection, key=KEY)
+    await record.scrub()
+    assert {"three", "four"} <= set(done.turns)
+    assert await record.known_turns(["one", "three", "four"]) == {"one"}
+    if selection.match:
+        assert list(words_in(tmp_path)) == []
 
 
 async def test_a_journal_that_still_holds_a_forgotten_turn_does_not_bring_it_back(record: Record) -> None:
