@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from functools import cache
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
@@ -223,7 +224,10 @@ class Dashboard:
                 viewer = self._viewer(self._session(request), request)
             except NoSignIn:
                 if not self._keys.is_open:
-                    return RedirectResponse(f"{PREFIX}/sign-in?{urlencode({'next': request.url.path})}", 303)
+                    if "hx-request" in request.headers:  # a part of a page: all of it is loaded anew
+                        return Response(status_code=204, headers={"hx-refresh": "true"})
+                    target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+                    return RedirectResponse(f"{PREFIX}/sign-in?{urlencode({'next': target})}", 303)
                 cookie = self._sign_in.make_cookie(DEFAULT)
                 session = self._sign_in.read_cookie(cookie)
                 assert session is not None  # it was made now
@@ -256,6 +260,20 @@ class Dashboard:
             text = "Something in the record that it shows is damaged. `logs/dashboard.log` has the details."
             return self._render("problem.html", viewer, 500, title="This page cannot be shown", text=text)
 
+    def show_problem(self, request: Request, status: int, text: str) -> Response:
+        """Return a page about a request that cannot be served, with the sections of who is signed in."""
+        try:
+            viewer = self._viewer(self._session(request), request)
+        except NoSignIn:
+            viewer = None
+        title = HTTPStatus(status).phrase
+        text = "There is no such page." if (status, text) == (404, title) else text
+        return self._render("problem.html", viewer, status, title=title, text=text)
+
+    def _is_owner_signed_in(self, request: Request) -> bool:
+        session = self._sign_in.read_cookie(request.cookies.get(COOKIE, ""))
+        return session is not None and session.key_name == DEFAULT
+
     def _signed_in(self, request: Request, key_name: str, response: Response) -> Response:
         return _with_cookie(request, response, self._sign_in.make_cookie(key_name))
 
@@ -268,6 +286,8 @@ class Dashboard:
             if self._sign_in.use_link(token):
                 # A cookie with SameSite=Strict is not sent along a redirect that another site began: this page leads on by itself.
                 return self._signed_in(request, DEFAULT, self._render("signed_in.html", None, target=target))
+            if self._is_owner_signed_in(request):
+                return RedirectResponse(target, 303)
             problem = f"This link was used before or is too old. `{COMMAND} open` makes a new one."
             status = 403
         elif request.method == "POST":
@@ -319,10 +339,12 @@ class Dashboard:
         return self._render("versions.html", viewer, section="versions", **found)
 
     async def _version(self, request: Request, viewer: Viewer) -> Response:
-        record = await self._record.get()
-        found = await views.version(record, viewer, request.path_params["number"])
+        number = request.path_params["number"]
+        found = None
+        if number < 10**_MAX_DIGITS:
+            found = await views.version(await self._record.get(), viewer, number)
         if found is None:
-            raise HTTPException(404, f"There is no version {request.path_params['number']}.")
+            raise HTTPException(404, f"There is no version {str(number)[:20]}.")
         return self._render("version.html", viewer, section="versions", **found)
 
     async def _unused(self, request: Request, viewer: Viewer) -> Response:
@@ -628,10 +650,15 @@ def create_app(dashboard: Dashboard) -> Starlette:
 
     async def on_http_error(request: Request, exc: Exception) -> Response:
         assert isinstance(exc, HTTPException)
-        page = dashboard._render(
-            "problem.html", None, exc.status_code, title=f"{exc.status_code}", text=exc.detail
-        )
-        return page
+        path = request.url.path
+        if (
+            exc.status_code == 404
+            and request.method == "GET"
+            and path.startswith(PREFIX + "/")
+            and path.endswith("/")
+        ):
+            return RedirectResponse(path.rstrip("/"), 303)
+        return dashboard.show_problem(request, exc.status_code, exc.detail)
 
     # The gateway calls this port by its address. A web page that rebinds its own name to this machine sends its own name.
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"], www_redirect=False)
@@ -682,7 +709,7 @@ def _results_folder(request: Request, viewer: Viewer) -> tuple[str, Path]:
     given = request.query_params.get("results_dir", "")
     try:
         folder = find_folder(given)
-    except ValueError:  # a zero byte
+    except (OSError, ValueError):  # too long, or with a zero byte
         folder = None
     if folder is None:
         raise HTTPException(403, "results_dir must be below the folder of evaluations.")

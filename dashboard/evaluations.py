@@ -79,10 +79,11 @@ def list_runs(folder: Path, page: int, per_page: int) -> Json:
 
 def find_picture(folder: Path, name: str) -> Path | None:
     """Return a picture of a run, by its path below the folder of evaluations; None: there is none."""
-    if "\0" in name:
+    try:
+        path = (folder / name).resolve()
+        is_ours = path.is_relative_to(folder) and path.suffix == ".png" and path.is_file()
+    except (OSError, ValueError):  # too long, or with a zero byte
         return None
-    path = (folder / name).resolve()
-    is_ours = path.is_relative_to(folder) and path.suffix == ".png" and path.is_file()
     return path if is_ours else None
 
 

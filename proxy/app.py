@@ -73,10 +73,10 @@ from proxy.fine_tuning import FineTuningJobs
 from proxy.heap import trim_heap
 from proxy.item_pages import list_of, read_query
 from proxy.lora import LoraPaths
-from proxy.pages import DASHBOARD, is_page_path, wants_page
+from proxy.pages import BASE_PATHS, DASHBOARD, is_page_path, wants_page
 from proxy.relay import BACKEND_WAIT_S, JOURNAL_WAIT_S, ChatRelay, PassThrough, RelayCounters
 from proxy.score import ScorePath
-from proxy.store_state import add_up, describe_store
+from proxy.store_state import add_up, describe_store, describe_trainer
 from proxy.stored_completions import StoredCompletions
 from proxy.version_locks import VersionLocks
 from serving.protocol import BackendClient
@@ -115,6 +115,7 @@ _FORBIDDEN = ("load_lora_adapter", "unload_lora_adapter")
 #: The web page checks who asks, so it gets the credentials.
 _PAGE_PRINCIPAL = Principal(key_name="", client="", passes_credentials=True, is_owner=True)
 _HEARTBEAT_S = 1.0
+_STORE_PROBLEMS = {"stopped": "the recorder does not run", "away": "the record cannot be written"}
 _STATUS_TIMEOUT_S, _STATUS_WAIT_S = 3.0, 1.0
 #: Feedback can arrive before the turn of another gateway is recorded: longest wait for it.
 _FEEDBACK_WAIT_S = 20.0
@@ -386,8 +387,11 @@ class Proxy:
         if path == HEALTH.path:
             await self._health(send)
             return
-        if path == ROOT.path or path.removeprefix("/v1") == HEALTH_DETAIL.path:
-            await (self._root(scope, send) if path == ROOT.path else self._health_detail(send))
+        if path.removeprefix("/v1") == HEALTH_DETAIL.path:
+            await self._health_detail(send)
+            return
+        if path == ROOT.path or (path in BASE_PATHS and self._shows_page(scope)):
+            await self._root(scope, send)
             return
         if self._pages is not None and is_page_path(path):
             # The page has a sign-in of its own.
@@ -542,11 +546,14 @@ class Proxy:
     # ---- own endpoints
 
     async def _root(self, scope: Scope, send: Send) -> None:
-        if self._pages is not None and wants_page(get_header(scope["headers"], b"accept")):
+        if self._shows_page(scope):
             await send_head(send, 303, [(b"location", DASHBOARD.encode()), (b"content-length", b"0")])
             await send_body(send, b"")
         else:
             await send_json(send, 200, {"name": "patina", "version": VERSION})
+
+    def _shows_page(self, scope: Scope) -> bool:
+        return self._pages is not None and wants_page(get_header(scope["headers"], b"accept"))
 
     async def _health_detail(self, send: Send) -> None:
         """Answer whether backend, record and trainer work. The status code is 200 in either case, as users of CLaaS expect."""
@@ -559,13 +566,11 @@ class Proxy:
         except (RecordError, TimeoutError) as exc:
             problems.append(str(exc) or "the record does not answer")
         else:
-            if beat is None or (supervisor is not None and "trainer" not in supervisor.detail):
-                state = "none"  # a backend that only serves
-            elif time.time() - beat.at > SILENT_S:
-                state, error = "stopped", "the trainer sends no heartbeat"
-                problems.append(error)
-            else:
-                state, error = beat.state, beat.detail.get("last_error")
+            state, error, is_down = describe_trainer(beat, supervisor, time.time())
+            problems += [error] if is_down and error else []
+            runs = {} if supervisor is None else supervisor.detail
+            store = self._describe_store()["state"] if "recorder" in runs else "ok"
+            problems += [_STORE_PROBLEMS[store]] if store in _STORE_PROBLEMS else []
         worker = {"status": state, "error": error or "; ".join(problems) or None}
         await send_json(send, 200, {"status": "degraded" if problems else "healthy", "worker": worker})
 

@@ -1,4 +1,4 @@
-"""What `status` says about the journal and the recorder, also while the record cannot be read."""
+"""What `status` says about the journal and the recorder, also while the record cannot be read; and `/health` about the trainer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from store.catch_up import is_recorder_silent
+from store.catch_up import SILENT_S, is_recorder_silent
 from store.journal import JournalWriter, Lag, journal_bytes
-from store.values import Json
+from store.values import Heartbeat, Json
 
 _BEHIND_S = 2.0
 
@@ -51,6 +51,27 @@ def describe_store(journal: JournalWriter, recorder: Json | None, lag: Lag | Non
         "last_loss": mine["last_loss"],
         "last_rejected": known.get("last_rejected"),
     }
+
+
+def describe_trainer(
+    beat: Heartbeat | None, supervisor: Heartbeat | None, now: float
+) -> tuple[str, str | None, bool]:
+    """Return the trainer's state, its error, and whether it is down.
+
+    Args:
+        beat: its newest, which may be of an earlier start.
+        supervisor: the newest of the process that starts it; None: it runs elsewhere, or not at all.
+    """
+    if supervisor is None and beat is None:
+        return "none", None, False
+    child = {} if supervisor is None else supervisor.detail.get("trainer")
+    if child is None:
+        return "none", None, False  # a backend that only serves
+    if beat is None or (not child.get("restarts") and beat.at < child.get("started_at", 0.0)):
+        return "starting", None, False
+    if now - beat.at > SILENT_S:
+        return "stopped", "the trainer sends no heartbeat", True
+    return beat.state, beat.detail.get("last_error"), False
 
 
 #: Counters of a gateway that add up over the gateways of one port.

@@ -111,7 +111,7 @@ async def test_every_route_with_every_key_shows_no_other_keys_words_and_takes_no
             if who != "owner":
                 assert "alert(1)" not in reply.text, path
             if who in ("revoked", "wrong"):
-                assert reply.status_code == 303, path
+                assert reply.status_code == (204 if part else 303), path
     assert seen == {"owner": {200, 404}, "bob": {200, 403, 404}}.get(who, {303})
     record = await Record.open(record_url)
     assert (await record.aliases())[POLICY].version == 1
@@ -399,9 +399,12 @@ async def test_a_link_signs_in_once(page: httpx.AsyncClient, tmp_path: Path) -> 
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
     assert (await page.get("/dashboard")).status_code == 200
+    at_once = await page.get("/dashboard/sign-in", params={"token": token})
+    assert (at_once.status_code, at_once.headers["location"]) == (303, "/dashboard")  # signed in already
     page.cookies.clear()
     again = await page.get("/dashboard/sign-in", params={"token": token})
     assert again.status_code == 403
+    assert "open</code> makes a new one." in again.text
     assert "set-cookie" not in again.headers
     assert (await page.post("/dashboard/sign-in", data={"key": "patina-wrong"})).status_code == 403
 
@@ -422,6 +425,17 @@ async def test_sign_in_leads_to_our_pages_only(page: httpx.AsyncClient, target: 
     assert reply.headers["location"] == "/dashboard"
 
 
+async def test_sign_in_leads_to_the_page_that_was_asked_for(page: httpx.AsyncClient) -> None:
+    asked = await page.get("/dashboard/conversations", params={"session": "session"})
+    reply = await page.post(asked.headers["location"], data={"key": OWNER_KEY})
+    assert reply.headers["location"] == "/dashboard/conversations?session=session"
+
+
+async def test_a_part_of_a_page_asks_for_a_reload_when_nobody_is_signed_in(page: httpx.AsyncClient) -> None:
+    reply = await page.get("/dashboard/live", headers={"hx-request": "true"})
+    assert (reply.status_code, reply.headers["hx-refresh"]) == (204, "true")
+
+
 async def test_the_page_number_is_clamped(page: httpx.AsyncClient) -> None:
     await sign_in(page)
     shown = (await page.get("/v1/dashboard", params={"page": "99", "per_page": "1"})).text
@@ -435,7 +449,7 @@ async def test_the_page_number_is_clamped(page: httpx.AsyncClient) -> None:
 
 async def test_results_outside_of_the_folder_are_refused(page: httpx.AsyncClient) -> None:
     await sign_in(page)
-    for outside in ("..", "/etc", "../../x"):
+    for outside in ("..", "/etc", "../../x", "x" * 5_000):
         assert (await page.get("/v1/eval", params={"results_dir": outside})).status_code == 403
 
 
@@ -518,7 +532,15 @@ async def test_only_pictures_below_the_folder_are_served(page: httpx.AsyncClient
     await sign_in(page)
     picture = await page.get("/dashboard/evaluations/picture", params={"name": "claas/plots/margin.png"})
     assert (picture.status_code, picture.headers["content-type"]) == (200, "image/png")
-    for name in ("../outside.png", str(runs.parent / "outside.png"), "good/runs.jsonl", "none.png", "", "\0"):
+    for name in (
+        "x" * 5_000,
+        "../outside.png",
+        str(runs.parent / "outside.png"),
+        "good/runs.jsonl",
+        "none.png",
+        "",
+        "\0",
+    ):
         reply = await page.get("/dashboard/evaluations/picture", params={"name": name})
         assert reply.status_code == 404, name
 
@@ -532,8 +554,12 @@ def test_the_script_of_others_is_the_published_one_with_its_licence() -> None:
 
 async def test_what_is_not_there_is_a_page(page: httpx.AsyncClient) -> None:
     await sign_in(page)
-    for path in ("versions/9", "turns/none", "conversations?session=none", "nowhere"):
-        assert (await page.get(f"/dashboard/{path}")).status_code == 404
+    for path in ("versions/9", f"versions/{10**30}", "turns/none", "conversations?session=none", "nowhere"):
+        reply = await page.get(f"/dashboard/{path}")
+        assert reply.status_code == 404
+        assert "<h1>Not Found</h1>" in reply.text
+        assert 'aria-label="Sections"' in reply.text
+    assert (await page.get("/dashboard/versions/")).headers["location"] == "/dashboard/versions"
     assert HOSTILE not in (await page.get(f"/dashboard/turns/{HOSTILE[:8]}")).text
 
 

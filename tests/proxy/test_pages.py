@@ -1,5 +1,6 @@
 """The web page behind the gateway's port: forwarded as it is, redirects and cookies included; where there is none, its paths are 404."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,8 @@ import httpx
 import pytest
 
 from serving.http import HttpBackend
+from store.record import Record
+from store.values import Heartbeat
 from tests.proxy.conftest import KEY, Gateway, run_gateway_at
 from tests.proxy.upstream import Upstream, running
 
@@ -49,9 +52,11 @@ def test_pages_get_cookies_and_credentials_and_their_redirects_come_back(
             "/dashboard", "/dashboard/turns/a%20b?x=1", "/v1/dashboard?page=2", "/v1/eval", "/metrics",
         ):  # fmt: skip
             assert browser.get(path).text == "ok"
-        led = browser.get("/", headers={"accept": "text/html"})
-        assert (led.status_code, led.headers["location"]) == (303, "/dashboard")
+        for base in ("/", "/v1", "/v1/"):
+            led = browser.get(base, headers={"accept": "text/html"})
+            assert (led.status_code, led.headers["location"]) == (303, "/dashboard")
         assert browser.get("/").json()["name"] == "patina"
+        assert browser.get("/v1").status_code == 401
     method, path, sent, body = pages.seen[0]
     assert (method, path, body) == ("POST", "/dashboard/rollback", b"version=0")
     assert (sent[b"cookie"], sent[b"authorization"]) == (b"patina_session=x", b"Bearer y")
@@ -72,3 +77,12 @@ def test_health_names_what_does_not_work(gateway: Gateway) -> None:
     for path in ("/health", "/v1/health"):
         found = httpx.get(gateway.url + path).json()
         assert found == {"status": "healthy", "worker": {"status": "none", "error": None}}
+
+
+async def test_health_names_a_recorder_that_does_not_run(gateway: Gateway, record_url: str) -> None:
+    record = await Record.open(record_url)
+    runs = Heartbeat(process="supervisor", pid=1, state="running", detail={"recorder": {}}, at=time.time())
+    await record.heartbeat(runs)
+    await record.close()
+    found = httpx.get(gateway.url + "/health").json()
+    assert found == {"status": "degraded", "worker": {"status": "none", "error": "the recorder does not run"}}
