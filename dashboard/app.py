@@ -707,10 +707,7 @@ def _results_folder(request: Request, viewer: Viewer) -> tuple[str, Path]:
     """Return the folder of evaluations that a request names, as it was named and as a path. Raises: HTTPException: it leads elsewhere."""
     _require_owner(viewer)
     given = request.query_params.get("results_dir", "")
-    try:
-        folder = find_folder(given)
-    except (OSError, ValueError):  # too long, or with a zero byte
-        folder = None
+    folder = find_folder(given)
     if folder is None:
         raise HTTPException(403, "results_dir must be below the folder of evaluations.")
     return given, folder

@@ -52,9 +52,13 @@ _MAX_SERIES = 6
 
 
 def find_folder(given: str) -> Path | None:
-    """Return the folder of evaluations, or one below it; None: ``given`` leads elsewhere."""
+    """Return the folder of evaluations, or one below it; None: ``given`` leads elsewhere, or is no path."""
     root = Path(FOLDER).resolve()
-    found = (root / given).resolve()
+    try:
+        found = (root / given).resolve()
+        found.exists()
+    except (OSError, ValueError):  # too long, or with a zero byte
+        return None
     return found if found.is_relative_to(root) else None
 
 

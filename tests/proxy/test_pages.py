@@ -8,8 +8,7 @@ import httpx
 import pytest
 
 from serving.http import HttpBackend
-from store.record import Record
-from store.values import Heartbeat
+from store.values import Heartbeat, Json
 from tests.proxy.conftest import KEY, Gateway, run_gateway_at
 from tests.proxy.upstream import Upstream, running
 
@@ -79,10 +78,18 @@ def test_health_names_what_does_not_work(gateway: Gateway) -> None:
         assert found == {"status": "healthy", "worker": {"status": "none", "error": None}}
 
 
-async def test_health_names_a_recorder_that_does_not_run(gateway: Gateway, record_url: str) -> None:
-    record = await Record.open(record_url)
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [
+        ({"at": 0.0}, "the recorder does not run"),
+        ({"at": 1e12, "last_error": "disk full"}, "the record cannot be written"),
+    ],
+)
+def test_health_names_a_recorder_that_does_not_work(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, state: Json, error: str
+) -> None:
+    monkeypatch.setattr("proxy.app.read_recorder_state", lambda folder: state)
     runs = Heartbeat(process="supervisor", pid=1, state="running", detail={"recorder": {}}, at=time.time())
-    await record.heartbeat(runs)
-    await record.close()
+    gateway.in_record(lambda record: record.heartbeat(runs))
     found = httpx.get(gateway.url + "/health").json()
-    assert found == {"status": "degraded", "worker": {"status": "none", "error": "the recorder does not run"}}
+    assert found == {"status": "degraded", "worker": {"status": "none", "error": error}}
