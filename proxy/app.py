@@ -481,7 +481,7 @@ class Proxy:
         elif endpoint is FEEDBACK:
             await self._feedback(scope, receive, send, principal)
         elif endpoint is FEEDBACK_STATE:
-            poll = self._batches.poll(path.removeprefix(FEEDBACK_STATE.path[:-1]), principal)
+            poll = self._poll_batch(path.removeprefix(FEEDBACK_STATE.path[:-1]), principal)
             await self._answer_batch(send, poll)
         elif endpoint is LORA:
             await self._lora(scope, receive, send, principal=principal, path=path)
@@ -695,6 +695,17 @@ class Proxy:
         else:
             await send_json(send, status, answer)
 
+    async def _poll_batch(self, request_id: str, principal: Principal) -> tuple[int, Json]:
+        """Return what became of a batch; one that was taken a moment ago is waited for until it is recorded."""
+        record = await self._record.get()
+        lag = await wait_recorded(record, self._journal.folder, _FEEDBACK_WAIT_S)
+        try:
+            return await self._batches.poll(request_id, principal)
+        except Untranslatable:
+            if lag.entries:
+                raise RecordUnavailable("feedback waits to be recorded, and this may be among it") from None
+            raise
+
     async def _submit_batch(self, body: Json, scope: Scope, principal: Principal) -> tuple[int, Json]:
         waits = read_query(scope.get("query_string") or b"").get("wait") == "true"
         batch: BatchBody = parse_batch(body)
@@ -757,11 +768,11 @@ class Proxy:
         await send_json(send, 200, {**answer, "version": fate.trained_in_version, "is_live": found.is_live})
 
     async def _refuse_feedback(self, send: Send, exc: Exception) -> None:
-        log.warning("feedback was not recorded: %s", exc)
+        log.warning("feedback was not kept or read: %s", exc)
         await send_error(
             send,
             503,
-            f"The feedback cannot be kept now: {exc}. Retry the request.",
+            f"The feedback cannot be kept or read now: {exc}. Retry the request.",
             kind="server_error",
             headers=[(b"retry-after", b"1")],
         )

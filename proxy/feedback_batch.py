@@ -68,7 +68,7 @@ def parse_batch(body: Json) -> BatchBody:
         ignored |= {f"training.{name}" for name in _read_training(one.get("training"), at)}
     if len(ids) > 1:
         raise _invalid("all requests of a batch have one lora_id")
-    given = body.get("orchestration") or {}
+    given = {} if body.get("orchestration") is None else body["orchestration"]
     if not isinstance(given, dict):
         raise _invalid("orchestration is an object")
     if given.get("sleep_level") not in (None, 1, 2):
@@ -234,7 +234,7 @@ def _metadata(step: StepReport) -> Json:
     return {
         "total_loss": numbers.get("loss"),
         "distill_loss": numbers.get("loss"),
-        "tokens_processed": numbers.get("tokens"),
+        "tokens_processed": numbers.get("live_tokens"),
         "grad_norm": numbers.get("gradient_norm"),
         "batch_size": numbers.get("turns"),
         "loss_after": numbers.get("loss_after"),

@@ -221,3 +221,17 @@ def test_what_a_person_opened_and_focused_stays_so_when_a_part_is_replaced(
     assert before[-1] is True
     assert page.evaluate("document.activeElement.parentElement.open") is True
     context.close()
+
+
+def test_a_page_that_follows_leads_to_the_sign_in_once_another_tab_signed_out(
+    browser: Browser, address: str
+) -> None:
+    context = browser.new_context()
+    page = sign_in(context, address)
+    page.goto(address + "/dashboard/live")
+    other = context.new_page()
+    other.goto(address + "/dashboard")
+    other.click("text=Sign out")
+    page.wait_for_url("**/dashboard/sign-in?next=%2Fdashboard%2Flive", timeout=60_000)
+    expect(page.locator("main")).to_have_count(1)
+    context.close()

@@ -99,7 +99,6 @@ def test_a_batch_is_polled_by_its_id_and_the_same_batch_is_not_recorded_twice(pe
     first = call(people, "ann", "POST", "/v1/feedback", {"requests": items}).json()
     again = call(people, "ann", "POST", "/v1/feedback", {"requests": items}).json()
     assert first == again
-    people.gateway.settle()
     target = f"/v1/feedback/{first['request_id']}"
     polled = call(people, "ann", "GET", target).json()
     assert (polled["status"], polled["batch_size"]) == ("queued", 2)
@@ -119,7 +118,7 @@ def test_a_batch_is_polled_by_its_id_and_the_same_batch_is_not_recorded_twice(pe
         adapter = make_adapter("tiny.ann", 1, Path("/nowhere"), created_at=now)
         step = StepReport(
             step_id="s", policy="tiny.ann", method="combine", started_at=now - 2, finished_at=now, version=1, error=None,
-            metrics={"loss": 0.5, "turns": 1, "gradient_norm": 2.0, "teach_s": 0.5, "train_s": 1.0},
+            metrics={"loss": 0.5, "turns": 1, "gradient_norm": 2.0, "live_tokens": 7.0, "teach_s": 0.5, "train_s": 1.0},
         )  # fmt: skip
         await record.publish(adapter, [claimed.turn_id], step, worker="w")
 
@@ -149,6 +148,7 @@ def test_a_batch_is_polled_by_its_id_and_the_same_batch_is_not_recorded_twice(pe
         ({"requests": [{"lora_id": "a", "turn_id": "t", "feedback": "x", "training": {"alpha": 2}}]}, "alpha"),
         ({"requests": [{"lora_id": "a", "turn_id": "t", "feedback": "x", "training": {"rate": 2}}]}, "no setting"),
         ({"requests": [{"lora_id": "a", "turn_id": "t", "feedback": "x"}], "orchestration": {"sleep_level": 3}}, "sleep_level"),
+        ({"requests": [{"lora_id": "a", "turn_id": "t", "feedback": "x"}], "orchestration": []}, "orchestration is an object"),
     ],
 )  # fmt: skip
 def test_a_batch_out_of_bounds_is_refused_with_a_sentence(people: People, body: Any, what: str) -> None:
