@@ -57,6 +57,7 @@ def ask(text: str, *, system: str = "", history: int = 0, **request: Any) -> tup
         ("autocomplete", "You are an autocompletion system. Continue: How do I re", {}),
         ("summary", "Summarize the following conversation so that it can replace it:\nuser: a\nassistant: b", {}),
         ("summary", "<conversation>…</conversation>", {"system": "You are a context summarization assistant."}),
+        ("summary", "Condense our work up to here for a new task: findings, files, pending steps. The old messages will be gone.", {"history": 3}),
         ("memory", "Pre-compaction memory flush: store what matters.", {"history": 3}),
         ("memory", "Go on.", {"system": "You are the memory extraction agent.", "history": 1}),
         ("heartbeat", "HEARTBEAT: look at your list. If nothing needs attention, reply HEARTBEAT_OK.", {"history": 2}),

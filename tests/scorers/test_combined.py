@@ -49,6 +49,7 @@ NEWEST = {
     "unseen-nov25-third.jsonl": (0.93, 0.92, 0.74),
     "unseen-nov25-fourth.jsonl": (0.94, 0.89, 0.84),
     "unseen-nov25-fifth.jsonl": (0.84, 0.9, 0.7),
+    "unseen-nov26.jsonl": (0.89, 0.96, 0.78),
 }
 
 
