@@ -125,7 +125,8 @@ def test_a_batch_is_polled_by_its_id_and_the_same_batch_is_not_recorded_twice(pe
     people.gateway.in_record(train)
     done = call(people, "ann", "GET", target).json()
     assert (done["status"], done["version"]) == ("ok", 1)
-    assert done["distill_result"]["metadata"]["total_loss"] == 0.5
+    metadata = done["distill_result"]["metadata"]
+    assert (metadata["total_loss"], metadata["tokens_processed"]) == (0.5, 7.0)
     assert done["timing_ms"] == {
         "sleep": 0, "distill": 1000, "save": 0, "wake": 0, "logprobs": 500, "total": 2000,
     }  # fmt: skip
