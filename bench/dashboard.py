@@ -118,7 +118,7 @@ async def measure(
         )
         transport = httpx.ASGITransport(create_app(dashboard))
         async with httpx.AsyncClient(
-            transport=transport, base_url="http://bench", headers={"x-patina-key": key}
+            transport=transport, base_url="http://127.0.0.1", headers={"x-patina-key": key}
         ) as client:
             await client.get("/dashboard/people")  # opens the record and reads the templates
             times, used = [], []

@@ -41,7 +41,7 @@ from wire.headers import Headers, content_length, forward_request_headers, get_h
 from wire.messages_api.reply import MessageSynthesizer
 from wire.messages_api.request import translate_request as translate_message
 from wire.reply_strip import read_reply
-from wire.responses_api.conversation import ConversationItems, conversation_items, own_items
+from wire.responses_api.conversation import ConversationInput, conversation_input, own_items
 from wire.responses_api.items import turn_of
 from wire.responses_api.reply import ResponseSynthesizer, instructions_of
 from wire.responses_api.request import NAME, conversation_of, referenced_turns, translate_request
@@ -159,7 +159,7 @@ class ApiRelay:
             if turn is not None and _is_kept(turn):
                 turns[turn_id] = turn
         previous: RecordedTurn | None = None
-        items: ConversationItems | None = None
+        items: ConversationInput | None = None
         named = body.get("previous_response_id")
         conversation = conversation_of(body)
         if named is not None:
@@ -194,14 +194,14 @@ class ApiRelay:
             return recent
         return found or recent
 
-    async def _find_conversation(self, key_name: str, conversation: str) -> ConversationItems:
+    async def _find_conversation(self, key_name: str, conversation: str) -> ConversationInput:
         """Return what a conversation holds. Raises: RecordError, Untranslatable."""
         known = await (await self._record.get()).conversation(key_name, conversation)
         if known is None:
             raise Untranslatable(
                 f"Conversation with id '{conversation}' not found.", status=404, param="conversation"
             )
-        return conversation_items(known, await self.conversation_turns(key_name, conversation))
+        return conversation_input(known, await self.conversation_turns(key_name, conversation))
 
     async def conversation_turns(self, key_name: str, conversation: str) -> list[RecordedTurn]:
         """Return the finished turns of a conversation, also those that another gateway has just issued. Raises: RecordError."""

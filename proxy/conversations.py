@@ -22,7 +22,7 @@ from store.record_handle import RecordHandle
 from store.values import Conversation, Json, RecordedTurn
 from wire.api_translation import Untranslatable, read_object
 from wire.headers import content_length
-from wire.responses_api.conversation import conversation_items
+from wire.responses_api.conversation import shown_items
 from wire.responses_api.items import messages_of, shown_item
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class Conversations:
         if method == "POST" or (method == "DELETE" and not item_id):
             raise Untranslatable("Items are added to the list, and deleted one by one.", status=405)
         turns = await self._turns(key_name, found.conversation_id)
-        shown = conversation_items(found, turns, with_logprobs=includes_logprobs(query)).shown
+        shown = shown_items(found, turns, with_logprobs=includes_logprobs(query))
         if not item_id:
             return page(shown[::-1], read_query(query))
         item = next((one for one in shown if one["id"] == item_id), None)

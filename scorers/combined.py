@@ -308,7 +308,7 @@ def _decide(reaction: Reaction, reading: Reading) -> tuple[int | None, float, st
             )
     if reading.complaint >= SURE_COMPLAINT:
         return -1, reading.complaint, "classifier", likely
-    if reading.praise >= SURE_PRAISE:
+    if reading.praise >= (OVERRULES if reaction.value == -1 else SURE_PRAISE):
         return 1, reading.praise, "classifier", likely
     if reaction.value is not None:
         return (

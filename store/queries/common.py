@@ -137,6 +137,15 @@ def read_object(stored: str) -> Json:
     return found if isinstance(found, dict) else {"unreadable": "this row cannot be read: it is no object"}
 
 
+def unindexed(column: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
+    """Return a text column as an expression, so that SQLite does not take the index on it.
+
+    Without statistics it prefers the index on the kind, or on the key and the time, to the one on the session, and then reads most of the record.
+    SQLite's unary plus does the same, but PostgreSQL has none for text.
+    """
+    return sa.func.coalesce(column, "")
+
+
 # ---- messages
 
 

@@ -16,7 +16,7 @@ from store import schema
 from store.database import insert_ignore, present, upsert
 from store.hashing import ROOT, digest, exact_json, text_key, visible_text
 from store.lifecycle import Event
-from store.queries.common import answer, chain_messages, heartbeat_of, move, teach_again
+from store.queries.common import answer, chain_messages, heartbeat_of, move, teach_again, unindexed
 from store.texts import last_user_text
 from store.values import (
     Feedback,
@@ -60,7 +60,7 @@ def find_turn(connection: sa.Connection, key_name: str, reference: str) -> str |
     for column in (c.turn_id, c.completion_id):  # two questions, each with an index of its own
         found: str | None = connection.execute(
             sa.select(c.turn_id)
-            .where(column == reference, _unindexed(c.key_name) == key_name)
+            .where(column == reference, unindexed(c.key_name) == key_name)
             .order_by(c.created_at.desc())
             .limit(1)
         ).scalar_one_or_none()
@@ -199,15 +199,6 @@ def known_turns(connection: sa.Connection, turn_ids: Sequence[str]) -> set[str]:
     return present(connection, schema.turns.c.turn_id, turn_ids)
 
 
-def _unindexed(column: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
-    """Return a text column as an expression, so that SQLite does not take the index on it.
-
-    Without statistics it prefers the index on the kind to the one on the session, and then reads most of the record.
-    SQLite's unary plus does the same, but PostgreSQL has none for text.
-    """
-    return sa.func.coalesce(column, "")
-
-
 def _tip_select(key: sa.ColumnElement[Any]) -> sa.Select[Any]:
     c = schema.turns.c
     child = schema.turns.alias("child")
@@ -218,7 +209,7 @@ def _tip_select(key: sa.ColumnElement[Any]) -> sa.Select[Any]:
             child.c.session_id == c.session_id,
             child.c.turn_index == c.turn_index + 1,
             child.c.parent_turn_id == c.turn_id,
-            _unindexed(child.c.kind) == TurnKind.MAIN.value,
+            unindexed(child.c.kind) == TurnKind.MAIN.value,
             child.c.relation != Relation.RETRY.value,
         )
         .correlate(schema.turns)
@@ -269,7 +260,7 @@ _SESSION_TIP = (
     .where(
         schema.turns.c.key_name == sa.bindparam("key_name"),
         schema.turns.c.session_id == sa.bindparam("session_id"),
-        _unindexed(schema.turns.c.kind) == TurnKind.MAIN.value,
+        unindexed(schema.turns.c.kind) == TurnKind.MAIN.value,
     )
     .order_by(schema.turns.c.turn_index.desc(), schema.turns.c.created_at.desc())
     .limit(1)

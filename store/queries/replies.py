@@ -15,7 +15,7 @@ from sqlalchemy.engine import Row
 from store import schema
 from store.database import insert_ignore
 from store.hashing import exact_json
-from store.queries.common import bodies, chain_messages
+from store.queries.common import bodies, chain_messages, unindexed
 from store.values import AddedItem, Conversation, Json, NewTurn, RecordedTurn
 
 _COLUMNS = (
@@ -45,7 +45,7 @@ def recorded_turn(connection: sa.Connection, key_name: str, turn_id: str) -> Rec
     """Return a turn of a key; without its API when its client deleted the response."""
     t = schema.turns.c
     row = connection.execute(_select().where(t.turn_id == turn_id, t.key_name == key_name)).one_or_none()
-    return None if row is None else _recorded(connection, row)
+    return None if row is None else _recorded(connection, row, row.detail and json.loads(row.detail))
 
 
 def conversation_turns(connection: sa.Connection, key_name: str, conversation_id: str) -> list[RecordedTurn]:
@@ -55,7 +55,7 @@ def conversation_turns(connection: sa.Connection, key_name: str, conversation_id
         _select()
         .where(
             t.session_id == conversation_id,
-            t.key_name == key_name,
+            unindexed(t.key_name) == key_name,
             t.finish_reason.is_not(None),
             a.is_hidden == sa.false(),
         )
@@ -63,7 +63,7 @@ def conversation_turns(connection: sa.Connection, key_name: str, conversation_id
     )
     found = [(row, json.loads(row.detail)) for row in connection.execute(query).all()]
     return [
-        _recorded(connection, row, is_whole="input" not in detail)
+        _recorded(connection, row, detail, is_whole="input" not in detail)
         for row, detail in found
         if detail.get("conversation") == conversation_id
     ]
@@ -84,7 +84,9 @@ def _select() -> sa.Select[Any]:
     return sa.select(*columns, a.c.detail, a.c.is_hidden).outerjoin_from(t, a, a.c.turn_id == t.c.turn_id)
 
 
-def _recorded(connection: sa.Connection, row: Row[Any], *, is_whole: bool = True) -> RecordedTurn:
+def _recorded(
+    connection: sa.Connection, row: Row[Any], detail: Json | None, *, is_whole: bool = True
+) -> RecordedTurn:
     return RecordedTurn(
         turn_id=row.turn_id,
         created_at=row.created_at,
@@ -97,7 +99,7 @@ def _recorded(connection: sa.Connection, row: Row[Any], *, is_whole: bool = True
         tool_calls=tuple(json.loads(row.tool_calls)),
         finish_reason=row.finish_reason,
         usage=None if row.usage is None else json.loads(row.usage),
-        api=None if row.detail is None or row.is_hidden else json.loads(row.detail),
+        api=None if row.is_hidden else detail,
     )
 
 

@@ -21,7 +21,7 @@ from store import schema
 from store.database import PreparedStatement, insert_ignore, present
 from store.hashing import ROOT, chain, digest, text_key, wire_json
 from store.lifecycle import RESCORED, DropReason, Event, Stage, advance, sources
-from store.queries.common import full_ids, move
+from store.queries.common import full_ids, move, unindexed
 from store.values import Json, KindCorrection, LinkCorrection, NewTurn, NextState, TurnKind
 
 _PREAMBLE_ROLES = frozenset({"system", "developer"})
@@ -409,7 +409,9 @@ def _close_session(connection: sa.Connection, key_name: str, session_id: str, at
     waiting = connection.execute(
         sa.select(t.turn_id)
         .join(schema.turn_states, lv.turn_id == t.turn_id)
-        .where(t.session_id == session_id, t.key_name == key_name, lv.stage == Stage.RECORDED.value)
+        .where(
+            t.session_id == session_id, unindexed(t.key_name) == key_name, lv.stage == Stage.RECORDED.value
+        )
     )
     ids = list(waiting.scalars())
     move(connection, ids, Event.DROP, at, drop_reason=DropReason.NO_NEXT_STATE.value)

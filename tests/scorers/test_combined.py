@@ -83,6 +83,14 @@ def test_the_sets_are_large_and_share_no_text() -> None:
     assert len(shared) <= 6, shared  # "ok" and the like
 
 
+def test_a_pattern_of_a_complaint_stops_a_likely_praise() -> None:
+    message = read_message(
+        "I said tonight, you booked it for tomorrow", reply="I've booked a table for 7 pm."
+    )
+    assert message.reading.praise > message.reading.complaint
+    assert (message.value, message.patterns) == (None, ("i-asked",))
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -2,74 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from store.values import AddedItem, Conversation, Json, RecordedTurn
-from wire.responses_api.items import input_items, item_id, shown_item
+from wire.responses_api.items import input_items, item_id, shown_item, turn_of
 from wire.responses_api.reply import ResponseSynthesizer, without_instructions
 
 
 @dataclass(slots=True)
-class ConversationItems:
-    """The items of a conversation, oldest first.
+class ConversationInput:
+    """What the next response of a conversation continues.
 
     Attributes:
-        shown: as its client reads them.
-        sent: as input of its next response: what clients sent, and a reference to each reply of which nothing was deleted.
+        sent: its items, oldest first: what clients sent, and a reference to each reply of which nothing was deleted.
         replies: the turns that references name.
         newest: the newest turn whose reply is there, whole or in part.
     """
 
-    shown: list[Json] = field(default_factory=list)
     sent: list[Json] = field(default_factory=list)
     replies: dict[str, RecordedTurn] = field(default_factory=dict)
     newest: RecordedTurn | None = None
 
 
-def conversation_items(
-    known: Conversation, turns: Sequence[RecordedTurn], *, with_logprobs: bool = False
-) -> ConversationItems:
-    """Return the items of a conversation.
-
-    Args:
-        turns: its finished turns, in any order.
-        with_logprobs: texts are shown with the log-probabilities that their requests asked for.
-    """
-    found = ConversationItems()
-    blocks: list[tuple[float, AddedItem | RecordedTurn]] = [
-        *((added.at, added) for added in known.added),
-        *((turn.created_at, turn) for turn in turns),
-    ]
-    for _, block in sorted(blocks, key=lambda one: one[0]):
+def conversation_input(known: Conversation, turns: Iterable[RecordedTurn]) -> ConversationInput:
+    """Return what the next response continues; ``turns``: the finished turns of the conversation, in any order."""
+    found = ConversationInput()
+    changed = {turn_of(name) for name in known.deleted}
+    for block in _in_order(known, turns):
         if isinstance(block, AddedItem):
-            found.shown.append(shown_item(block.item, block.item_id))
             found.sent.append(block.item)
+            continue
+        kept: list[Json] = []
+        own = (block.api or {}).get("input")
+        if (
+            block.turn_id in changed
+        ):  # only then: to make a reply's items takes as long as the rest of a turn's work
+            shown = own_items(block)
+            pairs = zip(shown, own or shown, strict=True)
+            own = [as_sent for item, as_sent in pairs if item["id"] not in known.deleted]
+            reply = _reply_items(block)
+            kept = [item for item in reply if item["id"] not in known.deleted]
+            is_whole = len(kept) == len(reply)
         else:
-            _add_turn(found, block, known.deleted, with_logprobs)
+            is_whole = True
+        if is_whole:
+            # The reply itself, rather than its items: its text and calls exactly as they were sampled.
+            found.replies[block.turn_id] = block
+            kept = [{"type": "item_reference", "id": item_id("resp", block.turn_id)}]
+        found.sent += [*(own_items(block) if own is None else own), *kept]
+        if kept:
+            found.newest = block
     return found
 
 
-def _add_turn(
-    found: ConversationItems, turn: RecordedTurn, deleted: frozenset[str], with_logprobs: bool
-) -> None:
-    shown = own_items(turn)
-    sent = (turn.api or {}).get("input") or shown
-    for item, as_sent in zip(shown, sent, strict=True):
-        if item["id"] not in deleted:
-            found.shown.append(item)
-            found.sent.append(as_sent)
+def shown_items(
+    known: Conversation, turns: Iterable[RecordedTurn], *, with_logprobs: bool = False
+) -> list[Json]:
+    """Return the items as their client reads them, oldest first.
+
+    Args:
+        turns: the finished turns of the conversation, in any order.
+        with_logprobs: texts are shown with the log-probabilities that their requests asked for.
+    """
+    found: list[Json] = []
+    for block in _in_order(known, turns):
+        if isinstance(block, AddedItem):
+            found.append(shown_item(block.item, block.item_id))
+        else:
+            items = [*own_items(block), *_reply_items(block, with_logprobs=with_logprobs)]
+            found += [item for item in items if item["id"] not in known.deleted]
+    return found
+
+
+def _in_order(known: Conversation, turns: Iterable[RecordedTurn]) -> list[AddedItem | RecordedTurn]:
+    return sorted(
+        (*known.added, *turns), key=lambda one: one.at if isinstance(one, AddedItem) else one.created_at
+    )
+
+
+def _reply_items(turn: RecordedTurn, *, with_logprobs: bool = False) -> list[Json]:
     synthesizer = ResponseSynthesizer({"logprobs": True}, turn.api or {}, instructions=None)
-    reply: list[Json] = synthesizer.recorded(turn, with_logprobs=with_logprobs)["output"]
-    kept = [item for item in reply if item["id"] not in deleted]
-    found.shown += kept
-    if len(kept) == len(reply):
-        # The reply itself, rather than its items: its text and calls exactly as they were sampled.
-        found.replies[turn.turn_id] = turn
-        kept = [{"type": "item_reference", "id": item_id("resp", turn.turn_id)}]
-    found.sent += kept
-    if kept:
-        found.newest = turn
+    found: list[Json] = synthesizer.recorded(turn, with_logprobs=with_logprobs)["output"]
+    return found
 
 
 def own_items(turn: RecordedTurn) -> list[Json]:

@@ -11,7 +11,7 @@ import orjson
 from store.values import Json, RecordedTurn
 from wire.api_translation import ApiRequest, Untranslatable, arrange_system_messages
 from wire.redaction import redact_body
-from wire.responses_api.conversation import ConversationItems
+from wire.responses_api.conversation import ConversationInput
 from wire.responses_api.items import chat_name, messages_of, require_calls, turn_of, without_references
 from wire.responses_api.reply import history_of
 
@@ -91,7 +91,7 @@ def translate_request(
     turns: Mapping[str, RecordedTurn],
     *,
     previous: RecordedTurn | None = None,
-    conversation: ConversationItems | None = None,
+    conversation: ConversationInput | None = None,
 ) -> ApiRequest:
     """Translate a request.
 

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from store.database import Database, dbapi
 from store.lifecycle import Stage
-from store.queries import proxy
+from store.queries import proxy, replies
 from store.queries.turns import TurnWriter
 from store.record import Record
 from store.values import Completion, Feedback, Json, NewTurn, Relation
@@ -54,6 +54,7 @@ def conversation(length: int, *, name: str = "t", words: int = 60, tokens: int =
 async def traced(record_url: str, *batches: list[NewTurn], fresh: bool = False) -> list[str]:
     """Write batches and return the statements of the last; ``fresh``: by a writer that remembers nothing."""
     *before, last = batches
+    done = [(turn.key_name, turn.session_id) for turn in last]
     database = await Database.open(record_url)
     writer = TurnWriter()
     for batch in before:
@@ -64,7 +65,7 @@ async def traced(record_url: str, *batches: list[NewTurn], fresh: bool = False) 
 
     def work(connection: sa.Connection) -> None:
         dbapi(connection).set_trace_callback(statements.append)
-        writer.write(connection, last)
+        writer.write(connection, last, done)
         dbapi(connection).set_trace_callback(None)
 
     await database.write(work)
@@ -97,6 +98,9 @@ async def test_every_statement_of_the_proxy_finds_its_rows_by_an_index(record_ur
         assert proxy.find_turn(connection, "alice", "chatcmpl-t5") == "t5"
         assert proxy.find_exchange(connection, "alice", "nothing like it", turns[3].completion.text) is None
         assert proxy.known_turns(connection, ["t1", "t99"]) == {"t1"}
+        assert replies.recorded_turn(connection, "alice", "t1") is not None
+        assert replies.conversation_turns(connection, "alice", "t") == []
+        replies.hide_turn(connection, "alice", "t39")
         given = Feedback(
             feedback_id="f", turn_id="t39", score=1.0, text="", idempotency_key="k", created_at=1.0
         )
