@@ -141,6 +141,8 @@ async def test_another_key_sees_its_own_turns_and_none_of_the_owners_pages(
         shown = await page.get(path)
         assert shown.status_code == 200
         assert "alert(1)" not in shown.text, path
+        assert "What it was asked to be" not in shown.text, path  # nor that there was nothing
+        assert "/nowhere" not in shown.text, path
     for path in OWNER_ONLY:
         assert (await page.get(path)).status_code == 403, path
 
