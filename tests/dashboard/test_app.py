@@ -391,6 +391,17 @@ async def test_feedback_is_an_entry_of_the_journal(page: httpx.AsyncClient, tmp_
     ).status_code == 404
 
 
+async def test_feedback_that_no_version_learns_from_is_not_said_to_count(page: httpx.AsyncClient) -> None:
+    await sign_in(page)
+    path, csrf = "/dashboard/turns/t1/feedback", await csrf_of(page)
+    wish = await page.post(path, data={"csrf": csrf, "text": "Shorter."})
+    assert "It counts as soon" in (await page.get(wish.headers["location"])).text
+    thumb = await page.post(path, data={"csrf": csrf, "thumbs": "up"})  # of a turn that was trained
+    shown = (await page.get(thumb.headers["location"])).text
+    assert "No version learns from it" in shown
+    assert "It counts as soon" not in shown
+
+
 async def test_a_link_signs_in_once(page: httpx.AsyncClient, tmp_path: Path) -> None:
     from dashboard.sign_in import SignIn
 
