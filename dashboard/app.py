@@ -44,6 +44,7 @@ from store.errors import RecordError, UpstreamError
 from store.forgetting import Forgetting
 from store.journal import EntryKind, JournalWriter
 from store.keys import DEFAULT, KeyFile, Keyring
+from store.lifecycle import may_teach
 from store.policies import group_of, policies_of, policy_name
 from store.record import Record
 from store.record_handle import RecordHandle
@@ -51,7 +52,7 @@ from store.releases import sentence
 from store.settings import Settings
 from store.texts import clip, counted, strip_controls
 from store.training_schedule import ALWAYS
-from store.values import AdapterState, Feedback, Heartbeat, Selection, new_feedback_id
+from store.values import AdapterState, Feedback, Heartbeat, Selection, may_hold_hint, new_feedback_id
 from store.version import COMMAND, VERSION
 from telemetry.record_metrics import render_metrics
 
@@ -366,7 +367,7 @@ class Dashboard:
         if found is None:
             raise HTTPException(404, "There is no such turn.")
         return self._render(
-            "turn.html", viewer, section="conversations", noted="noted" in request.query_params, **found
+            "turn.html", viewer, section="conversations", noted=request.query_params.get("noted"), **found
         )
 
     async def _tokens(self, request: Request, viewer: Viewer) -> Response:
@@ -545,7 +546,7 @@ class Dashboard:
         return RedirectResponse(PREFIX, 303)
 
     async def _feedback(self, request: Request, viewer: Viewer) -> Response:
-        _, turn_id = await self._own_turn(request, viewer)
+        record, turn_id = await self._own_turn(request, viewer)
         form = request.state.form
         text = form.get("text", "").strip()
         score = {"up": 1.0, "down": -1.0}.get(form.get("thumbs", ""))
@@ -553,6 +554,9 @@ class Dashboard:
             raise HTTPException(400, "Choose a thumb or write what was wrong.")
         if len(text) > _MAX_TEXT:
             raise HTTPException(413, f"The text is longer than {_MAX_TEXT} characters.")
+        fate = (await record.fates([turn_id])).get(turn_id)
+        has_words = may_hold_hint(text, score)
+        teaches = fate is None or may_teach(fate.stage, fate.drop_reason, has_words=has_words)
         identity = new_feedback_id()
         feedback = Feedback(
             feedback_id=identity,
@@ -566,7 +570,8 @@ class Dashboard:
             await self._journal.append_written(EntryKind.FEEDBACK, orjson.dumps(feedback), _JOURNAL_WAIT_S)
         except OSError as exc:
             raise RecordError(f"the feedback is not kept: {exc}") from exc
-        return RedirectResponse(f"{PREFIX}/turns/{quote(turn_id)}?noted", 303)
+        noted = "noted" if teaches else "noted=untrained"
+        return RedirectResponse(f"{PREFIX}/turns/{quote(turn_id)}?{noted}", 303)
 
     async def _own_turn(self, request: Request, viewer: Viewer) -> tuple[Record, str]:
         """Return the record and the id of the turn in the path. Raises: HTTPException: there is none of this viewer."""

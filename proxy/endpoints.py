@@ -138,7 +138,7 @@ LORA = Endpoint(
     method="any",
     path="/v1/lora*",
     summary="as in CLaaS: `POST /v1/lora/init` binds a `lora_id` to the policy of the key, `GET /v1/lora?prefix=` lists, `DELETE "
-    "/v1/lora?lora_id=` removes it and makes the base model live, `GET /v1/lora/export?lora_id=[&version=]` returns a zip for PEFT and vLLM",
+    "/v1/lora?lora_id=` removes it and makes the base model live, `GET /v1/lora/export?lora_id=[&version=][&optimizer=1]` returns a zip for PEFT and vLLM",
     is_local_only=True,
 )
 SCORE = Endpoint(

@@ -39,6 +39,7 @@ _LATEST = "-latest"
 #: Names that one key may bind.
 _MOST_NAMES = 64
 _EXPORTED = ("adapter_config.json", "adapter_model.safetensors")
+_OPTIMIZER = "patina/trainer_state.safetensors"
 _PIECE = 1 << 20
 
 
@@ -68,7 +69,7 @@ class LoraPaths:
             elif what == ("DELETE", ""):
                 await send_json(send, 200, {"deleted": await self._delete(_id_of(options), principal)})
             elif what == ("GET", "/export"):
-                await self._export(send, _id_of(options), options.get("version"), principal)
+                await self._export(send, _id_of(options), options, principal)
             else:
                 raise Untranslatable(f"There is no {what[0]} {path} here.", status=404, code="not_found")
 
@@ -143,7 +144,9 @@ class LoraPaths:
             await record.rollback(policy, BASE_VERSION, actor="lora delete")
         return True
 
-    async def _export(self, send: Send, lora_id: str, wanted: str | None, principal: Principal) -> None:
+    async def _export(
+        self, send: Send, lora_id: str, options: Mapping[str, str], principal: Principal
+    ) -> None:
         policy = await self.find(lora_id, principal)
         if not (principal.is_owner or group_of(self._policy, policy) == principal.key_name):
             raise Untranslatable(
@@ -153,7 +156,7 @@ class LoraPaths:
             )
         record = await self._record.get()
         version = await record.live_version(policy)
-        if wanted is not None:
+        if (wanted := options.get("version")) is not None:
             if not (wanted.isascii() and wanted.isdigit() and len(wanted) < 9):
                 raise Untranslatable("version is a number.", status=422, param="version")
             version = int(wanted)
@@ -169,7 +172,8 @@ class LoraPaths:
             (b"content-disposition", f'attachment; filename="{name}.zip"'.encode()),
         ]
         await send_head(send, 200, head)
-        pieces = zip_pieces(Path(adapter.path), {"metrics.json": orjson.dumps(numbers_of(adapter.metrics))})
+        metrics = {"metrics.json": orjson.dumps(numbers_of(adapter.metrics))}
+        pieces = zip_pieces(Path(adapter.path), metrics, with_optimizer=options.get("optimizer") == "1")
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             await send_body(send, piece, more=True)
         await send_body(send, b"")
@@ -209,11 +213,16 @@ class _Pieces:
         return taken
 
 
-def zip_pieces(folder: Path, more: Mapping[str, bytes]) -> Iterator[bytes]:
-    """Yield a zip of a folder's adapter, and of more files, piece by piece; the weights are not compressed."""
+def zip_pieces(folder: Path, more: Mapping[str, bytes], *, with_optimizer: bool = False) -> Iterator[bytes]:
+    """Yield a zip of a folder's adapter, and of more files, piece by piece; the weights are not compressed.
+
+    Args:
+        with_optimizer: add the optimizer's state, where the folder has one.
+    """
+    has_optimizer = with_optimizer and (folder / _OPTIMIZER).is_file()
     pieces = _Pieces()
     with zipfile.ZipFile(pieces, "w") as archive:  # type: ignore[call-overload]
-        for name in _EXPORTED:
+        for name in (*_EXPORTED, _OPTIMIZER) if has_optimizer else _EXPORTED:
             with (folder / name).open("rb") as source, archive.open(name, "w", force_zip64=True) as target:
                 while data := source.read(_PIECE):
                     target.write(data)

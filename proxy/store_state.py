@@ -11,6 +11,7 @@ from store.journal import JournalWriter, Lag, journal_bytes
 from store.values import Heartbeat, Json
 
 _BEHIND_S = 2.0
+LAST_STEP_FAILED = "the newest step made no version: `status` says why"
 
 
 def describe_store(journal: JournalWriter, recorder: Json | None, lag: Lag | None = None) -> Json:
@@ -71,7 +72,8 @@ def describe_trainer(
         return "starting", None, False
     if now - beat.at > SILENT_S:
         return "stopped", "the trainer sends no heartbeat", True
-    return beat.state, beat.detail.get("last_error"), False
+    # The error itself may quote people, and no key is needed to ask.
+    return beat.state, LAST_STEP_FAILED if beat.detail.get("last_error") else None, False
 
 
 #: Counters of a gateway that add up over the gateways of one port.

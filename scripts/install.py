@@ -1,45 +1,120 @@
 """Install the pinned dependencies of pyproject.toml (and of the extras named as arguments) into this environment.
 
-Each package must have a hash of requirements.lock (`scripts/lock.py`). The one exception is torch, whose builds for CPU and GPUs have one
-version and different hashes: its version is pinned, and it goes first, alone, so that no other requirement can pull another build of it.
+Each package must have a hash of requirements.lock (`scripts/lock.py`). torch goes first, alone, so that no other requirement can pull
+another build of it. The build that pip chooses must be one that the lock file knows; a torch of the pinned version that is there already
+is kept, so a person who wants another build installs it first.
 
 Patina itself is not installed: a checkout runs in place by `run.py`, and `pip install .` makes the command `patina` elsewhere.
 """
 
-import re
+import argparse
+import hashlib
 import subprocess
 import sys
 import tempfile
+import venv
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file, it finds only its own folder
 
-from scripts.lock import CUDA, FILE, ROOT, RUN, read_sections
+from scripts.lock import CUDA, FILE, RUN, TORCH, read_sections
 
+#: Prints the version of the installed torch, or an empty line.
+_TORCH_VERSION = """
+from importlib.metadata import PackageNotFoundError, version
+try:
+    print(version("torch"))
+except PackageNotFoundError:
+    print()
+"""
 #: Prints whether the installed torch requires packages of NVIDIA's.
 _NEEDS_CUDA = (
     "from importlib.metadata import requires; print(any('nvidia' in one for one in requires('torch') or ()))"
 )
 
 
-_PIP = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
-
-
 def main(extras: list[str]) -> None:
-    torch = re.findall(r'"(torch==[^"]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))[0]
     print("Installing torch and the locked packages (a few minutes the first time) ...", flush=True)
-    subprocess.run([*_PIP, "--no-deps", torch], check=True)
-    needs_cuda = subprocess.check_output([sys.executable, "-c", _NEEDS_CUDA], text=True).strip() == "True"
-    install_locked([RUN, *extras, *([CUDA] if needs_cuda else [])])
+    install_torch(sys.executable, FILE)
+    install_locked(sys.executable, FILE, [RUN, *extras])
 
 
-def install_locked(names: list[str]) -> None:
-    """Install these sections of the lock file. Raises: CalledProcessError: pip failed; it has printed why."""
-    sections = read_sections(FILE.read_text(encoding="utf-8"))
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.writelines(requirement for name in names for requirement in sections[name])
-        file.flush()
-        subprocess.run([*_PIP, "--require-hashes", "-r", file.name], check=True)
+def install_torch(python: str, file: Path, build: str = "") -> None:
+    """Install the torch of a lock file, and what its build requires of NVIDIA, unless it is there; ``build``: only this one (`+cpu`).
+
+    Raises:
+        CalledProcessError: pip failed; it has printed why.
+        SystemExit: pip chose a build that the lock file does not know.
+    """
+    pin, hashes = read_sections(file.read_text(encoding="utf-8"))[TORCH][0].split(" ", 1)
+    pin += build
+    version = pin.partition("==")[2]
+    installed = _output(python, _TORCH_VERSION)
+    if version not in (installed, installed.partition("+")[0]):
+        with tempfile.TemporaryDirectory() as folder:
+            _pip(python, "download", "--no-deps", "--dest", folder, pin)
+            wheel = next(Path(folder).iterdir())
+            digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+            if f"--hash=sha256:{digest}" not in hashes:
+                raise SystemExit(
+                    f"{wheel.name} (SHA-256 {digest}) is not a build of torch that {file.name} knows. "
+                    f"If it is the one you want, install it yourself, then repeat: {python} -m pip install --no-deps {pin}"
+                )
+            _pip(python, "install", "--no-deps", str(wheel))
+    if _output(python, _NEEDS_CUDA) == "True":
+        install_locked(python, file, [CUDA])
+
+
+def install_locked(python: str, file: Path, names: list[str]) -> None:
+    """Install these sections of a lock file. Raises: CalledProcessError: pip failed; it has printed why.
+
+    The file is complete, so pip resolves nothing: its resolver can prefer a version newer than the locked one for `pydantic[email]`.
+    """
+    sections = read_sections(file.read_text(encoding="utf-8"))
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as chosen:
+        chosen.writelines(requirement for name in names for requirement in sections[name])
+        chosen.flush()
+        _pip(python, "install", "--no-deps", "--require-hashes", "-r", chosen.name)
+
+
+def make_environment(
+    folder: Path, wanted: str, file: Path, install: Callable[[str], None], then: str
+) -> None:
+    """Make a virtual environment with ``wanted``, unless the one in ``folder`` is complete and from this lock file.
+
+    ``install`` receives the environment's python; ``then`` is what a person runs next.
+    """
+    done = folder / ".installed"
+    mark = f"{wanted} {hashlib.sha256(file.read_bytes()).hexdigest()}"
+    if done.exists() and done.read_text() == mark:
+        print(f"{folder} has {wanted} already")
+        return
+    print(f"Installing {wanted} into {folder} (several GB, some minutes) ...", flush=True)
+    is_another = done.exists() and not done.read_text().startswith(wanted)
+    venv.create(folder, with_pip=True, clear=is_another)
+    install(str(folder / "bin" / "python"))
+    done.write_text(mark)
+    print(f"Done: {then}")
+
+
+def environment_arguments(description: str, default: str) -> argparse.ArgumentParser:
+    """Return a parser that knows the environment's folder."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", nargs="?", type=Path, default=FILE.parent / default)
+    return parser
+
+
+def _pip(python: str, command: str, *arguments: str) -> None:
+    subprocess.run(
+        [python, "-m", "pip", command, "--disable-pip-version-check", "--quiet", *arguments], check=True
+    )
+
+
+def _output(python: str, script: str) -> str:
+    return subprocess.check_output([python, "-c", script], text=True).strip()
 
 
 if __name__ == "__main__":

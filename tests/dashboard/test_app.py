@@ -141,13 +141,16 @@ async def test_another_key_sees_its_own_turns_and_none_of_the_owners_pages(
         shown = await page.get(path)
         assert shown.status_code == 200
         assert "alert(1)" not in shown.text, path
+        assert "What it was asked to be" not in shown.text, path  # nor that there was nothing
+        assert "/nowhere" not in shown.text, path
     for path in OWNER_ONLY:
         assert (await page.get(path)).status_code == 403, path
 
 
 async def test_another_key_sees_the_counts_of_its_own_turns_and_no_process(
-    page: httpx.AsyncClient, keys: KeyFile, record_url: str
+    page: httpx.AsyncClient, keys: KeyFile, record_url: str, dashboard: app.Dashboard
 ) -> None:
+    dashboard._status.wait_s = 60.0  # a busy machine counts slowly
     key, with_own_policy = keys.add("bob", adapter=""), keys.add("eva")
     record = await Record.open(record_url)
     now = time.time()
@@ -386,6 +389,17 @@ async def test_feedback_is_an_entry_of_the_journal(page: httpx.AsyncClient, tmp_
     assert (
         await page.post("/dashboard/turns/no/feedback", data={"csrf": csrf, "thumbs": "up"})
     ).status_code == 404
+
+
+async def test_feedback_that_no_version_learns_from_is_not_said_to_count(page: httpx.AsyncClient) -> None:
+    await sign_in(page)
+    path, csrf = "/dashboard/turns/t1/feedback", await csrf_of(page)
+    wish = await page.post(path, data={"csrf": csrf, "text": "Shorter."})
+    assert "It counts as soon" in (await page.get(wish.headers["location"])).text
+    thumb = await page.post(path, data={"csrf": csrf, "thumbs": "up"})  # of a turn that was trained
+    shown = (await page.get(thumb.headers["location"])).text
+    assert "No version learns from it" in shown
+    assert "It counts as soon" not in shown
 
 
 async def test_a_link_signs_in_once(page: httpx.AsyncClient, tmp_path: Path) -> None:

@@ -182,6 +182,13 @@ def test_a_key_lists_deletes_and_exports_only_what_is_its_own(people: People, tm
             assert archive.namelist() == ["adapter_config.json", "adapter_model.safetensors", "metrics.json"]
             published = tmp_path / "tiny.ann@1" / "adapter_model.safetensors"
             assert archive.read("adapter_model.safetensors") == published.read_bytes()
+    with_optimizer = f"{export}ann/assistant&optimizer=1"
+    for is_there in (False, True):
+        reply = call(people, "ann", "GET", with_optimizer)
+        with zipfile.ZipFile(io.BytesIO(reply.content)) as archive:
+            assert ("patina/trainer_state.safetensors" in archive.namelist()) is is_there
+        (tmp_path / "tiny.ann@1" / "patina").mkdir(exist_ok=True)
+        (tmp_path / "tiny.ann@1" / "patina" / "trainer_state.safetensors").write_bytes(b"moments")
     assert call(people, "ann", "GET", f"{export}ann/assistant&version=9").status_code == 404
     assert call(people, "ann", "GET", f"{export}ann/assistant&version=x").status_code == 422
     delete = "/v1/lora?lora_id=ann/assistant"

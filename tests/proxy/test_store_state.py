@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.store_state import describe_trainer
+from proxy.store_state import LAST_STEP_FAILED, describe_trainer
 from store.values import Heartbeat, Json
 
 NOW = 1_000.0
@@ -29,7 +29,7 @@ SILENT = "the trainer sends no heartbeat"
         (beat("trainer", 500.0), supervisor(restarts=1), ("stopped", SILENT, True)),
         (beat("trainer", 950.0), supervisor(), ("stopped", SILENT, True)),
         (beat("trainer", 950.0), None, ("stopped", SILENT, True)),
-        (beat("trainer", NOW, {"last_error": "x"}), supervisor(), ("idle", "x", False)),
+        (beat("trainer", NOW, {"last_error": "x"}), supervisor(), ("idle", LAST_STEP_FAILED, False)),
     ],
 )
 def test_a_trainer_that_starts_is_neither_missing_nor_down(
