@@ -113,6 +113,9 @@ class LoraPaths:
                 raise Untranslatable(
                     f"{name} is a whole number from {low} to {high}.", status=422, param=name
                 )
+        modules = body.get("target_modules") or []
+        if not (isinstance(modules, list) and all(isinstance(one, str) for one in modules)):
+            raise Untranslatable("target_modules is a list of names.", status=422, param="target_modules")
         record = await self._record.get()
         names = await self._names(record, principal)
         if lora_id not in names:

@@ -66,6 +66,19 @@ async def test_hostile_text_is_shown_as_text(page: httpx.AsyncClient) -> None:
         assert not {"\x1b", "\u202e"} & {*shown}, path
 
 
+async def test_the_sections_stand_in_the_order_in_which_people_ask(
+    page: httpx.AsyncClient, keys: KeyFile
+) -> None:
+    shown = {}
+    for who, key in (("owner", OWNER_KEY), ("bob", keys.add("bob"))):
+        text = (await page.get("/dashboard", headers={"x-patina-key": key})).text
+        shown[who] = re.findall(
+            r">([^<]+)</a></li>", text.split('aria-label="Sections"')[1].split("</nav>")[0]
+        )
+    first = ["Learning", "Versions", "Not used", "Conversations", "Steps", "People"]
+    assert shown == {"owner": [*first, "Settings", "Live", "Try it", "Evaluations"], "bob": [*first, "Live"]}
+
+
 @pytest.mark.parametrize("path", PAGES)
 async def test_a_key_opens_a_page_for_a_program(page: httpx.AsyncClient, path: str) -> None:
     assert (await page.get(path, headers={"authorization": f"Bearer {OWNER_KEY}"})).status_code == 200

@@ -137,6 +137,13 @@ def test_a_batch_is_polled_by_its_id_and_the_same_batch_is_not_recorded_twice(pe
     assert (noted.status_code, noted.json()["status"], noted.json()["why"]) == (202, "noted", ["trained"])
 
 
+@pytest.mark.parametrize("modules", ["q_proj", {"q_proj": 1}, [1], 7])
+def test_target_modules_that_are_no_names_are_refused(people: People, modules: Any) -> None:
+    reply = call(people, "ann", "POST", "/v1/lora/init", {"lora_id": "ann/new", "target_modules": modules})
+    assert reply.status_code == 422
+    assert reply.json()["error"]["param"] == "target_modules"
+
+
 @pytest.mark.parametrize(
     ("body", "what"),
     [
