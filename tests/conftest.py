@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from hypothesis import HealthCheck
+from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from migrations import upgrade
 from store.record import Record
@@ -50,6 +51,18 @@ def _cpu_s() -> float:
     """The CPU time of this process and of its finished children, which a busy machine does not lengthen as it does wall time."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hypothesis_tables() -> None:
+    """Let Hypothesis read our sources for constants: 2 s of CPU time in a fresh clone, which is no test's own."""
+
+    @hypothesis_settings(max_examples=1)
+    @given(st.from_regex("[a-z]"))
+    def draw(_: str) -> None:
+        pass
+
+    draw()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -126,10 +126,8 @@ async def test_every_statement_of_the_proxy_finds_its_rows_by_an_index(record_ur
     assert {step for step in plans if step.endswith(("(key_name=?)", "(kind=?)"))} == set()
 
 
-async def test_a_session_of_200_turns_stores_its_new_content_and_little_more(
-    record: Record, record_url: str
-) -> None:
-    turns = conversation(200, words=60, tokens=120)
+async def test_a_long_session_stores_its_new_content_and_little_more(record: Record, record_url: str) -> None:
+    turns = conversation(120, words=60, tokens=120)
     path = Path(record_url.removeprefix("sqlite+aiosqlite:///"))
 
     def pages() -> int:
