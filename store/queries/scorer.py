@@ -23,16 +23,17 @@ _NOT_COUNTED = [DropReason.OVER_LIMIT.value, DropReason.NO_TOKENS.value]
 def answered(connection: sa.Connection, limit: int, *, exclude: Iterable[str] = ()) -> list[AnsweredTurn]:
     """Return turns that wait for a verdict, oldest first."""
     t, lv = schema.turns.c, schema.turn_states.c
-    skip = list(exclude)
+    # The ids first: to sort a long queue of whole turns (an import) would read all of them for the few that are wanted.
+    order = (lv.stage_since, lv.turn_id)
+    oldest = sa.select(lv.turn_id).where(lv.stage == Stage.ANSWERED.value).order_by(*order).limit(limit)
+    if skip := list(exclude):
+        oldest = oldest.where(lv.turn_id.not_in(skip))
     query = (
         sa.select(schema.turns)
         .join(schema.turn_states, lv.turn_id == t.turn_id)
-        .where(lv.stage == Stage.ANSWERED.value)
-        .order_by(lv.stage_since, t.turn_id)
-        .limit(limit)
+        .where(t.turn_id.in_(oldest.correlate(None)))
+        .order_by(*order)
     )
-    if skip:
-        query = query.where(t.turn_id.not_in(skip))
     return [_answered(connection, row) for row in connection.execute(query).all()]
 
 
