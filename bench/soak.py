@@ -366,9 +366,9 @@ def run(minutes: float, rate: float, learning: float, home: Path, fill: int = 0)
 
             async def measured() -> tuple[dict[str, list[float]], dict[str, list[float]]]:
                 watching = asyncio.create_task(watch(stack.port, stack.key, clients.seen))
-                await drive(clients, _FILL_RATE, 0.0, fill / _FILL_RATE, pids)
-                clients.seen.latencies.clear()
                 try:
+                    await drive(clients, _FILL_RATE, 0.0, fill / _FILL_RATE, pids)
+                    clients.seen.latencies.clear()
                     return await drive(clients, rate, learning, 60 * minutes, pids)
                 finally:
                     watching.cancel()

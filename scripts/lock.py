@@ -126,9 +126,8 @@ def _compile(file: Path, requirements: list[str], *arguments: str, override: str
     with tempfile.TemporaryDirectory() as folder:
         output, overrides = Path(folder, "output.txt"), Path(folder, "overrides.txt")
         overrides.write_text(override, encoding="utf-8")
-        if (
-            file.exists()
-        ):  # uv keeps its versions and hashes; torch's must be those of the package index alone
+        if file.exists():
+            # uv keeps its versions and hashes; torch's must be those of the package index alone.
             sections = read_sections(file.read_text(encoding="utf-8"))
             kept = [one for name, section in sections.items() if name != TORCH for one in section]
             output.write_text("".join(kept), encoding="utf-8")

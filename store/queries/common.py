@@ -116,15 +116,33 @@ def decode_verdict_detail(stored: str) -> tuple[Json, FollowUp | None, float]:
     return detail, follow_up, share
 
 
+# ---- indexes
+
+
+def unindexed(column: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
+    """Return a text column as an expression, so that SQLite does not take the index on it.
+
+    Without statistics it prefers the index on the kind, or on the key and the time, to the one on the session, and then reads most of the record.
+    SQLite's unary plus does the same, but PostgreSQL has none for text.
+    """
+    return sa.func.coalesce(column, "")
+
+
 # ---- rows that a page lists
+
+
+def read_json(stored: str) -> object:
+    """Return a JSON value of a row; None for one that was damaged."""
+    try:
+        found: object = json.loads(stored)
+    except ValueError:
+        return None
+    return found
 
 
 def read_list(stored: str) -> list[Any]:
     """Return a JSON list of a row; an empty one for one that was damaged."""
-    try:
-        found = json.loads(stored)
-    except ValueError:
-        return []
+    found = read_json(stored)
     return found if isinstance(found, list) else []
 
 
@@ -135,15 +153,6 @@ def read_object(stored: str) -> Json:
     except ValueError as exc:
         return {"unreadable": f"this row cannot be read: {exc}"}
     return found if isinstance(found, dict) else {"unreadable": "this row cannot be read: it is no object"}
-
-
-def unindexed(column: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
-    """Return a text column as an expression, so that SQLite does not take the index on it.
-
-    Without statistics it prefers the index on the kind, or on the key and the time, to the one on the session, and then reads most of the record.
-    SQLite's unary plus does the same, but PostgreSQL has none for text.
-    """
-    return sa.func.coalesce(column, "")
 
 
 # ---- messages

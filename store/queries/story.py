@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from store import schema
 from store.hashing import ROOT
 from store.lifecycle import DropReason
-from store.queries.common import chain_messages, read_list, read_message, read_object
+from store.queries.common import chain_messages, read_json, read_list, read_message, read_object
 from store.values import Completion, Json, Relation, Remembered, TurnKind
 
 #: Of a long history only its end is read back: what was asked last, and how it was answered before.
@@ -63,7 +63,7 @@ def story(connection: sa.Connection, reference: str) -> Json | None:
     found["request"] = read_object(_body(connection, found["request"]))
     found["unreadable"] = ["request"] if "unreadable" in found["request"] else []
     for name, is_sound in _LISTS.items():
-        items = _read_json(found[name] or "[]")
+        items = read_json(found[name] or "[]")
         found[name] = [one for one in items if is_sound(one)] if isinstance(items, list) else []
         if found[name] != items:
             found["unreadable"].append(name)
@@ -98,13 +98,6 @@ def _escaped(text: str) -> str:
 
 def _rows(connection: sa.Connection, query: sa.Select[Any]) -> list[Json]:
     return [dict(row._mapping) for row in connection.execute(query)]
-
-
-def _read_json(stored: str) -> object:
-    try:
-        return json.loads(stored)
-    except ValueError:
-        return None
 
 
 def _body(connection: sa.Connection, name: str) -> str:

@@ -13,6 +13,13 @@ from store.record import Record
 from tests.dashboard.conftest import sign_in
 from tests.making import make_turn
 
+
+def damage(folder: Path, statement: str, *values: object) -> None:
+    """Run a statement that changes rows of the record in a folder."""
+    with closing(sqlite3.connect(folder / "patina.db", isolation_level=None)) as database:
+        assert database.execute(statement, values).rowcount
+
+
 #: (statement that damages rows, page, what is still shown there)
 DAMAGES = (
     ("UPDATE steps SET metrics = '{' WHERE step_id = 'step2'", "/dashboard/steps", "step1"),
@@ -43,9 +50,7 @@ async def test_a_damaged_row_leaves_the_page_standing(
     page: httpx.AsyncClient, tmp_path: Path, statement: str, path: str, shown: str
 ) -> None:
     await sign_in(page)
-    with closing(sqlite3.connect(tmp_path / "patina.db")) as database:
-        assert database.execute(statement).rowcount
-        database.commit()
+    damage(tmp_path, statement)
     found = await page.get(path)
     assert found.status_code == 200
     assert shown in found.text
@@ -77,10 +82,8 @@ async def test_the_page_of_a_damaged_turn_names_what_is_damaged_and_shows_the_re
     page: httpx.AsyncClient, tmp_path: Path, table: str, column: str, value: str, named: str
 ) -> None:
     await sign_in(page)
-    with closing(sqlite3.connect(tmp_path / "patina.db")) as database:
-        database.execute("INSERT INTO feedback VALUES ('f', 't1', 1, 'well done', 'key', 5)")
-        assert database.execute(f"UPDATE {table} SET {column} = ?", (value,)).rowcount
-        database.commit()
+    damage(tmp_path, "INSERT INTO feedback VALUES ('f', 't1', 1, 'well done', 'key', 5)")
+    damage(tmp_path, f"UPDATE {table} SET {column} = ?", value)
     found = await page.get("/dashboard/turns/t1")
     assert (found.status_code, named in found.text) == (200, True)
     assert "What became of it" in found.text
@@ -102,9 +105,7 @@ async def test_a_damaged_turn_can_be_looked_into_and_forgotten(
     page: httpx.AsyncClient, tmp_path: Path, table: str, column: str, path: str, shown: str
 ) -> None:
     await sign_in(page)
-    with closing(sqlite3.connect(tmp_path / "patina.db")) as database:
-        assert database.execute(f"UPDATE {table} SET {column} = '{{'").rowcount
-        database.commit()
+    damage(tmp_path, f"UPDATE {table} SET {column} = '{{'")
     found = await page.get(path)
     assert (found.status_code, shown in found.text) == (200, True)
     assert ">t1</a>" in found.text or "/tokens" in path
@@ -114,9 +115,7 @@ async def test_a_page_that_cannot_be_made_says_so_and_the_others_stand(
     page: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     await sign_in(page)
-    with closing(sqlite3.connect(tmp_path / "patina.db")) as database:
-        database.execute("INSERT INTO controls VALUES ('pins', '{', 1)")
-        database.commit()
+    damage(tmp_path, "INSERT INTO controls VALUES ('pins', '{', 1)")
     found = await page.get("/dashboard/versions")
     assert found.status_code == 500
     assert "Something in the record that it shows is damaged." in found.text
@@ -149,9 +148,7 @@ async def test_metrics_leave_damaged_values_out_and_count_them(
     page: httpx.AsyncClient, tmp_path: Path, statement: str, shown: str, damaged: int
 ) -> None:
     await sign_in(page)
-    with closing(sqlite3.connect(tmp_path / "patina.db")) as database:
-        assert database.execute(statement).rowcount
-        database.commit()
+    damage(tmp_path, statement)
     found = await page.get("/metrics")
     assert (found.status_code, shown in found.text) == (200, True)
     assert f"\npatina_damaged_values {damaged}.0\n" in found.text

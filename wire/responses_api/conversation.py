@@ -33,25 +33,23 @@ def conversation_input(known: Conversation, turns: Iterable[RecordedTurn]) -> Co
         if isinstance(block, AddedItem):
             found.sent.append(block.item)
             continue
-        kept: list[Json] = []
         own = (block.api or {}).get("input")
-        if (
-            block.turn_id in changed
-        ):  # only then: to make a reply's items takes as long as the rest of a turn's work
-            shown = own_items(block)
-            pairs = zip(shown, own or shown, strict=True)
-            own = [as_sent for item, as_sent in pairs if item["id"] not in known.deleted]
-            reply = _reply_items(block)
-            kept = [item for item in reply if item["id"] not in known.deleted]
-            is_whole = len(kept) == len(reply)
-        else:
-            is_whole = True
+        sent = own_items(block) if own is None else own
+        # The reply itself, rather than its items: its text and calls exactly as they were sampled.
+        reply: list[Json] = [{"type": "item_reference", "id": item_id("resp", block.turn_id)}]
+        is_whole = True
+        if block.turn_id in changed:
+            # Only then are the items of the reply made: that takes as long as the rest of a turn's work.
+            pairs = zip(own_items(block), sent, strict=True)
+            sent = [as_sent for item, as_sent in pairs if item["id"] not in known.deleted]
+            items = _reply_items(block)
+            kept = [item for item in items if item["id"] not in known.deleted]
+            is_whole = len(kept) == len(items)
+            reply = reply if is_whole else kept
         if is_whole:
-            # The reply itself, rather than its items: its text and calls exactly as they were sampled.
             found.replies[block.turn_id] = block
-            kept = [{"type": "item_reference", "id": item_id("resp", block.turn_id)}]
-        found.sent += [*(own_items(block) if own is None else own), *kept]
-        if kept:
+        found.sent += [*sent, *reply]
+        if reply:
             found.newest = block
     return found
 
