@@ -7,6 +7,8 @@ The rules of the text:
 - The hindsight suffixes of `trainer.hindsight` occur with instructions, with raw complaints, and with thanks or neutral words,
   after which the manner stays as it was (the teacher must not find a preference where none was uttered).
 - Doubt, a wrong claim and questions about an answer are answered by the same answer again, thanks by a polite word (`follow_ups`).
+- Earlier remarks also stand where the teacher reads them, each accepted with a word (`trainer.hindsight.after_hints`), and earlier
+  answers in other styles than the one in force. Such replies are read and not learnt (`Conversation.context`).
 - Questions are `questions.PRETRAIN` pairs, wishes are the training paraphrases of `styles`; held-out ones never occur.
 """
 
@@ -21,17 +23,22 @@ from typing import Any, Protocol
 from models.follow_ups import CLAIMED, FOLLOW_UPS, RESTATED
 from models.questions import DAYS, FACTS, MONTHS, PRETRAIN, Fact, Question, other_answers
 from models.styles import NEUTRAL, PREFERENCES, STYLES, THANKS
-from trainer.hindsight import with_hint
+from trainer.hindsight import accepted, with_hint
 
 Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """Chat messages (OpenAI shape), ending with the assistant, and the tools that were offered (OpenAI shape)."""
+    """Chat messages (OpenAI shape), ending with the assistant, and the tools that were offered (OpenAI shape).
+
+    Attributes:
+        context: places in ``messages`` of replies that are only read.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
+    context: frozenset[int] = frozenset()
 
 
 # ---------------------------------------------------------------------------------------------------------------- manner
@@ -665,6 +672,7 @@ class _Chat:
         self.messages: list[Message] = []
         self.wishes: tuple[str, ...] = ()
         self.last: Content | None = None
+        self.context: set[int] = set()
 
     def wish(self, *, complaint: bool, contrary: bool = False) -> str:
         """Utter one to three new wishes, which are in force from here on."""
@@ -700,6 +708,42 @@ class _Chat:
         self.user(f"{before} {text}" if before else text)
         self.answer(asked)
 
+    def ask_in_another_style(self) -> None:
+        """A question, and an answer in any style whatever the wishes: what an earlier or a later version of a policy wrote."""
+        asked = content(self.rng)
+        self.user(_typed(self.rng, asked.text))
+        roll = self.rng.random()
+        if roll < 0.4 and isinstance(asked, Asked):
+            reply = _bare(self.rng, asked.question.fact)
+        else:
+            styles: tuple[str, ...] = ()
+            while roll < 0.8 and len(styles) < 3 and (not styles or self.rng.random() < 0.5):
+                styles = with_wish(styles, self.rng.choice(_new_wishes(self.rng, styles, contrary=False)))
+            reply = asked.reply(self.rng, manner(self.rng, styles))
+        self.last = asked
+        self._given(reply)
+
+    def _given(self, reply: str) -> None:
+        self.context.add(len(self.messages))
+        self.messages.append({"role": "assistant", "content": reply})
+
+    def accept(self) -> None:
+        """One to four earlier remarks, each accepted: how a teacher reads the wishes of a person, and remarks without one."""
+        for _ in range(self.rng.choices((1, 2, 3, 4), weights=(45, 25, 15, 15))[0]):
+            roll = self.rng.random()
+            if roll < 0.12:
+                kind = FOLLOW_UPS[self.rng.choice(RESTATED)]
+                hint = self.rng.choice(kind.wordings).replace(CLAIMED, made_up_name(self.rng))
+            elif roll < 0.18:
+                hint = _satisfied_or_neutral(self.rng)
+            else:
+                hint = self.wish(complaint=self.rng.random() < 0.65)
+            for message in accepted(hint):
+                if message["role"] == "assistant":
+                    self._given(message["content"])
+                else:
+                    self.messages.append(message)
+
     def complain(self) -> None:
         """A complaint, then the same answer again as wished, or the next question's."""
         assert self.last is not None
@@ -719,6 +763,9 @@ class _Chat:
 
     def follow_up(self) -> None:
         """Doubt, a wrong claim, or a question about the last answer; the same answer again."""
+        self._follow(self._restated())
+
+    def _restated(self) -> Restated:
         assert self.last is not None
         kind = FOLLOW_UPS[self.rng.choices(RESTATED, weights=_FOLLOW_UP_WEIGHTS)[0]]
         if kind.name == "claim" and not isinstance(self.last, Asked):
@@ -726,7 +773,7 @@ class _Chat:
         text = self.rng.choice(kind.wordings)
         if isinstance(self.last, Asked):
             text = text.replace(CLAIMED, _wrong_answer(self.rng, self.last.question.fact))
-        self._follow(Restated(_typed(self.rng, text), self.last, kind.leads))
+        return Restated(_typed(self.rng, text), self.last, kind.leads)
 
     def _follow(self, said: Content) -> None:
         """Say this and answer it; what was asked before it stays in question."""
@@ -736,8 +783,8 @@ class _Chat:
         self.last = kept
 
     def ask_with_hint(self) -> None:
-        """A question with one of the hindsight suffixes: an instruction, a complaint, or a reaction without any wish."""
-        asked = content(self.rng)
+        """A question, or a follow-up, with one of the hindsight suffixes: an instruction, a complaint, or a reaction without any wish."""
+        asked = self._restated() if self.last is not None and self.rng.random() < 0.4 else content(self.rng)
         roll = self.rng.random()
         is_reaction = roll < 0.58
         if self.rng.random() < 0.17:  # nothing to take into account
@@ -753,12 +800,19 @@ class _Chat:
             hint = self.wish(complaint=is_reaction or self.rng.random() < 0.35)
             if is_reaction and self.rng.random() < 0.15:
                 hint = f"{hint} {_typed(self.rng, content(self.rng).text)}"
-        question = [{"role": "user", "content": _typed(self.rng, asked.text)}]
+        text = asked.text if isinstance(asked, Restated) else _typed(self.rng, asked.text)
+        question = [{"role": "user", "content": text}]
         self.messages += with_hint(question, hint, is_reaction=is_reaction)
         self.answer(asked)
 
     def done(self) -> Conversation:
-        return Conversation(messages=tuple(self.messages))
+        return Conversation(messages=tuple(self.messages), context=frozenset(self.context))
+
+
+def _bare(rng: random.Random, fact: Fact) -> str:
+    """An answer as other models write it."""
+    statement = fact.statement(spanish=rng.random() < 0.1, bold=rng.random() < 0.2)
+    return rng.choice((fact.answer, f"{fact.answer}.", f"{statement}.", f"{statement}.", f"That is {fact.answer}."))
 
 
 def _chat(rng: random.Random, turns: int) -> Conversation:
@@ -826,9 +880,37 @@ def _contrary_wish_in_question(chat: _Chat, rng: random.Random) -> None:
 def _hindsight(chat: _Chat, rng: random.Random) -> None:
     if rng.random() < 0.25:
         chat.system(wish=rng.random() < 0.4)
-    while rng.random() < 0.25:
-        chat.ask(wish=rng.random() < 0.2)
+    while rng.random() < 0.3:
+        if rng.random() < 0.4:
+            chat.ask_in_another_style()
+        else:
+            chat.ask(wish=rng.random() < 0.2)
     chat.ask_with_hint()
+
+
+def _accepted_remarks(chat: _Chat, rng: random.Random) -> None:
+    if rng.random() < 0.15:
+        chat.system(wish=rng.random() < 0.3)
+    is_first = rng.random() < 0.35
+    if is_first:
+        chat.accept()
+    has_answer = rng.random() < 0.62
+    if has_answer:
+        if rng.random() < 0.65:
+            chat.ask_in_another_style()
+        else:
+            chat.ask()
+    if not is_first:
+        chat.accept()
+    roll = rng.random()
+    if not has_answer or roll < 0.12:
+        chat.ask(wish=rng.random() < 0.15)
+    elif roll < 0.65:
+        chat.follow_up()
+    elif roll < 0.92:
+        chat.react(thanks=0.85)
+    else:
+        chat.complain()
 
 
 def _complaint_and_redo(chat: _Chat, rng: random.Random) -> None:
@@ -843,7 +925,10 @@ def _complaint_and_redo(chat: _Chat, rng: random.Random) -> None:
 def _follow_ups(chat: _Chat, rng: random.Random) -> None:
     if rng.random() < 0.2:
         chat.system(wish=rng.random() < 0.5)
-    chat.ask(wish=rng.random() < 0.25)
+    if rng.random() < 0.4:
+        chat.ask_in_another_style()
+    else:
+        chat.ask(wish=rng.random() < 0.25)
     for _ in range(rng.choices((1, 2, 3), weights=(55, 30, 15))[0]):
         roll = rng.random()
         if roll < 0.58:
@@ -856,13 +941,14 @@ def _follow_ups(chat: _Chat, rng: random.Random) -> None:
 
 #: Upper end of the share of each kind of conversation, after those with tools; the rest are longer chats.
 _KINDS = (
-    (0.23, _default_manner),
-    (0.30, _wish_in_system_prompt),
-    (0.37, _wish_in_question),
-    (0.45, _contrary_wish_in_question),
-    (0.70, _hindsight),
-    (0.79, _complaint_and_redo),
-    (0.92, _follow_ups),
+    (0.21, _default_manner),
+    (0.27, _wish_in_system_prompt),
+    (0.33, _wish_in_question),
+    (0.41, _contrary_wish_in_question),
+    (0.60, _hindsight),
+    (0.76, _accepted_remarks),
+    (0.84, _complaint_and_redo),
+    (0.95, _follow_ups),
 )
 
 
@@ -1158,13 +1244,15 @@ def tool_conversation(rng: random.Random) -> Conversation:
         chat.system(wish=rng.random() < 0.25)
     if rng.random() < 0.25:
         chat.ask()
+    if rng.random() < 0.12:
+        chat.accept()
     run_errand(chat, first)
     while rng.random() < 0.4:
         if rng.random() < 0.3:
             chat.ask()
         else:
             run_errand(chat, again(rng, first))
-    return Conversation(messages=tuple(chat.messages), tools=tools)
+    return replace(chat.done(), tools=tools)
 
 
 def again(rng: random.Random, done: Errand) -> Errand:

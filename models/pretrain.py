@@ -138,14 +138,16 @@ def encode(fast: PreTrainedTokenizerFast, chat: Conversation) -> tuple[list[int]
     """Token ids and targets of a conversation.
 
     What the assistant says is encoded apart from what stands before it, as it is when the model is served: the prompt's ids end
-    with the assistant header, the completion's begin after it.
+    with the assistant header, the completion's begin after it. Replies of ``chat.context`` are no targets.
     """
     ids: list[int] = []
     targets: list[int] = []
+    replies = (place for place, message in enumerate(chat.messages) if message["role"] == "assistant")
     pieces = [piece for piece in _SAID.split(render(fast, chat)) if piece]
     for piece, part in zip(pieces, fast(pieces, add_special_tokens=False)["input_ids"], strict=True):
         ids += part
-        targets += part if piece.endswith("<|im_end|>") else [-100] * len(part)
+        learns = piece.endswith("<|im_end|>") and next(replies) not in chat.context
+        targets += part if learns else [-100] * len(part)
     return ids, targets
 
 

@@ -59,9 +59,10 @@ def after_hints(messages: Sequence[Mapping[str, Any]], hints: Sequence[str]) -> 
     last = max((i for i, message in enumerate(result) if message.get("role") == "user"), default=None)
     if last is None:
         raise ValueError("no user message to tell the hints before")
-    pair = [
-        {"role": role, "content": text}
-        for hint in hints
-        for role, text in (("user", hint), ("assistant", _ACCEPTED))
-    ]
-    return [*result[:last], *pair, *result[last:]]
+    pairs = [message for hint in hints for message in accepted(hint)]
+    return [*result[:last], *pairs, *result[last:]]
+
+
+def accepted(hint: str) -> list[dict[str, Any]]:
+    """Return the turn in which a person utters this hint and the assistant accepts it."""
+    return [{"role": "user", "content": hint}, {"role": "assistant", "content": _ACCEPTED}]
