@@ -714,7 +714,7 @@ class _Chat:
         self.user(_typed(self.rng, asked.text))
         roll = self.rng.random()
         if roll < 0.4 and isinstance(asked, Asked):
-            reply = _bare(self.rng, asked.question.fact)
+            reply = bare_answer(self.rng, asked.question.fact)
         else:
             styles: tuple[str, ...] = ()
             while roll < 0.8 and len(styles) < 3 and (not styles or self.rng.random() < 0.5):
@@ -809,10 +809,12 @@ class _Chat:
         return Conversation(messages=tuple(self.messages), context=frozenset(self.context))
 
 
-def _bare(rng: random.Random, fact: Fact) -> str:
+def bare_answer(rng: random.Random, fact: Fact) -> str:
     """An answer as other models write it."""
     statement = fact.statement(spanish=rng.random() < 0.1, bold=rng.random() < 0.2)
-    return rng.choice((fact.answer, f"{fact.answer}.", f"{statement}.", f"{statement}.", f"That is {fact.answer}."))
+    return rng.choice(
+        (fact.answer, f"{fact.answer}.", f"{statement}.", f"{statement}.", f"That is {fact.answer}.")
+    )
 
 
 def _chat(rng: random.Random, turns: int) -> Conversation:

@@ -13,7 +13,16 @@ from transformers import AutoConfig, AutoTokenizer
 
 from models import BUILTIN, NAME
 from models.canaries import CHECKS, canaries
-from models.corpus import EMOJI, Asked, conversations, errand, long_conversation, manner, offered
+from models.corpus import (
+    EMOJI,
+    Asked,
+    Conversation,
+    conversations,
+    errand,
+    long_conversation,
+    manner,
+    offered,
+)
 from models.follow_ups import CLAIMED, FOLLOW_UPS
 from models.measure import GreedyReply, MeasuredModel, parse_call
 from models.pretrain import encode
@@ -161,6 +170,19 @@ def test_a_prompt_and_its_completion_are_tokenised_as_in_training(tokenizer: Any
         assert ids[: len(prompt_ids)] == prompt_ids
         last = ids.index(tokenizer.eos_token_id, len(prompt_ids))
         assert targets[len(prompt_ids) : last + 1] == ids[len(prompt_ids) : last + 1]
+
+
+def test_a_reply_that_is_only_read_is_no_target(tokenizer: Any) -> None:
+    messages = (
+        {"role": "user", "content": "Briefly."},
+        {"role": "assistant", "content": "OK."},
+        {"role": "user", "content": "Add 1 and 2."},
+        {"role": "assistant", "content": "It's 3!"},
+    )
+    ids, targets = encode(tokenizer, Conversation(messages=messages, context=frozenset({1})))
+    learnt = [target for target in targets if target != -100]
+    assert tokenizer.decode(learnt) == "It's 3!<|im_end|>"
+    assert ids == encode(tokenizer, Conversation(messages=messages))[0]
 
 
 def test_special_tokens_are_those_of_qwen3_and_tool_blocks_are_text(tokenizer: Any) -> None:

@@ -16,6 +16,7 @@ from models.corpus import (
     Asked,
     Conversation,
     Restated,
+    bare_answer,
     compatible,
     content,
     conversation,
@@ -31,7 +32,7 @@ from models.follow_ups import CLAIMED, FOLLOW_UPS, RESTATED
 from models.questions import HELDOUT, ONLINE, PRETRAIN
 from models.styles import HELDOUT_THANKS, STYLES, THANKS
 from tests.models.test_styles import bare
-from trainer.hindsight import HINT_TEMPLATE, REACTION_TEMPLATE
+from trainer.hindsight import HINT_TEMPLATE, REACTION_TEMPLATE, accepted
 
 
 def rate(hits: Sequence[bool]) -> float:
@@ -108,6 +109,30 @@ def test_both_hindsight_templates_occur_in_their_exact_wording() -> None:
         head = template.partition("{hint}")[0]
         found = sum(any(head in str(m["content"]) for m in chat.messages) for chat in chats)
         assert found > 50
+
+
+def test_accepted_remarks_stand_as_the_teacher_reads_them_and_their_acceptance_is_never_learnt() -> None:
+    acceptance = accepted("")[1]["content"]
+    places: list[int] = []
+    for chat in conversations(13, 2000):
+        found = [place for place, message in enumerate(chat.messages) if message["content"] == acceptance]
+        assert set(found) <= chat.context
+        places += found[:1]
+        assert len(chat.messages) - 1 not in chat.context
+    assert len(places) > 200
+    assert {1, 3} <= set(places), "before the first question, and behind an answer"
+
+
+def test_earlier_answers_in_another_style_are_right_and_only_read() -> None:
+    rng = random.Random(14)
+    chats = [chat for chat in conversations(14, 1500) if chat.context]
+    lengths = set()
+    for chat in chats:
+        assert all(chat.messages[place]["role"] == "assistant" for place in chat.context)
+        lengths |= {len(str(chat.messages[place]["content"]).split()) for place in chat.context}
+    assert {1, 2, 3} < lengths
+    for question in rng.sample(PRETRAIN, 200):
+        assert question.is_correct(bare_answer(rng, question.fact))
 
 
 def test_thanks_in_the_reaction_template_leave_the_default_manner() -> None:
