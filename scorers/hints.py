@@ -90,8 +90,8 @@ def _classes() -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
     )
     nouns = frozenset(w for words in WORDS.values() for w in fold(words["noun"]).split())
     empty = frozenset(fold(EMPTY_ADVICE).split())
-    # "short" is also a word of praise or blame somewhere; as a wish about form it is never empty.
-    return form, (fill | empty) - form, nouns
+    # "short" is also a word of praise or blame somewhere; as a wish about form it is never empty. Nor is "talk" ("you talk too much").
+    return form, (fill | empty) - form - {"talk"}, nouns
 
 
 def content_words(text: str) -> frozenset[str]:

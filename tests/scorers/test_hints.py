@@ -74,7 +74,13 @@ def test_hints_about_something_else_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "hint",
-    ["No, it was Lutetia in 1885.", "shorter?", "Raise a ValueError instead.", "I meant Paris, Texas."],
+    [
+        "No, it was Lutetia in 1885.",
+        "shorter?",
+        "Raise a ValueError instead.",
+        "I meant Paris, Texas.",
+        "you talk too much",
+    ],
 )
 def test_a_users_own_words_cannot_leak(hint: str) -> None:
     assert reason(hint, is_reaction=True) == ""
