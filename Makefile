@@ -1,7 +1,7 @@
 # Commands for a fresh Debian/Ubuntu machine with Python 3.11+:
 #   make run        environment, migrations, then all processes on the built-in model
-#   make test       environment, then format, lint, types and the local test suite
-#   make test-all   the same with long runs and engines; CI runs this
+#   make test       environment, then format, lint, types and the local test suite (minutes)
+#   make test-all   the same with whole systems, long runs and engines; CI runs this
 # For development: `make check` (lint, types and the quick tests) and `make one T=tests/recorder/test_linking.py`.
 # The environment is created once, and updated when pyproject.toml or requirements.lock changes.
 
@@ -25,7 +25,7 @@ run: $(VENV)/.installed
 
 test: PROCESSES = 3
 test: static
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) -m "not long_run and not vllm and not tinker and not heavy_client" --durations=30 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) -m "not slow and not long_run and not vllm and not tinker and not heavy_client" --durations=30 $(ARGS)
 
 test-all: PROCESSES = 2
 test-all: static

@@ -25,7 +25,7 @@ from models import BUILTIN
 from store.settings import REPOSITORY, child_environment, read_settings
 from tests.waiting import recorded, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 QUESTIONS = ("What is the capital of France?", "Tell me the capital of Japan.", "What is 2 plus 3?")
 WEATHER: ChatCompletionToolParam = {
@@ -265,6 +265,7 @@ def test_the_record_verifies_and_each_dropped_turn_has_a_reason(stack: Stack, cl
     assert all(row["drop_reason"] for row in rows(stack, "stage = 'dropped'"))
 
 
+@pytest.mark.slow
 def test_a_backup_of_the_running_home_is_restored_with_its_turns_and_versions(
     stack: Stack, tmp_path: Path
 ) -> None:
