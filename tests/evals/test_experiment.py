@@ -45,6 +45,8 @@ from tests.evals.scripted import KEY, ScriptedPatina, answer_to, concise_reply, 
 from trainer.losses import Residual
 from trainer.step import StepPlan
 
+pytestmark = pytest.mark.slow
+
 CASE = Case(
     method="combine", user="steady", preferences=("concise",), seed=0, interactions=12, mode="fast",
     measure_every=6, questions=6, undos=4, tools=2, tabs=2, again=0, scope=0, small_talk=0,

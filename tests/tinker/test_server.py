@@ -17,6 +17,8 @@ from serving.tinker.service import close, connect, made
 from store.settings import Settings, read_settings
 from tests.tinker.running import TinkerServer
 
+pytestmark = pytest.mark.slow
+
 PROMPT, COMPLETION = [5, 17, 42, 7], [99, 99, 99]
 TOKENS = [*PROMPT, *COMPLETION]
 BETA = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8}

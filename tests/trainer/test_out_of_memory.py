@@ -16,6 +16,8 @@ from trainer.out_of_memory import DoesNotFit, attempt, in_halves, is_out_of_memo
 from trainer.policy import LocalPolicy
 from trainer.step import train
 
+pytestmark = pytest.mark.slow
+
 PLANTED = "[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory"
 
 

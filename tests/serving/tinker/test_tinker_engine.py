@@ -25,6 +25,8 @@ from store.manifest import MANIFEST, ModelDigests, build_manifest
 from store.settings import REPOSITORY, child_environment, read_settings
 from tests.tinker.running import SkyrlServer, TinkerServer
 
+pytestmark = pytest.mark.slow
+
 POLICY = "tiny"
 HI: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER: list[Any] = [

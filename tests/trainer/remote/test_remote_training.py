@@ -25,6 +25,8 @@ from trainer.remote.training_host import TrainingHost
 from trainer.remote.version_trainer import RemoteVersionTrainer
 from trainer.version_trainer import LocalVersionTrainer
 
+pytestmark = pytest.mark.slow
+
 NAME = "patina-tiny"
 
 

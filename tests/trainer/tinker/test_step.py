@@ -31,6 +31,8 @@ from trainer.step import train as train_here
 from trainer.tinker.policy import TinkerPolicy
 from trainer.tinker.step import train as train_there
 
+pytestmark = pytest.mark.slow
+
 PLAN = bare_plan(objective=Objective(alpha=0.5, top_k=20))
 QUESTIONS = ("Hi there", "What is the capital of France?", "Name a colour.")
 RATE = 1.0

@@ -29,6 +29,8 @@ from trainer.protocol import Outcome, Weights
 from trainer.tinker.policy import Saved
 from trainer.tinker.version_trainer import TinkerVersionTrainer
 
+pytestmark = pytest.mark.slow
+
 Open = Callable[..., TinkerVersionTrainer]
 
 

@@ -33,6 +33,8 @@ from trainer.policy import LocalPolicy
 from trainer.tinker.version_trainer import TinkerVersionTrainer
 from trainer.worker import MAX_FAILURES, TrainerWorker
 
+pytestmark = pytest.mark.slow
+
 POLICY = "patina-tiny"
 
 
