@@ -53,7 +53,7 @@ def test_the_demo_makes_versions_go_live_and_the_preference_hold_more_often(tmp_
     report = json.loads(numbers.read_text(encoding="utf-8"))
     assert report["sentence"] in done.stdout
     assert plot.read_bytes().startswith(b"\x89PNG")
-    assert len(report["went_live"]) >= 3
+    assert len(report["went_live"]) >= 2  # it ends once the preference holds
     assert report["status"]["drop_reasons"]["opted_out"] > 0
     before, after = report["points"][0], report["points"][-1]
     assert before["compliance"] < 0.2
