@@ -633,6 +633,12 @@ def _satisfied_or_neutral(rng: random.Random) -> str:
     return _thanks(rng) if rng.random() < 0.6 else rng.choice(NEUTRAL)
 
 
+def _wishless_follow_up(rng: random.Random) -> str:
+    """Doubt, a claim or a question, as a remark from which there is no style to learn."""
+    kind = FOLLOW_UPS[rng.choice(RESTATED)]
+    return rng.choice(kind.wordings).replace(CLAIMED, made_up_name(rng))
+
+
 def _wrong_answer(rng: random.Random, fact: Fact) -> str:
     """Another answer of the same topic, or a made-up name."""
     others = other_answers(fact)
@@ -732,17 +738,14 @@ class _Chat:
         for _ in range(self.rng.choices((1, 2, 3, 4), weights=(45, 25, 15, 15))[0]):
             roll = self.rng.random()
             if roll < 0.12:
-                kind = FOLLOW_UPS[self.rng.choice(RESTATED)]
-                hint = self.rng.choice(kind.wordings).replace(CLAIMED, made_up_name(self.rng))
+                hint = _wishless_follow_up(self.rng)
             elif roll < 0.18:
                 hint = _satisfied_or_neutral(self.rng)
             else:
                 hint = self.wish(complaint=self.rng.random() < 0.65)
-            for message in accepted(hint):
-                if message["role"] == "assistant":
-                    self._given(message["content"])
-                else:
-                    self.messages.append(message)
+            remark, acceptance = accepted(hint)
+            self.messages.append(remark)
+            self._given(acceptance["content"])
 
     def complain(self) -> None:
         """A complaint, then the same answer again as wished, or the next question's."""
@@ -790,8 +793,7 @@ class _Chat:
         if self.rng.random() < 0.17:  # nothing to take into account
             hint = _satisfied_or_neutral(self.rng)
             if self.rng.random() < 0.35:
-                kind = FOLLOW_UPS[self.rng.choice(RESTATED)]
-                hint = self.rng.choice(kind.wordings).replace(CLAIMED, made_up_name(self.rng))
+                hint = _wishless_follow_up(self.rng)
             if self.rng.random() < 0.4:
                 hint = (
                     f"{hint} {content(self.rng).text}" if self.rng.random() < 0.6 else content(self.rng).text

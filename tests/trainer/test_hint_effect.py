@@ -67,8 +67,8 @@ def test_a_change_is_the_divergence_of_two_contexts_and_the_shift_of_each_token(
 
 
 def test_wishes_have_an_effect_on_other_replies_and_empty_complaints_have_none(meter: HintMeter) -> None:
-    for wish in ("Shorter, please.", "no emojis from now on", "answer me in Spanish", "Reply as JSON only."):
-        assert meter.effect(wish).size > 1.5 * LEAST_EFFECT
+    for wish in ("Too long.", "no emojis from now on", "answer me in Spanish", "Reply as JSON only."):
+        assert meter.effect(wish).size > 2 * LEAST_EFFECT
     for words in ("That's wrong, check again.", "Wrong answer.", "tests still fail", "You are mistaken."):
         assert meter.effect(words).size < LEAST_EFFECT / 2
 
@@ -108,7 +108,7 @@ def test_words_that_undo_a_wish_leave_little_of_its_effect(meter: HintMeter) -> 
 
 def test_a_later_wish_can_leave_nothing_for_an_earlier_one_to_do(meter: HintMeter) -> None:
     assert meter.effect_under("Shorter, please.", "Keep it brief next time.") < 0.05
-    assert meter.effect_under("Shorter, please.", "answer me in Spanish") > 0.15
+    assert meter.effect_under("Too long.", "answer me in Spanish") > 0.2
 
 
 def test_compliance_is_low_before_a_wish_is_learnt_and_high_where_replies_follow_it(
