@@ -648,6 +648,8 @@ def _wrong_answer(rng: random.Random, fact: Fact) -> str:
 #: How often each of `RESTATED` occurs.
 _FOLLOW_UP_WEIGHTS = (4, 2, 4, 4)
 _PREFERENCE_WEIGHT, _OPPOSITE_WEIGHT = 3.0, 2.4
+#: Wishes whose follow-ups need most practice: the answer stands there in other tokens or words than before.
+_HARD_WISHES = {"json": 7.0, "spanish": 5.0}
 
 
 def _new_wishes(rng: random.Random, wishes: Sequence[str], *, contrary: bool) -> list[str]:
@@ -659,7 +661,10 @@ def _new_wishes(rng: random.Random, wishes: Sequence[str], *, contrary: bool) ->
             chosen.append(opposite)
     count = rng.choices((1, 2, 3), weights=(75, 21, 4))[0]
     names = list(STYLES)
-    weights = [_PREFERENCE_WEIGHT if name in PREFERENCES else _OPPOSITE_WEIGHT for name in names]
+    weights = [
+        _HARD_WISHES.get(name, _PREFERENCE_WEIGHT) if name in PREFERENCES else _OPPOSITE_WEIGHT
+        for name in names
+    ]
     for _ in range(12):
         if len(chosen) >= count:
             break
@@ -909,9 +914,9 @@ def _accepted_remarks(chat: _Chat, rng: random.Random) -> None:
     roll = rng.random()
     if not has_answer or roll < 0.12:
         chat.ask(wish=rng.random() < 0.15)
-    elif roll < 0.65:
+    elif roll < 0.72:
         chat.follow_up()
-    elif roll < 0.92:
+    elif roll < 0.94:
         chat.react(thanks=0.85)
     else:
         chat.complain()
@@ -949,7 +954,7 @@ _KINDS = (
     (0.27, _wish_in_system_prompt),
     (0.33, _wish_in_question),
     (0.41, _contrary_wish_in_question),
-    (0.60, _hindsight),
+    (0.57, _hindsight),
     (0.76, _accepted_remarks),
     (0.84, _complaint_and_redo),
     (0.95, _follow_ups),
