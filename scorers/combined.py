@@ -18,7 +18,7 @@ from scorers.classifier import Classifier, Reading, default_classifier
 from scorers.features import ends_in_question, tokens_of
 from scorers.hints import content_words, repeats_reply
 from scorers.lexicon import NEGATORS
-from scorers.other_answer import names_other_answer
+from scorers.other_answer import is_bare_number, names_other_answer
 from scorers.reactions import (
     Reaction,
     Role,
@@ -30,13 +30,17 @@ from scorers.reactions import (
     starts_task,
     without_code,
 )
-from scorers.wish_labels import EMOJI
+from scorers.wish_labels import EMOJI, label_wishes
 
 PRECISION_TABLE = Path(__file__).parent / "precision.json"
 
 #: Least precision, and least number of measured cases, with which a pattern decides alone.
 PRECISE, ENOUGH_CASES = 0.97, 12
-#: Least probability with which the classifier decides alone, chosen on the development sets (docs/scoring.md).
+#: Least probability with which the classifier decides alone: on reactions that it was not trained on, .95 of what it reads is right
+#: (research/2026-11-26-reader-labelled-rows.md).
+ALONE_COMPLAINT, ALONE_PRAISE = 0.8, 0.84
+#: ... with which it does where the words state a style (`label_wishes`) or stand in a part of their own, and with which an event may turn
+#: praise into sarcasm.
 SURE_COMPLAINT, SURE_PRAISE = 0.6, 0.68
 #: ... and before a judge is asked. What is decided with less yields to a judge that disagrees.
 CERTAIN = 0.9
@@ -63,6 +67,7 @@ _NAMED_EMOJI = re.compile(
 _LIKING = re.compile(rf"\s*(?:{lexicon.LIKING})\b", re.IGNORECASE)
 #: Whole messages: "No, that is all." and "not bad at all".
 _CLOSING = re.compile(rf"\W*(?:(?:{lexicon.DECLINING})\W+)?(?:{lexicon.CLOSING})[^\w?]*", re.IGNORECASE)
+_NO = re.compile(rf"\W*(?:{lexicon.DECLINING})\W*", re.IGNORECASE)
 _DENIED_FAULT = re.compile(rf"\W*(?:{lexicon.DENIED_FAULT})[^\w?]*", re.IGNORECASE)
 #: Stands for a quotation. The training data hide words in the same way.
 _UNKNOWN = "qxzvq"
@@ -195,7 +200,7 @@ def read_message(
     own = _own_words(text)
     reading = network.read(own, reply=reply)
     reaction = read_reaction(own, reply=reply)
-    value, confidence, source, reason = _decide(reaction, reading)
+    value, confidence, source, reason = _decide(reaction, reading, states_style=bool(label_wishes(own)))
     is_other_answer = value != 1 and reading.neither < OVERRULES and names_other_answer(text, reply, prompt)
     if is_other_answer and value is None:
         value, confidence, source = -1, OTHER_ANSWER, "rule"
@@ -215,7 +220,14 @@ def read_message(
     if value is None and (scorn := _after_excerpt(text, reply, prompt, reading, network)) is not None:
         value, confidence, source = -1, scorn, "classifier"
         reason = f"words of the reply or request repeated, then a complaint of {scorn:.2f}"
-    if value != -1 and (wish := _opening_wish(text, reply, network)) is not None:
+    if source == "classifier" and value == -1 and not is_other_answer and is_bare_number(text):
+        value, confidence, source = None, 0.0, ""
+        reason = "a number may be what is asked next"
+    if (
+        value != -1
+        and reading.neither < OVERRULES
+        and (wish := _opening_wish(text, reply, network)) is not None
+    ):
         value, confidence, source = -1, wish, "classifier"
         reason = f"classifier: complaint {wish:.2f} in a sentence of its own"
     if source == "classifier" and len(text) > _LONG and not _has_sentence(text, reply, value, network):
@@ -285,7 +297,9 @@ def _own_words(text: str) -> str:
     return unquoted if content_words(unquoted.replace(_UNKNOWN, " ")) else text
 
 
-def _decide(reaction: Reaction, reading: Reading) -> tuple[int | None, float, str, str]:
+def _decide(
+    reaction: Reaction, reading: Reading, *, states_style: bool
+) -> tuple[int | None, float, str, str]:
     likely = f"classifier: complaint {reading.complaint:.2f}, praise {reading.praise:.2f}"
     names = ", ".join(reaction.patterns)
     if reaction.value in (-1, 1):
@@ -306,9 +320,9 @@ def _decide(reaction: Reaction, reading: Reading) -> tuple[int | None, float, st
                 "rule",
                 f"pattern {names}, precise enough to decide alone",
             )
-    if reading.complaint >= SURE_COMPLAINT:
+    if reading.complaint >= (SURE_COMPLAINT if states_style else ALONE_COMPLAINT):
         return -1, reading.complaint, "classifier", likely
-    if reading.praise >= (OVERRULES if reaction.value == -1 else SURE_PRAISE):
+    if reading.praise >= (OVERRULES if reaction.value == -1 else ALONE_PRAISE):
         return 1, reading.praise, "classifier", likely
     if reaction.value is not None:
         return (
@@ -334,7 +348,9 @@ def _is_bare_no(text: str, reply: str) -> bool:
 def _no_then_wish(text: str, reply: str, network: Classifier) -> float | None:
     """Return the probability that what follows a bare "no" is a complaint: "No, answer in one word."."""
     opening, rest = _after_opening(text)
-    if not rest or not _is_bare_no(opening, reply):
+    if not rest or not (
+        _is_bare_no(opening, reply) or (_NO.fullmatch(opening) and not ends_in_question(reply))
+    ):
         return None
     complaint = network.read(rest, reply=reply).complaint
     return complaint if complaint >= SURE_COMPLAINT else None

@@ -53,6 +53,11 @@ def names_other_answer(text: str, reply: str, prompt: str) -> bool:
     return all(token[0].isupper() for token in answer) and any(not token[0].isdigit() for token in given)
 
 
+def is_bare_number(text: str) -> bool:
+    """Whether a message is nothing but a number."""
+    return _BARE_NUMBER.match(text.strip()) is not None
+
+
 def _is_other_number(text: str, reply: str, prompt: str) -> bool:
     """Whether a message is a bare number, the reply gave another one, and the request had none that could be asked about next."""
     number = _BARE_NUMBER.match(text.strip())

@@ -14,12 +14,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from models.reader.generate import PRAISE, generate
+from models.reader.labelled import REACTIONS
 from models.reader.train import SEED
 from scorers.combined import PRECISION_TABLE
 from scorers.reactions import read_reaction
 
 SAMPLES = 40_000
-HAND_WRITTEN = Path(__file__).parents[2] / "tests" / "scorers" / "unseen-first.jsonl"
+HAND_WRITTEN = REACTIONS / "unseen-first.jsonl"
 
 #: (text, reply, label -1, 0 or 1)
 Case = tuple[str, str, int]

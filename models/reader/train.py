@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from models.reader.generate import CLASSES, Sample, generate
+from models.reader.labelled import labelled_samples
 from scorers.classifier import WEIGHTS, Classifier, slots
 from scorers.features import features
 
@@ -39,7 +40,9 @@ MIXED_BATCHES = 0.3
 #: Errors on "neither" count more: a false complaint unteaches, a missed one is only missed.
 CLASS_WEIGHTS = (1.6, 1.2, 1.0, 1.0, 1.0)
 
-SAMPLES = 500_000
+SAMPLES = 400_000
+#: Copies of reactions that were labelled by hand (`models.reader.labelled`).
+LABELLED = 200_000
 HELD_OUT = 20_000
 SEED = 20_261_123
 
@@ -239,6 +242,7 @@ def report(classifier: Classifier, samples: list[Sample]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=SAMPLES)
+    parser.add_argument("--labelled", type=int, default=LABELLED, help="samples of labelled rows")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument(
         "--without",
@@ -251,6 +255,7 @@ def main() -> int:
     samples = [
         s for s in generate(arguments.samples, SEED) if s.family.partition("-")[0] != arguments.without
     ]
+    samples += labelled_samples(arguments.labelled, SEED)
     held_out = list(generate(HELD_OUT, SEED + 1))
     random.Random(SEED).shuffle(samples)
     print(f"{len(samples)} samples after {time.monotonic() - start:.0f} s", flush=True)

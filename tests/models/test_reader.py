@@ -19,6 +19,7 @@ from models.reader.generate import (
     generate,
     load_grammars,
 )
+from models.reader.labelled import labelled_samples, read_rows
 from models.reader.train import report, train, write_weights
 from scorers.classifier import Classifier
 
@@ -85,6 +86,24 @@ def test_a_grammar_has_choices_slots_and_escapes() -> None:
     assert texts == {"x slot\nend (z", "y slot\nend (z"}
     with pytest.raises(ValueError, match="no section 'C'"):
         grammar.expand("C", random.Random(0))
+
+
+def test_labelled_rows_become_samples_as_they_are_and_with_typing_noise() -> None:
+    rows = list(read_rows())
+    assert len(rows) >= 3000
+    assert all((row["verdict"] == -1) == ("class" in row) and row["verdict"] in (-1, 0, 1) for row in rows)
+    samples = list(labelled_samples(3 * len(rows) + 5, 1))
+    assert len(samples) == 3 * len(rows)
+    for row, *copies in zip(rows, *(samples[start::3] for start in range(3)), strict=True):
+        assert copies[0].text == row["text"]
+        name = {0: "neither", 1: "praise"}.get(row["verdict"]) or row["class"]
+        assert {CLASSES[copy.label] for copy in copies} == {name}
+        assert {copy.reply_asks for copy in copies} == {row.get("reply", "").endswith(("?", "? 😊"))}
+    assert (
+        sum(sample.text != row["text"] for row, sample in zip(rows, samples[2::3], strict=True))
+        > len(rows) / 2
+    )
+    assert samples == list(labelled_samples(3 * len(rows) + 5, 1))
 
 
 def test_a_small_training_run_learns_and_repeats_to_the_bit(tmp_path: Path) -> None:

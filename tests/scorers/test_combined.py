@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from models.questions import HELDOUT, ONLINE
+from models.reader.labelled import REACTIONS, read_rows
 from scorers.combined import is_precise, read_message
 
 HERE = Path(__file__).parent
@@ -17,7 +18,9 @@ REPLY = "The capital of France is **Paris**! 😊 It lies on the river Seine and
 
 
 def rows(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (HERE / name).read_text(encoding="utf-8").splitlines()]
+    path = HERE / name
+    lines = (path if path.exists() else REACTIONS / name).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def confusion(name: str) -> Counter[tuple[int, int]]:
@@ -28,12 +31,16 @@ def confusion(name: str) -> Counter[tuple[int, int]]:
     )
 
 
-#: "first" sets chose templates and thresholds. "last" sets and the earlier one were read once, afterwards.
+#: Sets that the classifier is trained on since 2026-11-26.
 SETS = ["unseen-first.jsonl", "unseen-last.jsonl", "fresh-first.jsonl", "fresh-last.jsonl"]
+LATER_SETS = ["fresh-earlier.jsonl"] + [
+    f"unseen-{name}.jsonl"
+    for name in ("nov25", "nov25-second", "nov25-third", "nov25-fourth", "nov25-fifth", "nov26-second")
+]
 
 
-@pytest.mark.parametrize("name", [*SETS, "fresh-earlier.jsonl"])
-def test_a_decided_reaction_is_nearly_always_right(name: str) -> None:
+@pytest.mark.parametrize("name", [*SETS, *LATER_SETS])
+def test_a_decided_reaction_of_a_known_set_is_nearly_always_right(name: str) -> None:
     counts = confusion(name)
     for value in (-1, 1):
         read = sum(n for (_, found), n in counts.items() if found == value)
@@ -42,26 +49,21 @@ def test_a_decided_reaction_is_nearly_always_right(name: str) -> None:
         assert counts[value, value] >= 0.8 * labelled, (value, counts)
 
 
-#: set -> least share right of what is read as a complaint and as praise, least share of the messages read as labelled.
-NEWEST = {
-    "unseen-nov25.jsonl": (0.96, 0.96, 0.9),
-    "unseen-nov25-second.jsonl": (0.95, 0.95, 0.87),
-    "unseen-nov25-third.jsonl": (0.93, 0.92, 0.74),
-    "unseen-nov25-fourth.jsonl": (0.94, 0.89, 0.84),
-    "unseen-nov25-fifth.jsonl": (0.84, 0.9, 0.7),
-    "unseen-nov26.jsonl": (0.89, 0.96, 0.78),
-}
+#: Sets that nothing was trained on: least share right of what is read as a complaint and as praise, least share read as labelled.
+HELD_OUT_SETS = {"unseen-nov26.jsonl": (0.98, 1.0, 0.81), "unseen-nov26-third.jsonl": (0.86, 0.87, 0.63)}
 
 
-@pytest.mark.parametrize("name", NEWEST)
-def test_the_newest_sets_are_read_as_their_notes_say(name: str) -> None:
-    """Harder than traffic, and below the .95 of the other sets (research/2026-11-25-reader-second.md)."""
+@pytest.mark.parametrize("name", HELD_OUT_SETS)
+def test_reactions_that_nothing_was_trained_on_are_read_as_the_note_says(name: str) -> None:
+    """Harder than traffic (research/2026-11-26-reader-labelled-rows.md)."""
     counts = confusion(name)
     complaints, praise = (sum(n for (_, found), n in counts.items() if found == v) for v in (-1, 1))
-    least_complaints, least_praise, least = NEWEST[name]
+    least_complaints, least_praise, least = HELD_OUT_SETS[name]
     assert counts[-1, -1] >= least_complaints * complaints
     assert counts[1, 1] >= least_praise * praise
     assert counts[-1, -1] + counts[0, 0] + counts[1, 1] >= least * sum(counts.values())
+    trained_on = {row["text"].casefold() for row in read_rows()}
+    assert len({row["text"].casefold() for row in rows(name)} & trained_on) <= 6  # "and Seoul?" and the like
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -279,8 +281,8 @@ def test_an_emoji_that_a_wish_is_about_is_named(text: str, hint: str) -> None:
     assert message.hint == hint
 
 
-@pytest.mark.parametrize(("text", "value"), [("thanks 😊 that helped", 1), ("great 🎉", 1), ("no 😂", 1)])
-def test_an_emoji_of_ones_own_is_left_as_it_is(text: str, value: int) -> None:
+@pytest.mark.parametrize(("text", "value"), [("thanks 😊 that helped", 1), ("great 🎉", 1), ("no 😂", None)])
+def test_an_emoji_of_ones_own_is_left_as_it_is(text: str, value: int | None) -> None:
     assert read_message(text, reply=REPLY).value == value
 
 

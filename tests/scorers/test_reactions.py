@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from models.questions import HELDOUT, ONLINE
+from models.reader.labelled import REACTIONS
 from models.styles import HELDOUT_THANKS, NEUTRAL, STYLES, THANKS
 from scorers.lexicon import ANY_LANGUAGE, PATTERNS, WORDS
 from scorers.reactions import (
@@ -23,14 +23,13 @@ from scorers.reactions import (
 from scorers.rules import opens_new_topic
 
 UTTERANCES = [
-    json.loads(line)
-    for line in (Path(__file__).parent / "utterances.jsonl").read_text(encoding="utf-8").splitlines()
+    json.loads(line) for line in (REACTIONS / "utterances.jsonl").read_text(encoding="utf-8").splitlines()
 ]
 
 
 def is_right(row: dict[str, object]) -> bool:
     reaction = read_reaction(str(row["text"]))
-    return (reaction.value or 0) == row["value"] and ("hint" not in row or reaction.hint == row["hint"])
+    return (reaction.value or 0) == row["verdict"] and ("hint" not in row or reaction.hint == row["hint"])
 
 
 @pytest.mark.parametrize("split", sorted({row["split"] for row in UTTERANCES}))
@@ -49,7 +48,7 @@ def test_no_language_falls_behind(language: str) -> None:
 
 
 def test_hardly_a_new_question_or_statement_is_called_a_complaint() -> None:
-    neutral = [row for row in UTTERANCES if row["value"] == 0]
+    neutral = [row for row in UTTERANCES if row["verdict"] == 0]
     assert len(neutral) >= 80
     false = [row["text"] for row in neutral if read_reaction(row["text"]).value == -1]
     assert len(false) <= 0.03 * len(neutral), false
@@ -58,7 +57,7 @@ def test_hardly_a_new_question_or_statement_is_called_a_complaint() -> None:
 def test_the_list_is_large_balanced_and_without_doubles() -> None:
     assert len(UTTERANCES) >= 150
     assert len({row["text"] for row in UTTERANCES}) == len(UTTERANCES)
-    counts = Counter(row["value"] for row in UTTERANCES)
+    counts = Counter(row["verdict"] for row in UTTERANCES)
     assert min(counts.values()) >= 50
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from models.reader.labelled import REACTIONS
 from models.styles import HELDOUT_THANKS, NEUTRAL, STYLES, THANKS
 from scorers.wish_labels import (
     MAX_READ,
@@ -34,8 +35,7 @@ WITHDRAWALS = [
     for line in (Path(__file__).parent / "withdrawals.jsonl").read_text(encoding="utf-8").splitlines()
 ]
 UTTERANCES = [
-    json.loads(line)
-    for line in (Path(__file__).parent / "utterances.jsonl").read_text(encoding="utf-8").splitlines()
+    json.loads(line) for line in (REACTIONS / "utterances.jsonl").read_text(encoding="utf-8").splitlines()
 ]
 STYLE_NAMES = {"concise": "shorter", "verbose": "longer", "plain": "plain_text"}
 
@@ -66,7 +66,7 @@ def test_withdrawals_in_many_languages_are_labelled_with_what_holds_instead(half
 
 def test_what_states_no_wish_is_hardly_ever_labelled() -> None:
     texts = [case["text"] for case in UNSEEN if not case["wishes"]]
-    texts += [case["text"] for case in UTTERANCES if case["value"] != -1]
+    texts += [case["text"] for case in UTTERANCES if case["verdict"] != -1]
     texts += [*THANKS, *HELDOUT_THANKS, *NEUTRAL]
     assert sum(bool(label_wishes(text)) for text in texts) <= 0.01 * len(texts)
 

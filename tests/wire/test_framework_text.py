@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from models.reader.labelled import REACTIONS
 from wire.framework_text import EVIDENCE, Form, framework_retry, quoted_share
 from wire.user_text import next_state_text
 
 DATA = Path(__file__).parent / "data"
-SCORER_DATA = Path(__file__).parents[1] / "scorers"
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -21,7 +21,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 FRAMEWORK_MESSAGES = read(DATA / "framework_messages.jsonl")
 WRAPPED_WORDS = read(DATA / "wrapped_words.jsonl")
-PEOPLE = [*read(SCORER_DATA / "unseen-first.jsonl"), *read(SCORER_DATA / "unseen-last.jsonl")]
+PEOPLE = [*read(REACTIONS / "unseen-first.jsonl"), *read(REACTIONS / "unseen-last.jsonl")]
 
 
 def test_the_files_hold_enough_of_both() -> None:
