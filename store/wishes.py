@@ -78,7 +78,7 @@ LANGUAGE_LABELS: tuple[str, ...] = tuple(language_label(code) for code in LANGUA
 #: Label -> the wording to put into a model's context.
 CANONICAL: Mapping[str, str] = MappingProxyType(
     {
-        "shorter": "Shorter, please.",
+        "shorter": "Make it shorter.",
         "longer": "Please be more detailed.",
         "no_emoji": "no emojis please",
         "emoji": "Please use some emojis.",

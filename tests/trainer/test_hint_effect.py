@@ -134,13 +134,13 @@ def test_a_hint_teaches_where_it_does_something_and_a_correction_of_the_answer_d
 ) -> None:
     turn = sampled_turn(builtin, "t", "What is the capital of France?")
     selection = HintSelection(meter, Playbook(), version=1, decode=builtin.decode)
-    wish = labelled(builtin, "Shorter, please.", "shorter")
-    assert selection.choose(wish, " Shorter, please. ", is_reaction=True).hint == "Shorter, please."
-    assert [wish.text for wish in selection.playbook.wishes] == ["Shorter, please."]
+    wish = labelled(builtin, "Too long.", "shorter")
+    assert selection.choose(wish, " Too long. ", is_reaction=True).hint == "Too long."
+    assert [wish.text for wish in selection.playbook.wishes] == ["Too long."]
     choice = selection.choose(turn, "Wrong answer.", is_reaction=True)
     assert choice.hint is None
     assert "does not act on these words" in choice.refusal
-    assert [wish.text for wish in selection.playbook.wishes] == ["Shorter, please."]
+    assert [wish.text for wish in selection.playbook.wishes] == ["Too long."]
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,10 @@ def test_what_acts_like_an_empty_complaint_on_an_unlikely_reply_teaches_nothing(
 def test_words_that_the_model_does_not_know_are_replaced_by_a_canonical_wording_of_their_wish(
     meter: HintMeter, builtin: LocalPolicy
 ) -> None:
-    turn = labelled(builtin, "kürzer bitte", "shorter")
     selection = HintSelection(meter, Playbook(), version=1, decode=builtin.decode)
-    assert selection.choose(turn, "kürzer bitte", is_reaction=True).hint == CANONICAL["shorter"]
+    for words in ("kürzer bitte", "Shorter, please."):
+        turn = labelled(builtin, words, "shorter")
+        assert selection.choose(turn, words, is_reaction=True).hint == CANONICAL["shorter"]
     known = labelled(builtin, "Keep it brief next time.", "shorter")
     choice = selection.choose(known, "Keep it brief next time.", is_reaction=True)
     assert choice.hint == "Keep it brief next time."  # the person's own words where the model acts on them
@@ -267,7 +268,7 @@ def test_small_talk_is_answered_behind_an_answer_and_taught_by_the_base_model_wi
     ("wish", "label", "words", "opposite"),
     [
         ("no emojis from now on", "no_emoji", "Emoji allowed.", "emoji"),
-        ("Shorter, please.", "shorter", "It need not be short any more.", "longer"),
+        ("Make it shorter.", "shorter", "It does not have to be short.", "longer"),
         ("Reply as JSON only.", "json", "It does not have to be JSON.", "prose"),
     ],
 )
