@@ -251,6 +251,26 @@ def label_wishes(text: str) -> tuple[str, ...]:
     return _read(text[:MAX_READ])
 
 
+#: Styles that a reply shows by its form.
+_SHOWN = {
+    "emoji": re.compile(f"[{EMOJI}]"),
+    "markdown": re.compile(r"\*\*|^#+ |^\s*[-*] ", re.MULTILINE),
+    "lists": re.compile(r"^\s*(?:[-*]|\d+[.)]) ", re.MULTILINE),
+    "json": re.compile(r"\A\s*[{[].*[\]}]\s*\Z", re.DOTALL),
+}
+
+
+def label_unmet_wishes(text: str, reply: str) -> tuple[str, ...]:
+    """Return the labels of ``text`` without those of styles that the reply has already.
+
+    "My terminal shows empty boxes where you put emoji" mentions emoji; of a reply with emoji it does not ask for them, and must not withdraw
+    the wish for none.
+    """
+    return tuple(
+        label for label in label_wishes(text) if label not in _SHOWN or not _SHOWN[label].search(reply)
+    )
+
+
 @lru_cache(maxsize=4096)
 def _read(text: str) -> tuple[str, ...]:
     weights = _weights()

@@ -16,6 +16,7 @@ from scorers.wish_labels import (
     WishWeights,
     features_of,
     fold,
+    label_unmet_wishes,
     label_wishes,
     mask_languages,
     tokens_of,
@@ -176,3 +177,20 @@ def test_weights_of_another_program_are_refused() -> None:
     weights = train(read_phrases("en shorter: too long\nen none: thanks"), epochs=1)
     with pytest.raises(ValueError, match="do not belong"):
         WishWeights.from_bytes(weights.to_bytes() + b"\0")
+
+
+@pytest.mark.parametrize(
+    ("text", "reply", "labels"),
+    [
+        ("My terminal shows empty boxes where you put emoji", "It's Paris! 🎉", ()),
+        ("You may use emojis again", "It is Paris.", ("emoji",)),
+        ("no emojis please", "It's Paris! 🎉", ("no_emoji",)),
+        ("Please use markdown.", "It's **Paris**.", ()),
+        ("Please use markdown.", "It's Paris.", ("markdown",)),
+        ("Please use bullet points.", "Buy:\n- milk\n- eggs", ()),
+        ("JSON, please.", '{"answer": "Paris"}', ()),
+        ("JSON, please.", "It's Paris [France].", ("json",)),
+    ],
+)
+def test_what_the_reply_has_already_is_not_asked_for(text: str, reply: str, labels: tuple[str, ...]) -> None:
+    assert label_unmet_wishes(text, reply) == labels

@@ -14,7 +14,7 @@ def test_edits_replace_leave_out_and_withdraw_and_a_withdrawn_wish_keeps_its_edi
     model = read_settings({}).model_path
     policy = LocalPolicy(model, rank=4, device="cpu", learning_rate=1e-4)
     training = WishTraining(policy, model, seed=0)
-    hints = {"old": "Too long.", "new": "Shorter, please."}
+    hints = {"old": "Too long.", "new": "Make it shorter."}
     turns = [
         sampled_turn(policy, turn_id, "What is 2 plus 3?", verdict={"value": -1, "hint": hint})
         for turn_id, hint in hints.items()
@@ -32,7 +32,7 @@ def test_edits_replace_leave_out_and_withdraw_and_a_withdrawn_wish_keeps_its_edi
     assert training.is_unlearning(removed)
     after = training.begin(turns, version=2, edits=removed).playbook
     assert after.wishes == ()
-    assert [one.text for one in after.withdrawn] == ["Shorter, please.", "Answer me in Spanish."]
+    assert [one.text for one in after.withdrawn] == ["Make it shorter.", "Answer me in Spanish."]
 
 
 def test_a_wish_that_is_edited_into_another_is_withdrawn_once_in_its_own_words() -> None:
@@ -43,10 +43,10 @@ def test_a_wish_that_is_edited_into_another_is_withdrawn_once_in_its_own_words()
         policy,
         "one",
         "What is 2 plus 3?",
-        verdict={"value": -1, "hint": "Shorter, please.", "wishes": ("shorter",)},
+        verdict={"value": -1, "hint": "Make it shorter.", "wishes": ("shorter",)},
     )
     wish = Wish(
-        wordings=(Wording(turn_id="one", text="Shorter, please.", labels=("shorter",)),), version=1, best=0.9
+        wordings=(Wording(turn_id="one", text="Make it shorter.", labels=("shorter",)),), version=1, best=0.9
     )
     playbook = training.begin([], version=1).playbook
     state = {**type(playbook)(wishes=(wish,)).to_json(), "unlearning_versions": 0}
@@ -58,7 +58,7 @@ def test_a_wish_that_is_edited_into_another_is_withdrawn_once_in_its_own_words()
     other = [Edit(turn_id="one", text="Answer me in Spanish.")]
     edited = training.begin([turn], version=2, edits=other).playbook
     assert [(one.text, one.best) for one in edited.wishes] == [("Answer me in Spanish.", 0.0)]
-    assert [(one.text, one.is_as_stated) for one in edited.withdrawn] == [("Shorter, please.", True)]
+    assert [(one.text, one.is_as_stated) for one in edited.withdrawn] == [("Make it shorter.", True)]
     assert training.unlearning(edited, [turn], number=2)
 
     saved = training.to_json(edited, taught=True)
