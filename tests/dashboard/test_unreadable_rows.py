@@ -13,6 +13,8 @@ from store.record import Record
 from tests.dashboard.conftest import sign_in
 from tests.making import make_turn
 
+pytestmark = pytest.mark.slow
+
 
 def damage(folder: Path, statement: str, *values: object) -> None:
     """Run a statement that changes rows of the record in a folder."""

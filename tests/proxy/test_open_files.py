@@ -17,6 +17,8 @@ from tests.proxy.conftest import KEY, Gateway, run_gateway_at
 from tests.proxy.upstream import Upstream, running
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 #: Rotates after a few exchanges.
 _SEGMENT_BYTES = 20_000
 _REQUESTS = 40

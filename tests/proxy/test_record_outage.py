@@ -24,6 +24,8 @@ from store.journal import segments
 from tests.proxy.test_main import client, process, recording, rows, write_settings
 from tests.proxy.upstream import Upstream, running
 
+pytestmark = pytest.mark.slow
+
 Json = dict[str, Any]
 
 

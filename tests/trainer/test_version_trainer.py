@@ -46,6 +46,7 @@ def thanks(policy: LocalPolicy, turn_id: str, question: str) -> ScoredTurn:
     return sampled_turn(policy, turn_id, question, verdict={"value": 1, "hint": None})
 
 
+@pytest.mark.slow
 def test_a_batch_of_thanks_rehearses_what_was_asked_for(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, has_gate=True, steps_per_batch=6)
     past = [complaint(trainer.policy, f"past-{i}", question) for i, question in enumerate(QUESTIONS)]
@@ -160,6 +161,7 @@ def test_where_nothing_passes_the_gate_for_long_each_attempt_begins_nearer_to_th
     assert (outcome.metrics["kept"], "in a row" in outcome.reason) == (1.0, False)
 
 
+@pytest.mark.slow
 def test_after_a_rollback_the_rejections_before_it_count_no_more(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     trainer._gate = ScriptedGate("facts are forgotten")  # type: ignore[assignment]  # same method
@@ -178,6 +180,7 @@ def test_a_method_without_hints_repeats_turns_as_they_were(tmp_path: Path) -> No
     assert len(trainer.draw_replay([complaint(trainer.policy, "c", QUESTIONS[2])])) == 2
 
 
+@pytest.mark.slow
 def test_the_teacher_gets_the_wishes_of_earlier_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,8 @@ from tests.trainer.test_worker import Bench
 from tests.trainer.turns import as_recorded, sampled_turn
 from trainer.version_trainer import LocalVersionTrainer
 
+pytestmark = pytest.mark.slow
+
 BASE = "patina-tiny"
 
 

@@ -17,6 +17,8 @@ from store.errors import ConfigError, UpstreamError, UpstreamTimeout, UpstreamUn
 from store.settings import Settings, read_settings
 from tests.tinker.running import TinkerServer
 
+pytestmark = pytest.mark.slow
+
 
 def settings_of(url: str = "", key: str = "") -> Settings:
     return read_settings({"tinker_base_url": url, "tinker_api_key": key})

@@ -20,6 +20,8 @@ from trainer.remote.version_trainer import RemoteVersionTrainer
 from trainer.version_trainer import LocalVersionTrainer
 from trainer.worker import make_workshop
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def modal_app() -> ModuleType:
