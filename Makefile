@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 # A file stays on one process, because its tests share a server and, in tests/e2e, its record. `make test WORKERS=` uses one process.
-# Many tests wait for other processes: two more workers use that time. `test-all`, which CI runs, has two.
+# Many tests wait for other processes: a third worker uses that time. `test-all`, which CI runs, has two.
 WORKERS ?= -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # Tests of pure code and of the store: no server, no training.
@@ -23,7 +23,7 @@ QUICK := tests/test_architecture.py tests/test_docs.py tests/store tests/cli tes
 run: $(VENV)/.installed
 	$(BIN)/python run.py --method combine $(ARGS)
 
-test: PROCESSES = 4
+test: PROCESSES = 3
 test: static
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) -m "not slow and not long_run and not vllm and not tinker and not heavy_client" --durations=30 $(ARGS)
 

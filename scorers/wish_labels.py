@@ -263,7 +263,7 @@ _SHOWN = {
 def label_unmet_wishes(text: str, reply: str) -> tuple[str, ...]:
     """Return the labels of ``text`` without those of styles that the reply has already.
 
-    "My terminal shows empty boxes where you put emoji" mentions emoji; of a reply with emoji it does not ask for them, and must not withdraw
+    "Boxes appear where you put emoji" mentions emoji; of a reply with emoji it does not ask for them, and must not withdraw
     the wish for none.
     """
     return tuple(

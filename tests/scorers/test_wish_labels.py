@@ -182,7 +182,7 @@ def test_weights_of_another_program_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "reply", "labels"),
     [
-        ("My terminal shows empty boxes where you put emoji", "It's Paris! 🎉", ()),
+        ("Boxes appear where you put emoji", "It's Paris! 🎉", ()),
         ("You may use emojis again", "It is Paris.", ("emoji",)),
         ("no emojis please", "It's Paris! 🎉", ("no_emoji",)),
         ("Please use markdown.", "It's **Paris**.", ()),
