@@ -50,7 +50,7 @@ def test_a_decided_reaction_of_a_known_set_is_nearly_always_right(name: str) -> 
 
 
 #: Sets that nothing was trained on: least share right of what is read as a complaint and as praise, least share read as labelled.
-HELD_OUT_SETS = {"unseen-nov26.jsonl": (0.98, 1.0, 0.81), "unseen-nov26-third.jsonl": (0.86, 0.87, 0.63)}
+HELD_OUT_SETS = {"unseen-nov26.jsonl": (0.98, 1.0, 0.81), "unseen-nov26-third.jsonl": (0.85, 0.88, 0.65)}
 
 
 @pytest.mark.parametrize("name", HELD_OUT_SETS)
