@@ -178,7 +178,7 @@ async def test_a_teacher_that_lies_ruins_what_nothing_guards_and_is_stopped_by_t
         assert shown["versions"][-1]["state"] == "rejected"
         assert "base" in shown["versions"][-1]["reason"]
         with open_gate():
-            for round_ in range(8):
+            for round_ in range(24):
                 await running.complain(f"open-{round_}")
                 assert await running.worker.work_once()
                 *_, newest = await running.record.adapters("patina-tiny")
@@ -187,7 +187,7 @@ async def test_a_teacher_that_lies_ruins_what_nothing_guards_and_is_stopped_by_t
                 # Not the tools: without anchors they break under honest complaints as well (docs/learning.md).
                 if after["facts"] <= 0.8 * base["facts"]:
                     return
-    pytest.fail("eight unguarded versions from a lying teacher did no harm: the plant is none")
+    pytest.fail("24 unguarded versions from a lying teacher did no harm: the plant is none")
 
 
 @pytest.fixture(scope="module")
