@@ -662,7 +662,7 @@ def _new_wishes(rng: random.Random, wishes: Sequence[str], *, contrary: bool) ->
     count = rng.choices((1, 2, 3), weights=(75, 21, 4))[0]
     names = list(STYLES)
     weights = [
-        _HARD_WISHES.get(name, _PREFERENCE_WEIGHT) if name in PREFERENCES else _OPPOSITE_WEIGHT
+        _HARD_WISHES.get(name, _PREFERENCE_WEIGHT if name in PREFERENCES else _OPPOSITE_WEIGHT)
         for name in names
     ]
     for _ in range(12):

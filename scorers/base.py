@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from scorers.hints import repeats_reply
-from scorers.wish_labels import label_unmet_wishes, label_wishes
+from scorers.wish_labels import label_wishes
 from store.lifecycle import DropReason
 from store.values import NO_SOURCE, AnsweredTurn, FollowUp, Json, NextState, Relation, Verdict
 
@@ -154,7 +154,7 @@ def compose(
         value=head.value if head else (0 if hint or follow_up else None),
         hint=hint,
         hint_is_reaction=hinting.hint_is_reaction if hinting else True,
-        wishes=_labels(hint, turn.completion.text, is_complaint=head is not None and head.value == -1),
+        wishes=label_wishes(hint or "", about=turn.completion.text if head and head.value == -1 else ""),
         follow_up=FollowUp(text=follow_up, is_question=follow_up_is_question) if follow_up else None,
         source=speaker.source if speaker else NO_SOURCE,
         confidence=speaker.confidence if speaker else 0.0,
@@ -167,12 +167,6 @@ def compose(
     if verdict.value == 0 and not hint and not follow_up:
         return verdict, DropReason.NO_SIGNAL
     return verdict, None
-
-
-def _labels(hint: str | None, reply: str, *, is_complaint: bool) -> tuple[str, ...]:
-    if not hint:
-        return ()
-    return label_unmet_wishes(hint, reply) if is_complaint else label_wishes(hint)
 
 
 def _hinting(ranked: Sequence[Opinion], head: Opinion | None) -> Opinion | None:

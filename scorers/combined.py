@@ -200,7 +200,7 @@ def read_message(
     own = _own_words(text)
     reading = network.read(own, reply=reply)
     reaction = read_reaction(own, reply=reply)
-    value, confidence, source, reason = _decide(reaction, reading, states_style=bool(label_wishes(own)))
+    value, confidence, source, reason = _decide(own, reaction, reading)
     is_other_answer = value != 1 and reading.neither < OVERRULES and names_other_answer(text, reply, prompt)
     if is_other_answer and value is None:
         value, confidence, source = -1, OTHER_ANSWER, "rule"
@@ -297,9 +297,7 @@ def _own_words(text: str) -> str:
     return unquoted if content_words(unquoted.replace(_UNKNOWN, " ")) else text
 
 
-def _decide(
-    reaction: Reaction, reading: Reading, *, states_style: bool
-) -> tuple[int | None, float, str, str]:
+def _decide(text: str, reaction: Reaction, reading: Reading) -> tuple[int | None, float, str, str]:
     likely = f"classifier: complaint {reading.complaint:.2f}, praise {reading.praise:.2f}"
     names = ", ".join(reaction.patterns)
     if reaction.value in (-1, 1):
@@ -320,7 +318,7 @@ def _decide(
                 "rule",
                 f"pattern {names}, precise enough to decide alone",
             )
-    if reading.complaint >= (SURE_COMPLAINT if states_style else ALONE_COMPLAINT):
+    if reading.complaint >= ALONE_COMPLAINT or (reading.complaint >= SURE_COMPLAINT and label_wishes(text)):
         return -1, reading.complaint, "classifier", likely
     if reading.praise >= (OVERRULES if reaction.value == -1 else ALONE_PRAISE):
         return 1, reading.praise, "classifier", likely

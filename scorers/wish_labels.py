@@ -243,32 +243,26 @@ def _weights() -> WishWeights:
     return WishWeights.from_bytes((_DATA / "wish_weights.bin").read_bytes())
 
 
-def label_wishes(text: str) -> tuple[str, ...]:
-    """Return the labels of `store.wishes` that a complaint, hint or message states; () when it states none.
-
-    A label and one that withdraws it are never both returned: a text that seems to state both states neither.
-    """
-    return _read(text[:MAX_READ])
-
-
 #: Styles that a reply shows by its form.
 _SHOWN = {
     "emoji": re.compile(f"[{EMOJI}]"),
-    "markdown": re.compile(r"\*\*|^#+ |^\s*[-*] ", re.MULTILINE),
-    "lists": re.compile(r"^\s*(?:[-*]|\d+[.)]) ", re.MULTILINE),
+    "markdown": re.compile(r"\*\*|^#+ |^[^\S\n]*[-*] ", re.MULTILINE),
+    "lists": re.compile(r"^[^\S\n]*(?:[-*]|\d+[.)]) ", re.MULTILINE),
     "json": re.compile(r"\A\s*[{[].*[\]}]\s*\Z", re.DOTALL),
 }
 
 
-def label_unmet_wishes(text: str, reply: str) -> tuple[str, ...]:
-    """Return the labels of ``text`` without those of styles that the reply has already.
+def label_wishes(text: str, *, about: str = "") -> tuple[str, ...]:
+    """Return the labels of `store.wishes` that a complaint, hint or message states; () when it states none.
 
-    "Boxes appear where you put emoji" mentions emoji; of a reply with emoji it does not ask for them, and must not withdraw
-    the wish for none.
+    A label and one that withdraws it are never both returned: a text that seems to state both states neither.
+
+    Args:
+        about: the reply that a complaint is about. It does not ask for what that has already: "Boxes appear where you put emoji", said of a
+            reply with emoji, must not withdraw the wish for none.
     """
-    return tuple(
-        label for label in label_wishes(text) if label not in _SHOWN or not _SHOWN[label].search(reply)
-    )
+    labels = _read(text[:MAX_READ])
+    return tuple(label for label in labels if label not in _SHOWN or not _SHOWN[label].search(about))
 
 
 @lru_cache(maxsize=4096)

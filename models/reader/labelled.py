@@ -18,24 +18,28 @@ from scorers.features import ends_in_question
 REACTIONS = Path(__file__).parent / "reactions"
 
 
-def read_rows(folder: Path = REACTIONS) -> Iterator[dict[str, Any]]:
-    """Yield the rows of every file, in the order of their names."""
-    for path in sorted(folder.glob("*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            yield json.loads(line)
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def labelled_samples(count: int, seed: int, folder: Path = REACTIONS) -> Iterator[Sample]:
+def read_all_rows() -> list[dict[str, Any]]:
+    """Return the rows of every file, in the order of their names."""
+    return [row for path in sorted(REACTIONS.glob("*.jsonl")) for row in read_rows(path)]
+
+
+def labelled_samples(count: int, seed: int) -> Iterator[Sample]:
     """Yield ``count`` samples at most: as many copies of each row as fit, the first as it is, the others with typing noise."""
     rng = random.Random(seed)
-    rows = list(read_rows(folder))
+    rows = read_all_rows()
     for row in rows:
-        label = {0: NEITHER, 1: PRAISE}.get(row["verdict"])
+        label = CLASSES.index(row["class"]) if row["verdict"] == -1 else (NEITHER, PRAISE)[row["verdict"]]
+        language, reply_asks = row.get("lang", ""), ends_in_question(row.get("reply", ""))
         for copy in range(count // len(rows)):
             yield Sample(
-                text=add_noise(row["text"], rng, row.get("lang", "")) if copy else row["text"],
-                label=CLASSES.index(row["class"]) if label is None else label,
-                reply_asks=ends_in_question(row.get("reply", "")),
-                language=row.get("lang", "other"),
+                text=add_noise(row["text"], rng, language) if copy else row["text"],
+                label=label,
+                reply_asks=reply_asks,
+                language=language or "other",
                 family="labelled",
             )

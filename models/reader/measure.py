@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from models.reader.generate import PRAISE, generate
-from models.reader.labelled import REACTIONS
+from models.reader.labelled import REACTIONS, read_rows
 from models.reader.train import SEED
 from scorers.combined import PRECISION_TABLE
 from scorers.reactions import read_reaction
@@ -35,8 +35,7 @@ def generated_cases(count: int = SAMPLES) -> Iterable[Case]:
 
 def hand_written_cases(path: Path = HAND_WRITTEN) -> Iterable[Case]:
     """Rows of a labelled file."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in read_rows(path):
         yield row["text"], row["reply"], row["verdict"]
 
 

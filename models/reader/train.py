@@ -10,6 +10,7 @@ import random
 import sys
 import time
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +42,8 @@ MIXED_BATCHES = 0.3
 CLASS_WEIGHTS = (1.6, 1.2, 1.0, 1.0, 1.0)
 
 SAMPLES = 400_000
-#: Copies of reactions that were labelled by hand (`models.reader.labelled`).
-LABELLED = 200_000
+#: For each of them, so many copies of reactions that were labelled by hand (`models.reader.labelled`).
+LABELLED = 0.5
 HELD_OUT = 20_000
 SEED = 20_261_123
 
@@ -242,7 +243,6 @@ def report(classifier: Classifier, samples: list[Sample]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=SAMPLES)
-    parser.add_argument("--labelled", type=int, default=LABELLED, help="samples of labelled rows")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument(
         "--without",
@@ -252,10 +252,10 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=WEIGHTS)
     arguments = parser.parse_args()
     start = time.monotonic()
-    samples = [
-        s for s in generate(arguments.samples, SEED) if s.family.partition("-")[0] != arguments.without
-    ]
-    samples += labelled_samples(arguments.labelled, SEED)
+    made = chain(
+        generate(arguments.samples, SEED), labelled_samples(round(LABELLED * arguments.samples), SEED)
+    )
+    samples = [s for s in made if s.family.partition("-")[0] != arguments.without]
     held_out = list(generate(HELD_OUT, SEED + 1))
     random.Random(SEED).shuffle(samples)
     print(f"{len(samples)} samples after {time.monotonic() - start:.0f} s", flush=True)

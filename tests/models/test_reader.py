@@ -19,7 +19,7 @@ from models.reader.generate import (
     generate,
     load_grammars,
 )
-from models.reader.labelled import labelled_samples, read_rows
+from models.reader.labelled import labelled_samples, read_all_rows
 from models.reader.train import report, train, write_weights
 from scorers.classifier import Classifier
 
@@ -89,7 +89,7 @@ def test_a_grammar_has_choices_slots_and_escapes() -> None:
 
 
 def test_labelled_rows_become_samples_as_they_are_and_with_typing_noise() -> None:
-    rows = list(read_rows())
+    rows = read_all_rows()
     assert len(rows) >= 3000
     assert all((row["verdict"] == -1) == ("class" in row) and row["verdict"] in (-1, 0, 1) for row in rows)
     samples = list(labelled_samples(3 * len(rows) + 5, 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from models.questions import HELDOUT, ONLINE
-from models.reader.labelled import REACTIONS, read_rows
+from models.reader.labelled import REACTIONS, read_all_rows, read_rows
 from scorers.combined import is_precise, read_message
 
 HERE = Path(__file__).parent
@@ -19,8 +18,7 @@ REPLY = "The capital of France is **Paris**! 😊 It lies on the river Seine and
 
 def rows(name: str) -> list[dict[str, Any]]:
     path = HERE / name
-    lines = (path if path.exists() else REACTIONS / name).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    return read_rows(path if path.exists() else REACTIONS / name)
 
 
 def confusion(name: str) -> Counter[tuple[int, int]]:
@@ -49,21 +47,35 @@ def test_a_decided_reaction_of_a_known_set_is_nearly_always_right(name: str) -> 
         assert counts[value, value] >= 0.8 * labelled, (value, counts)
 
 
-#: Sets that nothing was trained on: least share right of what is read as a complaint and as praise, least share read as labelled.
-HELD_OUT_SETS = {"unseen-nov26.jsonl": (0.98, 1.0, 0.81), "unseen-nov26-third.jsonl": (0.85, 0.88, 0.65)}
+#: Sets that nothing was trained on.
+HELD_OUT_SETS = ["unseen-nov26.jsonl", "unseen-nov26-third.jsonl"]
+#: set -> least share right of what is read as a complaint and as praise, least share of the messages read as labelled.
+NEWEST = {
+    "unseen-nov25.jsonl": (0.96, 0.96, 0.9),
+    "unseen-nov25-second.jsonl": (0.95, 0.95, 0.87),
+    "unseen-nov25-third.jsonl": (0.95, 0.95, 0.87),
+    "unseen-nov25-fourth.jsonl": (0.95, 0.95, 0.87),
+    "unseen-nov25-fifth.jsonl": (0.95, 0.95, 0.87),
+    "unseen-nov26.jsonl": (0.98, 1.0, 0.81),
+    "unseen-nov26-third.jsonl": (0.85, 0.88, 0.65),
+}
 
 
-@pytest.mark.parametrize("name", HELD_OUT_SETS)
-def test_reactions_that_nothing_was_trained_on_are_read_as_the_note_says(name: str) -> None:
-    """Harder than traffic (research/2026-11-26-reader-labelled-rows.md)."""
+@pytest.mark.parametrize("name", NEWEST)
+def test_the_newest_sets_are_read_as_their_notes_say(name: str) -> None:
+    """The held-out ones are harder than traffic (research/2026-11-26-reader-labelled-rows.md)."""
     counts = confusion(name)
     complaints, praise = (sum(n for (_, found), n in counts.items() if found == v) for v in (-1, 1))
-    least_complaints, least_praise, least = HELD_OUT_SETS[name]
+    least_complaints, least_praise, least = NEWEST[name]
     assert counts[-1, -1] >= least_complaints * complaints
     assert counts[1, 1] >= least_praise * praise
     assert counts[-1, -1] + counts[0, 0] + counts[1, 1] >= least * sum(counts.values())
-    trained_on = {row["text"].casefold() for row in read_rows()}
-    assert len({row["text"].casefold() for row in rows(name)} & trained_on) <= 6  # "and Seoul?" and the like
+
+
+def test_the_training_has_hardly_a_message_of_a_held_out_set() -> None:
+    trained_on = {row["text"].casefold() for row in read_all_rows()}
+    for name in HELD_OUT_SETS:
+        assert len({row["text"].casefold() for row in rows(name)} & trained_on) <= 4  # "ok" and the like
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 import pytest
 
 from models.questions import HELDOUT, ONLINE
-from models.reader.labelled import REACTIONS
+from models.reader.labelled import REACTIONS, read_rows
 from models.styles import HELDOUT_THANKS, NEUTRAL, STYLES, THANKS
 from scorers.lexicon import ANY_LANGUAGE, PATTERNS, WORDS
 from scorers.reactions import (
@@ -22,9 +21,7 @@ from scorers.reactions import (
 )
 from scorers.rules import opens_new_topic
 
-UTTERANCES = [
-    json.loads(line) for line in (REACTIONS / "utterances.jsonl").read_text(encoding="utf-8").splitlines()
-]
+UTTERANCES = read_rows(REACTIONS / "utterances.jsonl")
 
 
 def is_right(row: dict[str, object]) -> bool:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from models.reader.labelled import REACTIONS
+from models.reader.labelled import REACTIONS, read_rows
 from models.styles import HELDOUT_THANKS, NEUTRAL, STYLES, THANKS
 from scorers.wish_labels import (
     MAX_READ,
@@ -16,7 +15,6 @@ from scorers.wish_labels import (
     WishWeights,
     features_of,
     fold,
-    label_unmet_wishes,
     label_wishes,
     mask_languages,
     tokens_of,
@@ -25,19 +23,11 @@ from scorers.wish_training import FOLDER, main, read_phrases, train
 from store.wishes import CANONICAL, OPPOSITES
 
 #: Written before the classifier was made. The training templates can make 91 of the 373 by chance; on the other 282 precision is .985, recall .862.
-UNSEEN = [
-    json.loads(line)
-    for line in (Path(__file__).parent / "wishes.jsonl").read_text(encoding="utf-8").splitlines()
-]
+UNSEEN = read_rows(Path(__file__).parent / "wishes.jsonl")
 #: Wishes that are taken back, and texts that only look like it. The templates were chosen on the half "first"; "last" was read once,
 #: afterwards: precision 1.00, recall .97 (before: .93 and .71).
-WITHDRAWALS = [
-    json.loads(line)
-    for line in (Path(__file__).parent / "withdrawals.jsonl").read_text(encoding="utf-8").splitlines()
-]
-UTTERANCES = [
-    json.loads(line) for line in (REACTIONS / "utterances.jsonl").read_text(encoding="utf-8").splitlines()
-]
+WITHDRAWALS = read_rows(Path(__file__).parent / "withdrawals.jsonl")
+UTTERANCES = read_rows(REACTIONS / "utterances.jsonl")
 STYLE_NAMES = {"concise": "shorter", "verbose": "longer", "plain": "plain_text"}
 
 
@@ -193,4 +183,4 @@ def test_weights_of_another_program_are_refused() -> None:
     ],
 )
 def test_what_the_reply_has_already_is_not_asked_for(text: str, reply: str, labels: tuple[str, ...]) -> None:
-    assert label_unmet_wishes(text, reply) == labels
+    assert label_wishes(text, about=reply) == labels

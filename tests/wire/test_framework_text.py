@@ -8,20 +8,16 @@ from typing import Any
 
 import pytest
 
-from models.reader.labelled import REACTIONS
+from models.reader.labelled import REACTIONS, read_rows
 from wire.framework_text import EVIDENCE, Form, framework_retry, quoted_share
 from wire.user_text import next_state_text
 
 DATA = Path(__file__).parent / "data"
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-FRAMEWORK_MESSAGES = read(DATA / "framework_messages.jsonl")
-WRAPPED_WORDS = read(DATA / "wrapped_words.jsonl")
-PEOPLE = [*read(REACTIONS / "unseen-first.jsonl"), *read(REACTIONS / "unseen-last.jsonl")]
+FRAMEWORK_MESSAGES = read_rows(DATA / "framework_messages.jsonl")
+WRAPPED_WORDS = read_rows(DATA / "wrapped_words.jsonl")
+PEOPLE = [*read_rows(REACTIONS / "unseen-first.jsonl"), *read_rows(REACTIONS / "unseen-last.jsonl")]
 
 
 def test_the_files_hold_enough_of_both() -> None:
