@@ -54,6 +54,6 @@ def lora_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Adapters of the built-in model that make it say other things, as the trainer writes them."""
     folder = tmp_path_factory.mktemp("adapters")
     return [
-        make_tiny_adapter(folder / str(i), BUILTIN_FOLDER, seed=i, rank=(8, 16)[i % 2], strength=4.0)
+        make_tiny_adapter(folder / str(i), BUILTIN_FOLDER, seed=i, rank=(8, 16)[i % 2], strength=5.0)
         for i in range(1, 5)
     ]
