@@ -25,7 +25,7 @@ run: $(VENV)/.installed
 
 test: PROCESSES = 3
 test: static
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) -m "not slow and not long_run and not vllm and not tinker and not heavy_client" --durations=30 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) --hypothesis-profile=local -m "not slow and not long_run and not vllm and not tinker and not heavy_client" --durations=30 $(ARGS)
 
 test-all: PROCESSES = 2
 test-all: static

@@ -626,7 +626,7 @@ def _uttered(rng: random.Random, phrase: str) -> str:
 
 
 def _thanks(rng: random.Random) -> str:
-    return rng.choice(THANKS if rng.random() < 0.3 else FOLLOW_UPS["thanks"].wordings)
+    return rng.choice(THANKS) if rng.random() < 0.2 else FOLLOW_UPS["thanks"].draw(rng)
 
 
 def _satisfied_or_neutral(rng: random.Random) -> str:
@@ -636,7 +636,7 @@ def _satisfied_or_neutral(rng: random.Random) -> str:
 def _wishless_follow_up(rng: random.Random) -> str:
     """Doubt, a claim or a question, as a remark from which there is no style to learn."""
     kind = FOLLOW_UPS[rng.choice(RESTATED)]
-    return rng.choice(kind.wordings).replace(CLAIMED, made_up_name(rng))
+    return kind.draw(rng).replace(CLAIMED, made_up_name(rng))
 
 
 def _wrong_answer(rng: random.Random, fact: Fact) -> str:
@@ -778,7 +778,7 @@ class _Chat:
         kind = FOLLOW_UPS[self.rng.choices(RESTATED, weights=_FOLLOW_UP_WEIGHTS)[0]]
         if kind.name == "claim" and not isinstance(self.last, Asked):
             kind = FOLLOW_UPS["doubt"]
-        text = self.rng.choice(kind.wordings)
+        text = kind.draw(self.rng)
         if isinstance(self.last, Asked):
             text = text.replace(CLAIMED, _wrong_answer(self.rng, self.last.question.fact))
         return Restated(_typed(self.rng, text), self.last, kind.leads)
@@ -940,7 +940,7 @@ def _follow_ups(chat: _Chat, rng: random.Random) -> None:
         chat.ask(wish=rng.random() < 0.25)
     for _ in range(rng.choices((1, 2, 3), weights=(55, 30, 15))[0]):
         roll = rng.random()
-        if roll < 0.58:
+        if roll < 0.54:
             chat.follow_up()
         elif roll < 0.92:
             chat.react(thanks=0.9)

@@ -6,6 +6,7 @@ answer again, in the style in force, behind a short lead.
 
 from __future__ import annotations
 
+import random
 import re
 import tomllib
 from dataclasses import dataclass
@@ -22,13 +23,18 @@ class FollowUp:
     """A kind of follow-up.
 
     Attributes:
+        wordings: the readings of each pattern of the file.
         leads: what stands before the answer, by (spanish, formal), without emoji or markup; none where the reply is not the answer.
     """
 
     name: str
-    wordings: tuple[str, ...]
+    wordings: tuple[tuple[str, ...], ...]
     heldout: tuple[str, ...]
     leads: dict[tuple[bool, bool], tuple[str, ...]]
+
+    def draw(self, rng: random.Random) -> str:
+        """Any reading of any pattern: a pattern with thousands of readings is drawn as often as one with ten."""
+        return rng.choice(rng.choice(self.wordings))
 
 
 _LEADS: dict[str, dict[tuple[bool, bool], tuple[str, ...]]] = {
@@ -85,7 +91,11 @@ def _is_usable(text: str) -> bool:
 FOLLOW_UPS: dict[str, FollowUp] = {
     name: FollowUp(
         name=name,
-        wordings=tuple(filter(_is_usable, expand(*_DATA[name]["wordings"]))),
+        wordings=tuple(
+            usable
+            for pattern in _DATA[name]["wordings"]
+            if (usable := tuple(filter(_is_usable, expand(pattern))))
+        ),
         heldout=tuple(_DATA[name]["heldout"]),
         leads=leads,
     )

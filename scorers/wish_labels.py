@@ -27,11 +27,13 @@ _TABLES: Mapping[str, Mapping[str, str]] = tomllib.loads(
 )
 #: What the classifier decides, in the order of its weights.
 OUTPUTS: tuple[str, ...] = (*STYLE_LABELS, "want_language", "unwant_language")
-#: An output counts from this probability on.
-THRESHOLD = 0.8
+#: An output counts from this probability on ...
+THRESHOLD = 0.85
+#: ... and a label from this one on where the text has none of its concepts.
+THRESHOLD_WITHOUT_CONCEPT = 0.93
 #: A language that is not wanted counts from this one on: what is wanted instead is only inferred.
 UNWANTED_THRESHOLD = 0.9
-#: A label counts only in a text with one of these concepts: a wish that names nothing of the kind is not read.
+#: The concepts of a label: a text with none of them has to be surer to state it.
 _TOPICS: Mapping[str, frozenset[str]] = {
     label: frozenset(concepts.split())
     for labels, concepts in {
@@ -292,7 +294,7 @@ def _read_part(text: str, weights: WishWeights) -> set[str]:
             found |= {
                 label
                 for label, value in zip(STYLE_LABELS, p, strict=False)
-                if value >= THRESHOLD and topics & _TOPICS[label]
+                if value >= (THRESHOLD if topics & _TOPICS[label] else THRESHOLD_WITHOUT_CONCEPT)
             }
         if codes and p[-2] >= THRESHOLD:
             found.add(language_label(codes[index]))

@@ -1,13 +1,16 @@
 """Train the wish classifier: ``python -m scorers.wish_training`` writes ``scorers/data/wish_weights.bin``, in about a minute of one core.
 
 Texts are made of ``scorers/data/wish_phrases.txt``: phrases in 17 languages, alone and in pairs (two wishes; a wish and a sentence that
-states none), some in lower case, without accents or with a typo. Logistic regression by Adagrad in one fixed order, without threads:
+states none), some in lower case, without accents or with a typo; and of ``scorers/data/wish_rows.jsonl``: messages labelled by hand, which
+say what the phrases leave out, copied `ROW_COPIES` times; and of the reader's labelled reactions that complain about nothing, which state no
+wish. Logistic regression by Adagrad in one fixed order, without threads:
 the same program gives the same bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import re
 import sys
@@ -28,7 +31,10 @@ from scorers.wish_labels import (
     WishWeights,
     features_of,
     fold,
+    mask_languages,
+    point_at,
 )
+from store.wishes import LANGUAGE_LABELS, STYLE_LABELS, language_label
 
 FOLDER = Path(__file__).parent / "data"
 SEED = 17
@@ -36,6 +42,8 @@ SEED = 17
 PER_LINE = {True: 260, False: 1300}
 #: English has most forms, so each of its lines gives so many times as many.
 ENGLISH_SHARE = 6
+#: Texts a labelled message gives, and one that states no wish.
+ROW_COPIES, REACTION_COPIES = 40, 8
 MIN_COUNT = 3
 MAX_FEATURES = 32_000
 EPOCHS = 8
@@ -92,6 +100,46 @@ def read_phrases(text: str) -> list[Phrases]:
     return found
 
 
+def read_rows(text: str) -> list[tuple[str, frozenset[str]]]:
+    """Return (text, labels) of each line ``{"text", "labels"}``, the labels those of `store.wishes`.
+
+    Raises:
+        ValueError: a label that is none.
+    """
+    rows = []
+    for line in text.splitlines():
+        row = json.loads(line)
+        labels = frozenset(row["labels"])
+        if unknown := labels - {*STYLE_LABELS, *LANGUAGE_LABELS}:
+            raise ValueError(f"no label {sorted(unknown)}: {row['text']}")
+        rows.append((row["text"], labels))
+    return rows
+
+
+def read_reactions(folder: Path) -> list[tuple[str, frozenset[str]]]:
+    """Return the reactions of a folder's files that are no complaints, each without a label."""
+    rows = (
+        json.loads(line)
+        for path in sorted(folder.glob("*.jsonl"))
+        if path.name != "utterances.jsonl"  # the tests of the labels read it
+        for line in path.read_text(encoding="utf-8").splitlines()
+    )
+    return [(row["text"], frozenset()) for row in rows if row["verdict"] != -1]
+
+
+def row_texts(
+    rows: list[tuple[str, frozenset[str]]], copies: int, rng: random.Random
+) -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield copies of the rows with typing noise, languages masked: a text that names two languages is asked about each."""
+    for text, labels in rows:
+        styles = labels & frozenset(STYLE_LABELS)
+        for copy in range(copies):
+            masked, codes = mask_languages(roughened(text, rng) if copy else text)
+            for index in range(max(1, len(codes))):
+                wanted = {language_label(code) for code in codes[index : index + 1]} & labels
+                yield point_at(masked, index), styles | ({"want_language"} if wanted else frozenset())
+
+
 def written(pattern: str, rng: random.Random) -> str:
     """Return one reading of a pattern."""
     text = _CHOICE.sub(lambda m: rng.choice(m[1].split("/")), pattern)
@@ -145,17 +193,28 @@ def texts(lines: list[Phrases], rng: random.Random) -> Iterator[tuple[str, froze
                     yield roughened(f"{text}{middle}{other}", rng), labels | more
 
 
-def train(lines: list[Phrases], *, seed: int = SEED, epochs: int = EPOCHS) -> WishWeights:
-    """Return the weights learnt from these phrases."""
+def train(
+    lines: list[Phrases],
+    rows: list[tuple[str, frozenset[str]]] | None = None,
+    reactions: list[tuple[str, frozenset[str]]] | None = None,
+    *,
+    seed: int = SEED,
+    epochs: int = EPOCHS,
+) -> WishWeights:
+    """Return the weights learnt from these phrases, labelled messages, and reactions without a label."""
     rng = random.Random(seed)
-    examples = list(texts(lines, rng))
+    examples = [
+        *texts(lines, rng),
+        *row_texts(rows or [], ROW_COPIES, rng),
+        *row_texts(reactions or [], REACTION_COPIES, rng),
+    ]
     rng.shuffle(examples)
     features = [features_of(fold(text)) for text, _ in examples]
     counts = Counter(key for row in features for key in row)
     common = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_FEATURES]
     keys = np.array(sorted(key for key, count in common if count >= MIN_COUNT), np.uint32)
     place = {int(key): index for index, key in enumerate(keys)}
-    rows = [np.array([place[key] for key in row if key in place], np.int64) for row in features]
+    known = [np.array([place[key] for key in row if key in place], np.int64) for row in features]
     targets = np.array([[name in labels for name in OUTPUTS] for _, labels in examples], np.float64)
     values = np.zeros((len(keys), len(OUTPUTS)))
     bias = np.full(len(OUTPUTS), -3.0)
@@ -164,12 +223,12 @@ def train(lines: list[Phrases], *, seed: int = SEED, epochs: int = EPOCHS) -> Wi
     order = np.random.default_rng(seed)
     for epoch in range(epochs):
         rate = RATE * (1 - epoch / epochs)
-        shuffled = order.permutation(len(rows))
-        for start in range(0, len(rows), BATCH):
+        shuffled = order.permutation(len(known))
+        for start in range(0, len(known), BATCH):
             chosen = [int(i) for i in shuffled[start : start + BATCH]]
-            slope = _slope([rows[i] for i in chosen], targets[chosen], values, bias)
-            flat = np.concatenate([rows[i] for i in chosen])
-            lengths = [len(rows[i]) for i in chosen]
+            slope = _slope([known[i] for i in chosen], targets[chosen], values, bias)
+            flat = np.concatenate([known[i] for i in chosen])
+            lengths = [len(known[i]) for i in chosen]
             used, inverse = np.unique(flat, return_inverse=True)
             spread = np.repeat(slope, lengths, axis=0)
             gradient = np.stack(
@@ -204,9 +263,15 @@ def _slope(
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scorers.wish_training", description=__doc__)
     parser.add_argument("--phrases", type=Path, default=FOLDER / "wish_phrases.txt")
+    parser.add_argument("--rows", type=Path, default=FOLDER / "wish_rows.jsonl")
+    parser.add_argument("--reactions", type=Path, default=FOLDER.parents[1] / "models/reader/reactions")
     parser.add_argument("--out", type=Path, default=FOLDER / "wish_weights.bin")
     options = parser.parse_args(argv)
-    weights = train(read_phrases(options.phrases.read_text(encoding="utf-8")))
+    weights = train(
+        read_phrases(options.phrases.read_text(encoding="utf-8")),
+        read_rows(options.rows.read_text(encoding="utf-8")),
+        read_reactions(options.reactions),
+    )
     data = weights.to_bytes()
     options.out.write_bytes(data)
     print(f"{len(weights.keys)} features, {len(data)} bytes: {options.out}")

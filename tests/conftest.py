@@ -21,6 +21,7 @@ hypothesis_settings.register_profile(
     "tests", hypothesis_settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 hypothesis_settings.register_profile("quick", hypothesis_settings.get_profile("tests"), max_examples=10)
+hypothesis_settings.register_profile("local", hypothesis_settings.get_profile("tests"), max_examples=30)
 hypothesis_settings.load_profile("tests")
 
 

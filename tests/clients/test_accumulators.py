@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from store.settings import child_environment
 from tests.clients.packages import npm
 from tests.clients.test_clients import HERE, NODE
+from tests.examples import examples
 from tests.wire.test_responses_api import REPLIES, TURN, stream_of, synthesizer
 from wire.api_translation import StreamTranslator
 from wire.messages_api.reply import MessageSynthesizer
@@ -66,7 +67,7 @@ def translated(made: Any, reply: dict[str, Any], sizes: list[int]) -> bytes:
     return out + translator.feed(stream_of(reply, sizes)) + translator.close()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(reply=REPLIES, sizes=st.lists(st.integers(0, 5), max_size=5), cuts=CUTS)
 def test_the_node_sdk_accumulates_a_response(
     accumulate: Accumulate, reply: dict[str, Any], sizes: list[int], cuts: list[int]
@@ -87,7 +88,7 @@ def shown(item: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(reply=REPLIES, sizes=st.lists(st.integers(0, 5), max_size=5), cuts=CUTS)
 def test_the_node_sdk_accumulates_a_message(
     accumulate: Accumulate, reply: dict[str, Any], sizes: list[int], cuts: list[int]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from itertools import chain
 
 import pytest
 
@@ -145,7 +146,7 @@ def test_earlier_answers_in_another_style_are_right_and_only_read(chats: list[Co
 
 def test_thanks_in_the_reaction_template_leave_the_default_manner() -> None:
     rng = random.Random(6)
-    praise = {bare(text) for text in (*THANKS, *FOLLOW_UPS["thanks"].wordings)} - {""}
+    praise = {bare(text) for text in (*THANKS, *chain(*FOLLOW_UPS["thanks"].wordings))} - {""}
     replies: list[str] = []
     while len(replies) < 60:
         chat = conversation(rng)
@@ -221,7 +222,7 @@ def test_every_kind_of_follow_up_occurs_in_the_text_and_its_heldout_wordings_nev
     said = "".join(f"\n {text} " for text in texts)
     starts = {" ".join(words[:end]) for words in map(str.split, texts) for end in range(1, len(words) + 1)}
     for kind in FOLLOW_UPS.values():
-        heads = {bare(text.partition(CLAIMED)[0]) for text in kind.wordings} - {""}
+        heads = {bare(text.partition(CLAIMED)[0]) for text in chain(*kind.wordings)} - {""}
         assert len(heads & starts) >= 20, kind.name
         assert len(kind.heldout) >= 8
         for heldout in kind.heldout:
@@ -232,6 +233,6 @@ def test_every_kind_of_follow_up_occurs_in_the_text_and_its_heldout_wordings_nev
 def test_no_wording_of_a_follow_up_is_one_that_the_evaluations_use() -> None:
     probes = {bare(text) for texts in WORDINGS.values() for text in texts}
     probes |= {bare(text) for text in (*every_wording(), *HELDOUT_THANKS)}
-    taught = {bare(text) for kind in FOLLOW_UPS.values() for text in kind.wordings}
+    taught = {bare(text) for kind in FOLLOW_UPS.values() for text in chain(*kind.wordings)}
     assert not probes & taught
     assert not taught & {bare(text) for style in STYLES.values() for text in style.heldout_complaints}

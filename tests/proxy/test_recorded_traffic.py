@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from store.errors import WireError
+from tests.examples import examples
 from tests.proxy.conftest import Gateway
 from tests.proxy.test_malformed_traffic import anything, requests
 from tests.proxy.test_relay import chat, get, post
@@ -104,7 +105,7 @@ def test_a_reply_of_any_content_is_recorded(gateway: Gateway, name: str, reply: 
     assert json.dumps(row)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(bodies=st.lists(requests | anything, min_size=1, max_size=6))
 def test_requests_of_any_shape_are_recorded_or_not_announced(
     gateway: Gateway, record_file: Path, bodies: list[Any]
@@ -123,7 +124,7 @@ def test_requests_of_any_shape_are_recorded_or_not_announced(
     assert (status["proxy"]["unrecorded"], status["store"]["lost"]) == (0, 0)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(body=requests)
 def test_what_is_read_of_a_body_survives_the_journal(body: Any) -> None:
     try:

@@ -27,6 +27,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.proxy.conftest import KEY, Gateway, run_gateway_at
 from tests.proxy.raw_http import HOP, Cut, Request, Seen, Step, Until, WireUpstream, answer, exchange
 
@@ -271,7 +272,7 @@ styles = st.builds(
     ping=st.sampled_from([b"", b"", b": ping\n\n", b":\n", b"event: ping\ndata: {}\n\n", b"id: 7\nretry: 3\n\n"]),
 )  # fmt: skip
 many = settings(
-    max_examples=80,
+    max_examples=examples(80),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
@@ -373,7 +374,7 @@ def test_streams(
     assert_only_added(asked.body, passed.body)
 
 
-@settings(many, max_examples=60)
+@settings(many, max_examples=examples(60))
 @given(
     says=st.lists(messages, min_size=1, max_size=2),
     style=styles,
@@ -410,7 +411,7 @@ def assert_only_added(sent: bytes, passed: bytes) -> None:
         assert passed.endswith(sent[start:])
 
 
-@settings(many, max_examples=60)
+@settings(many, max_examples=examples(60))
 @given(
     status=st.sampled_from([400, 401, 402, 403, 404, 409, 413, 415, 422, 429, 500, 502, 503, 504, 529]),
     body=st.binary(max_size=60) | st.sampled_from([b'{"error":{"message":"slow down","code":null}}', b"<html>oops</html>", b""]),
@@ -479,7 +480,7 @@ def test_everything_else(
     assert passed.body == (body if isinstance(body, bytes) else b"".join(body or []))
 
 
-@settings(many, max_examples=30)
+@settings(many, max_examples=examples(30))
 @given(
     pieces=st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=4),
     framing=st.sampled_from(["length", "chunked"]),

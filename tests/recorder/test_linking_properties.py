@@ -20,6 +20,7 @@ from recorder.linking import TurnLink, link
 from recorder.turn_index import TurnIndex
 from recorder.turns import build_turns
 from store.values import Relation, TurnKind
+from tests.examples import examples
 
 Message = dict[str, Any]
 
@@ -342,7 +343,7 @@ STEPS = st.lists(
 )
 CLIENTS = st.lists(st.tuples(st.sampled_from(HABITS), st.sampled_from(SYSTEMS)), min_size=4, max_size=4)
 FIRST = st.lists(st.sampled_from(OPENINGS), min_size=4, max_size=4)
-MANY = settings(max_examples=150)
+MANY = settings(max_examples=examples(150))
 
 
 def talks_of(clients: Sequence[Any], prefix: str = "") -> list[Talk]:

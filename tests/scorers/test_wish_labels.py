@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from models.reader.labelled import REACTIONS, read_rows
+from models.reader.labelled import REACTIONS
+from models.reader.labelled import read_rows as read_jsonl
 from models.styles import HELDOUT_THANKS, NEUTRAL, STYLES, THANKS
 from scorers.wish_labels import (
     MAX_READ,
@@ -17,17 +18,20 @@ from scorers.wish_labels import (
     fold,
     label_wishes,
     mask_languages,
+    point_at,
     tokens_of,
 )
-from scorers.wish_training import FOLDER, main, read_phrases, train
+from scorers.wish_training import FOLDER, main, read_phrases, read_rows, train
 from store.wishes import CANONICAL, OPPOSITES
 
 #: Written before the classifier was made. The training templates can make 91 of the 373 by chance; on the other 282 precision is .985, recall .862.
-UNSEEN = read_rows(Path(__file__).parent / "wishes.jsonl")
+UNSEEN = read_jsonl(Path(__file__).parent / "wishes.jsonl")
+#: Free and indirect wordings by another author than the labelled messages of the training (one threshold was chosen with them in sight).
+FREE = read_jsonl(Path(__file__).parent / "wishes-nov26.jsonl")
 #: Wishes that are taken back, and texts that only look like it. The templates were chosen on the half "first"; "last" was read once,
 #: afterwards: precision 1.00, recall .97 (before: .93 and .71).
-WITHDRAWALS = read_rows(Path(__file__).parent / "withdrawals.jsonl")
-UTTERANCES = read_rows(REACTIONS / "utterances.jsonl")
+WITHDRAWALS = read_jsonl(Path(__file__).parent / "withdrawals.jsonl")
+UTTERANCES = read_jsonl(REACTIONS / "utterances.jsonl")
 STYLE_NAMES = {"concise": "shorter", "verbose": "longer", "plain": "plain_text"}
 
 
@@ -45,6 +49,14 @@ def test_unseen_wordings_are_labelled_with_high_precision() -> None:
     precision, recall = precision_and_recall([(case["text"], set(case["wishes"])) for case in UNSEEN])
     assert precision >= 0.97
     assert recall >= 0.85
+
+
+def test_free_wordings_are_labelled_with_high_precision() -> None:
+    precision, recall = precision_and_recall([(case["text"], set(case["wishes"])) for case in FREE])
+    assert precision >= 0.94
+    assert recall >= 0.8
+    trained_on = {text.casefold() for text, _ in read_rows((FOLDER / "wish_rows.jsonl").read_text("utf-8"))}
+    assert not {case["text"].casefold() for case in (*FREE, *UNSEEN, *WITHDRAWALS)} & trained_on
 
 
 @pytest.mark.parametrize("half", ["first", "last"])
@@ -146,14 +158,29 @@ def test_training_gives_the_same_bytes_twice_and_learns_the_phrases(tmp_path: Pa
         "en none: {thanks/hello there/what is this}\n",
         encoding="utf-8",
     )
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        '{"text": "make it snappy", "labels": ["shorter"]}\n{"text": "en español", "labels": ["spanish"]}\n',
+        encoding="utf-8",
+    )
+    reactions = tmp_path / "reactions"
+    reactions.mkdir()
+    (reactions / "some.jsonl").write_text('{"text": "well done", "verdict": 1}\n', encoding="utf-8")
     outs = [tmp_path / "a", tmp_path / "b"]
+    given = ["--phrases", str(phrases), "--rows", str(rows), "--reactions", str(reactions)]
     for out in outs:
-        assert main(["--phrases", str(phrases), "--out", str(out)]) == 0
+        assert main([*given, "--out", str(out)]) == 0
     assert outs[0].read_bytes() == outs[1].read_bytes()
     weights = WishWeights.from_bytes(outs[0].read_bytes())
     shorter = weights.probabilities(features_of(fold("shorter please")))
     assert shorter[OUTPUTS.index("shorter")] > 0.9
     assert shorter[OUTPUTS.index("no_emoji")] < 0.1
+    snappy = weights.probabilities(features_of(fold("make it snappy")))
+    assert snappy[OUTPUTS.index("shorter")] > 0.9
+    spanish = weights.probabilities(features_of(point_at(mask_languages("en español")[0], 0)))
+    assert spanish[OUTPUTS.index("want_language")] > 0.9
+    thanks = weights.probabilities(features_of(fold("well done")))
+    assert max(thanks) < 0.1
 
 
 def test_a_line_of_phrases_that_cannot_be_read_is_refused() -> None:
@@ -161,6 +188,8 @@ def test_a_line_of_phrases_that_cannot_be_read_is_refused() -> None:
         read_phrases("en shorter too long")
     with pytest.raises(ValueError, match="no label"):
         read_phrases("en louder: speak up")
+    with pytest.raises(ValueError, match="no label"):
+        read_rows('{"text": "speak up", "labels": ["louder"]}')
 
 
 def test_weights_of_another_program_are_refused() -> None:
@@ -172,7 +201,7 @@ def test_weights_of_another_program_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "reply", "labels"),
     [
-        ("Boxes appear where you put emoji", "It's Paris! 🎉", ()),
+        ("You may use emojis again", "It's Paris! 🎉", ()),
         ("You may use emojis again", "It is Paris.", ("emoji",)),
         ("no emojis please", "It's Paris! 🎉", ("no_emoji",)),
         ("Please use markdown.", "It's **Paris**.", ()),

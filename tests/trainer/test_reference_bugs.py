@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store.errors import AlignmentError
+from tests.examples import examples
 from tests.trainer.batches import largest, make_batch, run
 from trainer.advantages import (
     SessionTurn,
@@ -206,7 +207,7 @@ def test_a07_two_temperatures_make_an_identical_model_seem_to_disagree() -> None
     assert shift.mean() > 0.1
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     supports=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=4),
     seed=st.integers(0, 1000),

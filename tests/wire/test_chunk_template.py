@@ -17,6 +17,7 @@ from proxy.relay import ChatRelay, RelayCounters, _Exchange
 from store.errors import UpstreamError
 from store.hashing import exact_json
 from store.values import Json
+from tests.examples import examples
 from wire import reply_strip
 from wire.chat_request import Injection, parse_chat
 from wire.chunk_template import derive_template
@@ -159,7 +160,7 @@ odd = st.sampled_from(
 streams = st.lists(plain.map(event) | plain.map(event) | odd, max_size=14)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     events=streams,
     cuts=st.lists(st.floats(0, 1), max_size=6),

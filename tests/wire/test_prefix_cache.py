@@ -14,6 +14,7 @@ from recorder.canonical import body_key, parse_history
 from recorder.turns import request_parameters
 from store.errors import WireError
 from store.values import Json
+from tests.examples import examples
 from wire.chat_request import parse_chat
 from wire.prefix_cache import MAX_BYTES, MIN_BYTES, PrefixCache
 
@@ -74,7 +75,7 @@ members = st.dictionaries(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     leading_members=members,
     back=members,

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recorder.evidence import FORMS, MACHINES, READ_CHARS, TOPICS, find_words
+from tests.examples import examples
 from wire.framework_text import EVIDENCE
 from wire.regex_prefilter import PatternSet, required_literals
 
@@ -44,7 +45,7 @@ _WORDS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.lists(st.sampled_from(_WORDS), max_size=25))
 def test_the_literals_leave_out_no_pattern_that_matches(asked: list[str]) -> None:
     text = " ".join(asked)
@@ -53,7 +54,7 @@ def test_the_literals_leave_out_no_pattern_that_matches(asked: list[str]) -> Non
         assert (pattern.code in find_words(text)) == matches, pattern.code
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.sampled_from([e.example for e in EVIDENCE]), max_size=3), st.booleans())
 def test_the_literals_leave_out_no_form_of_a_framework(examples: list[str], is_upper: bool) -> None:
     text = "\n".join(examples)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.vllm.gpu_arbiter import Action, GpuArbiter, GpuPhase
+from tests.examples import examples
 
 
 def test_requests_in_flight_end_before_the_engine_sleeps() -> None:
@@ -197,7 +198,7 @@ class DeviceModel:
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_over_any_order_of_events_the_device_has_one_user_and_no_request_is_lost(seed: int) -> None:
     device = DeviceModel(seed)
     for _ in range(120):
