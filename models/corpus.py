@@ -649,7 +649,7 @@ def _wrong_answer(rng: random.Random, fact: Fact) -> str:
 _FOLLOW_UP_WEIGHTS = (4, 2, 4, 4)
 _PREFERENCE_WEIGHT, _OPPOSITE_WEIGHT = 3.0, 2.4
 #: Wishes whose follow-ups need most practice: the answer stands there in other tokens or words than before.
-_HARD_WISHES = {"json": 7.0, "spanish": 5.0}
+_HARD_WISHES = {"json": 8.0, "spanish": 5.0}
 
 
 def _new_wishes(rng: random.Random, wishes: Sequence[str], *, contrary: bool) -> list[str]:

@@ -116,7 +116,7 @@ def test_both_hindsight_templates_occur_in_their_exact_wording(chats: list[Conve
     for template in (HINT_TEMPLATE, REACTION_TEMPLATE):
         head = template.partition("{hint}")[0]
         found = sum(any(head in str(m["content"]) for m in chat.messages) for chat in chats)
-        assert found > 180
+        assert found > 150  # 191 expected for the rarer one, standard deviation 13
 
 
 def test_accepted_remarks_stand_as_the_teacher_reads_them_and_their_acceptance_is_never_learnt(
