@@ -39,8 +39,9 @@ PRECISE, ENOUGH_CASES = 0.97, 12
 #: Least probability with which the classifier decides alone: on reactions that it was not trained on, .95 of what it reads is right
 #: (research/2026-11-26-reader-labelled-rows.md).
 ALONE_COMPLAINT, ALONE_PRAISE = 0.8, 0.84
-#: ... with which it does where the words state a style (`label_wishes`) or stand in a part of their own, and with which an event may turn
-#: praise into sarcasm.
+#: ... with which it does where the words state a style (`label_wishes`); a task that names a style ("a JSON schema for a user") is below.
+STATED_COMPLAINT = 0.45
+#: ... with which it does where they stand in a part of their own, and with which an event may turn praise into sarcasm.
 SURE_COMPLAINT, SURE_PRAISE = 0.6, 0.68
 #: ... and before a judge is asked. What is decided with less yields to a judge that disagrees.
 CERTAIN = 0.9
@@ -318,7 +319,7 @@ def _decide(text: str, reaction: Reaction, reading: Reading) -> tuple[int | None
                 "rule",
                 f"pattern {names}, precise enough to decide alone",
             )
-    if reading.complaint >= ALONE_COMPLAINT or (reading.complaint >= SURE_COMPLAINT and label_wishes(text)):
+    if reading.complaint >= ALONE_COMPLAINT or (reading.complaint >= STATED_COMPLAINT and label_wishes(text)):
         return -1, reading.complaint, "classifier", likely
     if reading.praise >= (OVERRULES if reaction.value == -1 else ALONE_PRAISE):
         return 1, reading.praise, "classifier", likely

@@ -72,6 +72,27 @@ def test_the_newest_sets_are_read_as_their_notes_say(name: str) -> None:
     assert counts[-1, -1] + counts[0, 0] + counts[1, 1] >= least * sum(counts.values())
 
 
+def test_wishes_in_free_words_are_mostly_read_as_complaints() -> None:
+    reply = "It's **Paris**! 🎉 That's something lots of people ask me about, so don't worry!"
+    wishes = [row for row in read_rows(Path(__file__).parent / "wishes-nov26.jsonl") if row["wishes"]]
+    found = sum(read_message(row["text"], reply=reply).value == -1 for row in wishes)
+    assert found >= 0.84 * len(wishes)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        "Can you write a JSON schema for a user?",
+        "Write me a formal letter to my landlord",
+        "What is the capital of Peru? Answer in Spanish.",
+        "Can you turn this into bullet points? milk, eggs, bread",
+        "Please write the release notes in Markdown",
+    ],
+)
+def test_a_task_that_names_a_style_is_no_complaint(task: str) -> None:
+    assert read_message(task, reply="It's **Paris**! 🎉").value != -1
+
+
 def test_the_training_has_hardly_a_message_of_a_held_out_set() -> None:
     trained_on = {row["text"].casefold() for row in read_all_rows()}
     for name in HELD_OUT_SETS:
