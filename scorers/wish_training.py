@@ -137,7 +137,10 @@ def row_texts(
             masked, codes = mask_languages(roughened(text, rng) if copy else text)
             for index in range(max(1, len(codes))):
                 wanted = {language_label(code) for code in codes[index : index + 1]} & labels
-                yield point_at(masked, index), styles | ({"want_language"} if wanted else frozenset())
+                # "English" of a text that names other languages only is what is left: it wants none of them.
+                unwanted = "english" in labels and codes and "en" not in codes
+                language = {"want_language"} if wanted else {"unwant_language"} if unwanted else set[str]()
+                yield point_at(masked, index), styles | language
 
 
 def written(pattern: str, rng: random.Random) -> str:
