@@ -18,6 +18,9 @@ QUICK := tests/test_architecture.py tests/test_docs.py tests/store tests/cli tes
 	tests/scorers/test_reactions.py tests/scorers/test_parse.py tests/trainer/test_advantages.py tests/trainer/test_losses.py \
 	tests/trainer/test_playbook.py tests/trainer/test_batch.py
 
+# Where the environment forbids byte code, each process that a test starts would compile every module again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: run test test-all check static one clean
 
 run: $(VENV)/.installed

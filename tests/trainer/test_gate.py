@@ -275,6 +275,7 @@ def distil(
     policy.apply_gradients()
 
 
+@pytest.mark.long_run
 def test_a_preference_passes_on_the_whole_way_to_replies_of_half_the_length(
     builtin: LocalPolicy, gate: Gate
 ) -> None:
@@ -295,6 +296,7 @@ def test_a_hundredfold_learning_rate_is_caught(builtin: LocalPolicy, gate: Gate)
     assert gate.examine(builtin).rejected != ()
 
 
+@pytest.mark.long_run
 def test_a_flipped_sign_is_caught_before_the_facts_are_gone(builtin: LocalPolicy, gate: Gate) -> None:
     builtin.learning_rate = 1e-2  # the same end, sooner
     for _ in range(8):
@@ -312,6 +314,7 @@ def test_a_gradient_that_is_not_a_number_never_becomes_a_version(builtin: LocalP
     assert gate.examine(builtin).rejected == ()
 
 
+@pytest.mark.long_run
 def test_one_sample_repeated_until_it_is_all_the_policy_says_is_caught(
     builtin: LocalPolicy, gate: Gate
 ) -> None:

@@ -73,6 +73,7 @@ def test_a_batch_of_thanks_rehearses_what_was_asked_for(tmp_path: Path) -> None:
     assert outcome.metrics["turns"] + len(outcome.refused) == 3
 
 
+@pytest.mark.slow
 def test_thanks_for_a_reply_that_breaks_a_wish_reinforce_nothing(tmp_path: Path) -> None:
     # At a lower rate the version stays near the base model, whose reply would be stale otherwise.
     trainer = make_trainer(tmp_path, learning_rate=2e-3)
@@ -99,6 +100,7 @@ def test_thanks_for_a_reply_that_breaks_a_wish_reinforce_nothing(tmp_path: Path)
     assert "again" not in outcome.refused or "does not follow" not in outcome.refused["again"].detail
 
 
+@pytest.mark.slow
 def test_the_rate_of_a_step_is_in_proportion_to_what_its_batch_asks_for(tmp_path: Path) -> None:
     # without a playbook, which would leave out thanks for long replies
     trainer = make_trainer(tmp_path, learning_rate=1e-3, hint_gate=False)
@@ -283,6 +285,7 @@ def test_past_complaints_are_answered_by_the_policy_of_today_and_their_verdicts_
     assert resample_replies(trainer.policy, [hintless], seed=5, version=7) == []
 
 
+@pytest.mark.slow
 def test_a_turn_of_forty_thousand_tokens_is_dropped_and_neither_read_nor_answered_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
