@@ -157,6 +157,10 @@ class Playbook:
     def turn_ids(self) -> tuple[str, ...]:
         return tuple(i for wish in (*self.wishes, *self.withdrawn, *self.candidates) for i in wish.turn_ids)
 
+    def without_best(self) -> Playbook:
+        """The same wishes, none of which any version has followed yet: for weights of which a part was taken off."""
+        return replace(self, wishes=tuple(replace(wish, best=0.0) for wish in self.wishes))
+
     def stated(self, wording: Wording, meter: Meter, *, version: int) -> Playbook:
         """The playbook after these words of the person; itself where they neither ask for nor undo anything."""
         rest = self._without_opposites(wording.labels)

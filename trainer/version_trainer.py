@@ -388,6 +388,10 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
         """Move the weights; samples for which there was no memory are refused afterwards."""
         self._enter("training")
         kept = self._step_back()
+        if kept < 1.0:
+            # The wishes are measured again: what was taken off is no loss by the steps, and beside the live version nothing could ever pass.
+            playbook = batch.playbook.without_best()
+            batch = replace(batch, playbook=playbook, wishes_before=self._wishes.measure(playbook))
         size = 1.0 if batch.unlearning else batch.prepared.size
         rate = self._rate * (size if self._settings.learning.rate_by_signal else 1.0)
         self._policy.learning_rate = rate

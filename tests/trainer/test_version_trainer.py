@@ -21,6 +21,7 @@ from trainer.policy import LocalPolicy
 from trainer.protocol import Edit
 from trainer.step import PreparedBatch, prepare
 from trainer.version_trainer import LocalVersionTrainer, resample_replies
+from trainer.wish_training import LOST_AT_ONCE
 
 QUESTIONS = ("What is the capital of France?", "What is the capital of Peru?", "What is 2 plus 3?")
 
@@ -161,6 +162,27 @@ def test_where_nothing_passes_the_gate_for_long_each_attempt_begins_nearer_to_th
     assert size(trainer.policy) < learnt  # a step alone would have gone on
     outcome = trainer.attempt(past, [], [-1] * 3, 9)
     assert (outcome.metrics["kept"], "in a row" in outcome.reason) == (1.0, False)
+
+
+@pytest.mark.long_run
+def test_what_a_step_back_takes_off_is_no_lost_wish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the live version each further attempt would lose the wish, for ever: 102 in a row were seen."""
+    trainer = make_trainer(tmp_path, has_gate=True, steps_per_batch=6)
+    past = [complaint(trainer.policy, f"past-{i}", question) for i, question in enumerate(QUESTIONS)]
+    learnt = trainer.attempt(past, [], [], 1)
+    assert not learnt.rejected
+    trainer.commit(1)
+    (live,) = learnt.metrics["wishes"]
+    trainer.resume({"version": 1, "learning_rate": 0.0, "rejected_in_a_row": 20})
+    weaken = trainer.policy.weaken
+    monkeypatch.setattr(trainer.policy, "weaken", lambda share: weaken(share / 10))
+    outcome = trainer.attempt(past, [], [-1] * 3, 2, past)
+    (row,) = outcome.metrics["wishes"]
+    assert outcome.metrics["kept"] == pytest.approx(0.7)
+    assert row["before"] < live["now"] - LOST_AT_ONCE  # of the weights that the steps begin from
+    assert row["now"] < live["now"] - LOST_AT_ONCE
+    assert not outcome.rejected
+    assert row["best"] == row["now"]  # the next version is compared with this one
 
 
 @pytest.mark.slow
