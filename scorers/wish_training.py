@@ -16,9 +16,10 @@ import re
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +72,10 @@ _GROUPS = (
 )
 
 
+#: A text and the labels that it states.
+Labelled = tuple[str, frozenset[str]]
+
+
 @dataclass(frozen=True, slots=True)
 class Phrases:
     """One line of the file."""
@@ -100,47 +105,42 @@ def read_phrases(text: str) -> list[Phrases]:
     return found
 
 
-def read_rows(text: str) -> list[tuple[str, frozenset[str]]]:
-    """Return (text, labels) of each line ``{"text", "labels"}``, the labels those of `store.wishes`.
+def _read_jsonl(*paths: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def labelled(rows: list[dict[str, Any]]) -> list[Labelled]:
+    """Return the messages of rows ``{"text", "labels"}``, the labels those of `store.wishes`.
 
     Raises:
         ValueError: a label that is none.
     """
-    rows = []
-    for line in text.splitlines():
-        row = json.loads(line)
+    found = []
+    for row in rows:
         labels = frozenset(row["labels"])
         if unknown := labels - {*STYLE_LABELS, *LANGUAGE_LABELS}:
             raise ValueError(f"no label {sorted(unknown)}: {row['text']}")
-        rows.append((row["text"], labels))
-    return rows
+        found.append((row["text"], labels))
+    return found
 
 
-def read_reactions(folder: Path) -> list[tuple[str, frozenset[str]]]:
-    """Return the reactions of a folder's files that are no complaints, each without a label."""
-    rows = (
-        json.loads(line)
-        for path in sorted(folder.glob("*.jsonl"))
-        if path.name != "utterances.jsonl"  # the tests of the labels read it
-        for line in path.read_text(encoding="utf-8").splitlines()
-    )
-    return [(row["text"], frozenset()) for row in rows if row["verdict"] != -1]
+def without_wish(reactions: list[dict[str, Any]]) -> list[Labelled]:
+    """Return the reactions that are no complaints, each without a label."""
+    return [(row["text"], frozenset()) for row in reactions if row["verdict"] != -1]
 
 
-def row_texts(
-    rows: list[tuple[str, frozenset[str]]], copies: int, rng: random.Random
-) -> Iterator[tuple[str, frozenset[str]]]:
+def row_texts(rows: Sequence[Labelled], copies: int, rng: random.Random) -> Iterator[Labelled]:
     """Yield copies of the rows with typing noise, languages masked: a text that names two languages is asked about each."""
     for text, labels in rows:
         styles = labels & frozenset(STYLE_LABELS)
         for copy in range(copies):
             masked, codes = mask_languages(roughened(text, rng) if copy else text)
+            # A text that wants English and names other languages only wants none of these.
+            is_turned_away = codes and "english" in labels and "en" not in codes
+            unwanted = frozenset({"unwant_language"} if is_turned_away else ())
             for index in range(max(1, len(codes))):
                 wanted = {language_label(code) for code in codes[index : index + 1]} & labels
-                # "English" of a text that names other languages only is what is left: it wants none of them.
-                unwanted = "english" in labels and codes and "en" not in codes
-                language = {"want_language"} if wanted else {"unwant_language"} if unwanted else set[str]()
-                yield point_at(masked, index), styles | language
+                yield point_at(masked, index), styles | ({"want_language"} if wanted else unwanted)
 
 
 def written(pattern: str, rng: random.Random) -> str:
@@ -171,9 +171,9 @@ def roughened(text: str, rng: random.Random) -> str:
     return text
 
 
-def texts(lines: list[Phrases], rng: random.Random) -> Iterator[tuple[str, frozenset[str]]]:
+def texts(lines: list[Phrases], rng: random.Random) -> Iterator[Labelled]:
     """Yield (text, labels), languages masked; a text may come twice."""
-    alone: dict[str, list[tuple[str, frozenset[str]]]] = {}
+    alone: dict[str, list[Labelled]] = {}
     for line in lines:
         count = PER_LINE[bool(line.labels)] * (ENGLISH_SHARE if line.language == "en" else 1)
         made = [(written(rng.choice(line.patterns), rng), line.labels) for _ in range(count)]
@@ -198,8 +198,8 @@ def texts(lines: list[Phrases], rng: random.Random) -> Iterator[tuple[str, froze
 
 def train(
     lines: list[Phrases],
-    rows: list[tuple[str, frozenset[str]]] | None = None,
-    reactions: list[tuple[str, frozenset[str]]] | None = None,
+    rows: Sequence[Labelled] = (),
+    reactions: Sequence[Labelled] = (),
     *,
     seed: int = SEED,
     epochs: int = EPOCHS,
@@ -208,8 +208,8 @@ def train(
     rng = random.Random(seed)
     examples = [
         *texts(lines, rng),
-        *row_texts(rows or [], ROW_COPIES, rng),
-        *row_texts(reactions or [], REACTION_COPIES, rng),
+        *row_texts(rows, ROW_COPIES, rng),
+        *row_texts(reactions, REACTION_COPIES, rng),
     ]
     rng.shuffle(examples)
     features = [features_of(fold(text)) for text, _ in examples]
@@ -272,8 +272,13 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     weights = train(
         read_phrases(options.phrases.read_text(encoding="utf-8")),
-        read_rows(options.rows.read_text(encoding="utf-8")),
-        read_reactions(options.reactions),
+        labelled(_read_jsonl(options.rows)),
+        # The tests of the labels read the utterances.
+        without_wish(
+            _read_jsonl(
+                *sorted(set(options.reactions.glob("*.jsonl")) - {options.reactions / "utterances.jsonl"})
+            )
+        ),
     )
     data = weights.to_bytes()
     options.out.write_bytes(data)

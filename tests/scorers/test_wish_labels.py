@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from models.reader.labelled import REACTIONS
-from models.reader.labelled import read_rows as read_jsonl
+from models.reader.labelled import REACTIONS, read_rows
 from models.styles import HELDOUT_THANKS, NEUTRAL, STYLES, THANKS
 from scorers.wish_labels import (
     MAX_READ,
@@ -21,17 +20,17 @@ from scorers.wish_labels import (
     point_at,
     tokens_of,
 )
-from scorers.wish_training import FOLDER, main, read_phrases, read_rows, train
+from scorers.wish_training import FOLDER, labelled, main, read_phrases, train
 from store.wishes import CANONICAL, OPPOSITES
 
 #: Written before the classifier was made. The training templates can make 91 of the 373 by chance; on the other 282 precision is .985, recall .862.
-UNSEEN = read_jsonl(Path(__file__).parent / "wishes.jsonl")
+UNSEEN = read_rows(Path(__file__).parent / "wishes.jsonl")
 #: Free and indirect wordings by another author than the labelled messages of the training (one threshold was chosen with them in sight).
-FREE = read_jsonl(Path(__file__).parent / "wishes-nov26.jsonl")
+FREE = read_rows(Path(__file__).parent / "wishes-nov26.jsonl")
 #: Wishes that are taken back, and texts that only look like it. The templates were chosen on the half "first"; "last" was read once,
 #: afterwards: precision 1.00, recall .97 (before: .93 and .71).
-WITHDRAWALS = read_jsonl(Path(__file__).parent / "withdrawals.jsonl")
-UTTERANCES = read_jsonl(REACTIONS / "utterances.jsonl")
+WITHDRAWALS = read_rows(Path(__file__).parent / "withdrawals.jsonl")
+UTTERANCES = read_rows(REACTIONS / "utterances.jsonl")
 STYLE_NAMES = {"concise": "shorter", "verbose": "longer", "plain": "plain_text"}
 
 
@@ -55,7 +54,7 @@ def test_free_wordings_are_labelled_with_high_precision() -> None:
     precision, recall = precision_and_recall([(case["text"], set(case["wishes"])) for case in FREE])
     assert precision >= 0.94
     assert recall >= 0.8
-    trained_on = {text.casefold() for text, _ in read_rows((FOLDER / "wish_rows.jsonl").read_text("utf-8"))}
+    trained_on = {row["text"].casefold() for row in read_rows(FOLDER / "wish_rows.jsonl")}
     assert not {case["text"].casefold() for case in (*FREE, *UNSEEN, *WITHDRAWALS)} & trained_on
 
 
@@ -189,7 +188,7 @@ def test_a_line_of_phrases_that_cannot_be_read_is_refused() -> None:
     with pytest.raises(ValueError, match="no label"):
         read_phrases("en louder: speak up")
     with pytest.raises(ValueError, match="no label"):
-        read_rows('{"text": "speak up", "labels": ["louder"]}')
+        labelled([{"text": "speak up", "labels": ["louder"]}])
 
 
 def test_weights_of_another_program_are_refused() -> None:
@@ -201,6 +200,7 @@ def test_weights_of_another_program_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "reply", "labels"),
     [
+        ("Boxes appear where you put emoji", "It's Paris! 🎉", ()),
         ("You may use emojis again", "It's Paris! 🎉", ()),
         ("You may use emojis again", "It is Paris.", ("emoji",)),
         ("no emojis please", "It's Paris! 🎉", ("no_emoji",)),
