@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ _FILL_RATE = 200.0
 _WATCHED_S = 15.0
 _WATCHED = ("/metrics", "/healthz", "/v1/dashboard")
 _PATIENCE_S = 60.0
+_POLL_S = 0.1
 
 Message = dict[str, Any]
 
@@ -249,11 +250,23 @@ async def drive(
 
 
 async def watch(port: int, key: str, seen: SoakObservations) -> None:
-    """Read what a monitor and an open page read, until cancelled."""
+    """Read what a monitor and an open page read, until cancelled.
+
+    The process of the page starts beside the others and may be ready after the first reply: its first answer is waited for.
+    """
     headers = {"authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(
         base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=30.0
     ) as client:
+        give_up = time.monotonic() + _PATIENCE_S
+        while True:
+            with suppress(httpx.HTTPError):
+                if (await client.get(_WATCHED[0])).status_code not in (
+                    502,
+                    503,
+                ) or time.monotonic() > give_up:
+                    break
+            await asyncio.sleep(_POLL_S)
         while True:
             for path in _WATCHED:
                 try:

@@ -7,9 +7,10 @@ from pathlib import Path
 import orjson
 import pytest
 
+from bench import soak
 from bench.backend import TEXT
 from bench.hybrid_backend import CALL, HybridConnection
-from bench.soak import Clients, grown, run, tenths
+from bench.soak import Clients, SoakObservations, grown, run, tenths
 
 
 @pytest.mark.long_run
@@ -17,7 +18,7 @@ from bench.soak import Clients, grown, run, tenths
 @pytest.mark.timeout(240)
 def test_a_short_soak_of_a_real_stack_has_no_error_and_loses_nothing(tmp_path: Path) -> None:
     found = run(minutes=0.15, rate=10, learning=0.3, home=tmp_path)
-    assert found["wrong"] == [], found
+    assert found["wrong"] == [], (found["wrong"], found["errors"], found)
     assert found["replies"] >= 60
     kinds = {name.split(",")[0] for name in found["kinds"]}
     assert {"text", "tool call", "after a tool", "sampled"} <= kinds
@@ -65,3 +66,31 @@ async def test_scripted_replies_are_the_same_streamed_and_not_and_the_rest_is_th
 def test_what_grew_is_the_last_third_against_the_second() -> None:
     assert grown([10, 20, 30, 100, 100, 100, 150, 150, 150]) == 1.5
     assert tenths([float(i) for i in range(20)]) == [0, 2, 4, 6, 8, 10, 12, 14, 16, 18]
+
+
+async def test_the_page_may_start_late_but_must_not_fail_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "_WATCHED_S", 0.0)
+    monkeypatch.setattr(soak, "_POLL_S", 0.0)
+    # Not ready twice; the answer that ends the wait; a good round; then the second path of the next round fails.
+    statuses = iter([502, 503, 200, 200, 200, 200, 200, 503])
+    all_asked = asyncio.Event()
+
+    async def gateway(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        status = next(statuses, None)
+        if status is None:
+            all_asked.set()
+        writer.write(
+            b"HTTP/1.1 %d Status\r\nconnection: close\r\ncontent-length: 0\r\n\r\n" % (status or 200)
+        )
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(gateway, "127.0.0.1", 0)
+    seen = SoakObservations()
+    watching = asyncio.create_task(soak.watch(server.sockets[0].getsockname()[1], "key", seen))
+    async with server:
+        await all_asked.wait()
+        watching.cancel()
+    assert [name.split(":")[0] for name in seen.errors] == ["/healthz"]
+    assert seen.watched >= 1
