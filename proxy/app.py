@@ -205,7 +205,7 @@ class Proxy:
         self._pages = (
             None
             if pages is None
-            else PassThrough(pages, RelayCounters(), UpstreamAlias(pages, policy), passes_key=True)
+            else PassThrough(pages, RelayCounters(), UpstreamAlias(pages, policy), is_page=True)
         )
         self._pass_through = PassThrough(backend, self._counters, self._alias)
         self._chat = ChatRelay(

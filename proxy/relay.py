@@ -58,6 +58,7 @@ from store.journal import EntryKind, JournalWriter
 from store.keys import DEFAULT
 from store.lifecycle import DropReason
 from store.values import Json
+from store.version import COMMAND
 from wire.api_translation import ApiRequest
 from wire.captured_exchange import CapturedExchange, dump_exchange
 from wire.chat_request import ChatRequest, Injection, build_request, parse_chat
@@ -245,16 +246,16 @@ class PassThrough:
     The body of a key that does not own this home is read first where adapters are served: it must not name another key's.
 
     Args:
-        passes_key: the backend is a part of Patina, which checks `x-patina-key` itself.
+        is_page: the backend is the process of the web page, which checks `x-patina-key` itself and starts beside the gateway.
     """
 
     def __init__(
-        self, backend: BackendClient, counters: RelayCounters, alias: Alias, *, passes_key: bool = False
+        self, backend: BackendClient, counters: RelayCounters, alias: Alias, *, is_page: bool = False
     ) -> None:
         self._backend = backend
         self._counters = counters
         self._alias = alias
-        self._passes_key = passes_key
+        self._is_page = is_page
 
     async def __call__(
         self,
@@ -294,7 +295,7 @@ class PassThrough:
             headers,
             drop=_CONTENT_LENGTH if is_read else frozenset(),
             passes_credentials=principal.passes_credentials,
-            passes_key=self._passes_key,
+            passes_key=self._is_page,
         )
         started = False
 
@@ -329,7 +330,7 @@ class PassThrough:
         except UpstreamError as exc:
             self._counters.upstream_errors += 1
             if not started:
-                await _send_upstream_error(send, exc)
+                await (_send_no_page(send) if self._is_page else _send_upstream_error(send, exc))
             # else: nothing more is sent, and the server closes the connection, as the backend did
 
     async def _check_model(self, send: Send, body: bytes, principal: Principal) -> bool:
@@ -1129,6 +1130,16 @@ def _build_upstream_error(error: UpstreamError) -> tuple[int, bytes]:
     status = 504 if isinstance(error, UpstreamTimeout) else 502
     code = {504: "upstream_timeout", 502: "upstream_unavailable"}[status]
     return status, build_error_body(str(error), kind=_UPSTREAM_ERROR_TYPE, code=code)
+
+
+async def _send_no_page(send: Send) -> None:
+    await send_error(
+        send,
+        503,
+        f"The process of the web page does not answer: it is starting, or it ended. Try again in a moment; `{COMMAND} status` shows its state.",
+        kind="server_error",
+        headers=[(b"retry-after", b"1")],
+    )
 
 
 async def _send_upstream_error(send: Send, error: UpstreamError) -> None:

@@ -72,7 +72,7 @@ async def test_the_page_may_start_late_but_must_not_fail_later(monkeypatch: pyte
     monkeypatch.setattr(soak, "_WATCHED_S", 0.0)
     monkeypatch.setattr(soak, "_POLL_S", 0.0)
     # Not ready twice; the answer that ends the wait; a good round; then the second path of the next round fails.
-    statuses = iter([502, 503, 200, 200, 200, 200, 200, 503])
+    statuses = iter([503, 503, 200, 200, 200, 200, 200, 503])
     all_asked = asyncio.Event()
 
     async def gateway(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from serving.http import HttpBackend
+from serving.ports import free_port
 from store.values import Heartbeat, Json
 from tests.proxy.conftest import KEY, Gateway, run_gateway_at
 from tests.proxy.upstream import Upstream, running
@@ -63,6 +64,18 @@ def test_pages_get_cookies_and_credentials_and_their_redirects_come_back(
     assert [one[1] for one in pages.seen[1:]] == [
         "/dashboard", "/dashboard/turns/a%20b?x=1", "/v1/dashboard?page=2", "/v1/eval", "/metrics",
     ]  # fmt: skip
+
+
+def test_a_page_whose_process_does_not_listen_yet_is_busy(upstream: Upstream, record_file: Path) -> None:
+    pages = HttpBackend(f"http://127.0.0.1:{free_port()}", speaks_vllm=False)
+    with (
+        running(upstream) as url,
+        run_gateway_at(url, upstream, record_file, pages=pages) as gateway,
+    ):
+        for path in ("/dashboard", "/metrics"):
+            reply = httpx.get(gateway.url + path)
+            assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+            assert "web page" in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/dashboard", "/dashboard/try"])
