@@ -76,8 +76,9 @@ _BRANCHES = PatternSet(
 
 def find_words(text: str) -> frozenset[str]:
     """Return the codes of the word patterns that a text contains."""
+    text = text[:READ_CHARS]
     codes: set[str] = set()
     for pattern, branch in _BRANCHES.candidates(text):
-        if pattern.code not in codes and branch.search(text, 0, READ_CHARS):
+        if pattern.code not in codes and branch.search(text):
             codes.add(pattern.code)
     return frozenset(codes)
