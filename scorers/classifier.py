@@ -89,9 +89,9 @@ class Classifier:
                 kept[name] = arrays[name].astype(np.float32)
         return cls(**kept)
 
-    def read(self, text: str, *, reply: str = "") -> Reading:
-        """Return the probabilities of ``text``, a message that followed ``reply``."""
-        hashes = np.array(features(text, reply=reply), dtype=np.uint32)
+    def read(self, text: str, *, reply: str = "", prompt: str = "") -> Reading:
+        """Return the probabilities of ``text``, a message that followed ``reply`` to ``prompt``."""
+        hashes = np.array(features(text, reply=reply, prompt=prompt), dtype=np.uint32)
         buckets, prints = slots(hashes, len(self._fingerprints))
         owned = buckets[self._fingerprints[buckets] == prints]
         known = len(owned) / max(1, len(hashes))

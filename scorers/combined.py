@@ -37,10 +37,10 @@ PRECISION_TABLE = Path(__file__).parent / "precision.json"
 #: Least precision, and least number of measured cases, with which a pattern decides alone.
 PRECISE, ENOUGH_CASES = 0.97, 12
 #: Least probability with which the classifier decides alone: on reactions that it was not trained on, .95 of what it reads is right
-#: (research/2026-11-26-reader-labelled-rows.md).
-ALONE_COMPLAINT, ALONE_PRAISE = 0.8, 0.84
+#: (research/2026-11-27-reader-more-rows.md).
+ALONE_COMPLAINT, ALONE_PRAISE = 0.85, 0.87
 #: ... with which it does where the words state a style (`label_wishes`); a task that names a style ("a JSON schema for a user") is below.
-STATED_COMPLAINT = 0.45
+STATED_COMPLAINT = 0.4
 #: ... with which it does where they stand in a part of their own, and with which an event may turn praise into sarcasm.
 SURE_COMPLAINT, SURE_PRAISE = 0.6, 0.68
 #: ... and before a judge is asked. What is decided with less yields to a judge that disagrees.
@@ -124,7 +124,7 @@ _AGAINST = 0.8
 _SUSPICIOUS = 0.3
 
 #: A message that opens with praise leans towards a complaint from this probability on.
-_LEANS = 0.6
+_LEANS = 0.7
 #: Thanks are meant more often than praise.
 _THANKS = frozenset(fold(" ".join(classes["thank"] for classes in lexicon.WORDS.values())).split())
 #: Where the first clause of a message ends.
@@ -199,7 +199,7 @@ def read_message(
     network = classifier or default_classifier()
     text = _name_emoji(text)
     own = _own_words(text)
-    reading = network.read(own, reply=reply)
+    reading = network.read(own, reply=reply, prompt=prompt)
     reaction = read_reaction(own, reply=reply)
     value, confidence, source, reason = _decide(own, reaction, reading)
     is_other_answer = value != 1 and reading.neither < OVERRULES and names_other_answer(text, reply, prompt)
@@ -227,6 +227,7 @@ def read_message(
     if (
         value != -1
         and reading.neither < OVERRULES
+        and reading.praise < AGREES_PRAISE
         and (wish := _opening_wish(text, reply, network)) is not None
     ):
         value, confidence, source = -1, wish, "classifier"
@@ -414,7 +415,7 @@ def _praise_then_harm(text: str, reply: str, whole: Reading, network: Classifier
     if whole.complaint < _LEANS or not rest or network.read(opening, reply=reply).praise < _ASIDE:
         return None
     complaint = network.read(rest, reply=reply).complaint
-    return complaint if complaint >= CERTAIN else None
+    return complaint if complaint >= _AGAINST else None
 
 
 def _after_opening(text: str) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 """Text and context of a reaction -> hashed features, for training and inference alike. Sans-IO.
 
-Features are word 1- to 3-grams (with anchors at both ends, one-word gaps and negation), character 2- to 5-grams of each word and a
-few facts about shape and context. Case, accents, apostrophes and repeated letters are folded. Scripts without spaces
-contribute character 1- to 3-grams as their words.
+Features are word 1- to 3-grams (with anchors at both ends, one-word gaps and negation), character 2- to 5-grams of each word, a
+few facts about shape, and what the message has in common with the request and the reply before it ("not ⟨reply⟩", "asked for ⟨request⟩").
+Case, accents, apostrophes and repeated letters are folded. Scripts without spaces contribute character 1- to 3-grams as their words.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from scorers.lexicon import NEGATORS
 MAX_TOKENS = 80
 #: Characters read from the head and, of longer messages, from the tail.
 _HEAD, _TAIL = 600, 300
+#: Characters of request and reply in which words of the message are looked up.
+_CONTEXT = 600
+#: Words of at least so many letters are compared, by as many of their first letters: the others are in every text.
+_STEM = (4, 5)
 #: Up to so many tokens, every one of them is crossed with "the reply ended in a question".
 _SHORT = 6
 
@@ -30,6 +34,8 @@ _UNSPACED = re.compile(r"[぀-ヿ㐀-鿿ｦ-ﾟ]")
 _VOWELS = re.compile(r"[aeiouyаеиоуыэюяіїє]")
 _DOUBLED = re.compile(r"(.)\1+")
 _HANGUL = re.compile(r"[가-힣]")
+_NUMBER = re.compile(r"\d+")
+_ITEM = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
 
 
 def normalise(text: str) -> str:
@@ -64,7 +70,8 @@ def tokens_of(text: str) -> list[str]:
     return found[:MAX_TOKENS]
 
 
-def _names(text: str, reply_asks: bool) -> Iterator[str]:
+def _names(text: str, reply: str, prompt: str) -> Iterator[str]:
+    reply_asks = ends_in_question(reply)
     tokens = tokens_of(text)
     words = [t for t in tokens if t[0].isalnum() or t[0] not in "?!.,;:\n"]
     count = len(words)
@@ -76,6 +83,8 @@ def _names(text: str, reply_asks: bool) -> Iterator[str]:
     yield from _positions(words, size, ends, asks)
     yield from _negated(tokens)
     yield from _opening(tokens)
+    if reply and prompt:
+        yield from _shared(text, tokens, reply, prompt, size)
     for word in dict.fromkeys(words):
         yield from _pieces(word)
         yield from _misspelt(word)
@@ -151,6 +160,60 @@ def _opening(tokens: list[str]) -> Iterator[str]:
         yield f"o {a} {b}"
 
 
+def _shared(text: str, tokens: list[str], reply: str, prompt: str, size: int) -> Iterator[str]:
+    """Which words are the reply's or the request's: n-grams with a mark in their place, and how many there are."""
+    theirs, asked = _stems(tokens_of(reply[:_CONTEXT])), _stems(tokens_of(prompt[:_CONTEXT]))
+    marked = ["^"]
+    count = {"⟨reply⟩": 0, "⟨request⟩": 0, "⟨new⟩": 0}
+    for token, stem in zip(tokens, _stems_of(tokens), strict=True):
+        mark = "" if not stem else "⟨reply⟩" if stem in theirs else "⟨request⟩" if stem in asked else "⟨new⟩"
+        if mark:
+            count[mark] += 1
+        marked.append(token if mark in ("", "⟨new⟩") else mark)
+    marked.append("$")
+    for a, b, c in zip(marked, marked[1:], [*marked[2:], ""], strict=False):
+        if "⟨" in a + b:
+            yield f"m {a} {b}"
+        if "⟨" in a + b + c:
+            yield f"m {a} {b} {c}"
+    in_reply, in_request, new = (min(number, 4) for number in count.values())
+    share = round(4 * (in_reply + in_request) / max(1, sum(count.values())))
+    asks = int(ends_in_question(prompt))
+    kind = f"{_kind(reply)} {asks}"
+    yield f"shared {in_reply} {in_request} {new}"
+    yield f"shared {share} {min(size, 6)} {int(ends_in_question(text))}"
+    yield f"after {kind} {min(size, 6)} {int(ends_in_question(text))}"
+    yield f"after {kind} {share}"
+    if len(marked) > 2:
+        yield f"after {kind} {marked[1]}"
+    numbers = set(_NUMBER.findall(text[:_HEAD]))
+    if numbers:
+        known, wanted = (set(_NUMBER.findall(one[:_CONTEXT])) for one in (reply, prompt))
+        yield f"number {int(bool(numbers & known))}{int(bool(numbers & wanted - known))}{int(bool(numbers - known - wanted))}"
+
+
+def _kind(reply: str) -> str:
+    """Return the form of a reply: code, a list, long or short prose."""
+    if "```" in reply:
+        return "code"
+    if _ITEM.search(reply[:_CONTEXT]):
+        return "list"
+    return "long" if len(reply) > 160 else "short"
+
+
+def _stems(tokens: list[str]) -> frozenset[str]:
+    return frozenset(stem for stem in _stems_of(tokens) if stem)
+
+
+def _stems_of(tokens: list[str]) -> Iterator[str]:
+    """Yield what each token is compared by, "" for one that is not; of unspaced scripts, the token and the next."""
+    for token, after in zip(tokens, [*tokens[1:], ""], strict=True):
+        if _UNSPACED.match(token):
+            yield token + after if after and _UNSPACED.match(after) else ""
+        else:
+            yield token[: _STEM[1]] if token[0].isalpha() and len(token) >= _STEM[0] else ""
+
+
 def _pieces(word: str) -> Iterator[str]:
     if len(word) == 1 or not word[0].isalpha():
         return
@@ -171,15 +234,13 @@ def _misspelt(word: str) -> Iterator[str]:
         yield f"v {_DOUBLED.sub(lambda m: m.group(1), skeleton)}"
 
 
-def features(text: str, *, reply: str = "") -> list[int]:
+def features(text: str, *, reply: str = "", prompt: str = "") -> list[int]:
     """Return the 32-bit hashes of what is known of a message, duplicates removed, in order of first occurrence.
 
     Args:
-        reply: the reply that the message follows; only whether it ends in a question is used.
+        reply, prompt: the reply that the message follows, and the request that it answered; words are compared only where both are given.
     """
-    return list(
-        dict.fromkeys(zlib.crc32(name.encode()) for name in _names(text[:20_000], ends_in_question(reply)))
-    )
+    return list(dict.fromkeys(zlib.crc32(name.encode()) for name in _names(text[:20_000], reply, prompt)))
 
 
 def ends_in_question(reply: str) -> bool:

@@ -28,9 +28,9 @@ _TABLES: Mapping[str, Mapping[str, str]] = tomllib.loads(
 #: What the classifier decides, in the order of its weights.
 OUTPUTS: tuple[str, ...] = (*STYLE_LABELS, "want_language", "unwant_language")
 #: An output counts from this probability on ...
-THRESHOLD = 0.85
+THRESHOLD = 0.75
 #: ... and a label from this one on where the text has none of its concepts.
-THRESHOLD_WITHOUT_CONCEPT = 0.93
+THRESHOLD_WITHOUT_CONCEPT = 0.9
 #: A language that is not wanted counts from this one on: what is wanted instead is only inferred.
 UNWANTED_THRESHOLD = 0.9
 #: The concepts of a label: a text with none of them has to be surer to state it.

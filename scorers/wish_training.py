@@ -10,7 +10,6 @@ the same program gives the same bytes.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import re
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scorers.labelled_rows import read_rows
 from scorers.wish_labels import (
     OTHER_LANGUAGE,
     OUTPUTS,
@@ -44,7 +44,7 @@ PER_LINE = {True: 260, False: 1300}
 #: English has most forms, so each of its lines gives so many times as many.
 ENGLISH_SHARE = 6
 #: Texts a labelled message gives, and one that states no wish.
-ROW_COPIES, REACTION_COPIES = 40, 8
+ROW_COPIES, REACTION_COPIES = 100, 1
 MIN_COUNT = 3
 MAX_FEATURES = 32_000
 EPOCHS = 8
@@ -103,10 +103,6 @@ def read_phrases(text: str) -> list[Phrases]:
             raise ValueError(f"line {number}: no label {sorted(labels - set(OUTPUTS))}")
         found.append(Phrases(match[1], labels, tuple(match[3].split(" | "))))
     return found
-
-
-def _read_jsonl(*paths: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def labelled(rows: list[dict[str, Any]]) -> list[Labelled]:
@@ -272,12 +268,15 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     weights = train(
         read_phrases(options.phrases.read_text(encoding="utf-8")),
-        labelled(_read_jsonl(options.rows)),
+        labelled(read_rows(options.rows)),
         # The tests of the labels read the utterances.
         without_wish(
-            _read_jsonl(
-                *sorted(set(options.reactions.glob("*.jsonl")) - {options.reactions / "utterances.jsonl"})
-            )
+            [
+                row
+                for path in sorted(options.reactions.glob("*.jsonl"))
+                if path.name != "utterances.jsonl"
+                for row in read_rows(path)
+            ]
         ),
     )
     data = weights.to_bytes()

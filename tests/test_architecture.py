@@ -68,6 +68,7 @@ MODULES_ALLOWED = {
         "scorers.classifier",
         "scorers.combined",
         "scorers.features",
+        "scorers.labelled_rows",
         "scorers.reactions",
     },
     ("cli", "recorder"): {"recorder.classify", "recorder.linking", "recorder.turns"},

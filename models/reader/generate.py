@@ -24,6 +24,9 @@ NEITHER, PRAISE, WISH, FAULT, BLAME = range(len(CLASSES))
 #: Templates separate their slots by spaces, which Chinese and Japanese do not write.
 _TIGHT = re.compile(r"(?<=[぀-ヿ㐀-鿿、。!?]) (?=[぀-ヿ㐀-鿿\w])|(?<=\w) (?=[぀-ヿ㐀-鿿])")
 
+#: The reply before a generated message, by whether it ends in a question.
+REPLY = {True: "Would you like more?", False: "Here it is."}
+
 Node = str | tuple[str, "tuple[Node, ...]"]  # text, ("seq" | "choice" | "ref", parts)
 
 
@@ -33,15 +36,16 @@ class Sample:
 
     Attributes:
         label: index into `CLASSES`.
-        reply_asks: whether the reply before it ended in a question.
+        reply, prompt: the reply before it and the request that it answered; a generated one has no request.
         family: section or composition that it comes from, for leaving one out.
     """
 
     text: str
     label: int
-    reply_asks: bool
+    reply: str
     language: str
     family: str
+    prompt: str = ""
 
 
 class MissingSection(ValueError):
@@ -559,12 +563,12 @@ def generate(count: int, seed: int, grammars: dict[str, Grammar] | None = None) 
         text = add_noise(text, rng, language)
         if text.strip():
             count -= 1
-            yield Sample(text=text, label=label, reply_asks=reply_asks, language=language, family=family)
+            yield Sample(text=text, label=label, reply=REPLY[reply_asks], language=language, family=family)
 
 
 def checksum(samples: Sequence[Sample]) -> str:
     """Return a SHA-256 over samples, to see that the generator still makes the same ones."""
     digest = hashlib.sha256()
     for sample in samples:
-        digest.update(f"{sample.text}\x00{sample.label}\x00{int(sample.reply_asks)}\x01".encode())
+        digest.update(f"{sample.text}\x00{sample.label}\x00{int(sample.reply == REPLY[True])}\x01".encode())
     return digest.hexdigest()

@@ -1,26 +1,21 @@
 """Reactions that were written and labelled by hand (`reactions/*.jsonl`), as samples.
 
-A line is ``{"text", "verdict": -1 | 0 | 1, "class"?, "prompt"?, "reply"?, …}``; ``class``, of complaints only, is "wish", "fault" or "blame".
+A line is ``{"text", "verdict": -1 | 0 | 1, "class"?, "prompt"?, "reply"?, …}``, or an exchange with several reactions to it:
+``{"prompt", "reply", "lang", "reactions": [[text, verdict, class?], …]}``. ``class``, of complaints only, is "wish", "fault" or "blame".
 The generator's templates leave out what their author did not think of: these lines hold what he wrote without them.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from models.reader.generate import CLASSES, NEITHER, PRAISE, Sample, add_noise
-from scorers.features import ends_in_question
+from scorers.labelled_rows import read_rows
 
 REACTIONS = Path(__file__).parent / "reactions"
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def read_all_rows() -> list[dict[str, Any]]:
@@ -34,12 +29,13 @@ def labelled_samples(count: int, seed: int) -> Iterator[Sample]:
     rows = read_all_rows()
     for row in rows:
         label = CLASSES.index(row["class"]) if row["verdict"] == -1 else (NEITHER, PRAISE)[row["verdict"]]
-        language, reply_asks = row.get("lang", ""), ends_in_question(row.get("reply", ""))
+        language = row.get("lang", "")
         for copy in range(count // len(rows)):
             yield Sample(
                 text=add_noise(row["text"], rng, language) if copy else row["text"],
                 label=label,
-                reply_asks=reply_asks,
+                reply=row.get("reply", ""),
+                prompt=row.get("prompt", ""),
                 language=language or "other",
                 family="labelled",
             )

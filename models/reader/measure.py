@@ -14,9 +14,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from models.reader.generate import PRAISE, generate
-from models.reader.labelled import REACTIONS, read_rows
+from models.reader.labelled import REACTIONS
 from models.reader.train import SEED
 from scorers.combined import PRECISION_TABLE
+from scorers.labelled_rows import read_rows
 from scorers.reactions import read_reaction
 
 SAMPLES = 40_000
@@ -30,7 +31,7 @@ def generated_cases(count: int = SAMPLES) -> Iterable[Case]:
     """Messages of a seed of their own."""
     for sample in generate(count, SEED + 2):
         label = 0 if sample.label == 0 else 1 if sample.label == PRAISE else -1
-        yield sample.text, "Would you like more?" if sample.reply_asks else "Here it is.", label
+        yield sample.text, sample.reply, label
 
 
 def hand_written_cases(path: Path = HAND_WRITTEN) -> Iterable[Case]:

@@ -90,7 +90,7 @@ def test_a_grammar_has_choices_slots_and_escapes() -> None:
 
 def test_labelled_rows_become_samples_as_they_are_and_with_typing_noise() -> None:
     rows = read_all_rows()
-    assert len(rows) >= 3000
+    assert len(rows) >= 23_000
     assert all((row["verdict"] == -1) == ("class" in row) and row["verdict"] in (-1, 0, 1) for row in rows)
     samples = list(labelled_samples(3 * len(rows) + 5, 1))
     assert len(samples) == 3 * len(rows)
@@ -98,7 +98,9 @@ def test_labelled_rows_become_samples_as_they_are_and_with_typing_noise() -> Non
         assert copies[0].text == row["text"]
         name = {0: "neither", 1: "praise"}.get(row["verdict"]) or row["class"]
         assert {CLASSES[copy.label] for copy in copies} == {name}
-        assert {copy.reply_asks for copy in copies} == {row.get("reply", "").endswith(("?", "? 😊"))}
+        assert {(copy.reply, copy.prompt) for copy in copies} == {
+            (row.get("reply", ""), row.get("prompt", ""))
+        }
     assert (
         sum(sample.text != row["text"] for row, sample in zip(rows, samples[2::3], strict=True))
         > len(rows) / 2

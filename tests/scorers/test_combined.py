@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from models.questions import HELDOUT, ONLINE
-from models.reader.labelled import REACTIONS, read_all_rows, read_rows
+from models.reader.labelled import REACTIONS, read_all_rows
 from scorers.combined import is_precise, read_message
+from scorers.labelled_rows import read_rows
 
 HERE = Path(__file__).parent
 REPLY = "The capital of France is **Paris**! 😊 It lies on the river Seine and I hope this helps you a lot."
@@ -48,7 +49,13 @@ def test_a_decided_reaction_of_a_known_set_is_nearly_always_right(name: str) -> 
 
 
 #: Sets that nothing was trained on.
-HELD_OUT_SETS = ["unseen-nov26.jsonl", "unseen-nov26-third.jsonl"]
+HELD_OUT_SETS = [
+    "unseen-nov26.jsonl",
+    "unseen-nov26-third.jsonl",
+    "unseen-nov27.jsonl",
+    "unseen-nov27-languages.jsonl",
+    "unseen-nov27-last.jsonl",
+]
 #: set -> least share right of what is read as a complaint and as praise, least share of the messages read as labelled.
 NEWEST = {
     "unseen-nov25.jsonl": (0.96, 0.96, 0.9),
@@ -57,13 +64,16 @@ NEWEST = {
     "unseen-nov25-fourth.jsonl": (0.95, 0.95, 0.87),
     "unseen-nov25-fifth.jsonl": (0.95, 0.95, 0.87),
     "unseen-nov26.jsonl": (0.98, 1.0, 0.81),
-    "unseen-nov26-third.jsonl": (0.85, 0.88, 0.65),
+    "unseen-nov26-third.jsonl": (0.88, 0.92, 0.75),
+    "unseen-nov27.jsonl": (0.92, 0.96, 0.73),
+    "unseen-nov27-languages.jsonl": (0.96, 0.94, 0.71),
+    "unseen-nov27-last.jsonl": (0.92, 0.94, 0.78),
 }
 
 
 @pytest.mark.parametrize("name", NEWEST)
 def test_the_newest_sets_are_read_as_their_notes_say(name: str) -> None:
-    """The held-out ones are harder than traffic (research/2026-11-26-reader-labelled-rows.md)."""
+    """The held-out ones are harder than traffic (research/2026-11-27-reader-more-rows.md)."""
     counts = confusion(name)
     complaints, praise = (sum(n for (_, found), n in counts.items() if found == v) for v in (-1, 1))
     least_complaints, least_praise, least = NEWEST[name]

@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 from models.questions import HELDOUT, ONLINE
-from models.reader.labelled import REACTIONS, read_rows
+from models.reader.labelled import REACTIONS
 from models.styles import HELDOUT_THANKS, NEUTRAL, STYLES, THANKS
+from scorers.labelled_rows import read_rows
 from scorers.lexicon import ANY_LANGUAGE, PATTERNS, WORDS
 from scorers.reactions import (
     MAX_REACTION,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from models.reader.labelled import REACTIONS, read_rows
+from models.reader.labelled import REACTIONS
 from models.styles import HELDOUT_THANKS, NEUTRAL, STYLES, THANKS
+from scorers.labelled_rows import read_rows
 from scorers.wish_labels import (
     MAX_READ,
     OUTPUTS,
