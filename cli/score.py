@@ -19,6 +19,7 @@ from recorder.turns import read_next_messages
 from scorers.combined import read_message
 from scorers.reader import turn_of
 from scorers.registry import build_scorer_chain
+from scorers.rules import last_request
 from scorers.scorer_chain import ScorerChain
 from store.errors import ConfigError
 from store.settings import Settings
@@ -171,7 +172,8 @@ def _prediction(verdict: Verdict, row: RecordedReaction) -> Prediction:
     elif decided:
         reason = f"confidence {verdict.confidence:.2f}"
     else:
-        reason = read_message(row.text, reply=row.reply).reason
+        turn = turn_of(row.text, reply=row.reply, prompt=row.prompt)
+        reason = read_message(row.text, reply=row.reply, prompt=last_request(turn)).reason
     if "judge_error" in verdict.detail:
         reason += f"; the judge: {verdict.detail['judge_error']}"
     value = 0 if verdict.value is None else verdict.value  # a program's text: no opinion

@@ -207,7 +207,7 @@ def _stems(tokens: list[str]) -> frozenset[str]:
 
 def _stems_of(tokens: list[str]) -> Iterator[str]:
     """Yield what each token is compared by, "" for one that is not; of unspaced scripts, the token and the next."""
-    for token, after in zip(tokens, [*tokens[1:], ""], strict=True):
+    for token, after in zip(tokens, [*tokens[1:], ""], strict=False):  # of no token, no pair
         if _UNSPACED.match(token):
             yield token + after if after and _UNSPACED.match(after) else ""
         else:

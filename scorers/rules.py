@@ -37,7 +37,7 @@ def read_feedback(turn: AnsweredTurn) -> Opinion | None:
         return None
     score = next((f.score for f in reversed(turn.feedback) if f.score is not None), None)
     text = next((f.text.strip() for f in reversed(turn.feedback) if f.text.strip()), "")
-    message = read_message(text, reply=turn.completion.text)
+    message = read_message(text, reply=turn.completion.text, prompt=last_request(turn))
     value = sign(score) if score is not None else message.value
     candidate = message.hint
     if candidate is None and text and message.value != 1 and value != 1:
@@ -57,7 +57,7 @@ def read_follow_up(turn: AnsweredTurn) -> Opinion | None:
     for state in replies_to(turn):
         if state.role != "user":
             continue
-        message = read_message(state.text, reply=turn.completion.text, prompt=_last_request(turn))
+        message = read_message(state.text, reply=turn.completion.text, prompt=last_request(turn))
         if message.value is None:
             continue
         hint, detail = filtered(message.hint, turn)
@@ -86,7 +86,7 @@ def read_wish(turn: AnsweredTurn) -> Opinion | None:
             continue
         if read_reaction(state.text, reply=turn.completion.text).value is not None:
             return None
-        if read_message(state.text, reply=turn.completion.text).value is not None:
+        if read_message(state.text, reply=turn.completion.text, prompt=last_request(turn)).value is not None:
             return None
         stated = [
             sentence.text
@@ -102,7 +102,8 @@ def read_wish(turn: AnsweredTurn) -> Opinion | None:
     return None
 
 
-def _last_request(turn: AnsweredTurn) -> str:
+def last_request(turn: AnsweredTurn) -> str:
+    """Return the newest words of the user before the reply."""
     return next((message_text(m) for m in reversed(turn.messages) if m.get("role") == "user"), "")
 
 

@@ -39,8 +39,26 @@ def test_features_are_the_same_in_every_process() -> None:
     assert features("ok")[:3] == [647145051, 2691131754, 3599520660]
 
 
-@given(st.text(max_size=300), st.text(max_size=50))
-def test_any_text_has_features_without_doubles(text: str, reply: str) -> None:
-    found = features(text, reply=reply)
+def test_words_of_the_reply_and_the_request_are_known_as_such_whatever_they_are() -> None:
+    def shared(text: str, reply: str, prompt: str) -> set[int]:
+        return set(features(text, reply=reply, prompt=prompt)) - set(features(text, reply=reply))
+
+    first = shared("not Sydney", "It is Sydney.", "Capital of Australia?")
+    other = shared("not Lisbon", "It is Lisbon.", "Capital of Portugal?")
+    new = shared("not Canberra", "It is Sydney.", "Capital of Australia?")
+    assert first == other
+    assert first != new
+    assert shared("京都は違う", "京都です", "どこ?") != shared("京都は違う", "奈良です", "どこ?")
+    # A number that neither has is a correction more often.
+    assert shared("it is 54", "It is 56.", "7 times 8?") != shared("it is 56", "It is 56.", "7 times 8?")
+
+
+def test_without_a_request_nothing_is_compared() -> None:
+    assert features("not Sydney", reply="It is Sydney.") == features("not Sydney", reply="It is Lisbon.")
+
+
+@given(st.text(max_size=300), st.text(max_size=50), st.text(max_size=50))
+def test_any_text_has_features_without_doubles(text: str, reply: str, prompt: str) -> None:
+    found = features(text, reply=reply, prompt=prompt)
     assert len(found) == len(set(found))
     assert all(0 <= value < 1 << 32 for value in found)
