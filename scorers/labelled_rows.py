@@ -1,6 +1,7 @@
 """Reads files of messages that were labelled by hand. A line is a message, or an exchange with several reactions to it:
 
-``{"prompt", "reply", …, "reactions": [[text, verdict, class?], …]}`` (`models.reader.labelled` says what they mean).
+``{"prompt", "reply", …, "reactions": [[text, verdict, class?, labels?], …]}``. `models.reader.labelled` says what class and verdict mean; the labels
+are those of `store.wishes`.
 """
 
 from __future__ import annotations
@@ -19,5 +20,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         if reactions is None:
             rows.append(row)
         for text, verdict, *rest in reactions or ():
-            rows.append(row | {"text": text, "verdict": verdict} | ({"class": rest[0]} if rest else {}))
+            rows.append(
+                row | {"text": text, "verdict": verdict} | dict(zip(("class", "labels"), rest, strict=False))
+            )
     return rows

@@ -2,8 +2,8 @@
 
 Texts are made of ``scorers/data/wish_phrases.txt``: phrases in 17 languages, alone and in pairs (two wishes; a wish and a sentence that
 states none), some in lower case, without accents or with a typo; and of ``scorers/data/wish_rows.jsonl``: messages labelled by hand, which
-say what the phrases leave out, copied `ROW_COPIES` times; and of the reader's labelled reactions that complain about nothing, which state no
-wish. Logistic regression by Adagrad in one fixed order, without threads:
+say what the phrases leave out, copied `ROW_COPIES` times; and of the reader's labelled reactions: those that have labels, and those that complain
+about nothing, which state no wish. Logistic regression by Adagrad in one fixed order, without threads:
 the same program gives the same bytes.
 """
 
@@ -266,18 +266,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--reactions", type=Path, default=FOLDER.parents[1] / "models/reader/reactions")
     parser.add_argument("--out", type=Path, default=FOLDER / "wish_weights.bin")
     options = parser.parse_args(argv)
+    # The tests of the labels read the utterances.
+    files = sorted(set(options.reactions.glob("*.jsonl")) - {options.reactions / "utterances.jsonl"})
+    reactions = [row for path in files for row in read_rows(path)]
     weights = train(
         read_phrases(options.phrases.read_text(encoding="utf-8")),
-        labelled(read_rows(options.rows)),
-        # The tests of the labels read the utterances.
-        without_wish(
-            [
-                row
-                for path in sorted(options.reactions.glob("*.jsonl"))
-                if path.name != "utterances.jsonl"
-                for row in read_rows(path)
-            ]
-        ),
+        labelled([*read_rows(options.rows), *(row for row in reactions if "labels" in row)]),
+        without_wish(reactions),
     )
     data = weights.to_bytes()
     options.out.write_bytes(data)

@@ -1,7 +1,7 @@
 """Reactions that were written and labelled by hand (`reactions/*.jsonl`), as samples.
 
 A line is ``{"text", "verdict": -1 | 0 | 1, "class"?, "prompt"?, "reply"?, …}``, or an exchange with several reactions to it:
-``{"prompt", "reply", "lang", "reactions": [[text, verdict, class?], …]}``. ``class``, of complaints only, is "wish", "fault" or "blame".
+``{"prompt", "reply", "lang", "reactions": [[text, verdict, class?, labels?], …]}``. ``class``, of complaints only, is "wish", "fault" or "blame".
 The generator's templates leave out what their author did not think of: these lines hold what he wrote without them.
 """
 

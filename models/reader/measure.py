@@ -1,6 +1,6 @@
 """`python -m models.reader.measure`: how precise each word pattern is, written to `scorers/precision.json`.
 
-Measured on generated messages that no weight was trained on and on the first hand-written set. A pattern's case is a message that the
+Measured on generated messages that no weight was trained on and on the labelled reactions. A pattern's case is a message that the
 patterns read as -1 or +1 and that it matched; it is right where the label has the same sign.
 """
 
@@ -14,14 +14,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from models.reader.generate import PRAISE, generate
-from models.reader.labelled import REACTIONS
+from models.reader.labelled import read_all_rows
 from models.reader.train import SEED
 from scorers.combined import PRECISION_TABLE
-from scorers.labelled_rows import read_rows
 from scorers.reactions import read_reaction
 
 SAMPLES = 40_000
-HAND_WRITTEN = REACTIONS / "unseen-first.jsonl"
 
 #: (text, reply, label -1, 0 or 1)
 Case = tuple[str, str, int]
@@ -34,10 +32,10 @@ def generated_cases(count: int = SAMPLES) -> Iterable[Case]:
         yield sample.text, sample.reply, label
 
 
-def hand_written_cases(path: Path = HAND_WRITTEN) -> Iterable[Case]:
-    """Rows of a labelled file."""
-    for row in read_rows(path):
-        yield row["text"], row["reply"], row["verdict"]
+def labelled_cases() -> Iterable[Case]:
+    """Reactions labelled one by one."""
+    for row in read_all_rows():
+        yield row["text"], row.get("reply", ""), row["verdict"]
 
 
 def measure(cases: Iterable[Case]) -> dict[str, dict[str, int]]:
@@ -59,7 +57,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=PRECISION_TABLE)
     arguments = parser.parse_args()
-    found = measure([*generated_cases(), *hand_written_cases()])
+    found = measure([*generated_cases(), *labelled_cases()])
     rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in found.items())
     note = "Measured by `python -m models.reader.measure`; a pattern that is not listed never decides alone."
     arguments.output.write_text(
