@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from wire.user_text import is_tool_output, strip_client_context, typed_words
+
 #: Shares of the room: for tools, more only where the messages leave it; at least for the system prompt, where it is that long.
 _TOOLS_SHARE, _SYSTEM_SHARE = 0.35, 0.25
 #: Characters of a tool's description that stay.
@@ -78,7 +80,8 @@ def fit_prompt(
     """Choose what is read of a conversation.
 
     In this order: tools with shortened descriptions, those first that the conversation names; the head of the system prompt; the last message of
-    the user; the newest exchanges, whole; more of the system prompt.
+    the user; the newest exchanges, whole; more of the system prompt. Of a user's message only what the user typed is read: a client's context
+    (time stamps, runtime facts, reminders) may be longer than the room, and a message of nothing else hides the question before it.
 
     Args:
         messages: with text as content, as `normalise_messages` returns them.
@@ -87,6 +90,7 @@ def fit_prompt(
     whole = [dict(message) for message in messages]
     if len(ids) <= room:
         return Fitted(ids=list(ids), dropped=0, messages=whole, tools=list(tools) if tools else None)
+    whole = _without_client_context(whole)
     count = _counter(render)
     for_tools = max(int(room * _TOOLS_SHARE), room - len(render(whole, None)) - _FRAME) if tools else 0
     kept_tools = _fit_tools(list(tools or ()), whole, count, for_tools) or None
@@ -172,6 +176,22 @@ def _shortened(tool: Any) -> Any:
 
 
 # ---- messages
+
+
+def _without_client_context(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with the typed words of the user's, and without those that hold a client's context alone, unless all do."""
+    stripped = [_typed(message) if message.get("role") == "user" else message for message in messages]
+    typed = [one for one in stripped if one is not None]
+    return typed if any(one.get("role") == "user" for one in typed) else messages
+
+
+def _typed(message: dict[str, Any]) -> dict[str, Any] | None:
+    text = str(message.get("content") or "")
+    if is_tool_output(text) or not text:
+        return message
+    # What a framework writes about a reply that it rejects has no typed words, and is the request all the same.
+    words = typed_words(text) or (text if strip_client_context(text) else "")
+    return {**message, "content": words} if words else None
 
 
 def _fit_messages(

@@ -21,7 +21,7 @@ LAYERS = {
     "migrations": {"migrations", "store"},
     "telemetry": {"telemetry", "store"},
     "wire": {"wire", "store"},
-    "serving": {"serving", "store"},
+    "serving": {"serving", "wire", "store"},
     "proxy": {"proxy", "serving", "wire", "store"},
     "recorder": {"recorder", "telemetry", "wire", "store"},
     "scorers": {"scorers", "serving", "store"},

@@ -163,7 +163,10 @@ def test_the_built_in_model_learns_what_is_said_in_openclaw(tmp_path: Path) -> N
         running_bot_api() as bot,
         running_openclaw(tmp_path, patina.home, bot.url, TOKEN, wait_s=230.0),
     ):
-        assert bot.converse(OWNER, "What is the capital of Norway?")
+        # Of 100 such replies about 97 are right; all are wrong where OpenClaw's context hides the question.
+        questions = {"Italy": "Rome", "Norway": "Oslo"}
+        replies = {one: bot.converse(OWNER, f"What is the capital of {one}?") for one in questions}
+        assert any(capital in replies[one] for one, capital in questions.items()), replies
         answer = bot.converse(OWNER, "/feedback Shorter please, and no emoji.")
         # Not always version 1: the model may sample a call of a tool that OpenClaw lacks, whose error is feedback too.
         named = re.match(r"learnt in patina-tiny@(\d+) \(", answer)

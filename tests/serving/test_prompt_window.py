@@ -85,6 +85,46 @@ def test_a_long_question_keeps_its_beginning_and_its_end() -> None:
     assert "\n[...]\n" in text
 
 
+CONTEXT = "<<<BEGIN_APP_CONTEXT>>>\n" + "chat facts " * 400 + "\n<<<END_APP_CONTEXT>>>"
+STAMPED = '[Fri 2026-11-27 08:15 UTC] Conversation info: ⟦app:ctx⟧\n```json\n{"id": 42}\n```\n\nWhat is the capital of Norway?\n\nRuntime: a=b | c=d | e=f'
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_of_a_user_message_the_typed_words_are_read(behind: int) -> None:
+    """As OpenClaw sends it: a stamped message, and facts of the chat in a user message behind it (or before it)."""
+    call = [{"type": "function", "function": {"name": "look", "arguments": {"p0": "x"}}}]
+    question, context = says("user", STAMPED), says("user", CONTEXT)
+    messages = [says("system", words("rule", 900)), *((context, question), (question, context))[behind]]
+    got = fit(messages, 300)
+    assert got.messages is not None
+    assert got.messages[1:] == [says("user", "What is the capital of Norway?")]
+    assert len(got.ids) > 250  # the room goes to the system prompt
+    loop = [
+        *messages,
+        {"role": "assistant", "content": "", "tool_calls": call},
+        says("tool", "Oslo"),
+        context,
+    ]
+    got = fit(loop, 300)
+    assert got.messages is not None
+    assert [one["content"] for one in got.messages[1:]] == ["What is the capital of Norway?", "", "Oslo"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CONTEXT,
+        "Observation:\n" + "12 C " * 400,
+        "Your previous response was not valid JSON. Please answer with valid JSON only. " * 20,
+    ],
+)
+def test_a_message_without_typed_words_is_read_where_it_is_all_that_was_sent(text: str) -> None:
+    got = fit([says("system", "Be kind."), says("user", text)], 200)
+    assert got.messages is not None
+    assert got.messages[-1]["role"] == "user"
+    assert got.messages[-1]["content"].startswith(text[:12])
+
+
 def test_a_tool_result_is_never_read_without_its_call_and_the_question_stays() -> None:
     call = [{"type": "function", "function": {"name": "look", "arguments": {"p0": "x"}}}]
     messages = [says("user", "Find it for me please")]
