@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from store.texts import content_text
 from wire.user_text import is_tool_output, strip_client_context, typed_words
 
 #: Shares of the room: for tools, more only where the messages leave it; at least for the system prompt, where it is that long.
@@ -64,6 +65,14 @@ def window_of(config: object) -> PromptWindow | None:
 def cutting(window: PromptWindow | None, ids: Sequence[int]) -> PromptWindow | None:
     """Return the window where it cuts this prompt; None: the prompt is read whole."""
     return window if window is not None and len(ids) > window.longest else None
+
+
+def typed_question(messages: Messages) -> str:
+    """Return the words of the last user message in which the user typed something; "" where there are none."""
+    for message in reversed(messages):
+        if message.get("role") == "user" and (words := typed_words(content_text(message.get("content")))):
+            return words
+    return ""
 
 
 def fit_ids(ids: Sequence[int], room: int) -> list[int]:

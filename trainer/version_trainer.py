@@ -295,6 +295,10 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
                 least=self._settings.learning.replay,
                 step=self._steps,
             )
+            replay = [
+                *replay,
+                *self._wishes.other_contexts(playbook, [*remembered, *turns], step=self._steps),
+            ]
         repeated = self._prepare_replay(replay, recent, selection)
         prepare_s = time.monotonic() - started
         batch = _VersionBatch(

@@ -3,6 +3,7 @@
 Rehearsal     past complaints whose prompts are answered again; their teacher's prompt holds the whole playbook (`trainer.step`)
 Unlearning    prompts on which a withdrawn wish showed, and reference questions, answered again; the teacher is the base model that reads
               the remaining wishes and carries nothing along
+Contexts      the person's questions below other system prompts, answered again (`trainer.contexts`)
 Measuring     `HintMeter.compliance` of every wish, of the parent version and of the candidate
 """
 
@@ -20,6 +21,7 @@ from store.errors import AlignmentError
 from store.values import Json, ScoredTurn
 from trainer.advantages import directive_streams
 from trainer.batch import Sample, SampleKind
+from trainer.contexts import in_other_contexts
 from trainer.hindsight import after_hints
 from trainer.hint_effect import MAX_TOKENS, PROBES, REFERENCES, HintMeter
 from trainer.hint_selection import HintSelection, effective_wording
@@ -36,6 +38,8 @@ SMALL_TALK = (
     "Okay, got it.", "Gracias.", "Danke schön!", "Merci beaucoup.",
 )  # fmt: skip
 SMALL_TALK_SAMPLES = 2
+#: Questions that a step asks below another system prompt, and the longest of their prompts in tokens.
+CONTEXT_SAMPLES, MAX_CONTEXT_TOKENS = 4, 768
 #: Questions that are asked at least, however slow the model is.
 LEAST_QUESTIONS = 4
 #: A withdrawn wish is gone when so few more of the policy's replies follow it than of the base model's.
@@ -188,6 +192,40 @@ class WishTraining(WishState):
                 pairs.append(pair)
         return self._samples(pairs, f"small-talk-{number}", seed=self._seed + number)
 
+    def other_contexts(
+        self, playbook: Playbook, turns: Sequence[ScoredTurn], *, step: int
+    ) -> list[ScoredTurn]:
+        """The person's questions below other system prompts, each with a wording of a wish as its hint; answered as rehearsal is.
+
+        A person has several programs, and a program changes its system prompt. What is taught below one alone is not followed below another:
+        the anchors, which have none, even teach the difference (research/2026-11-27-contexts.md).
+
+        Args:
+            turns: of the step and of the playbook.
+        """
+        rng = random.Random(f"contexts/{self._seed}/{step}")
+        found = []
+        for place, (turn, chat) in enumerate(in_other_contexts(turns, CONTEXT_SAMPLES, rng)):
+            fitted = chat.fitted(self._policy)
+            if not playbook.active or fitted is None or len(fitted[1]) > MAX_CONTEXT_TOKENS:
+                continue
+            read, ids = fitted
+            wish = playbook.active[place % len(playbook.active)]
+            found.append(
+                replace(
+                    turn,
+                    turn_id=f"{turn.turn_id}/context-{place}",
+                    session_id=f"{turn.session_id}/context-{place}",
+                    messages=tuple(read.messages),
+                    request={"tools": read.tools} if read.tools else {},
+                    prompt_token_ids=tuple(ids),
+                    verdict=replace(
+                        turn.verdict, value=0, hint=rng.choice(wish.wordings).text, hint_is_reaction=True
+                    ),
+                )
+            )
+        return found
+
     def _samples(
         self, pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], name: str, *, seed: int
     ) -> list[Sample]:
@@ -213,7 +251,10 @@ class WishTraining(WishState):
         return 0 < len(turn.prompt_token_ids) <= self._policy.max_context - self._max_tokens
 
     def _pair(
-        self, messages: Sequence[Mapping[str, Any]], hints: Sequence[str], prompt: Sequence[int] | None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        hints: Sequence[str],
+        prompt: Sequence[int] | None,
     ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """A prompt with and without the remaining wishes; None where it cannot be rendered or has no room."""
         try:
