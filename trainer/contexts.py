@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +41,7 @@ _TOOLS = (
 _MOST_PARAGRAPHS, _MOST_TOOLS = 9, 4
 #: Longer questions are tasks with their material: another context would not fit them.
 _MAX_QUESTION_CHARS = 300
+_KEY_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,22 +68,27 @@ class Chat:
 def in_other_contexts(
     turns: Sequence[ScoredTurn], count: int, rng: random.Random
 ) -> list[tuple[ScoredTurn, Chat]]:
-    """Return ``count`` of the turns' questions, each alone below a context that its turn did not have.
+    """Return ``count`` of the turns with their question alone below a context that they did not have.
 
-    A context is the system prompt and the tools of another turn, or none; every second one, and all where the turns have
-    no other, are written here.
+    A context is system prompt and tools. By turns it is one that is written here and one of the person's own: none where the turn has one,
+    else that of another turn.
     """
     asked = [
         (turn, question, _context(turn))
         for turn in turns
         if (question := typed_question(turn.messages)) and len(question) <= _MAX_QUESTION_CHARS
     ]
-    known = {_key(context): context for context in (Chat(messages=[]), *(context for *_, context in asked))}
+    own = {_key(context): context for *_, context in asked}
     found = []
     for place in range(count if asked else 0):
-        turn, question, own = rng.choice(asked)
-        others = [context for key, context in known.items() if key != _key(own)]
-        context = rng.choice(others) if others and place % 2 == 0 else _written(rng)
+        turn, question, before = rng.choice(asked)
+        others = [context for key, context in own.items() if key not in (_key(before), _key(_NONE))]
+        if place % 2:
+            context = _written(rng)
+        elif before != _NONE and (not others or place % 4):
+            context = _NONE
+        else:
+            context = rng.choice(others) if others else _written(rng)
         chat = Chat(messages=[*context.messages, {"role": "user", "content": question}], tools=context.tools)
         found.append((turn, chat))
     return found
@@ -121,4 +127,9 @@ def _context(turn: ScoredTurn) -> Chat:
 
 
 def _key(context: Chat) -> str:
-    return json.dumps([context.messages, context.tools], sort_keys=True)
+    """What two contexts share that differ by a date or by what a program adds behind its rules."""
+    text = "\n".join(one["content"] for one in context.messages)
+    return re.sub(r"\d+", "", text)[:_KEY_CHARS]
+
+
+_NONE = Chat(messages=[])

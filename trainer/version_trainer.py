@@ -142,6 +142,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
                 seed=settings.seed,
                 share=effort.canaries * self.wish_questions,
                 max_tokens=effort.anchor_tokens,
+                contexts=effort.contexts,
             ),
         )
         self._policy = policy

@@ -22,6 +22,7 @@ from store.values import Json, ScoredTurn
 from trainer.advantages import directive_streams
 from trainer.batch import Sample, SampleKind
 from trainer.contexts import in_other_contexts
+from trainer.cost import LEVELS
 from trainer.hindsight import after_hints
 from trainer.hint_effect import MAX_TOKENS, PROBES, REFERENCES, HintMeter
 from trainer.hint_selection import HintSelection, effective_wording
@@ -38,8 +39,8 @@ SMALL_TALK = (
     "Okay, got it.", "Gracias.", "Danke schön!", "Merci beaucoup.",
 )  # fmt: skip
 SMALL_TALK_SAMPLES = 2
-#: Questions that a step asks below another system prompt, and the longest of their prompts in tokens.
-CONTEXT_SAMPLES, MAX_CONTEXT_TOKENS = 4, 768
+#: Longest prompt of a question below another system prompt, in tokens.
+MAX_CONTEXT_TOKENS = 768
 #: Questions that are asked at least, however slow the model is.
 LEAST_QUESTIONS = 4
 #: A withdrawn wish is gone when so few more of the policy's replies follow it than of the base model's.
@@ -70,12 +71,21 @@ class WishTraining(WishState):
         seed: of the replies that are measured.
         share: of the reference and probe questions, for models that cannot afford all.
         max_tokens: longest reply to any of them.
+        contexts: questions that a step asks below another system prompt.
     """
 
     def __init__(
-        self, policy: Policy, model: str, *, seed: int, share: float = 1.0, max_tokens: int = MAX_TOKENS
+        self,
+        policy: Policy,
+        model: str,
+        *,
+        seed: int,
+        share: float = 1.0,
+        max_tokens: int = MAX_TOKENS,
+        contexts: int = LEVELS[0].contexts,
     ) -> None:
         super().__init__()
+        self._contexts = contexts
         self._policy = policy
         self._seed = seed
         self._max_tokens = max_tokens
@@ -205,7 +215,7 @@ class WishTraining(WishState):
         """
         rng = random.Random(f"contexts/{self._seed}/{step}")
         found = []
-        for place, (turn, chat) in enumerate(in_other_contexts(turns, CONTEXT_SAMPLES, rng)):
+        for place, (turn, chat) in enumerate(in_other_contexts(turns, self._contexts, rng)):
             fitted = chat.fitted(self._policy)
             if not playbook.active or fitted is None or len(fitted[1]) > MAX_CONTEXT_TOKENS:
                 continue
