@@ -506,6 +506,12 @@ def _add_eval_measurements(evaluate: argparse.ArgumentParser) -> None:
         help="requests for a whole list, JSON or code, before and after (default: %(default)s)",
     )
     evaluate.add_argument(
+        "--elsewhere",
+        type=int,
+        default=24,
+        help="questions below system prompts that the user never had, before and after (default: %(default)s)",
+    )
+    evaluate.add_argument(
         "--small-talk",
         type=int,
         default=24,

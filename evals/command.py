@@ -138,6 +138,7 @@ def _plan(settings: Settings, arguments: argparse.Namespace) -> list[Case]:
         ("opposites", 1),
         ("tool_requests", 1),
         ("again", 0),
+        ("elsewhere", 0),
         ("scope", 0),
         ("small_talk", 0),
         ("measure_every", 0),
@@ -179,6 +180,7 @@ def _plan(settings: Settings, arguments: argparse.Namespace) -> list[Case]:
         undos=arguments.opposites,
         tools=arguments.tool_requests,
         again=arguments.again,
+        elsewhere=arguments.elsewhere,
         scope=arguments.scope,
         small_talk=arguments.small_talk,
         thorough=arguments.thorough,
@@ -351,6 +353,7 @@ class ProgressReporter:
     def measured(self, count: int, version: int, measures: EvalMeasures) -> None:
         rest = "" if measures.undone is None else f" opposite {measures.undone:.2f}"
         rest += "" if measures.tools is None else f" tools {measures.tools:.2f}"
+        rest += "" if measures.elsewhere is None else f" elsewhere {measures.elsewhere:.2f}"
         rest += "" if measures.small_talk is None else f" small talk {measures.small_talk:.2f}"
         rest += "" if measures.follow_ups is None else f" follow-ups {measures.follow_ups:.2f}"
         rest += "" if measures.kl_to_base is None else f" KL {measures.kl_to_base:.3f}"

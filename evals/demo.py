@@ -86,6 +86,7 @@ def run_demo(settings: Settings, arguments: argparse.Namespace) -> int:
         undos=OPPOSITES,
         tools=0,
         again=0,
+        elsewhere=0,
         scope=0,
         small_talk=0,
     )

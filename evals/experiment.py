@@ -51,7 +51,7 @@ class Case:
         mode: stack: a Patina of its own; url: a running one; fast: the trainer's step in this process.
         user_model: the LLM that plays the user, "" for rules.
         measure_every: interactions between measurements.
-        questions, undos, tools, again, scope, small_talk: probes at the first and last measurement; in between only the questions.
+        questions, undos, tools, again, elsewhere, scope, small_talk: probes at the first and last measurement; in between only the questions.
         thorough: every probe at every measurement.
         tabs: conversations that are open at once.
         unrelated: further interactions in which the user never mentions a wish (`evals.unrelated`).
@@ -70,6 +70,7 @@ class Case:
     undos: int = 24
     tools: int = 18
     again: int = 24
+    elsewhere: int = 24
     scope: int = 24
     small_talk: int = 24
     tabs: int = 1
@@ -90,6 +91,8 @@ class Case:
             del named["thorough"]
         if not self.unrelated:
             del named["unrelated"]
+        if not self.elsewhere:
+            del named["elsewhere"]
         return json.dumps(named, sort_keys=True)
 
 
@@ -156,6 +159,7 @@ class _CaseRun:
             undos=case.undos,
             tools=case.tools,
             again=case.again,
+            elsewhere=case.elsewhere,
             scope=case.scope,
             small_talk=case.small_talk,
             seed=case.seed,

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from evals.preferences import PREFERENCES, Task, task_kind, tasks, violations
 from evals.scope import FORMS, Demand, demand
+from evals.system_prompts import SYSTEM_PROMPTS
 from models.canaries import canaries
 from models.corpus import TOOL_KINDS, Errand, errand, offered
 from models.follow_ups import CLAIMED, FOLLOW_UPS, RESTATED
@@ -65,6 +66,7 @@ class Probe:
 
     Attributes:
         kind: plain asks for no manner; undo asks for the opposite of `preference`; tool needs a call; again asks for `preference`;
+            elsewhere is plain, below a system prompt;
             scope is a `demand`; small_talk and follow_up follow an answer; claim asks for a fact that was wrongly corrected.
         task: of a claim: the question with the wrong answer for its right one.
         expect: of a tool probe: the call's name and arguments.
@@ -73,7 +75,7 @@ class Probe:
         prefix: a system prompt in front, "" for none.
     """
 
-    kind: Literal["plain", "undo", "tool", "again", "scope", "small_talk", "follow_up", "claim"]
+    kind: Literal["plain", "undo", "tool", "again", "elsewhere", "scope", "small_talk", "follow_up", "claim"]
     text: str
     seed: int
     task: Task | None = None
@@ -109,6 +111,7 @@ def plan_probes(
     tools: int,
     seed: int,
     again: int = 0,
+    elsewhere: int = 0,
     scope: int = 0,
     small_talk: int = 0,
 ) -> tuple[Probe, ...]:
@@ -120,6 +123,7 @@ def plan_probes(
         undos: requests for the opposite, shared out among the preferences.
         tools: requests that need a tool call, none of which is also a canary (those are trained on).
         again: questions that name the wish, shared out among the preferences; every second one in a system prompt.
+        elsewhere: plain questions below system prompts that no user has, `SYSTEM_PROMPTS` by turns.
         scope: requests for a whole answer in a form (`evals.scope`), of each form as many.
         small_talk: thanks and greetings behind an answer, and as many follow-ups.
 
@@ -138,6 +142,7 @@ def plan_probes(
         *_undo_probes(preferences, pool, undos, base + 4_000),
         *_tool_probes(rng, tools, base + 7_000),
         *_again_probes(preferences, pool, again, base + 5_000),
+        *_elsewhere_probes(pool, elsewhere, base + 5_500),
         *_scope_probes(rng, scope, base + 6_000),
         *_probes_behind_answers("small_talk", _SMALL_TALK, pool, small_talk, base + 8_000),
         *_probes_behind_answers("follow_up", _FOLLOW_UPS, pool, small_talk, base + 8_500),
@@ -187,6 +192,13 @@ def _again_probes(preferences: Sequence[str], pool: Sequence[Task], count: int, 
             preference=name,
             seed=seed + index,
         )
+
+
+def _elsewhere_probes(pool: Sequence[Task], count: int, seed: int) -> Iterator[Probe]:
+    for index in range(count):
+        task = pool[index % len(pool)]
+        prefix = SYSTEM_PROMPTS[index % len(SYSTEM_PROMPTS)]
+        yield Probe(kind="elsewhere", text=task.text, prefix=prefix, task=task, seed=seed + index)
 
 
 def _scope_probes(rng: random.Random, count: int, seed: int) -> Iterator[Probe]:
@@ -270,6 +282,7 @@ class EvalMeasures:
         distinct_1, distinct_2: different words and pairs of words among all of them. self_rouge: mean ROUGE-L of pairs of replies.
         surprise: mean -log-probability of the sampled tokens (a client's estimate of the entropy).
         again: replies to questions that name a wish which meet it, are right and are whole (`models.wellformed`).
+        elsewhere: replies below other system prompts that meet all wishes of now.
         scope: whole answers to requests for a form, by form.
         small_talk: whole replies to thanks and greetings. broken: (asked, answered) of some that are not.
         follow_ups: right, whole replies to doubt and to questions about an answer.
@@ -291,6 +304,7 @@ class EvalMeasures:
     surprise: float | None
     questions: int
     again: float | None = None
+    elsewhere: float | None = None
     scope: Mapping[str, float] = field(default_factory=dict)
     small_talk: float | None = None
     follow_ups: float | None = None
@@ -342,6 +356,11 @@ def judge(
         for probe, answer in pairs
         if probe.kind == "again" and probe.preference and probe.task
     ]
+    elsewhere = [
+        not violations(wants, probe.task, answer.text)
+        for probe, answer in pairs
+        if probe.kind == "elsewhere" and probe.task
+    ]
     scope: dict[str, list[bool]] = {}
     for probe, answer in pairs:
         if probe.demand:
@@ -375,6 +394,7 @@ def judge(
         surprise=mean(surprises) if surprises else None,
         questions=len(plain),
         again=mean(again) if again else None,
+        elsewhere=mean(elsewhere) if elsewhere else None,
         scope={form: mean(hits) for form, hits in scope.items()},
         small_talk=1.0 - len(broken) / len(replies) if replies else None,
         follow_ups=mean(follow_ups) if follow_ups else None,

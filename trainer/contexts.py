@@ -15,7 +15,7 @@ from store.values import ScoredTurn
 from trainer.protocol import Policy
 
 #: Paragraphs of system prompts as applications send them, and tools: a person's next program may send some like these.
-_PARAGRAPHS = (
+PARAGRAPHS = (
     "You are a helpful assistant.",
     "You are a personal assistant that runs in a chat app. The user writes from a phone.",
     "You answer questions of the people of a small company. Be accurate.",
@@ -84,19 +84,19 @@ def in_other_contexts(
         turn, question, before = rng.choice(asked)
         others = [context for key, context in own.items() if key not in (_key(before), _key(_NONE))]
         if place % 2:
-            context = _written(rng)
+            context = written_context(rng)
         elif before != _NONE and (not others or place % 4):
             context = _NONE
         else:
-            context = rng.choice(others) if others else _written(rng)
+            context = rng.choice(others) if others else written_context(rng)
         chat = Chat(messages=[*context.messages, {"role": "user", "content": question}], tools=context.tools)
         found.append((turn, chat))
     return found
 
 
-def _written(rng: random.Random) -> Chat:
+def written_context(rng: random.Random) -> Chat:
     """A context of some of the paragraphs and tools."""
-    paragraphs = rng.sample(_PARAGRAPHS, rng.randint(1, _MOST_PARAGRAPHS))
+    paragraphs = rng.sample(PARAGRAPHS, rng.randint(1, _MOST_PARAGRAPHS))
     tools = [
         {
             "type": "function",

@@ -24,7 +24,7 @@ from tests.evals.scripted import KEY, ScriptedPatina, serving
 PREFERENCES = ("concise", "no_emoji")
 CASE = Case(
     method="combine", user="steady", preferences=PREFERENCES, seed=0, interactions=12, mode="url",
-    measure_every=6, questions=10, undos=4, tools=0, again=0, scope=0, small_talk=0,
+    measure_every=6, questions=10, undos=4, tools=0, again=0, elsewhere=0, scope=0, small_talk=0,
 )  # fmt: skip
 BEFORE: Json = {"compliance": 0.05, "facts": 0.95, "undone": None}
 

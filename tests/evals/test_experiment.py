@@ -49,7 +49,7 @@ pytestmark = pytest.mark.slow
 
 CASE = Case(
     method="combine", user="steady", preferences=("concise",), seed=0, interactions=12, mode="fast",
-    measure_every=6, questions=6, undos=4, tools=2, tabs=2, again=0, scope=0, small_talk=0,
+    measure_every=6, questions=6, undos=4, tools=2, tabs=2, again=0, elsewhere=0, scope=0, small_talk=0,
 )  # fmt: skip
 
 
@@ -228,7 +228,8 @@ def test_a_retained_user_is_followed_by_36_unrelated_conversations_where_no_numb
 
 
 def test_the_first_and_the_last_measurement_also_look_at_repeated_wishes_forms_and_small_talk() -> None:
-    row = played(replace(CASE, again=4, scope=3, small_talk=2))
+    row = played(replace(CASE, again=4, elsewhere=4, scope=3, small_talk=2))
+    assert [point["elsewhere"] is None for point in row["points"]] == [False, True, False]
     assert [point["again"] is None for point in row["points"]] == [False, True, False]
     assert (row["points"][0]["again"], row["points"][-1]["again"]) == (0.5, 1.0)
     assert [set(point["scope"]) for point in row["points"]] == [

@@ -18,9 +18,12 @@ from evals.metrics import (
 )
 from evals.problems import problems
 from evals.question_splits import USER_QUESTIONS
+from evals.system_prompts import SYSTEM_PROMPTS
 from models.canaries import canaries
 from models.wellformed import built_in_words
 from store.errors import ConfigError
+from tests.evals.test_phrasing import runs
+from trainer.contexts import PARAGRAPHS
 
 
 def test_probes_are_the_same_for_the_same_seed_and_none_is_a_canary_or_an_anchor() -> None:
@@ -94,6 +97,23 @@ def test_repeated_wishes_forms_small_talk_and_claims_by_hand() -> None:
     assert [reply for _, reply in found.broken] == ["", "Welwelcome."]
     assert judge(["concise"], ["concise"], probes, answers).small_talk == pytest.approx(2 / 3)
     assert found.claims is None
+
+
+def test_questions_below_other_system_prompts_by_hand() -> None:
+    probes = plan_probes(["concise", "no_emoji"], questions=1, undos=0, tools=0, seed=0, elsewhere=5)
+    elsewhere = [probe for probe in probes if probe.kind == "elsewhere"]
+    assert [probe.prefix for probe in elsewhere] == [*SYSTEM_PROMPTS, SYSTEM_PROMPTS[0]]
+    assert all(probe.task and probe.text == probe.task.text for probe in elsewhere)
+    answers = [Answer(text=text) for text in ("", "It is so.", "So.", "So! 😊", "word " * 40, "So.")]
+    found = judge(["concise"], ["concise", "no_emoji"], probes, answers)
+    assert found.elsewhere == 0.8
+    assert judge(["concise", "no_emoji"], ["concise", "no_emoji"], probes, answers).elsewhere == 0.6
+    assert judge(["concise"], ["concise"], probes[:1], answers[:1]).elsewhere is None
+
+
+def test_the_trainer_knows_none_of_the_system_prompts_of_the_evaluation() -> None:
+    written = set().union(*(runs(text, 4) for text in PARAGRAPHS))
+    assert not {run for prompt in SYSTEM_PROMPTS for run in runs(prompt, 4)} & written
 
 
 def test_a_wrong_correction_is_looked_for_in_words_that_no_user_uses() -> None:

@@ -55,6 +55,8 @@ HELD_OUT_SETS = [
     "unseen-nov27.jsonl",
     "unseen-nov27-languages.jsonl",
     "unseen-nov27-last.jsonl",
+    "unseen-nov27-styles.jsonl",
+    "unseen-nov27-tester.jsonl",
 ]
 #: set -> least share right of what is read as a complaint and as praise, least share of the messages read as labelled.
 NEWEST = {
@@ -68,6 +70,8 @@ NEWEST = {
     "unseen-nov27.jsonl": (0.92, 0.96, 0.73),
     "unseen-nov27-languages.jsonl": (0.96, 0.94, 0.71),
     "unseen-nov27-last.jsonl": (0.92, 0.94, 0.78),
+    "unseen-nov27-styles.jsonl": (0.91, 0.91, 0.68),
+    "unseen-nov27-tester.jsonl": (0.94, 0.95, 0.8),
 }
 
 
