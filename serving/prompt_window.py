@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from store.texts import content_text
-from wire.user_text import is_tool_output, strip_client_context, typed_words
+from wire.user_text import is_machine_event, is_tool_output, without_client_context
 
 #: Shares of the room: for tools, more only where the messages leave it; at least for the system prompt, where it is that long.
 _TOOLS_SHARE, _SYSTEM_SHARE = 0.35, 0.25
@@ -25,6 +25,7 @@ _LONGEST_TOKEN = 24
 _MESSAGE_OVERHEAD, _FRAME = 8, 100
 _GAP = "\n[...]\n"
 _ATTEMPTS = 6
+_INPUT_ROLES = ("user", "tool", "function")
 
 Messages = Sequence[Mapping[str, Any]]
 #: Entries of a model's config.json: tokens that a request may have; the longest prompt that is read whole; tokens that are read of a longer one.
@@ -68,9 +69,19 @@ def cutting(window: PromptWindow | None, ids: Sequence[int]) -> PromptWindow | N
 
 
 def typed_question(messages: Messages) -> str:
-    """Return the words of the last user message in which the user typed something; "" where there are none."""
+    """Return what the user typed in the last of their messages; "" where that is not plain text, a program's, or nothing."""
     for message in reversed(messages):
-        if message.get("role") == "user" and (words := typed_words(content_text(message.get("content")))):
+        content = message.get("content")
+        if message.get("role") != "user" or not content:
+            continue
+        if isinstance(content, list) and any(
+            not isinstance(part, str) and "text" not in part for part in content
+        ):
+            return ""
+        text = content_text(content)
+        if is_tool_output(text) or is_machine_event(text):
+            return ""
+        if words := without_client_context(text):
             return words
     return ""
 
@@ -99,7 +110,7 @@ def fit_prompt(
     whole = [dict(message) for message in messages]
     if len(ids) <= room:
         return Fitted(ids=list(ids), dropped=0, messages=whole, tools=list(tools) if tools else None)
-    whole = _without_client_context(whole)
+    whole = _typed(whole)
     count = _counter(render)
     for_tools = max(int(room * _TOOLS_SHARE), room - len(render(whole, None)) - _FRAME) if tools else 0
     kept_tools = _fit_tools(list(tools or ()), whole, count, for_tools) or None
@@ -187,19 +198,28 @@ def _shortened(tool: Any) -> Any:
 # ---- messages
 
 
-def _without_client_context(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with the typed words of the user's, and without those that hold a client's context alone, unless all do."""
-    stripped = [_typed(message) if message.get("role") == "user" else message for message in messages]
-    typed = [one for one in stripped if one is not None]
-    return typed if any(one.get("role") == "user" for one in typed) else messages
+def _typed(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with what the user typed, and without those beside a question or tool result that hold a client's context alone."""
+    typed = [_without_context(one) if one.get("role") == "user" else one for one in messages]
+    if not any(one is not None and one.get("role") == "user" for one in typed):
+        return messages
+    kept: list[dict[str, Any]] = []
+    for index, message in enumerate(typed):
+        if message is None:
+            before = kept[-1].get("role") if kept else ""
+            after = messages[index + 1].get("role") if index + 1 < len(messages) else ""
+            if before in _INPUT_ROLES or after == "user":
+                continue
+            message = messages[index]
+        kept.append(message)
+    return kept
 
 
-def _typed(message: dict[str, Any]) -> dict[str, Any] | None:
+def _without_context(message: dict[str, Any]) -> dict[str, Any] | None:
     text = str(message.get("content") or "")
-    if is_tool_output(text) or not text:
+    if not text or is_tool_output(text):
         return message
-    # What a framework writes about a reply that it rejects has no typed words, and is the request all the same.
-    words = typed_words(text) or (text if strip_client_context(text) else "")
+    words = without_client_context(text)
     return {**message, "content": words} if words else None
 
 

@@ -31,7 +31,6 @@ from store.wishes import OPPOSITES
 from trainer.advantages import directive_streams
 from trainer.batch import Sample, SampleKind
 from trainer.canaries import load_canaries
-from trainer.contexts import written_context
 from trainer.gate import MAX_TOOLS
 from trainer.protocol import Policy, Reply, Weights
 
@@ -45,8 +44,6 @@ MAX_PROMPT_TOKENS = 512
 _TOOLS_EVERY = 4
 #: Candidates of each style, and the share of anchors that are chosen by drift.
 _CANDIDATES, _FOCUS = 3, 0.75
-#: Of the prompts with instructions, one in so many stands below a system prompt.
-_BELOW_A_SYSTEM_PROMPT = 4
 #: Anchors that ask for the opposite of a wish, for each wish that is taught; all of them at most this share of the anchors.
 _AGAINST, _MOST_AGAINST = 2, 0.25
 #: Style of an anchor -> label of the wish that it states, where their names differ.
@@ -89,11 +86,8 @@ class Anchors:
         canaries = load_canaries(model)
         self._policy, self._seed = policy, seed
         self._styles: dict[str, list[_Prompt]] = {}
-        rng = random.Random(f"anchors/{seed}")
-        for place, anchor in enumerate(canaries.split()[0]):
-            # What a wish spreads to below a system prompt (`trainer.contexts`) is held there too.
-            system = [] if place % _BELOW_A_SYSTEM_PROMPT else written_context(rng).messages
-            ids = tuple(policy.render([*system, {"role": "user", "content": anchor.prompt}]))
+        for anchor in canaries.split()[0]:
+            ids = tuple(policy.render([{"role": "user", "content": anchor.prompt}]))
             self._styles.setdefault(anchor.style, []).append(ids)
         # The gate measures by the first ones; of those, half. Few requests are learnt by heart, and others break.
         requests = (*canaries.tools[1:MAX_TOOLS:2], *canaries.tools[MAX_TOOLS:])

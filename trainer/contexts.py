@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from serving.prompt_window import cutting, fit_prompt, typed_question
 from store.errors import AlignmentError
 from store.texts import content_text
-from store.values import ScoredTurn
+from store.values import Json, ScoredTurn
 from trainer.protocol import Policy
 
 #: Paragraphs of system prompts as applications send them, and tools: a person's next program may send some like these.
@@ -46,56 +47,69 @@ _KEY_CHARS = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """Messages and tools of a request."""
+    """Messages of a request, its tools, and further arguments of the chat template."""
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None = None
+    template: dict[str, Any] = field(default_factory=dict)
 
-    def fitted(self, policy: Policy) -> tuple[Chat, list[int]] | None:
-        """Return what the engine would read of it, and the prompt's ids; None where nothing fits or the model's template refuses it."""
+    @property
+    def request(self) -> Json:
+        """What a recorded request would have beside the messages."""
+        return ({"tools": self.tools} if self.tools else {}) | (
+            {"chat_template_kwargs": self.template} if self.template else {}
+        )
+
+    def fitted(self, policy: Policy, *, max_tokens: int) -> tuple[Chat, list[int]] | None:
+        """Return what the engine would read of it, and the prompt's ids; None: too long, or the model's template refuses it."""
+        render: Callable[..., list[int]] = partial(policy.render, **self.template)
         try:
-            ids = policy.render(self.messages, self.tools)
+            ids = render(self.messages, self.tools)
+            window = cutting(policy.window, ids)
+            room = len(ids) if window is None else window.room
+            fitted = fit_prompt(render, self.messages, self.tools, ids=ids, room=room)
         except (AlignmentError, ValueError):
             return None
-        window = cutting(policy.window, ids)
-        room = len(ids) if window is None else window.room
-        fitted = fit_prompt(policy.render, self.messages, self.tools, ids=ids, room=room)
-        if fitted.messages is None:
+        if fitted.messages is None or len(fitted.ids) > max_tokens:
             return None
-        return Chat(messages=fitted.messages, tools=fitted.tools), fitted.ids
+        return replace(self, messages=fitted.messages, tools=fitted.tools), fitted.ids
 
 
 def in_other_contexts(
     turns: Sequence[ScoredTurn], count: int, rng: random.Random
-) -> list[tuple[ScoredTurn, Chat]]:
-    """Return ``count`` of the turns with their question alone below a context that they did not have.
+) -> Iterator[tuple[ScoredTurn, Chat]]:
+    """Yield ``count`` of the turns with their question alone below a context, system prompt and tools, that they did not have.
 
-    A context is system prompt and tools. By turns it is one that is written here and one of the person's own: none where the turn has one,
-    else that of another turn.
+    Half of the contexts are written here. The others are the person's own: no context for a turn that has one, or the context of
+    another turn.
     """
+    reactions = {turn.next_text for turn in turns} | {turn.verdict.hint for turn in turns}
     asked = [
         (turn, question, _context(turn))
         for turn in turns
-        if (question := typed_question(turn.messages)) and len(question) <= _MAX_QUESTION_CHARS
+        if (question := typed_question(turn.messages))
+        and len(question) <= _MAX_QUESTION_CHARS
+        and question not in reactions
     ]
     own = {_key(context): context for *_, context in asked}
-    found = []
-    for place in range(count if asked else 0):
+    for _ in range(count if asked else 0):
         turn, question, before = rng.choice(asked)
-        others = [context for key, context in own.items() if key not in (_key(before), _key(_NONE))]
-        if place % 2:
-            context = written_context(rng)
-        elif before != _NONE and (not others or place % 4):
-            context = _NONE
-        else:
-            context = rng.choice(others) if others else written_context(rng)
-        chat = Chat(messages=[*context.messages, {"role": "user", "content": question}], tools=context.tools)
-        found.append((turn, chat))
-    return found
+        others = [context for key, context in own.items() if key not in (_key(before), "")]
+        if before.messages:
+            others.append(Chat(messages=[]))
+        context = rng.choice(others) if others and rng.random() < 0.5 else written_context(rng)
+        yield (
+            turn,
+            replace(
+                context,
+                messages=[*context.messages, {"role": "user", "content": question}],
+                template=before.template,
+            ),
+        )
 
 
 def written_context(rng: random.Random) -> Chat:
-    """A context of some of the paragraphs and tools."""
+    """Return a context of some of the paragraphs and tools."""
     paragraphs = rng.sample(PARAGRAPHS, rng.randint(1, _MOST_PARAGRAPHS))
     tools = [
         {
@@ -122,14 +136,15 @@ def _context(turn: ScoredTurn) -> Chat:
         for one in turn.messages
         if one.get("role") in ("system", "developer") and (text := content_text(one.get("content")))
     ]
-    tools = turn.request.get("tools")
-    return Chat(messages=system, tools=list(tools) if isinstance(tools, list) and tools else None)
+    tools, template = turn.request.get("tools"), turn.request.get("chat_template_kwargs")
+    return Chat(
+        messages=system,
+        tools=list(tools) if isinstance(tools, list) and tools else None,
+        template=dict(template) if isinstance(template, Mapping) else {},
+    )
 
 
 def _key(context: Chat) -> str:
-    """What two contexts share that differ by a date or by what a program adds behind its rules."""
+    """What two contexts share that differ by a date or by what a program adds behind its rules; "" where there is no system prompt."""
     text = "\n".join(one["content"] for one in context.messages)
     return re.sub(r"\d+", "", text)[:_KEY_CHARS]
-
-
-_NONE = Chat(messages=[])

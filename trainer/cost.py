@@ -17,8 +17,8 @@ from store.values import Json
 #: Seconds that a version may take by the estimate, so that it takes less than twice as many: the estimate is rough, and a core is
 #: seldom one's own. A person waits so long for an effect.
 BUDGET_S = 150.0
-#: Typical tokens of a prompt, of a prompt with hints, and of a reply.
-PROMPT, HINTED, REPLY = 120, 240, 96
+#: Typical tokens of a prompt, of a prompt with hints, of a question below another system prompt, and of a reply.
+PROMPT, HINTED, CONTEXT, REPLY = 120, 240, 280, 96
 #: Prompts of the whole gate, and passes that read its replies.
 GATE_PROMPTS, GATE_READS = 60, 4
 #: Questions that show which wishes the policy follows, and passes that read each reply: three wishes, together and one left out.
@@ -55,7 +55,7 @@ class Effort:
         gate_tokens: longest reply the gate waits for.
         resample_tokens: longest new answer to a complaint.
         anchor_tokens: longest answer to an anchor.
-        contexts: of the person's questions that are asked again below another system prompt.
+        contexts: questions of the person that a step asks again below another system prompt.
     """
 
     steps: int
@@ -64,27 +64,19 @@ class Effort:
     gate_tokens: int = 96
     resample_tokens: int = 512
     anchor_tokens: int = 64
-    contexts: int = 4
+    contexts: int = 2
 
 
 #: From all to the least.
 LEVELS = (
     Effort(steps=6, anchors=16),
     Effort(steps=6, anchors=16, canaries=0.6, resample_tokens=256),
-    Effort(steps=4, anchors=12, canaries=0.5, resample_tokens=128, contexts=3),
-    Effort(
-        steps=3, anchors=8, canaries=0.4, gate_tokens=64, resample_tokens=64, anchor_tokens=48, contexts=2
-    ),
-    Effort(
-        steps=2, anchors=6, canaries=0.3, gate_tokens=48, resample_tokens=64, anchor_tokens=32, contexts=2
-    ),
-    Effort(
-        steps=2, anchors=4, canaries=0.2, gate_tokens=32, resample_tokens=48, anchor_tokens=32, contexts=1
-    ),
-    Effort(
-        steps=1, anchors=4, canaries=0.2, gate_tokens=24, resample_tokens=32, anchor_tokens=24, contexts=1
-    ),
-)
+    Effort(steps=4, anchors=12, canaries=0.5, resample_tokens=128),
+    Effort(steps=3, anchors=8, canaries=0.4, gate_tokens=64, resample_tokens=64, anchor_tokens=48),
+    Effort(steps=2, anchors=6, canaries=0.3, gate_tokens=48, resample_tokens=64, anchor_tokens=32, contexts=1),
+    Effort(steps=2, anchors=4, canaries=0.2, gate_tokens=32, resample_tokens=48, anchor_tokens=32, contexts=1),
+    Effort(steps=1, anchors=4, canaries=0.2, gate_tokens=24, resample_tokens=32, anchor_tokens=24, contexts=1),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +97,6 @@ class Estimate:
 
 def estimate(speed: Speed, effort: Effort, *, turns: int) -> Estimate:
     """Seconds of a version of so many turns."""
-    turns += effort.contexts
 
     def reads(rows: float, prompt: int, reply: int, passes: float) -> float:
         return rows * passes * ((prompt + reply) * speed.read_s + reply * speed.logits_s)
@@ -118,6 +109,8 @@ def estimate(speed: Speed, effort: Effort, *, turns: int) -> Estimate:
     anchors, anchor_reply = effort.anchors, effort.anchor_tokens
     # policy, then teacher, base model and policy again
     teach = reads(turns, PROMPT, reply, 3) + reads(turns, HINTED, reply, 1)
+    contexts = effort.contexts
+    teach += samples(contexts, CONTEXT, reply) + reads(contexts, CONTEXT, reply, 4)
     # candidates are sampled and read, those that are chosen answered
     candidates = 2 * anchors
     step = samples(candidates, PROMPT, anchor_reply) + reads(candidates, PROMPT, anchor_reply, 1)
@@ -125,7 +118,8 @@ def estimate(speed: Speed, effort: Effort, *, turns: int) -> Estimate:
     # forward and backward, base model, the teacher behind its hints, and how far it went
     each = reads(turns, PROMPT, reply, speed.learn_factor + 2) + reads(turns, HINTED, reply, 1)
     each += reads(anchors, PROMPT, anchor_reply, speed.learn_factor + 2)
-    resampling = samples(turns + anchors, PROMPT, max(reply, anchor_reply))
+    each += reads(contexts, CONTEXT, reply, speed.learn_factor + 3)
+    resampling = samples(turns + contexts + anchors, PROMPT, max(reply, anchor_reply))
     step += effort.steps * each + (effort.steps - 1) * resampling
     prompts = math.ceil(GATE_PROMPTS * effort.canaries)
     gate = samples(prompts, PROMPT, effort.gate_tokens) + reads(

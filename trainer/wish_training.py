@@ -207,31 +207,34 @@ class WishTraining(WishState):
     ) -> list[ScoredTurn]:
         """The person's questions below other system prompts, each with a wording of a wish as its hint; answered as rehearsal is.
 
-        A person has several programs, and a program changes its system prompt. What is taught below one alone is not followed below another:
-        the anchors, which have none, even teach the difference (research/2026-11-27-contexts.md).
+        A person has several programs, and a program changes its system prompt. What is taught below one alone is hardly followed below
+        another (research/2026-11-27-contexts.md).
 
         Args:
             turns: of the step and of the playbook.
         """
+        if not playbook.active:
+            return []
         rng = random.Random(f"contexts/{self._seed}/{step}")
-        found = []
-        for place, (turn, chat) in enumerate(in_other_contexts(turns, self._contexts, rng)):
-            fitted = chat.fitted(self._policy)
-            if not playbook.active or fitted is None or len(fitted[1]) > MAX_CONTEXT_TOKENS:
+        # Half of the context is the reply's.
+        longest = min(MAX_CONTEXT_TOKENS, self._policy.max_context // 2)
+        found: list[ScoredTurn] = []
+        for turn, chat in in_other_contexts(turns, 2 * self._contexts, rng):
+            wording = rng.choice(rng.choice(playbook.active).wordings).text
+            fitted = chat.fitted(self._policy, max_tokens=longest)
+            if fitted is None or len(found) == self._contexts:
                 continue
             read, ids = fitted
-            wish = playbook.active[place % len(playbook.active)]
+            name = f"context-{len(found)}"
             found.append(
                 replace(
                     turn,
-                    turn_id=f"{turn.turn_id}/context-{place}",
-                    session_id=f"{turn.session_id}/context-{place}",
+                    turn_id=f"{turn.turn_id}/{name}",
+                    session_id=f"{turn.session_id}/{name}",
                     messages=tuple(read.messages),
-                    request={"tools": read.tools} if read.tools else {},
+                    request=read.request,
                     prompt_token_ids=tuple(ids),
-                    verdict=replace(
-                        turn.verdict, value=0, hint=rng.choice(wish.wordings).text, hint_is_reaction=True
-                    ),
+                    verdict=replace(turn.verdict, value=0, hint=wording, hint_is_reaction=True),
                 )
             )
         return found

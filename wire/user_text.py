@@ -43,7 +43,7 @@ _STAMP = re.compile(
 )
 
 #: A line that consists of a bracketed marker ("[… heartbeat poll]"), or of key=value pairs ("Runtime: a=b | c=d | e=f").
-_MARKER = re.compile(r"^[ \t]*\[[^\[\]\n]{3,60}\][ \t]*$", re.MULTILINE)
+_MARKER = re.compile(r"^[ \t]*\[(?=[^\[\]\n]*\w)[^\[\]\n]{3,60}\][ \t]*$", re.MULTILINE)
 _PAIRS = re.compile(r"^(?:[A-Z]\w*: )?[\w.-]+=[^|\n]*(?: \| [\w.-]+=[^|\n]*){2,}$", re.MULTILINE)
 
 #: Lines of events that happened between two messages: "System: [2026-11-25 20:00:00 UTC] Node connected"; the first one has a time.
@@ -113,7 +113,7 @@ _TEMPLATE_QUESTION = re.compile(
 )
 #: A bracketed reminder behind the text.
 _TAIL = re.compile(
-    r"\n\s*(?:[\[(](?:reminder|system|note to|message_id|internal)\b[^\n]*[\])]|#{1,4} reminder\b.*)\s*\Z",
+    r"\n[ \t]*(?:[\[(](?:reminder|system|note to|message_id|internal)\b[^\n]*[\])]|#{1,4} reminder\b.*)\s*\Z",
     re.IGNORECASE | re.DOTALL,
 )
 
@@ -251,6 +251,17 @@ def strip_reasoning(text: str) -> str:
 def collapse_whitespace(text: str) -> str:
     """Return ``text`` with every run of white space as one space."""
     return " ".join(text.split())
+
+
+def without_client_context(text: str) -> str:
+    """Return a user message without the blocks, stamps and metadata that a client put around it; "" where it is nothing else.
+
+    Unlike `typed_words`, text that the user quotes or pastes stays.
+    """
+    text = strip_client_context(text)
+    for pattern in (_METADATA, _ENVELOPE_HEAD, _FACTS, _NEW_REQUEST):
+        text = pattern.sub("", text).strip() or text
+    return strip_client_context(text)
 
 
 def typed_words(text: str, reply: str = "") -> str:

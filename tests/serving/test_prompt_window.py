@@ -113,6 +113,28 @@ def test_of_a_user_message_the_typed_words_are_read(behind: int) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "Summarise this chat in one line:\nUser: hi, is the shop open\nBot: yes until six\nUser: thanks\nBot: bye",
+        "Context information is below.\n-----\nThe mayor is Anne.\n-----\nQuery: Who is the mayor?",
+        "first half\n[...]\nsecond half",
+    ],
+)
+def test_what_a_user_quotes_or_pastes_is_read(text: str) -> None:
+    got = fit([says("system", words("rule", 900)), says("user", text)], 300)
+    assert got.messages is not None
+    assert got.messages[-1]["content"] == text
+
+
+def test_a_message_of_context_alone_behind_a_reply_is_what_is_answered() -> None:
+    poll = says("user", "[OpenClaw heartbeat poll]")
+    messages = [says("system", words("rule", 900)), says("user", "Hello"), says("assistant", "Hi."), poll]
+    got = fit(messages, 300)
+    assert got.messages is not None
+    assert got.messages[1:] == messages[1:]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         CONTEXT,
         "Observation:\n" + "12 C " * 400,
         "Your previous response was not valid JSON. Please answer with valid JSON only. " * 20,

@@ -11,11 +11,13 @@ import pytest
 
 from evals.in_process import InProcessLearner
 from models.questions import HELDOUT, ONLINE
+from store.errors import AlignmentError
 from store.settings import BUILTIN_FOLDER, read_settings
 from store.values import ScoredTurn
 from tests.trainer.test_playbook import stated
 from tests.trainer.turns import sampled_turn
 from trainer.contexts import Chat, in_other_contexts
+from trainer.playbook import Playbook
 from trainer.policy import LocalPolicy
 from trainer.wish_training import MAX_CONTEXT_TOKENS, WishTraining
 
@@ -33,72 +35,117 @@ def builtin() -> LocalPolicy:
     return LocalPolicy(BUILTIN, rank=4, learning_rate=1e-3, seed=0, device="cpu")
 
 
-def asked(policy: LocalPolicy, name: str, question: str, system: str = "", tools: Any = None) -> ScoredTurn:
-    turn = sampled_turn(policy, name, question, verdict={"value": -1, "hint": "Shorter, please."})
+def asked(policy: LocalPolicy, name: str, question: Any, system: str = "", **request: Any) -> ScoredTurn:
+    turn = sampled_turn(policy, name, "What?", verdict={"value": -1, "hint": "Shorter, please."})
     lead = ({"role": "system", "content": system},) if system else ()
-    return replace(turn, messages=(*lead, *turn.messages), request={"tools": tools} if tools else {})
+    return replace(turn, messages=(*lead, {"role": "user", "content": question}), request=request)
 
 
-def systems(chats: list[tuple[ScoredTurn, Chat]]) -> list[str]:
-    return [chat.messages[0]["content"] if len(chat.messages) > 1 else "" for _, chat in chats]
+def systems(turns: list[ScoredTurn], count: int = 40) -> list[tuple[str, str, Chat]]:
+    """(id of the turn, its context, the chat) of each; "written" for a context that no turn has."""
+    own = {one["content"] for turn in turns for one in turn.messages if one["role"] == "system"}
+    found = []
+    for turn, chat in in_other_contexts(turns, count, random.Random(1)):
+        text = chat.messages[0]["content"] if len(chat.messages) > 1 else ""
+        found.append((turn.turn_id, text if not text or text in own else "written", chat))
+    return found
 
 
 def test_a_question_of_a_program_is_asked_bare_and_below_other_system_prompts(builtin: LocalPolicy) -> None:
-    turns = [asked(builtin, f"turn {day}", "What is 2 plus 3?", AGENT.format(day), [TOOL]) for day in (1, 2)]
-    chats = in_other_contexts(turns, 8, random.Random(1))
-    assert [chat.messages[-1] for _, chat in chats] == [{"role": "user", "content": "What is 2 plus 3?"}] * 8
-    found = systems(chats)
-    assert found[::2] == [""] * 4  # another date is the same context
-    assert all(found[1::2])
-    assert len(set(found[1::2])) == 4
-    assert all(chat.tools is None for _, chat in chats[::2])
+    turns = [asked(builtin, f"{day}", "What is 2 plus 3?", AGENT.format(day), tools=[TOOL]) for day in (1, 2)]
+    chats = systems(turns)
+    assert len(chats) == 40
+    assert {context for _, context, _ in chats} == {"", "written"}  # another date is the same context
+    assert 10 <= sum(not context for _, context, _ in chats) <= 30
+    assert all(chat.messages[-1] == {"role": "user", "content": "What is 2 plus 3?"} for *_, chat in chats)
+    assert all(chat.tools is None for _, context, chat in chats if not context)
+    assert len({str(chat.messages) for _, context, chat in chats if context}) > 10
+    assert {bool(chat.tools) for _, context, chat in chats if context} == {True, False}
 
 
-def test_a_bare_question_is_asked_in_the_context_of_the_persons_other_program(builtin: LocalPolicy) -> None:
+def test_a_question_is_asked_in_the_context_of_the_persons_other_program(builtin: LocalPolicy) -> None:
     bare = asked(builtin, "bare", "What is 2 plus 3?")
-    agent = asked(builtin, "agent", "Name a colour.", AGENT.format(1), [TOOL])
-    chats = in_other_contexts([bare, agent], 40, random.Random(1))
-    kinds = {
-        (turn.turn_id, text if text in ("", AGENT.format(1)) else "written")
-        for (turn, _), text in zip(chats, systems(chats), strict=True)
+    agent = asked(builtin, "agent", "Name a colour.", AGENT.format(1), tools=[TOOL], temperature=0.5)
+    chats = systems([bare, agent])
+    assert {one[:2] for one in chats} == {
+        ("bare", AGENT.format(1)),
+        ("bare", "written"),
+        ("agent", ""),
+        ("agent", "written"),
     }
-    assert kinds == {("bare", AGENT.format(1)), ("bare", "written"), ("agent", ""), ("agent", "written")}
-    assert all(
-        (chat.tools == [TOOL])
-        for (_, chat), text in zip(chats, systems(chats), strict=True)
-        if text == AGENT.format(1)
-    )
+    assert {str(chat.request) for name, context, chat in chats if context == AGENT.format(1)} == {
+        str({"tools": [TOOL]})
+    }
 
 
-def test_long_questions_and_turns_without_typed_words_are_not_asked_elsewhere(builtin: LocalPolicy) -> None:
-    turns = [
-        asked(builtin, "long", "Sort these: " + "pear " * 200),
-        asked(builtin, "none", "<app-context>x</app-context>"),
-    ]
-    assert in_other_contexts(turns, 4, random.Random(1)) == []
-    assert in_other_contexts([], 4, random.Random(1)) == []
+def test_arguments_of_the_chat_template_stay_those_of_the_turn(builtin: LocalPolicy) -> None:
+    turn = asked(builtin, "plain", "What is 2?", chat_template_kwargs={"enable_thinking": False})
+    for *_, chat in systems([turn, asked(builtin, "agent", "And 3?" * 100, AGENT)]):
+        assert chat.request["chat_template_kwargs"] == {"enable_thinking": False}
+    assert systems([asked(builtin, "odd", "What is 2?", chat_template_kwargs=3, tools="x")], 1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "Sort these: " + "pear " * 200,
+        "<app-context>x</app-context>",
+        "Observation: 12 C, cloudy",
+        '{"type": "heartbeat", "reason": "timer"}',
+        [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "data:,"}}],
+        "Shorter, please.",  # a reaction, whose own turn is among the turns
+        None,
+    ],
+)
+def test_what_is_no_short_question_of_a_person_is_not_asked_elsewhere(
+    builtin: LocalPolicy, content: Any
+) -> None:
+    assert systems([asked(builtin, "turn", content)], 4) == []
 
 
 def test_each_is_a_turn_that_the_teacher_can_read_and_has_a_wish_as_its_hint(builtin: LocalPolicy) -> None:
-    training = WishTraining(builtin, BUILTIN, seed=0, share=0.1, max_tokens=16)
-    turns = [asked(builtin, "agent", "What is 2 plus 3?", AGENT.format(1) * 4, [TOOL])]
-    found = training.other_contexts(stated("Shorter, please."), turns, step=3)
-    assert len(found) == 4
-    assert len({turn.turn_id for turn in found}) == 4
+    training = WishTraining(builtin, BUILTIN, seed=0, share=0.1, max_tokens=16, contexts=4)
+    playbook = stated("Shorter, please.", "No emoji.")
+    turns = [
+        asked(builtin, "agent", "What is 2 plus 3?", AGENT.format(1) * 4, tools=[TOOL]),
+        asked(builtin, "other", "Name a colour.", "Be a pirate. " * 30),
+    ]
+    found = [one for step in range(6) for one in training.other_contexts(playbook, turns, step=step)]
+    assert len(found) == 24
+    assert len({turn.turn_id for turn in found}) <= 8  # unlike within a step
+    assert {turn.verdict.hint for turn in found} == {"Shorter, please.", "No emoji."}
+    cut = [turn for turn in found if "You are an agent of a company." in str(turn.messages[0])]
+    assert cut  # as the engine would: the window has less room than the system prompt
     for turn in found:
-        assert turn.verdict.hint == "Shorter, please."
         assert turn.verdict.value == 0
         assert len(turn.prompt_token_ids) <= MAX_CONTEXT_TOKENS
         assert list(turn.prompt_token_ids) == builtin.render(list(turn.messages), turn.request.get("tools"))
-    assert [
-        one.prompt_token_ids for one in training.other_contexts(stated("Shorter, please."), turns, step=3)
-    ] == [one.prompt_token_ids for one in found]
-    assert (
-        WishTraining(builtin, BUILTIN, seed=0, share=0.1, contexts=1).other_contexts(
-            stated("Shorter, please."), turns, step=3
-        )
-        != []
-    )
+    again = [one for step in range(6) for one in training.other_contexts(playbook, turns, step=step)]
+    assert [one.prompt_token_ids for one in again] == [one.prompt_token_ids for one in found]
+    one = WishTraining(builtin, BUILTIN, seed=0, share=0.1, contexts=1)
+    assert len(one.other_contexts(playbook, turns, step=1)) == 1
+    assert one.other_contexts(Playbook(), turns, step=1) == []
+
+
+def test_a_prompt_leaves_room_for_the_reply_and_a_refused_one_is_left_out(
+    builtin: LocalPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = WishTraining(builtin, BUILTIN, seed=0, share=0.1, contexts=4)
+    turns = [asked(builtin, "plain", "What is 2 plus 3?")]
+    monkeypatch.setattr(builtin, "max_context", 256)
+    found = [
+        one
+        for step in range(8)
+        for one in training.other_contexts(stated("Shorter, please."), turns, step=step)
+    ]
+    assert found
+    assert all(len(one.prompt_token_ids) <= 128 for one in found)
+
+    def refuse(*_: Any, **__: Any) -> list[int]:
+        raise AlignmentError("the chat template refuses the messages: System role not supported")
+
+    monkeypatch.setattr(builtin, "render", refuse)
+    assert training.other_contexts(stated("Shorter, please."), turns, step=1) == []
 
 
 @pytest.mark.slow
