@@ -65,6 +65,7 @@ _STORY_NUMBERS, _PART_NUMBERS = (
 STEP_METRICS: dict[str, str] = {
     "turns": "turns in the batch",
     "replayed": "turns of earlier batches that were trained again",
+    "contexts": "questions asked again below other system prompts",
     "anchors": "prompts whose answers are to stay",
     "loss": "loss before the step",
     "loss_after": "loss after the step",

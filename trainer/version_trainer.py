@@ -83,6 +83,7 @@ class _VersionBatch:
     unlearning: Sequence[Sample]
     anchors: Sequence[Sample]
     small_talk: Sequence[Sample]
+    contexts: int
     playbook: Playbook
     wishes_before: Shares
     started: float
@@ -271,6 +272,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
         self._enter("teacher")
         turns = self._answer_anew(turns)
         selection = None
+        elsewhere: Sequence[ScoredTurn] = ()
         if self._plan.selects_hints:
             selection = self._wishes.begin(remembered, version=number, edits=edits)
         prepared = prepare(
@@ -296,10 +298,8 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
                 least=self._settings.learning.replay,
                 step=self._steps,
             )
-            replay = [
-                *replay,
-                *self._wishes.other_contexts(playbook, [*remembered, *turns], step=self._steps),
-            ]
+            elsewhere = self._wishes.other_contexts(playbook, [*remembered, *turns], step=self._steps)
+            replay = [*replay, *elsewhere]
         repeated = self._prepare_replay(replay, recent, selection)
         prepare_s = time.monotonic() - started
         batch = _VersionBatch(
@@ -315,6 +315,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
             small_talk=self._wishes.small_talk(playbook, number=self._seed_number)
             if self._plan.selects_hints
             else [],
+            contexts=len({one.turn_id for one in elsewhere} & {one.turn_id for one in repeated.samples}),
             playbook=playbook,
             wishes_before=wishes_before,
             started=started,
@@ -442,7 +443,8 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
                 **trained.numbers,
                 **self._backend_metrics(),
                 "turns": len(trained.prepared.samples),
-                "replayed": len(batch.repeated),
+                "replayed": len(batch.repeated) - batch.contexts,
+                "contexts": batch.contexts,
                 "anchors": len(batch.anchors),
                 "learning_rate": trained.rate,
                 "kept": trained.kept,

@@ -17,6 +17,7 @@ from store.values import ScoredTurn
 from tests.trainer.test_playbook import stated
 from tests.trainer.turns import sampled_turn
 from trainer.contexts import Chat, in_other_contexts
+from trainer.cost import LEVELS
 from trainer.playbook import Playbook
 from trainer.policy import LocalPolicy
 from trainer.wish_training import MAX_CONTEXT_TOKENS, WishTraining
@@ -169,6 +170,7 @@ def test_a_wish_that_is_stated_to_one_program_is_followed_in_another(
     elsewhere = [] if taught_below_a_system_prompt else system
     lead = system if taught_below_a_system_prompt else []
     assert share(elsewhere) <= 0.15
+    contexts: list[float] = []
     for place, question in enumerate(random.Random(5).sample(ONLINE, 28)):
         messages = [*lead, {"role": "user", "content": question.text}]
         ids = policy.render(messages)
@@ -176,6 +178,8 @@ def test_a_wish_that_is_stated_to_one_program_is_followed_in_another(
         pending = learner.record_reply(session=f"s{place}", messages=messages, prompt_ids=ids, reply=reply)
         good = is_good(policy.decode(reply.token_ids))
         learner.add_reaction(pending, "Thanks, perfect!" if good else "Shorter please, and no emoji.")
-        learner.train()
+        if attempt := learner.train():
+            contexts.append(attempt.outcome.metrics["contexts"])
+    assert set(contexts) == {LEVELS[0].contexts}
     assert share(lead) >= 0.7
     assert share(elsewhere) >= 0.3
