@@ -270,8 +270,10 @@ def typed_words(text: str, reply: str = "") -> str:
     Args:
         reply: the reply before the message.
     """
-    text = _COMMENT.sub("", text).strip() or text
-    for element in reversed(list(_USER_ELEMENT.finditer(text))):
+    # Without an end, each beginning of an element or comment is searched to the end of the text.
+    if "-->" in text:
+        text = _COMMENT.sub("", text).strip() or text
+    for element in reversed(list(_USER_ELEMENT.finditer(text) if "</" in text else ())):
         around = _COMPOSED_ELEMENT.sub(
             "", _ELEMENT.sub("", text[: element.start()] + text[element.end() :])
         ).strip()
@@ -290,7 +292,8 @@ def typed_words(text: str, reply: str = "") -> str:
 
 def _unwrapped(text: str) -> str:
     """Return a text without wrappers; a wrapper that is all of the text is kept."""
-    for pattern in (_METADATA, _ENVELOPE_HEAD, _FACTS, _NEW_REQUEST, _COMPOSED_ELEMENT, _TAIL):
+    patterns = (_METADATA, _ENVELOPE_HEAD, _FACTS, _NEW_REQUEST, _COMPOSED_ELEMENT, _TAIL)
+    for pattern in patterns if "</" in text else [one for one in patterns if one is not _COMPOSED_ELEMENT]:
         without = pattern.sub("", text).strip()
         text = without or text
     if len(_TEMPLATE.findall(text)) >= 1 and (question := list(_TEMPLATE_QUESTION.finditer(text))):
