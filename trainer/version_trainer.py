@@ -83,7 +83,7 @@ class _VersionBatch:
     unlearning: Sequence[Sample]
     anchors: Sequence[Sample]
     small_talk: Sequence[Sample]
-    contexts: int
+    contexts: Sequence[Sample]
     playbook: Playbook
     wishes_before: Shares
     started: float
@@ -272,7 +272,6 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
         self._enter("teacher")
         turns = self._answer_anew(turns)
         selection = None
-        elsewhere: Sequence[ScoredTurn] = ()
         if self._plan.selects_hints:
             selection = self._wishes.begin(remembered, version=number, edits=edits)
         prepared = prepare(
@@ -298,9 +297,8 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
                 least=self._settings.learning.replay,
                 step=self._steps,
             )
-            elsewhere = self._wishes.other_contexts(playbook, [*remembered, *turns], step=self._steps)
-            replay = [*replay, *elsewhere]
-        repeated = self._prepare_replay(replay, recent, selection)
+        elsewhere = self._wishes.other_contexts(playbook, [*remembered, *turns], step=self._steps)
+        repeated, contexts = (self._prepare_replay(some, recent, selection) for some in (replay, elsewhere))
         prepare_s = time.monotonic() - started
         batch = _VersionBatch(
             prepared=prepared,
@@ -315,7 +313,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
             small_talk=self._wishes.small_talk(playbook, number=self._seed_number)
             if self._plan.selects_hints
             else [],
-            contexts=len({one.turn_id for one in elsewhere} & {one.turn_id for one in repeated.samples}),
+            contexts=contexts.samples,
             playbook=playbook,
             wishes_before=wishes_before,
             started=started,
@@ -404,6 +402,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
         samples = [
             *batch.prepared.samples,
             *batch.repeated,
+            *batch.contexts,
             *batch.unlearning,
             *batch.small_talk,
             *batch.anchors,
@@ -443,8 +442,8 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
                 **trained.numbers,
                 **self._backend_metrics(),
                 "turns": len(trained.prepared.samples),
-                "replayed": len(batch.repeated) - batch.contexts,
-                "contexts": batch.contexts,
+                "replayed": len(batch.repeated),
+                "contexts": len(batch.contexts),
                 "anchors": len(batch.anchors),
                 "learning_rate": trained.rate,
                 "kept": trained.kept,
