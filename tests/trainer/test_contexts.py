@@ -171,15 +171,15 @@ def test_a_wish_that_is_stated_to_one_program_is_followed_in_another(
     lead = system if taught_below_a_system_prompt else []
     assert share(elsewhere) <= 0.15
     contexts: list[float] = []
-    for place, question in enumerate(random.Random(5).sample(ONLINE, 28)):
+    for place, question in enumerate(random.Random(5).sample(ONLINE, 36)):
         messages = [*lead, {"role": "user", "content": question.text}]
         ids = policy.render(messages)
         (reply,) = learner.sample([ids], seed=place)
         pending = learner.record_reply(session=f"s{place}", messages=messages, prompt_ids=ids, reply=reply)
         good = is_good(policy.decode(reply.token_ids))
         learner.add_reaction(pending, "Thanks, perfect!" if good else "Shorter please, and no emoji.")
-        if attempt := learner.train():
+        if (attempt := learner.train()) and attempt.outcome.written:
             contexts.append(attempt.outcome.metrics["contexts"])
     assert set(contexts) == {LEVELS[0].contexts}
-    assert share(lead) >= 0.7
-    assert share(elsewhere) >= 0.3
+    assert share(lead) >= 0.6
+    assert share(elsewhere) >= 0.35
