@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from store.texts import content_text
-from wire.user_text import is_machine_event, is_tool_output, without_client_context
+from wire.user_text import INPUT_ROLES, is_tool_output, without_client_context
 
 #: Shares of the room: for tools, more only where the messages leave it; at least for the system prompt, where it is that long.
 _TOOLS_SHARE, _SYSTEM_SHARE = 0.35, 0.25
@@ -25,7 +24,6 @@ _LONGEST_TOKEN = 24
 _MESSAGE_OVERHEAD, _FRAME = 8, 100
 _GAP = "\n[...]\n"
 _ATTEMPTS = 6
-_INPUT_ROLES = ("user", "tool", "function")
 
 Messages = Sequence[Mapping[str, Any]]
 #: Entries of a model's config.json: tokens that a request may have; the longest prompt that is read whole; tokens that are read of a longer one.
@@ -66,24 +64,6 @@ def window_of(config: object) -> PromptWindow | None:
 def cutting(window: PromptWindow | None, ids: Sequence[int]) -> PromptWindow | None:
     """Return the window where it cuts this prompt; None: the prompt is read whole."""
     return window if window is not None and len(ids) > window.longest else None
-
-
-def typed_question(messages: Messages) -> str:
-    """Return what the user typed in the last of their messages; "" where that is not plain text, a program's, or nothing."""
-    for message in reversed(messages):
-        content = message.get("content")
-        if message.get("role") != "user" or not content:
-            continue
-        if isinstance(content, list) and any(
-            not isinstance(part, str) and "text" not in part for part in content
-        ):
-            return ""
-        text = content_text(content)
-        if is_tool_output(text) or is_machine_event(text):
-            return ""
-        if words := without_client_context(text):
-            return words
-    return ""
 
 
 def fit_ids(ids: Sequence[int], room: int) -> list[int]:
@@ -208,7 +188,7 @@ def _typed(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if message is None:
             before = kept[-1].get("role") if kept else ""
             after = messages[index + 1].get("role") if index + 1 < len(messages) else ""
-            if before in _INPUT_ROLES or after == "user":
+            if before in INPUT_ROLES or after == "user":
                 continue
             message = messages[index]
         kept.append(message)

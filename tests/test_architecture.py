@@ -25,7 +25,7 @@ LAYERS = {
     "proxy": {"proxy", "serving", "wire", "store"},
     "recorder": {"recorder", "telemetry", "wire", "store"},
     "scorers": {"scorers", "serving", "store"},
-    "trainer": {"trainer", "serving", "store"},
+    "trainer": {"trainer", "serving", "wire", "store"},
     "models": {"models", "trainer", "scorers"},  # only MODULES_ALLOWED
     "evals": {
         "evals",

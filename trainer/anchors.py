@@ -26,6 +26,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from store.errors import AlignmentError
+from store.texts import whole_text
 from store.values import ScoredTurn
 from store.wishes import OPPOSITES
 from trainer.advantages import directive_streams
@@ -231,13 +232,8 @@ def with_wish(messages: Sequence[Mapping[str, Any]], instruction: str) -> list[d
     last = max((i for i, message in enumerate(messages) if message.get("role") == "user"), default=-1)
     if last < 0:
         return []
-    content = messages[last].get("content")
-    if isinstance(content, list):
-        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
-        if not all(isinstance(text, str) for text in texts):
-            return []
-        content = "\n".join(str(text) for text in texts)
-    if not isinstance(content, str) or not content.strip():
+    text = whole_text(messages[last].get("content"))
+    if not text.strip():
         return []
     kept = [dict(message) for message in messages[:last]]
-    return [*kept, {"role": "user", "content": f"{content.rstrip()} {instruction}"}]
+    return [*kept, {"role": "user", "content": f"{text.rstrip()} {instruction}"}]

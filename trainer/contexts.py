@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from serving.prompt_window import cutting, fit_prompt, typed_question
+from serving.prompt_window import cutting, fit_prompt
 from store.errors import AlignmentError
-from store.texts import content_text
+from store.texts import content_text, whole_text
 from store.values import Json, ScoredTurn
 from trainer.protocol import Policy
+from wire.user_text import is_machine_event, is_tool_output, without_client_context
 
 #: Paragraphs of system prompts as applications send them, and tools: a person's next program may send some like these.
 PARAGRAPHS = (
@@ -87,7 +88,7 @@ def in_other_contexts(
     asked = [
         (turn, question, _context(turn))
         for turn in turns
-        if (question := typed_question(turn.messages))
+        if (question := _question(turn))
         and len(question) <= _MAX_QUESTION_CHARS
         and question not in reactions
     ]
@@ -97,7 +98,7 @@ def in_other_contexts(
         others = [context for key, context in own.items() if key not in (_key(before), "")]
         if before.messages:
             others.append(Chat(messages=[]))
-        context = rng.choice(others) if others and rng.random() < 0.5 else written_context(rng)
+        context = rng.choice(others) if others and rng.random() < 0.5 else _written_context(rng)
         yield (
             turn,
             replace(
@@ -108,7 +109,7 @@ def in_other_contexts(
         )
 
 
-def written_context(rng: random.Random) -> Chat:
+def _written_context(rng: random.Random) -> Chat:
     """Return a context of some of the paragraphs and tools."""
     paragraphs = rng.sample(PARAGRAPHS, rng.randint(1, _MOST_PARAGRAPHS))
     tools = [
@@ -128,6 +129,20 @@ def written_context(rng: random.Random) -> Chat:
         )
     ]
     return Chat(messages=[{"role": "system", "content": "\n\n".join(paragraphs)}], tools=tools or None)
+
+
+def _question(turn: ScoredTurn) -> str:
+    """What the person typed in the last of their messages; "" where that is not text alone, or a program's."""
+    for message in reversed(turn.messages):
+        content = message.get("content")
+        if message.get("role") != "user" or not content:
+            continue
+        text = whole_text(content)
+        if not text or is_tool_output(text) or is_machine_event(text):
+            return ""
+        if words := without_client_context(text):
+            return words
+    return ""
 
 
 def _context(turn: ScoredTurn) -> Chat:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -74,6 +75,7 @@ class _VersionBatch:
     """Everything that one version is trained on.
 
     Attributes:
+        contexts: ids of those of `repeated` that are questions below other system prompts.
         started: `time.monotonic` at the beginning of the attempt.
         prepare_s: seconds for the samples of turns and replay, without anchors.
     """
@@ -83,7 +85,7 @@ class _VersionBatch:
     unlearning: Sequence[Sample]
     anchors: Sequence[Sample]
     small_talk: Sequence[Sample]
-    contexts: Sequence[Sample]
+    contexts: AbstractSet[str]
     playbook: Playbook
     wishes_before: Shares
     started: float
@@ -298,7 +300,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
                 step=self._steps,
             )
         elsewhere = self._wishes.other_contexts(playbook, [*remembered, *turns], step=self._steps)
-        repeated, contexts = (self._prepare_replay(some, recent, selection) for some in (replay, elsewhere))
+        repeated = self._prepare_replay([*replay, *elsewhere], recent, selection)
         prepare_s = time.monotonic() - started
         batch = _VersionBatch(
             prepared=prepared,
@@ -313,7 +315,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
             small_talk=self._wishes.small_talk(playbook, number=self._seed_number)
             if self._plan.selects_hints
             else [],
-            contexts=contexts.samples,
+            contexts={one.turn_id for one in elsewhere},
             playbook=playbook,
             wishes_before=wishes_before,
             started=started,
@@ -402,7 +404,6 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
         samples = [
             *batch.prepared.samples,
             *batch.repeated,
-            *batch.contexts,
             *batch.unlearning,
             *batch.small_talk,
             *batch.anchors,
@@ -435,6 +436,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
         """Write the version's folder; returns it with its metrics."""
         self._enter("write")
         batch = trained.batch
+        contexts = sum(one.turn_id in batch.contexts for one in batch.repeated)
         began = time.monotonic()
         files = self._policy.version_files(adapter_name(self.name, number))
         metrics: Json = finite(
@@ -442,8 +444,8 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
                 **trained.numbers,
                 **self._backend_metrics(),
                 "turns": len(trained.prepared.samples),
-                "replayed": len(batch.repeated),
-                "contexts": len(batch.contexts),
+                "replayed": len(batch.repeated) - contexts,
+                "contexts": contexts,
                 "anchors": len(batch.anchors),
                 "learning_rate": trained.rate,
                 "kept": trained.kept,

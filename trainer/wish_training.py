@@ -220,9 +220,11 @@ class WishTraining(WishState):
         longest = min(MAX_CONTEXT_TOKENS, self._policy.max_context // 2)
         found: list[ScoredTurn] = []
         for turn, chat in in_other_contexts(turns, 2 * self._contexts, rng):
+            if len(found) == self._contexts:
+                break
             wording = rng.choice(rng.choice(playbook.active).wordings).text
             fitted = chat.fitted(self._policy, max_tokens=longest)
-            if fitted is None or len(found) == self._contexts:
+            if fitted is None:
                 continue
             read, ids = fitted
             name = f"context-{len(found)}"
@@ -264,10 +266,7 @@ class WishTraining(WishState):
         return 0 < len(turn.prompt_token_ids) <= self._policy.max_context - self._max_tokens
 
     def _pair(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        hints: Sequence[str],
-        prompt: Sequence[int] | None,
+        self, messages: Sequence[Mapping[str, Any]], hints: Sequence[str], prompt: Sequence[int] | None
     ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """A prompt with and without the remaining wishes; None where it cannot be rendered or has no room."""
         try:

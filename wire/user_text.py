@@ -119,6 +119,8 @@ _TAIL = re.compile(
 
 #: The line with which a program announces a new request: "New task:".
 _NEW_REQUEST = re.compile(r"\A(?:New|Current|Next) (?:task|request|message):[ \t]*\n?", re.IGNORECASE)
+#: What a client writes before the user's text.
+_HEADS = (_METADATA, _ENVELOPE_HEAD, _FACTS, _NEW_REQUEST)
 #: A text in one pair of quotation marks: how one client's command line writes its arguments.
 _QUOTED = re.compile(r"\A(?:\"([^\"]+)\"|“([^“”]+)”|«([^«»]+)»)\Z")
 #: Only an order to go on, as programs give behind a plan that they had written.
@@ -132,7 +134,7 @@ _PARAGRAPH_END = re.compile(r"\n\s*\n")
 _MIN_REPEATED_CHARS = 80
 
 #: Roles of messages that follow a reply; some clients put the reply's own text after its tools' results.
-_INPUT_ROLES = frozenset({"user", "tool", "function"})
+INPUT_ROLES = frozenset({"user", "tool", "function"})
 
 #: Texts up to this length are cached, and the newest few up to this length.
 _CACHED_CHARS, _CACHED_LONG_CHARS = 4096, 256_000
@@ -258,10 +260,7 @@ def without_client_context(text: str) -> str:
 
     Unlike `typed_words`, text that the user quotes or pastes stays.
     """
-    text = strip_client_context(text)
-    for pattern in (_METADATA, _ENVELOPE_HEAD, _FACTS, _NEW_REQUEST):
-        text = pattern.sub("", text).strip() or text
-    return strip_client_context(text)
+    return strip_client_context(_without(_HEADS, strip_client_context(text)))
 
 
 def typed_words(text: str, reply: str = "") -> str:
@@ -290,12 +289,19 @@ def typed_words(text: str, reply: str = "") -> str:
     return _unwrapped(bare)
 
 
+def _without(patterns: Sequence[re.Pattern[str]], text: str) -> str:
+    """Return a text without what each pattern matches, unless that is all of it."""
+    for pattern in patterns:
+        text = pattern.sub("", text).strip() or text
+    return text
+
+
 def _unwrapped(text: str) -> str:
     """Return a text without wrappers; a wrapper that is all of the text is kept."""
-    patterns = (_METADATA, _ENVELOPE_HEAD, _FACTS, _NEW_REQUEST, _COMPOSED_ELEMENT, _TAIL)
-    for pattern in patterns if "</" in text else [one for one in patterns if one is not _COMPOSED_ELEMENT]:
-        without = pattern.sub("", text).strip()
-        text = without or text
+    text = _without(_HEADS, text)
+    if "</" in text:
+        text = _without((_COMPOSED_ELEMENT,), text)
+    text = _without((_TAIL,), text)
     if len(_TEMPLATE.findall(text)) >= 1 and (question := list(_TEMPLATE_QUESTION.finditer(text))):
         text = question[-1][1].strip() or text
     text = strip_client_context(text) or text.strip()
@@ -348,7 +354,7 @@ def next_state_text(messages: Sequence[Message], reply: str = "", system: str = 
                 reminders.append(text)
         elif role in ("system", "developer"):
             system_texts.append(text)
-        elif role == "assistant" and any(m.get("role") in _INPUT_ROLES for m in messages[position + 1 :]):
+        elif role == "assistant" and any(m.get("role") in INPUT_ROLES for m in messages[position + 1 :]):
             earlier = _words_of(people, reply) or earlier
             people, reminders, tools, system_texts = [], [], [], []
     texts = _newest_speaker(people)

@@ -229,8 +229,7 @@ def test_the_teacher_gets_the_wishes_of_earlier_batches(
     )
     trainer.attempt([second], [first], [], 2, [first])
     short, spanish = "Too long. Shorter, please.", "Answer in Spanish, please."
-    # The turns, what is rehearsed, and questions in other contexts.
-    assert books == [[short]] * 3 + [[short, spanish]] * 3
+    assert books == [[short]] * 2 + [[short, spanish]] * 2
     for given in ({"method": "rl"}, {"hint_gate": False}):
         other = make_trainer(tmp_path / next(iter(given)), **given)
         monkeypatch.undo()
