@@ -16,7 +16,8 @@ from pathlib import Path
 
 import orjson
 
-from recorder.journal_reader import MAX_ENTRIES, EntryBatch, JournalReader
+from recorder.journal_reader import EntryBatch, JournalReader
+from recorder.pacing import Pacing
 from recorder.telemetry import RecorderTelemetry
 from recorder.turn_recorder import TurnRecorder
 from recorder.turns import ClassifiedExchange, classify_exchange
@@ -29,8 +30,6 @@ from wire.prefix_cache import PrefixCache
 
 log = logging.getLogger(__name__)
 
-#: Pause between two looks at the journal. A transaction costs as much as some turns: what comes in the meantime shares one.
-_POLL_S = 0.02
 _HEARTBEAT_S = 1.0
 #: Size of the state's file, padded with blanks: always the same, so that it can be overwritten on a full disk.
 _STATE_BYTES = 4096
@@ -61,6 +60,8 @@ class RecorderWorker:
         self._entries: dict[str, Entry] = {}  # of the batch that is being written, by turn or feedback id
         self._prefix_cache = PrefixCache()
         self._reader: JournalReader | None = None
+        self._pacing = Pacing()
+        self._oldest_at = 0.0  # when the oldest entry of the last batch was appended
         self._is_catching_up = (
             True  # the newest entries may be recorded already: the last run may have died between two commits
         )
@@ -106,6 +107,7 @@ class RecorderWorker:
         cleaned_at = 0.0
         while True:
             try:
+                self._pacing.begin()
                 taken = await self.step()
                 now = time.monotonic()
                 if now - cleaned_at > _HEARTBEAT_S:
@@ -119,7 +121,7 @@ class RecorderWorker:
                 if self._journal_error is None:
                     log.error("the journal cannot be read or cleaned: %s", exc)
                 self._journal_error = f"the journal cannot be read or cleaned: {exc}"[:300]
-            await asyncio.sleep(0 if taken >= MAX_ENTRIES else _POLL_S)
+            await asyncio.sleep(self._pacing.pause_s(taken, self._oldest_at))
 
     async def step(self) -> int:
         """Record one batch; returns its number of entries, damaged bytes counted as one."""
@@ -130,6 +132,7 @@ class RecorderWorker:
         if not batch.offsets:
             self._is_catching_up = False
             return 0
+        self._oldest_at = min((entry.at for _, entry in batch.entries), default=0.0)
         await self._take_in(batch)
         reader.commit(batch)
         return max(1, len(batch.entries))
