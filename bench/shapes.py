@@ -60,14 +60,20 @@ def _in_turns(number: int, turns: int, name: str) -> list[Message]:
     ]
 
 
+def _resumed(number: int) -> list[Message]:
+    """Return first turns of conversations, and from `_BEGUN` on their second turns, in the same order."""
+    name, turn = f"resumed {number % _BEGUN}", number // _BEGUN
+    return [*_history(name, turn), _user(f"question {turn} of {name}, about the weather in town {turn}")]
+
+
 _LONG_SYSTEM = "You are a helpful assistant. " + "Follow each of these rules with care. " * 2700  # 100 KB
 _LONG_FIRST = "Here is the file.\n" + "".join(
     f"line {number}: value {number * 7}\n" for number in range(700)
 )  # 16 KB
 _DEEP = _history("deep", 20)
-#: Conversations that take turns: before one is continued, its last turn has left the recorder's memory.
-_WAITING = TURN_INDEX_CAPACITY + 1000
-_NAMED = "named"
+#: Conversations that begin before the first one is resumed: by then its turn has left the recorder's memory. Each is resumed once.
+_BEGUN = 5 * TURN_INDEX_CAPACITY
+_NAMED, _RESUMED = "named", "resumed"
 #: Shapes that are not sent to the chat endpoint.
 _PATHS = {_NAMED: "/s/one-session/v1/chat/completions", "embeddings": "/v1/embeddings"}
 
@@ -104,14 +110,7 @@ SHAPES: dict[str, Callable[[int], Body]] = {
         ]
     ),
     _NAMED: lambda i: _chat([_user(f"message {i} of one session")]),
-    "resumed": lambda i: _chat(
-        [
-            *_history(f"resumed {i % _WAITING}", i // _WAITING),
-            _user(
-                f"question {i // _WAITING} of resumed {i % _WAITING}, about the weather in town {i // _WAITING}"
-            ),
-        ]
-    ),
+    _RESUMED: lambda i: _chat(_resumed(i)),
     "embeddings": lambda i: {"model": MODEL, "input": f"document {i}"},
 }
 
@@ -153,10 +152,12 @@ def measure(
         server = stack.enter_context(
             started("patina", patina(home, backend_url), Path(name), "/healthz", home)
         )
-        _cost(server, shape, 0, _WARM_UP)
-        start = _cost(server, shape, _WARM_UP, sample)
-        _cost(server, shape, _WARM_UP + sample, max(1, requests - _WARM_UP - 2 * sample))
-        return start, _cost(server, shape, requests - sample, sample)
+        # Conversations begin before they are resumed.
+        first = _WARM_UP + (_BEGUN if shape == _RESUMED else 0)
+        _cost(server, shape, 0, first)
+        start = _cost(server, shape, first, sample)
+        _cost(server, shape, first + sample, max(1, requests - 2 * sample))
+        return start, _cost(server, shape, first + requests - sample, sample)
 
 
 def main() -> None:
@@ -165,8 +166,8 @@ def main() -> None:
     parser.add_argument(
         "--sample",
         type=int,
-        default=1000,
-        help="requests that are measured at each end (default: %(default)s)",
+        default=2000,
+        help="requests that are measured at each end: fewer show the pauses of the garbage collector (default: %(default)s)",
     )
     parser.add_argument("--record", type=int, default=0, help="turns in the record before (default: none)")
     parser.add_argument("--only", nargs="+", choices=list(SHAPES), default=list(SHAPES))

@@ -13,8 +13,8 @@ from recorder.journal_reader import MAX_ENTRIES
 
 #: Usual pause between two looks at the journal. A transaction costs as much as some turns: what comes in the meantime shares one.
 _POLL_S = 0.02
-#: Age of the oldest unrecorded entry from which on the recorder no longer pauses.
-_MAX_DEFERRAL_S = 2.0
+#: Age of the oldest unrecorded entry from which on the recorder no longer pauses: below that at which `status` says "behind".
+_MAX_DEFERRAL_S = 1.5
 #: Longest pause, and its length in CPU time of the batch before it.
 _MAX_PAUSE_S, _PAUSE_FACTOR = 0.5, 9.0
 #: The cores are all in use if the recorder waited for one for longer than this share of the time that it ran.

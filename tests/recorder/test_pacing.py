@@ -56,7 +56,7 @@ def test_a_pause_has_a_bound(machine: Machine) -> None:
     [
         {"ran_ms": 100, "waited_ms": 4},  # there are free cores
         {"ran_ms": 10, "waited_ms": 5, "entries": 7},  # a few turns a second: the model needs the cores
-        {"ran_ms": 10, "waited_ms": 5, "age_s": 2.1},  # the bound of what it may be behind
+        {"ran_ms": 10, "waited_ms": 5, "age_s": 1.6},  # the bound of what it may be behind
     ],
 )
 def test_otherwise_it_reads_on_as_usual(machine: Machine, batch: dict[str, float]) -> None:
