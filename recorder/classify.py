@@ -304,7 +304,7 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
         "structured_opening": structured and not answered,
         "role_topic_structured": structured and bool(role & _TOPIC_CODES),
         "agent_form": is_agent,
-        "written_schema": not answered and bool(_WRITTEN_SCHEMA.search(_bounded("\n".join(texts)))),
+        "written_schema": not answered and _writes_schema(_bounded("\n".join(texts))),
         "forced_tool": is_forced,
         "probe": isinstance(limit, int) and ((limit == 1 and (not answered or bool(role))) or (not answered and limit <= 5 and bool(_GREETING.match(words)))),
         "few_tokens": isinstance(limit, int) and limit <= MANY_TOKENS and ("form" in ask or bool(role)),
@@ -317,6 +317,11 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
     }  # fmt: skip
     codes += [code for code, holds in checks.items() if holds]
     return codes + _crossed(codes) if "form" in codes or "awaits_next_line" in codes else codes
+
+
+def _writes_schema(text: str) -> bool:
+    # The word is sought first: at each of its beginnings the pattern reads on for long.
+    return "schema" in text.casefold() and _WRITTEN_SCHEMA.search(text) is not None
 
 
 def _crossed(codes: Iterable[str]) -> list[str]:

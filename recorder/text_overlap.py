@@ -32,6 +32,7 @@ _MAX_FLAT_CHARS = 16_000
 _LINE_CHARS, _LINE_START = 48, 320
 
 _NOT_WORDS = re.compile(r"[\W_]+")
+_ASCII_NOT_WORDS = bytes(code for code in range(128) if not chr(code).isalnum())
 _ELEMENT = re.compile(r"</?[A-Za-z][\w:-]*>")
 #: A speaker's name in front of a line: "Human: …", "**USER** > …", "[2026-11-20 15:00] ASSISTANT: …", "Nutzer：…".
 _SPEAKER = re.compile(
@@ -191,7 +192,10 @@ def flatten_user_text(messages: Iterable[Message]) -> str:
     text = "\n".join(content_text(m.get("content")) for m in messages if m.get("role") == "user")
     if len(text) > _MAX_FLAT_CHARS:
         text = f"{text[: _MAX_FLAT_CHARS // 2]}\n{text[-_MAX_FLAT_CHARS // 2 :]}"
-    return _NOT_WORDS.sub("", text.casefold())
+    folded = text.casefold()
+    if folded.isascii():  # twenty times as fast
+        return folded.encode().translate(None, _ASCII_NOT_WORDS).decode()
+    return _NOT_WORDS.sub("", folded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +272,10 @@ _ASKED_CHARS = 32
 
 def squeeze(text: str) -> str:
     """Return the letters and digits of a text alone, in one case; of a beginning of the text it is a beginning."""
-    return _NOT_WORDS.sub("", text.casefold())
+    folded = text.casefold()
+    if folded.isascii():  # twenty times as fast
+        return folded.encode().translate(None, _ASCII_NOT_WORDS).decode()
+    return _NOT_WORDS.sub("", folded)
 
 
 def words_in_form(text: str, before: str, answer: Sequence[str], squeezed: str) -> str | None:

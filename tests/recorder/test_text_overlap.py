@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, strategies
 
 from proxy.client_names import identify_client
 from recorder.classify import classify
@@ -22,6 +22,7 @@ from recorder.text_overlap import (
     normalise_line,
     read_prompt_lines,
     read_turn_lines,
+    squeeze,
 )
 from store.values import Completion
 from tests.recorder.test_canonical import messages
@@ -127,3 +128,10 @@ def test_a_form_waits_for_a_field_and_not_for_a_speaker() -> None:
     assert next_speaker([user("User: hi\nBot: hello\nUser: and?\nBot:")]) == "Bot"
     for field in ("Output", "Title", "### Summary", "Standalone question"):
         assert next_speaker([user(f"Input: hi\n{field}:")]) is None, field
+
+
+@given(strategies.text())
+@example("Ein_Wort, zwei-Wörter: 3!")
+@example("snake_case & 42")
+def test_squeezed_text_has_the_letters_and_digits_of_the_text(text: str) -> None:
+    assert squeeze(text) == "".join(letter for letter in text.casefold() if letter.isalnum())
