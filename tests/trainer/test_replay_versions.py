@@ -12,7 +12,7 @@ from migrations import upgrade
 from store.errors import ConfigError
 from store.lifecycle import Stage
 from store.record import Record
-from store.settings import Settings, read_settings
+from store.settings import BUILTIN_FOLDER, Settings, read_settings
 from store.values import AdapterState, AdapterVersion, Json, ScoredTurn, Selection
 from tests.trainer.gates import close_the_gate, open_the_gate
 from tests.trainer.test_worker import Bench
@@ -143,6 +143,36 @@ async def test_a_replay_without_a_change_gives_the_recorded_bytes_beside_the_liv
     with pytest.raises(ConfigError, match="has no version 9"):
         await missing.run()
     await record.close()
+
+
+@pytest.mark.long_run
+async def test_versions_that_asked_below_other_system_prompts_are_replayed_to_the_byte(
+    tmp_path: Path,
+) -> None:
+    """With the hints, anchors and contexts of `--method combine` on the built-in model."""
+    torch.set_num_threads(1)
+    more = {"method": "combine", "w_rl": 0.0, "served_model_name": POLICY}
+    settings = settings_of(BUILTIN_FOLDER, tmp_path / "home").model_copy(update=more)
+    policy = LocalPolicy(str(BUILTIN_FOLDER), rank=4, learning_rate=1e-3)
+    wish: Json = {"value": -1, "hint": "In Spanish, please.", "wishes": ("spanish",)}
+    turns = [
+        sampled_turn(policy, name, f"What is {number} plus 3?", verdict=wish)
+        for number, name in enumerate("abcd")
+    ]
+    record = await train(settings, turns, "ab", "cd")
+    other = await train(
+        settings_of(BUILTIN_FOLDER, tmp_path / "other").model_copy(update=more), turns, "ab", "d"
+    )
+    second = await record.adapter(POLICY, 2)
+    assert second is not None
+    assert second.metrics["contexts"] > 0
+    await record.forget(Selection(turn="c"), with_replies=False, key=b"k")
+    job = ReplayJob(policy=POLICY, start=1, end=2, takes_turns=True, publish=True)
+    report = await VersionReplay(record, settings, job, make_trainer=opened).run()
+    assert report.versions == [(2, 3)]
+    assert (await live_files(record))[1] == (await live_files(other))[1]
+    await record.close()
+    await other.close()
 
 
 @pytest.mark.long_run
