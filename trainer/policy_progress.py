@@ -46,6 +46,7 @@ class PolicyProgress:
         self._rate = settings.resolved_learning_rate
         self._reservoir = Reservoir(seed=settings.seed)
         self._rejected_in_a_row = 0
+        self._is_intact = False  # the gate found nothing lost in this version
         self.phase = AttemptPhase()
 
     def _enter(self, phase: str) -> None:
@@ -71,6 +72,7 @@ class PolicyProgress:
         saved = state.get("reservoir")
         self._reservoir = Reservoir.from_json(saved) if saved else Reservoir(seed=self._settings.seed)
         self._wishes.load(state.get("playbook"))
+        self._is_intact = bool(state.get("intact"))
         self._rejected_in_a_row = 0
 
     def _set_rate(self, rate: float) -> None:

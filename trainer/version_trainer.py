@@ -67,6 +67,11 @@ from trainer.wish_training import Shares, WishTraining, lost_wishes, wish_rows
 #: step and not undo it. Not below seven tenths: what a person taught is worth more than getting on (half was seen to lose all of it).
 _PATIENCE, _WEAKER, _WEAKEST, _WEAKENED_RATE = 4, 0.9, 0.7, 1 / 4
 
+#: A wish that this share of the replies has followed slips below the other one.
+_FOLLOWED, _SLIPS = 0.9, 0.95
+#: A batch that asks for less of a whole step (`PreparedBatch.size`) is mostly thanks.
+_TEACHING = 0.75
+
 P = TypeVar("P", bound=Policy)
 
 
@@ -120,6 +125,7 @@ class _Judged:
     gate_measures: Json
     wishes: list[Json]
     playbook_state: Json
+    is_intact: bool
 
 
 class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
@@ -160,6 +166,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
         )
         self._fixed_text = FixedText(policy)
         self._new_wishes: Json = {}
+        self._newly_intact = False
         self._before: Mapping[str, Any] | None = None
         self._trained: tuple[str, ...] = ()
         self._left_out: list[str] = []
@@ -307,7 +314,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
             repeated=repeated.samples,
             unlearning=unlearning,
             anchors=self._anchors.draw(
-                self._most_anchors,
+                self._count_anchors(prepared, playbook, wishes_before),
                 self._steps,
                 turns=turns,
                 labels=frozenset[str]().union(*(wish.labels for wish in playbook.active)),
@@ -418,6 +425,20 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
             finished=time.monotonic(),
         )
 
+    def _count_anchors(self, prepared: PreparedBatch, playbook: Playbook, shares: Shares) -> int:
+        """How many anchors a step has: half of them where they would only take back a wish.
+
+        That is in a step of mostly thanks, when a wish that was followed slips and the gate found nothing lost. With all of them
+        "no bold type" went back from .96 to .65 of the replies (research/2026-11-27-anchors-of-thanks.md).
+        """
+        slips = any(
+            wish.best >= _FOLLOWED and shares.now.get(wish.text, 1.0) < _SLIPS for wish in playbook.active
+        )
+        is_mostly_thanks = prepared.size < _TEACHING
+        return (
+            self._most_anchors // 2 if slips and is_mostly_thanks and self._is_intact else self._most_anchors
+        )
+
     def _judge(self, trained: _TrainedBatch) -> _Judged:
         """Run the gate on the trained weights and measure the wishes."""
         self._enter("gate")
@@ -430,6 +451,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
             gate_measures=verdict.measures,
             wishes=wish_rows(playbook, before, now),
             playbook_state=state,
+            is_intact=_is_intact(verdict.measures),
         )
 
     def _write(self, trained: _TrainedBatch, judged: _Judged, number: int) -> tuple[WrittenVersion, Json]:
@@ -468,6 +490,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
                 "learning_rate": min(self._settings.resolved_learning_rate, self._rate * RATE_GAIN),
                 "reservoir": self._reservoir.add(self._to_keep(trained.prepared.samples)).to_json(),
                 "playbook": judged.playbook_state,
+                "intact": judged.is_intact,
             },
             metrics=metrics,
             model=self._model_digests(),
@@ -485,7 +508,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
     ) -> Outcome:
         """Keep what `commit` needs, restore the weights of a rejected version and return the outcome."""
         self._trained = self._to_keep(trained.prepared.samples)
-        self._new_wishes = judged.playbook_state
+        self._new_wishes, self._newly_intact = judged.playbook_state, judged.is_intact
         if judged.rejected:
             self.revert()
             self._set_rate(self._rate * RATE_CUT)
@@ -520,6 +543,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
         self._rejected_in_a_row = 0
         self._reservoir = self._reservoir.add(self._trained)
         self._wishes.load(self._new_wishes)
+        self._is_intact = self._newly_intact
         self._set_rate(self._rate * RATE_GAIN)
         self._before = None
 
@@ -528,6 +552,13 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
         if self._before is not None:
             self._policy.restore(self._before)
             self._before = None
+
+
+def _is_intact(gate_measures: Json) -> bool:
+    """Whether the gate found no fact, tool call or explicit instruction lost against the base model; no where it could not check."""
+    base, after = gate_measures.get("base", {}), gate_measures.get("after", {})
+    counted = [(after.get(name), base.get(name)) for name in ("facts", "tools", "obeyed")]
+    return all(now is not None and then is not None and now >= then for now, then in counted)
 
 
 def _without(prepared: PreparedBatch, left_out: Sequence[str]) -> PreparedBatch:

@@ -15,13 +15,20 @@ from trainer.version_trainer import BaseVersionTrainer
 
 
 class ScriptedGate:
-    """Rejects each version for the given reasons; without any it admits each."""
+    """Rejects each version for the given reasons; without any it admits each.
 
-    def __init__(self, *rejected: str) -> None:
+    Args:
+        obeyed: share of explicit wishes that are followed, of the base model all; None: the gate measures nothing.
+    """
+
+    def __init__(self, *rejected: str, obeyed: float | None = None) -> None:
         self._rejected = rejected
+        self._obeyed = obeyed
 
     def examine(self, policy: object, before: object = None) -> GateVerdict:
-        return GateVerdict(rejected=self._rejected, measures={})
+        base = {"facts": 1.0, "tools": 1.0, "obeyed": 1.0}
+        measures = {} if self._obeyed is None else {"base": base, "after": {**base, "obeyed": self._obeyed}}
+        return GateVerdict(rejected=self._rejected, measures=measures)
 
 
 def close_the_gate(trainer: BaseVersionTrainer[Any]) -> None:

@@ -21,7 +21,7 @@ from trainer.policy import LocalPolicy
 from trainer.protocol import Edit
 from trainer.step import PreparedBatch, prepare
 from trainer.version_trainer import LocalVersionTrainer, resample_replies
-from trainer.wish_training import LOST_AT_ONCE
+from trainer.wish_training import LOST_AT_ONCE, Shares, WishTraining
 
 QUESTIONS = ("What is the capital of France?", "What is the capital of Peru?", "What is 2 plus 3?")
 
@@ -183,6 +183,48 @@ def test_what_a_step_back_takes_off_is_no_lost_wish(tmp_path: Path, monkeypatch:
     assert row["now"] < live["now"] - LOST_AT_ONCE
     assert not outcome.rejected
     assert row["best"] == row["now"]  # the next version is compared with this one
+
+
+@pytest.mark.slow
+def test_thanks_have_half_of_the_anchors_while_a_wish_slips_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them took "no bold type" back from .96 to .65 of the replies."""
+    trainer = make_trainer(tmp_path, anchors=4)
+    followed = [1.0]
+    monkeypatch.setattr(
+        WishTraining,
+        "measure",
+        lambda self, playbook: Shares(now={wish.text: followed[-1] for wish in playbook.active}),
+    )
+    monkeypatch.setattr(HintSelection, "broken_wish", lambda self, turn: None)
+    past = [complaint(trainer.policy, "past", QUESTIONS[0])]
+    pleased = [thanks(trainer.policy, "pleased", QUESTIONS[1])]
+
+    def anchors(share: float, turns: list[ScoredTurn]) -> int:
+        followed.append(share)
+        outcome = trainer.attempt(turns, [], [-1] * 3, trainer.version + 1, past)
+        assert outcome.written is not None
+        return int(outcome.metrics["anchors"])
+
+    def publish(*, obeyed: float) -> None:
+        trainer.revert()
+        trainer._gate = ScriptedGate(obeyed=obeyed)  # type: ignore[assignment]  # same method
+        followed.append(1.0)
+        outcome = trainer.attempt(past, [], [], trainer.version + 1, past)
+        assert outcome.written is not None
+        assert read_state(outcome.written.path)["intact"] is (obeyed == 1.0)
+        trainer.commit(trainer.version + 1)
+
+    assert anchors(0.9, pleased) == 4  # nothing was measured yet
+    publish(obeyed=1.0)
+    assert anchors(0.9, pleased) == 2
+    trainer.revert()
+    assert anchors(0.95, pleased) == 4
+    trainer.revert()
+    assert anchors(0.9, [complaint(trainer.policy, "again", QUESTIONS[2])]) == 4
+    publish(obeyed=0.96)
+    assert anchors(0.9, pleased) == 4
 
 
 @pytest.mark.slow
