@@ -172,6 +172,8 @@ def main() -> None:
     parser.add_argument("--record", type=int, default=0, help="turns in the record before (default: none)")
     parser.add_argument("--only", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     arguments = parser.parse_args()
+    if not 2 * arguments.sample <= arguments.requests <= _BEGUN - _WARM_UP:
+        parser.error(f"--requests: at least two samples, and at most {_BEGUN - _WARM_UP}")
     table = Table(title=f"CPU µs a request, gateway + recorder: first and last of {arguments.requests}")
     for column in ("shape", "first", "last", "last / first", "last / varied"):
         table.add_column(column, justify="left" if column == "shape" else "right")

@@ -192,10 +192,7 @@ def flatten_user_text(messages: Iterable[Message]) -> str:
     text = "\n".join(content_text(m.get("content")) for m in messages if m.get("role") == "user")
     if len(text) > _MAX_FLAT_CHARS:
         text = f"{text[: _MAX_FLAT_CHARS // 2]}\n{text[-_MAX_FLAT_CHARS // 2 :]}"
-    folded = text.casefold()
-    if folded.isascii():  # twenty times as fast
-        return folded.encode().translate(None, _ASCII_NOT_WORDS).decode()
-    return _NOT_WORDS.sub("", folded)
+    return squeeze(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ class RecorderWorker:
         self._entries: dict[str, Entry] = {}  # of the batch that is being written, by turn or feedback id
         self._prefix_cache = PrefixCache()
         self._reader: JournalReader | None = None
-        self._pacing = Pacing()
+        self._pacing = Pacing(folder)
         self._oldest_at = 0.0  # when the oldest entry of the last batch was appended
         self._is_catching_up = (
             True  # the newest entries may be recorded already: the last run may have died between two commits
@@ -121,7 +121,7 @@ class RecorderWorker:
                 if self._journal_error is None:
                     log.error("the journal cannot be read or cleaned: %s", exc)
                 self._journal_error = f"the journal cannot be read or cleaned: {exc}"[:300]
-            await asyncio.sleep(self._pacing.pause_s(taken, self._oldest_at))
+            await self._pacing.pause(taken, self._oldest_at)
 
     async def step(self) -> int:
         """Record one batch; returns its number of entries, damaged bytes counted as one."""

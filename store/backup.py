@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from store.errors import ConfigError
-from store.journal import ROTATE_FILE, STATE_FILE, is_marked_recorded, segments
+from store.journal import ROTATE_FILE, STATE_FILE, WAITED_FILE, is_marked_recorded, segments
 from store.values import Json
 from store.version import VERSION
 
@@ -34,7 +34,7 @@ _FORMAT = 1
 #: In the home: what is of one run, and copies of the record.
 _LEFT_OUT = ("run", "logs", "patina.db", "metrics.prom")
 _LEFT_OUT_PATTERNS = (
-    "*.damaged-*", "*.recovering*", "*.restoring", "*.part", "journal/lock", f"journal/{STATE_FILE}", f"journal/{ROTATE_FILE}",
+    "*.damaged-*", "*.recovering*", "*.restoring", "*.part", "journal/lock", f"journal/{STATE_FILE}", f"journal/{ROTATE_FILE}", f"journal/{WAITED_FILE}",
 )  # fmt: skip
 _CHUNK = 1 << 20
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import orjson
 
-from store.journal import STATE_FILE, Lag, is_recorded, journal_ends, measure_lag
+from store.journal import STATE_FILE, Lag, ask_recorder, is_recorded, journal_ends, measure_lag
 from store.record import Record
 from store.values import Json
 
@@ -50,4 +50,5 @@ async def wait_recorded(record: Record, folder: Path, timeout_s: float) -> Lag:
             or is_recorder_silent(read_recorder_state(folder))
         ):
             return measure_lag(folder, offsets, ends)
+        ask_recorder(folder)
         await asyncio.sleep(_POLL_S)

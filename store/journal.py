@@ -12,6 +12,7 @@ was recorded is written again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import fcntl
 import logging
@@ -36,6 +37,8 @@ SUFFIX = ".journal"
 STATE_FILE = "recorder.json"
 #: In the journal folder: segments that were opened before it was written are closed (see `request_rotation`).
 ROTATE_FILE = "rotate"
+#: In the journal folder: written when someone waits for the recorder (see `ask_recorder`).
+WAITED_FILE = "waited"
 _MAGIC = b"PJ01"
 #: magic, kind, length of the payload, its CRC-32, microseconds since the epoch
 _HEADER = struct.Struct("<4sIIIQ")
@@ -423,6 +426,20 @@ def request_rotation(folder: Path) -> list[Path]:
     """Let all writers close their present segments, within about a second; returns these segments."""
     (folder / ROTATE_FILE).touch(mode=0o600)
     return segments(folder)
+
+
+def ask_recorder(folder: Path) -> None:
+    """Let the recorder read on at once where it pauses."""
+    with contextlib.suppress(OSError):  # then it pauses as it would
+        (folder / WAITED_FILE).touch(mode=0o600)
+
+
+def is_waited_for(folder: Path, *, since: float) -> bool:
+    """Whether anyone has waited for the recorder since this time, seconds since the epoch."""
+    try:
+        return (folder / WAITED_FILE).stat().st_mtime >= since
+    except OSError:
+        return False
 
 
 def segments(folder: Path) -> list[Path]:

@@ -67,10 +67,10 @@ from trainer.wish_training import Shares, WishTraining, lost_wishes, wish_rows
 #: step and not undo it. Not below seven tenths: what a person taught is worth more than getting on (half was seen to lose all of it).
 _PATIENCE, _WEAKER, _WEAKEST, _WEAKENED_RATE = 4, 0.9, 0.7, 1 / 4
 
-#: A wish that this share of the replies has followed slips below the other one.
-_FOLLOWED, _SLIPS = 0.9, 0.95
-#: A batch that asks for less of a whole step (`PreparedBatch.size`) is mostly thanks.
-_TEACHING = 0.75
+#: A wish was followed well once, and is not followed well now: shares of the replies.
+_ONCE_FOLLOWED, _WELL_FOLLOWED = 0.9, 0.95
+#: A batch that asks for less of a whole step (`_VersionBatch.size`) is mostly thanks.
+_LEAST_TEACHING = 0.75
 
 P = TypeVar("P", bound=Policy)
 
@@ -81,6 +81,7 @@ class _VersionBatch:
 
     Attributes:
         contexts: ids of those of `repeated` that are questions below other system prompts.
+        size: how much of a whole step the batch asks for, in [0, 1].
         started: `time.monotonic` at the beginning of the attempt.
         prepare_s: seconds for the samples of turns and replay, without anchors.
     """
@@ -91,6 +92,7 @@ class _VersionBatch:
     anchors: Sequence[Sample]
     small_talk: Sequence[Sample]
     contexts: AbstractSet[str]
+    size: float
     playbook: Playbook
     wishes_before: Shares
     started: float
@@ -306,6 +308,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
                 least=self._settings.learning.replay,
                 step=self._steps,
             )
+        size = 1.0 if unlearning else prepared.size
         elsewhere = self._wishes.other_contexts(playbook, [*remembered, *turns], step=self._steps)
         repeated = self._prepare_replay([*replay, *elsewhere], recent, selection)
         prepare_s = time.monotonic() - started
@@ -314,7 +317,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
             repeated=repeated.samples,
             unlearning=unlearning,
             anchors=self._anchors.draw(
-                self._count_anchors(prepared, playbook, wishes_before),
+                self._count_anchors(size, playbook, wishes_before),
                 self._steps,
                 turns=turns,
                 labels=frozenset[str]().union(*(wish.labels for wish in playbook.active)),
@@ -323,6 +326,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
             if self._plan.selects_hints
             else [],
             contexts={one.turn_id for one in elsewhere},
+            size=size,
             playbook=playbook,
             wishes_before=wishes_before,
             started=started,
@@ -405,8 +409,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
             # The wishes are measured again: what was taken off is no loss by the steps, and beside the live version nothing could ever pass.
             playbook = batch.playbook.without_best()
             batch = replace(batch, playbook=playbook, wishes_before=self._wishes.measure(playbook))
-        size = 1.0 if batch.unlearning else batch.prepared.size
-        rate = self._rate * (size if self._settings.learning.rate_by_signal else 1.0)
+        rate = self._rate * (batch.size if self._settings.learning.rate_by_signal else 1.0)
         self._policy.learning_rate = rate
         samples = [
             *batch.prepared.samples,
@@ -425,19 +428,19 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
             finished=time.monotonic(),
         )
 
-    def _count_anchors(self, prepared: PreparedBatch, playbook: Playbook, shares: Shares) -> int:
+    def _count_anchors(self, size: float, playbook: Playbook, shares: Shares) -> int:
         """How many anchors a step has: half of them where they would only take back a wish.
 
-        That is in a step of mostly thanks, when a wish that was followed slips and the gate found nothing lost. With all of them
-        "no bold type" went back from .96 to .65 of the replies (research/2026-11-27-anchors-of-thanks.md).
+        That is in a step of mostly thanks, while a wish is followed less than it was and the live version has lost nothing that the gate
+        counts. With all of them "no bold type" went back from .96 to .65 of the replies (research/2026-11-27-anchors-of-thanks.md). After
+        a rejection all of them hold again.
         """
         slips = any(
-            wish.best >= _FOLLOWED and shares.now.get(wish.text, 1.0) < _SLIPS for wish in playbook.active
+            wish.best >= _ONCE_FOLLOWED and shares.now.get(wish.text, 1.0) < _WELL_FOLLOWED
+            for wish in playbook.active
         )
-        is_mostly_thanks = prepared.size < _TEACHING
-        return (
-            self._most_anchors // 2 if slips and is_mostly_thanks and self._is_intact else self._most_anchors
-        )
+        has_fewer = slips and size < _LEAST_TEACHING and self._is_intact and not self._rejected_in_a_row
+        return (self._most_anchors + 1) // 2 if has_fewer else self._most_anchors
 
     def _judge(self, trained: _TrainedBatch) -> _Judged:
         """Run the gate on the trained weights and measure the wishes."""
@@ -555,10 +558,13 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
 
 
 def _is_intact(gate_measures: Json) -> bool:
-    """Whether the gate found no fact, tool call or explicit instruction lost against the base model; no where it could not check."""
+    """Whether the gate counted as many facts, tool calls and explicit instructions right as with the base model. No where it has no
+    instructions to check: what anchors hold is seen by them."""
     base, after = gate_measures.get("base", {}), gate_measures.get("after", {})
-    counted = [(after.get(name), base.get(name)) for name in ("facts", "tools", "obeyed")]
-    return all(now is not None and then is not None and now >= then for now, then in counted)
+    counted = [(after.get(name), base.get(name)) for name in ("obeyed", "facts", "tools")]
+    return counted[0][0] is not None and all(
+        now >= then for now, then in counted if now is not None and then is not None
+    )
 
 
 def _without(prepared: PreparedBatch, left_out: Sequence[str]) -> PreparedBatch:

@@ -17,6 +17,7 @@ from tests.trainer.gates import ScriptedGate, open_the_gate
 from tests.trainer.turns import sampled_turn
 from trainer.checkpoint import read_state
 from trainer.hint_selection import HintSelection
+from trainer.playbook import Playbook
 from trainer.policy import LocalPolicy
 from trainer.protocol import Edit
 from trainer.step import PreparedBatch, prepare
@@ -185,46 +186,72 @@ def test_what_a_step_back_takes_off_is_no_lost_wish(tmp_path: Path, monkeypatch:
     assert row["best"] == row["now"]  # the next version is compared with this one
 
 
+class FewerAnchors:
+    """A trainer of four anchors, two wishes and scripted shares of the replies that follow each."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.trainer = make_trainer(tmp_path, anchors=4)
+        self.share = 1.0
+        monkeypatch.setattr(WishTraining, "measure", lambda _, playbook: self.shares(playbook))
+        monkeypatch.setattr(HintSelection, "broken_wish", lambda self, turn: None)
+        spanish = {"value": -1, "hint": "In Spanish, please.", "wishes": ("spanish",)}
+        self.past = [
+            complaint(self.trainer.policy, "past", QUESTIONS[0]),
+            sampled_turn(self.trainer.policy, "spanish", QUESTIONS[1], verdict=spanish),
+        ]
+        self.pleased = [thanks(self.trainer.policy, "pleased", QUESTIONS[1])]
+
+    def shares(self, playbook: Playbook) -> Shares:
+        wishes = (*playbook.active, *playbook.withdrawn)
+        return Shares(now={one.text: self.share for one in wishes}, base={one.text: 0.0 for one in wishes})
+
+    def attempt(self, share: float, turns: list[ScoredTurn], **more: Any) -> int:
+        """Make a version before which this share follows the wish; returns its number of anchors."""
+        self.trainer.revert()
+        self.share = share
+        outcome = self.trainer.attempt(turns, [], [-1] * 3, self.trainer.version + 1, self.past, **more)
+        assert outcome.written is not None
+        self.folder = outcome.written.path
+        return int(outcome.metrics["anchors"])
+
+    def publish(self, *, share: float = 1.0, obeyed: float = 1.0) -> None:
+        self.trainer._gate = ScriptedGate(obeyed=obeyed)  # type: ignore[assignment]  # same method
+        self.attempt(share, self.past)
+        self.trainer.commit(self.trainer.version + 1)
+
+
 @pytest.mark.slow
-def test_thanks_have_half_of_the_anchors_while_a_wish_slips_and_nothing_is_lost(
+def test_thanks_have_half_of_the_anchors_while_a_wish_is_followed_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of them took "no bold type" back from .96 to .65 of the replies."""
-    trainer = make_trainer(tmp_path, anchors=4)
-    followed = [1.0]
-    monkeypatch.setattr(
-        WishTraining,
-        "measure",
-        lambda self, playbook: Shares(now={wish.text: followed[-1] for wish in playbook.active}),
-    )
-    monkeypatch.setattr(HintSelection, "broken_wish", lambda self, turn: None)
-    past = [complaint(trainer.policy, "past", QUESTIONS[0])]
-    pleased = [thanks(trainer.policy, "pleased", QUESTIONS[1])]
+    given = FewerAnchors(tmp_path, monkeypatch)
+    given.publish()
+    live = given.folder
+    assert given.attempt(0.9, given.pleased) == 2
+    assert given.attempt(0.95, given.pleased) == 4
+    assert given.attempt(0.9, [complaint(given.trainer.policy, "again", QUESTIONS[2])]) == 4
+    unlearning = given.attempt(0.9, given.pleased, edits=[Edit(turn_id="past", text=None)])
+    assert unlearning == 4  # a step that unlearns is a whole one
+    given.trainer.reset(given.trainer.name)
+    given.trainer._load(live)
+    assert given.attempt(0.9, given.pleased) == 2  # also after a restart
 
-    def anchors(share: float, turns: list[ScoredTurn]) -> int:
-        followed.append(share)
-        outcome = trainer.attempt(turns, [], [-1] * 3, trainer.version + 1, past)
-        assert outcome.written is not None
-        return int(outcome.metrics["anchors"])
 
-    def publish(*, obeyed: float) -> None:
-        trainer.revert()
-        trainer._gate = ScriptedGate(obeyed=obeyed)  # type: ignore[assignment]  # same method
-        followed.append(1.0)
-        outcome = trainer.attempt(past, [], [], trainer.version + 1, past)
-        assert outcome.written is not None
-        assert read_state(outcome.written.path)["intact"] is (obeyed == 1.0)
-        trainer.commit(trainer.version + 1)
-
-    assert anchors(0.9, pleased) == 4  # nothing was measured yet
-    publish(obeyed=1.0)
-    assert anchors(0.9, pleased) == 2
-    trainer.revert()
-    assert anchors(0.95, pleased) == 4
-    trainer.revert()
-    assert anchors(0.9, [complaint(trainer.policy, "again", QUESTIONS[2])]) == 4
-    publish(obeyed=0.96)
-    assert anchors(0.9, pleased) == 4
+@pytest.mark.slow
+def test_all_anchors_hold_where_something_is_lost_or_a_wish_was_never_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = FewerAnchors(tmp_path, monkeypatch)
+    given.publish(share=0.8)
+    assert given.attempt(0.8, given.pleased) == 4  # it is learnt, and does not slip
+    given.publish(obeyed=0.96)
+    assert given.attempt(0.9, given.pleased) == 4
+    given.publish()
+    assert given.attempt(0.9, given.pleased) == 2
+    given.trainer._gate = ScriptedGate("facts are forgotten")  # type: ignore[assignment]  # same method
+    assert given.attempt(0.9, given.pleased) == 2
+    assert given.attempt(0.9, given.pleased) == 4  # after a rejection
 
 
 @pytest.mark.slow
