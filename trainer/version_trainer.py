@@ -316,12 +316,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
             prepared=prepared,
             repeated=repeated.samples,
             unlearning=unlearning,
-            anchors=self._anchors.draw(
-                self._count_anchors(size, playbook, wishes_before),
-                self._steps,
-                turns=turns,
-                labels=frozenset[str]().union(*(wish.labels for wish in playbook.active)),
-            ),
+            anchors=self._draw_anchors(turns, size, playbook, wishes_before),
             small_talk=self._wishes.small_talk(playbook, number=self._seed_number)
             if self._plan.selects_hints
             else [],
@@ -428,19 +423,29 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
             finished=time.monotonic(),
         )
 
-    def _count_anchors(self, size: float, playbook: Playbook, shares: Shares) -> int:
-        """How many anchors a step has: half of them where they would only take back a wish.
+    def _draw_anchors(
+        self, turns: Sequence[ScoredTurn], size: float, playbook: Playbook, shares: Shares
+    ) -> list[Sample]:
+        """The anchors of a step: half as many where they would only take back a wish.
 
         That is in a step of mostly thanks, while a wish is followed less than it was and the live version has lost nothing that the gate
         counts. With all of them "no bold type" went back from .96 to .65 of the replies (research/2026-11-27-anchors-of-thanks.md). After
         a rejection all of them hold again.
+
+        Args:
+            size: see `_VersionBatch`.
         """
         slips = any(
             wish.best >= _ONCE_FOLLOWED and shares.now.get(wish.text, 1.0) < _WELL_FOLLOWED
             for wish in playbook.active
         )
         has_fewer = slips and size < _LEAST_TEACHING and self._is_intact and not self._rejected_in_a_row
-        return (self._most_anchors + 1) // 2 if has_fewer else self._most_anchors
+        return self._anchors.draw(
+            (self._most_anchors + 1) // 2 if has_fewer else self._most_anchors,
+            self._steps,
+            turns=turns,
+            labels=frozenset[str]().union(*(wish.labels for wish in playbook.active)),
+        )
 
     def _judge(self, trained: _TrainedBatch) -> _Judged:
         """Run the gate on the trained weights and measure the wishes."""
