@@ -68,7 +68,7 @@ class Gateway:
         async def read() -> list[dict[str, Any]]:
             record = await Record.open(self.record_url)
             try:
-                return await record.trajectories()
+                return await record.trajectories(limit=at_least + 1000)
             finally:
                 await record.close()
 
