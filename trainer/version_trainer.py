@@ -428,7 +428,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
     ) -> list[Sample]:
         """The anchors of a step: half as many where they would only take back a wish.
 
-        That is in a step of mostly thanks, while a wish is followed less than it was and the live version has lost nothing that the gate
+        That is in a step of mostly thanks, while a wish that was followed well is not, and the live version has lost nothing that the gate
         counts. With all of them "no bold type" went back from .96 to .65 of the replies (research/2026-11-27-anchors-of-thanks.md). After
         a rejection all of them hold again.
 

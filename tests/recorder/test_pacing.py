@@ -1,4 +1,4 @@
-"""The recorder's pauses: only where entries come fast, the cores are in use, none has waited for long, and nobody waits."""
+"""The recorder's pauses: only where entries come fast, the cores are in use, none has waited for long, and no reader waits."""
 
 from __future__ import annotations
 
