@@ -450,6 +450,7 @@ def test_forms_and_tools_of_the_other_apis_are_held_or_refused(backend: Backend,
         tools=[function],
         tool_choice={"type": "function", "name": "get_weather"},
         max_output_tokens=200,
+        temperature=0,  # sampled, one call in 150 names a property that goes on until the bound
     )
     calls = [item for item in response.output if item.type == "function_call"]
     assert [call.name for call in calls] == ["get_weather"]
