@@ -99,9 +99,11 @@ class JournalReader:
             size = path.stat().st_size
             if size <= start:
                 continue
-            entries, end, skipped = read_entries(path, start, _MAX_BYTES)
+            entries, end, skipped = read_entries(path, start, _MAX_BYTES, most_entries=MAX_ENTRIES)
             if end == start and is_closed(path):
-                entries, end, skipped = read_entries(path, start, _MAX_BYTES, is_final=True)
+                entries, end, skipped = read_entries(
+                    path, start, _MAX_BYTES, is_final=True, most_entries=MAX_ENTRIES
+                )
             late = next(
                 (i for i, entry in enumerate(entries) if cutoff < entry.at < cutoff + _CLOCK_JUMP_S),
                 len(entries),

@@ -19,6 +19,7 @@ import logging
 import os
 import secrets
 import struct
+import sys
 import time
 import zlib
 from collections import deque
@@ -491,12 +492,13 @@ def is_closed(path: Path) -> bool:
 
 
 def read_entries(
-    path: Path, start: int, most_bytes: int, *, is_final: bool = False
+    path: Path, start: int, most_bytes: int, *, is_final: bool = False, most_entries: int = sys.maxsize
 ) -> tuple[list[Entry], int, int]:
     """Read whole entries of a segment from an offset on.
 
     Args:
         most_bytes: about how much is read; one entry is read whatever its size.
+        most_entries: how many are returned at most.
         is_final: nothing is appended any more. An entry at ``start`` that is longer than the file is then skipped when a whole entry
             follows it: its length is damaged.
 
@@ -512,7 +514,7 @@ def read_entries(
                 data += file.read(length - len(data))
     entries: list[Entry] = []
     at = damaged = 0
-    while at + _HEADER.size <= len(data):
+    while at + _HEADER.size <= len(data) and len(entries) < most_entries:
         magic, kind, length, checksum, micros = _HEADER.unpack_from(data, at)
         end = at + _HEADER.size + length
         if magic == _MAGIC and end > len(data):

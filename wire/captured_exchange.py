@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -129,5 +129,5 @@ def _restore_completion(values: Json) -> Completion:
 
 def _restore_dataclass(kind: Any, values: Json) -> Any:
     """Return a dataclass value whose lists are tuples."""
-    names = {field.name for field in fields(kind)}
+    names = kind.__dataclass_fields__
     return kind(**{n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if n in names})

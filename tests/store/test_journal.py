@@ -367,6 +367,12 @@ async def test_about_so_many_bytes_are_read_and_one_entry_whatever_its_size(tmp_
     assert read_entries(path, first.end, 1000) == ([second, third], third.end, 0)
 
 
+async def test_no_more_entries_are_read_than_asked_for(tmp_path: Path) -> None:
+    path, (first, second, third) = await written(tmp_path, b"a", b"b", b"c")
+    assert read_entries(path, 0, 1 << 20, most_entries=2) == ([first, second], second.end, 0)
+    assert read_entries(path, second.end, 1 << 20, is_final=True, most_entries=1) == ([third], third.end, 0)
+
+
 # ------------------------------------------------------------------------------------------------ no space
 
 
