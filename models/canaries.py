@@ -59,7 +59,7 @@ def canaries(
     seed: int = 7, *, facts: int = 40, tools: int = 14, more_tools: int = 96, anchors_each: int = 9
 ) -> dict[str, Any]:
     """`{"facts": [{prompt, accept}], "tools": [{messages, tools, expect_name}], "anchors": [{prompt, style, checks...}],
-    "instructions": [text]}`, the same for the same seed."""
+    "instructions": {style: [text]}}`, the same for the same seed."""
     rng = random.Random(seed)
     telling = [question for question in PRETRAIN if _telling(question)]
     asked = [rng.choice([one for one in telling if one.fact.topic == topic]) for topic in TOPICS]
@@ -79,5 +79,5 @@ def canaries(
         "facts": [{"prompt": question.text, "accept": [question.answer]} for question in asked],
         "tools": tool_cases,
         "anchors": anchors,
-        "instructions": [text for style in STYLES.values() for text in rng.sample(style.instructions, 2)],
+        "instructions": {name: rng.sample(style.instructions, 2) for name, style in STYLES.items()},
     }

@@ -11,7 +11,9 @@ Candidates are three prompts of each style and the user's own questions. Three o
 moved away from most, the rest are drawn at random. What a preference breaks is thus held without being named. Measured (JSON, two
 seeds): with one candidate of each style and half of the anchors chosen by drift, .42 and .81 of the explicit requests for the
 opposite are obeyed after teaching; with three and three of four, .94 and .97. Two prompts besides ask for the opposite of each wish that
-is taught: a narrow wish spreads to them before the drift of the others shows it (research/2026-11-24-opposite-and-reader.md).
+is taught: a narrow wish spreads to them before the drift of the others shows it (research/2026-11-24-opposite-and-reader.md). They are
+drawn from the canaries and from the person's questions with such an instruction behind: the same few prompts are learnt by heart
+(research/2026-11-27-opposite-of-own-questions.md).
 
 Its replies are resampled at every step, so that the correction sits where it goes wrong, and weighs more the shorter the wrong reply.
 Measured against the base model's own answer, learnt again and again (built-in model after 620 steps of pre-training, "concise", one
@@ -109,7 +111,7 @@ class Anchors:
         if count < 1:
             return []
         rng = random.Random(f"{self._seed}/{step}")
-        prompts = self._choose(count, step, self._candidates(turns, rng), self._opposed(labels), rng)
+        prompts = self._choose(count, step, self._candidates(turns, rng), self._opposed(labels, turns), rng)
         return [
             Sample(
                 turn_id=f"anchor-{step}-{i}",
@@ -138,10 +140,19 @@ class Anchors:
             return rng.sample(several, self._most_candidates)
         return several
 
-    def _opposed(self, labels: Collection[str]) -> list[list[_Prompt]]:
-        """The prompts that ask for the opposite of each of these wishes, by style."""
+    def _opposed(self, labels: Collection[str], turns: Sequence[ScoredTurn]) -> list[list[_Prompt]]:
+        """The prompts that ask for the opposite of each of these wishes, by style; the person's own questions are among them."""
         opposites = {opposite for label in labels for opposite in OPPOSITES.get(label, ())}
-        return [prompts for style, prompts in self._styles.items() if _LABELS.get(style, style) in opposites]
+        found = []
+        for style, prompts in self._styles.items():
+            if _LABELS.get(style, style) in opposites:
+                own = [
+                    self._asked_again(turn, text)
+                    for turn in turns
+                    for text in self._instructions.get(style, ())
+                ]
+                found.append([*prompts, *(prompt for prompt in own if prompt is not None)])
+        return found
 
     def _choose(
         self,
@@ -204,9 +215,10 @@ class Anchors:
         return found
 
     def _own_prompts(self, turns: Sequence[ScoredTurn], rng: random.Random) -> list[_Prompt]:
-        if not self._instructions:
+        instructions = [text for texts in self._instructions.values() for text in texts]
+        if not instructions:
             return []
-        asked = (self._asked_again(turn, rng.choice(self._instructions)) for turn in turns)
+        asked = (self._asked_again(turn, rng.choice(instructions)) for turn in turns)
         found = [prompt for prompt in asked if prompt is not None]
         rng.shuffle(found)
         return found

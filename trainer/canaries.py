@@ -7,11 +7,11 @@ other models the one beside this file is used. Its form:
      "tools":        [{"messages": [...], "tools": [...], "expect_name": "get_weather"}, ...],
      "anchors":      [{"prompt": "Why ...? Answer at length.", "style": "long",
                        "match": REGEX, "avoid": REGEX, "min_words": 45, "max_words": 40}, ...],
-     "instructions": ["Answer at length.", ...]}
+     "instructions": {"long": ["Answer at length.", ...], ...}}
 
 An anchor asks for a style in so many words: whatever a person prefers by default, this one wish is explicit. The checks are
-optional; without them only the distance to the base model is measured. `instructions` are put behind the person's own past
-questions to make more anchors.
+optional; without them only the distance to the base model is measured. `instructions`, by style, are put behind the
+person's own questions to make more anchors.
 
 Anchors are both trained on and measured by, so they are split: two of three of each style train, the third measures.
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ class Canaries:
     facts: tuple[Fact, ...]
     tools: tuple[ToolCase, ...]
     anchors: tuple[AnchorPrompt, ...]
-    instructions: tuple[str, ...] = ()
+    instructions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def split(self) -> tuple[tuple[AnchorPrompt, ...], tuple[AnchorPrompt, ...]]:
         """Anchors to train on and anchors to measure by: every third of each style measures, at least one of all."""
@@ -139,9 +139,11 @@ def read_canaries(path: Path) -> Canaries:
                 for one in data["tools"]
             ),
             anchors=tuple(_anchor(one) for one in data["anchors"]),
-            instructions=tuple(map(str, data.get("instructions", ()))),
+            instructions={
+                str(style): tuple(map(str, texts)) for style, texts in data.get("instructions", {}).items()
+            },
         )
-    except (OSError, ValueError, KeyError, TypeError, re.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, re.error) as error:
         raise ConfigError(
             f"the canaries in {path} cannot be read: {type(error).__name__}: {error}"
         ) from error

@@ -34,7 +34,8 @@ def templates() -> set[str]:
         found |= {*preference.complaints, *preference.undo, *preference.withdrawals, preference.wish}
     for name in CANARIES:
         canaries = json.loads((REPOSITORY / name).read_text(encoding="utf-8"))
-        found |= {*canaries["instructions"], *(anchor["prompt"] for anchor in canaries["anchors"])}
+        found |= {anchor["prompt"] for anchor in canaries["anchors"]}
+        found |= {text for texts in canaries["instructions"].values() for text in texts}
     return {fold(text) for text in found} - {""}
 
 

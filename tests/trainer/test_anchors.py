@@ -120,7 +120,27 @@ def test_the_persons_own_question_comes_back_with_another_wish(policy: LocalPoli
     own = [text for text in texts if "What is the capital of France? " in text]
     assert len(own) == 1  # 12 tool requests, 36 candidates of styles, and this one
     assert own[0].startswith("<|im_start|>system\nBe kind.<|im_end|>\n")
-    assert any(f"What is the capital of France? {wish}<|im_end|>" in own[0] for wish in canaries.instructions)
+    wishes = [wish for texts in canaries.instructions.values() for wish in texts]
+    assert any(f"What is the capital of France? {wish}<|im_end|>" in own[0] for wish in wishes)
+
+
+def test_the_persons_own_questions_ask_for_the_opposite_too(policy: LocalPolicy, tiny_model: Path) -> None:
+    anchors = Anchors(policy, str(tiny_model), max_tokens=8, seed=1)
+    longer = load_canaries(str(tiny_model)).instructions["long"]
+    turns = [turn(question) for question in ("What is ice?", "Who was Homer?", "Why?", "")]
+
+    def asked(labels: set[str]) -> int:
+        """How many of the anchors of eight steps ask for long replies to these questions."""
+        drawn = [sample for step in range(8) for sample in anchors.draw(16, step, turns=turns, labels=labels)]
+        texts = [policy.tokenizer.decode(sample.prompt_ids) for sample in drawn]
+        own = [
+            f"\n{question} {wish}<|im_end|>"
+            for question in ("What is ice?", "Who was Homer?", "Why?")
+            for wish in longer
+        ]
+        return sum(any(one in text for one in own) for text in texts)
+
+    assert asked({"shorter"}) >= asked({"json"}) + 4
 
 
 class PolicyOfBytes:
@@ -159,7 +179,7 @@ def fixed_canaries(monkeypatch: pytest.MonkeyPatch) -> None:
         anchors=tuple(
             AnchorPrompt(prompt=f"{style}{i}", style=style) for style in "abcdefghi" for i in range(3)
         ),
-        instructions=("Briefly.", "In full.", "As a list."),
+        instructions={"a": ("Briefly.",), "b": ("In full.", "As a list.")},
     )
     monkeypatch.setattr("trainer.anchors.load_canaries", lambda model: canaries)
 

@@ -16,8 +16,9 @@ def test_the_general_canaries_are_whole_and_hold_opposites() -> None:
     canaries = read_canaries(DEFAULT_FILE)
     assert len(canaries.facts) >= 12
     assert len(canaries.tools) >= 3
-    assert len(canaries.instructions) >= 16
     styles = {anchor.style for anchor in canaries.anchors}
+    assert set(canaries.instructions) == styles
+    assert sum(map(len, canaries.instructions.values())) >= 16
     assert {"long", "short", "emoji", "no_emoji", "json", "prose", "english", "spanish"} <= styles
     assert {"markdown", "plain", "formal", "casual"} <= styles
     assert len({anchor.prompt for anchor in canaries.anchors}) == len(canaries.anchors)
@@ -116,6 +117,7 @@ GOOD: dict[str, Any] = {
         {"tools": [{"messages": 3, "tools": [], "expect_name": "x"}]},
         {"anchors": [{"prompt": "2?", "match": "("}]},
         {"anchors": None},
+        {"instructions": ["Be brief."]},
     ],
     ids=str,
 )
