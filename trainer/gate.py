@@ -85,10 +85,15 @@ class GateMeasures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateVerdict:
-    """``rejected`` holds a sentence for each check that failed; empty: the version may be published."""
+    """``rejected`` holds a sentence for each check that failed; empty: the version may be published.
+
+    Attributes:
+        is_intact: see `has_lost_nothing`.
+    """
 
     rejected: tuple[str, ...]
     measures: dict[str, Any]
+    is_intact: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +245,18 @@ class Gate:
                 earlier = self._probe.measure(Weights.STUDENT)
             rejected = judge_gate(earlier, after, base, self._thresholds)
             measures["before"] = earlier.to_json()
-        return GateVerdict(rejected=rejected, measures=measures)
+        return GateVerdict(rejected=rejected, measures=measures, is_intact=has_lost_nothing(after, base))
+
+
+def has_lost_nothing(after: GateMeasures, base: GateMeasures) -> bool:
+    """Whether as many facts, tool calls and explicit instructions are right as with the base model. No where there are no
+    instructions to check: what anchors hold is seen by them. Pure."""
+    counted = [(after.obeyed, base.obeyed), (after.facts, base.facts), (after.tools, base.tools)]
+    return (
+        after.finite
+        and after.obeyed is not None
+        and all(now >= then for now, then in counted if now is not None and then is not None)
+    )
 
 
 class GateProbe:

@@ -459,7 +459,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
             gate_measures=verdict.measures,
             wishes=wish_rows(playbook, before, now),
             playbook_state=state,
-            is_intact=_is_intact(verdict.measures),
+            is_intact=verdict.is_intact,
         )
 
     def _write(self, trained: _TrainedBatch, judged: _Judged, number: int) -> tuple[WrittenVersion, Json]:
@@ -560,16 +560,6 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
         if self._before is not None:
             self._policy.restore(self._before)
             self._before = None
-
-
-def _is_intact(gate_measures: Json) -> bool:
-    """Whether the gate counted as many facts, tool calls and explicit instructions right as with the base model. No where it has no
-    instructions to check: what anchors hold is seen by them."""
-    base, after = gate_measures.get("base", {}), gate_measures.get("after", {})
-    counted = [(after.get(name), base.get(name)) for name in ("obeyed", "facts", "tools")]
-    return counted[0][0] is not None and all(
-        now >= then for now, then in counted if now is not None and then is not None
-    )
 
 
 def _without(prepared: PreparedBatch, left_out: Sequence[str]) -> PreparedBatch:

@@ -18,17 +18,14 @@ class ScriptedGate:
     """Rejects each version for the given reasons; without any it admits each.
 
     Args:
-        obeyed: share of explicit wishes that are followed, of the base model all; None: the gate measures nothing.
+        is_intact: whether it finds nothing lost.
     """
 
-    def __init__(self, *rejected: str, obeyed: float | None = None) -> None:
-        self._rejected = rejected
-        self._obeyed = obeyed
+    def __init__(self, *rejected: str, is_intact: bool = False) -> None:
+        self._verdict = GateVerdict(rejected=rejected, measures={}, is_intact=is_intact)
 
     def examine(self, policy: object, before: object = None) -> GateVerdict:
-        base = {"facts": 1.0, "tools": 1.0, "obeyed": 1.0}
-        measures = {} if self._obeyed is None else {"base": base, "after": {**base, "obeyed": self._obeyed}}
-        return GateVerdict(rejected=self._rejected, measures=measures)
+        return self._verdict
 
 
 def close_the_gate(trainer: BaseVersionTrainer[Any]) -> None:

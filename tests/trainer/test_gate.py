@@ -16,7 +16,7 @@ from models import BUILTIN
 from store.errors import ConfigError, GateRejected
 from tests.trainer.conftest import step_once
 from trainer.canaries import load_canaries
-from trainer.gate import Gate, GateMeasures, GateProbe, Thresholds, judge_gate
+from trainer.gate import Gate, GateMeasures, GateProbe, Thresholds, has_lost_nothing, judge_gate
 from trainer.gate_bounds import bounds
 from trainer.policy import LocalPolicy
 from trainer.protocol import Reply, Weights
@@ -39,6 +39,24 @@ BASE = GateMeasures(
 
 def test_the_base_model_passes_its_own_gate() -> None:
     assert judge_gate(None, BASE, BASE) == ()
+    assert has_lost_nothing(BASE, BASE)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_intact"),
+    [
+        ({"facts": 0.96, "obeyed": 1.0, "entropy": 0.9}, True),
+        ({"tools": None}, True),
+        ({"facts": 0.93}, False),
+        ({"tools": 0.9}, False),
+        ({"obeyed": 0.85}, False),
+        ({"obeyed": None}, False),  # nothing checks what anchors hold
+        ({"finite": False}, False),
+    ],
+    ids=str,
+)
+def test_one_fact_call_or_instruction_less_is_a_loss(change: dict[str, Any], is_intact: bool) -> None:
+    assert has_lost_nothing(replace(BASE, **change), BASE) is is_intact
 
 
 @pytest.mark.parametrize(
@@ -158,6 +176,7 @@ def test_a_fresh_adapter_passes_and_the_policy_is_left_as_it_was(
     before = policy.snapshot()
     verdict = Gate(policy, str(tiny_model), max_tokens=12).examine(policy)
     assert verdict.rejected == ()
+    assert verdict.is_intact
     json.dumps(verdict.measures)
     after = policy.snapshot()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -170,7 +189,9 @@ def test_weights_that_are_not_finite_are_caught_without_asking_them(
     step_once(policy)
     with torch.no_grad():
         next(iter(policy._trainable.values()))[0, 0] = torch.nan
-    assert gate.examine(policy).rejected == ("a weight is not a finite number",)
+    verdict = gate.examine(policy)
+    assert verdict.rejected == ("a weight is not a finite number",)
+    assert not verdict.is_intact
 
 
 def test_a_rejected_candidate_is_compared_with_where_it_came_from_and_stays_in_place(

@@ -214,8 +214,8 @@ class FewerAnchors:
         self.folder = outcome.written.path
         return int(outcome.metrics["anchors"])
 
-    def publish(self, *, share: float = 1.0, obeyed: float = 1.0) -> None:
-        self.trainer._gate = ScriptedGate(obeyed=obeyed)  # type: ignore[assignment]  # same method
+    def publish(self, *, share: float = 1.0, is_intact: bool = True) -> None:
+        self.trainer._gate = ScriptedGate(is_intact=is_intact)  # type: ignore[assignment]  # same method
         self.attempt(share, self.past)
         self.trainer.commit(self.trainer.version + 1)
 
@@ -245,7 +245,7 @@ def test_all_anchors_hold_where_something_is_lost_or_a_wish_was_never_followed(
     given = FewerAnchors(tmp_path, monkeypatch)
     given.publish(share=0.8)
     assert given.attempt(0.8, given.pleased) == 4  # it is learnt, and does not slip
-    given.publish(obeyed=0.96)
+    given.publish(is_intact=False)
     assert given.attempt(0.9, given.pleased) == 4
     given.publish()
     assert given.attempt(0.9, given.pleased) == 2
