@@ -89,7 +89,7 @@ class JournalReader:
         cutoff = time.time()
         found: list[tuple[float, str, Entry]] = []
         offsets: dict[str, int] = {}
-        damaged = total = 0
+        total = 0
         # Later entries are not taken: a segment that was read in part has entries that come before them.
         horizon = math.inf
         for name, path in self._readable():
@@ -99,9 +99,9 @@ class JournalReader:
             size = path.stat().st_size
             if size <= start:
                 continue
-            entries, end, skipped = read_entries(path, start, _MAX_BYTES, most_entries=MAX_ENTRIES)
+            entries, end, _ = read_entries(path, start, _MAX_BYTES, most_entries=MAX_ENTRIES)
             if end == start and is_closed(path):
-                entries, end, skipped = read_entries(
+                entries, end, _ = read_entries(
                     path, start, _MAX_BYTES, is_final=True, most_entries=MAX_ENTRIES
                 )
             late = next(
@@ -112,7 +112,6 @@ class JournalReader:
                 end = entries[late].start
             if end > start:
                 offsets[name] = end
-                damaged += skipped
             newest = 0.0
             for entry in entries[:late]:
                 newest = max(newest, entry.at)  # order within a segment stays when the clock was set back
@@ -125,10 +124,10 @@ class JournalReader:
                 horizon = min(horizon, max(at for at, _, _ in found))
         # A removed segment comes before its copy, whose entries are looked up in the record.
         found.sort(key=lambda one: (one[0], is_rewritten(one[1])))
-        return self._cut(found, horizon, offsets, damaged)
+        return self._cut(found, horizon, offsets)
 
     def _cut(
-        self, found: list[tuple[float, str, Entry]], horizon: float, offsets: dict[str, int], damaged: int
+        self, found: list[tuple[float, str, Entry]], horizon: float, offsets: dict[str, int]
     ) -> EntryBatch:
         """Return the batch of the oldest entries; the segments' offsets end before the first entry that is left."""
         taken = total = 0
@@ -140,6 +139,8 @@ class JournalReader:
             total += len(entry.payload)
         for _, name, entry in reversed(found[taken:]):
             offsets[name] = min(offsets[name], entry.start)
+        passed = sum(end - self._offsets.get(name, 0) for name, end in offsets.items())
+        damaged = passed - sum(entry.end - entry.start for _, _, entry in found[:taken])
         return EntryBatch([(name, entry) for _, name, entry in found[:taken]], offsets, damaged)
 
     def commit(self, batch: EntryBatch) -> None:

@@ -57,8 +57,8 @@ _LABELS = {
     "long": "longer",
     "plain": "plain_text",
 }
-#: At most so many of the person's own questions are asked again in a step.
-_MOST_OWN = 4
+#: At most so many of the person's own questions are asked again in a step, of so many turns: each is rendered with several instructions.
+_MOST_OWN, _MOST_TURNS = 4, 8
 #: Nats a reply below which the policy has not moved away from it.
 _LEAST_DRIFT = 0.05
 #: Padded tokens of one scoring pass, and base replies kept.
@@ -111,6 +111,8 @@ class Anchors:
         if count < 1:
             return []
         rng = random.Random(f"{self._seed}/{step}")
+        if len(turns) > _MOST_TURNS:
+            turns = rng.sample(turns, _MOST_TURNS)
         prompts = self._choose(count, step, self._candidates(turns, rng), self._opposed(labels, turns), rng)
         return [
             Sample(
@@ -141,17 +143,14 @@ class Anchors:
         return several
 
     def _opposed(self, labels: Collection[str], turns: Sequence[ScoredTurn]) -> list[list[_Prompt]]:
-        """The prompts that ask for the opposite of each of these wishes, by style; the person's own questions are among them."""
+        """The prompts that ask for the opposite of each of these wishes, by style: the canaries', and the person's own questions."""
         opposites = {opposite for label in labels for opposite in OPPOSITES.get(label, ())}
         found = []
         for style, prompts in self._styles.items():
             if _LABELS.get(style, style) in opposites:
-                own = [
-                    self._asked_again(turn, text)
-                    for turn in turns
-                    for text in self._instructions.get(style, ())
-                ]
-                found.append([*prompts, *(prompt for prompt in own if prompt is not None)])
+                texts = self._instructions.get(style, ())
+                own = [self._asked_again(turn, text) for turn in turns for text in texts]
+                found.append(list(dict.fromkeys([*prompts, *(prompt for prompt in own if prompt)])))
         return found
 
     def _choose(

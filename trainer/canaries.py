@@ -139,11 +139,9 @@ def read_canaries(path: Path) -> Canaries:
                 for one in data["tools"]
             ),
             anchors=tuple(_anchor(one) for one in data["anchors"]),
-            instructions={
-                str(style): tuple(map(str, texts)) for style, texts in data.get("instructions", {}).items()
-            },
+            instructions=_instructions(data.get("instructions", {})),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, re.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, re.error) as error:
         raise ConfigError(
             f"the canaries in {path} cannot be read: {type(error).__name__}: {error}"
         ) from error
@@ -159,6 +157,14 @@ def _text(one: Mapping[str, Any], key: str) -> str:
     if not isinstance(value, str) or not value:
         raise TypeError(f"{key} is not a text")
     return value
+
+
+def _instructions(value: Any) -> dict[str, tuple[str, ...]]:
+    if not isinstance(value, dict) or not all(isinstance(texts, list) for texts in value.values()):
+        raise TypeError("instructions are a list of texts for each style")
+    if not all(isinstance(text, str) and text for texts in value.values() for text in texts):
+        raise TypeError("an instruction is not a text")
+    return {style: tuple(texts) for style, texts in value.items()}
 
 
 def _anchor(one: Mapping[str, Any]) -> AnchorPrompt:

@@ -88,12 +88,12 @@ class GateVerdict:
     """``rejected`` holds a sentence for each check that failed; empty: the version may be published.
 
     Attributes:
-        is_intact: see `has_lost_nothing`.
+        is_intact: no fact, tool call or explicit instruction is lost; see `has_lost_nothing`.
     """
 
     rejected: tuple[str, ...]
     measures: dict[str, Any]
-    is_intact: bool = False
+    is_intact: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,8 +249,8 @@ class Gate:
 
 
 def has_lost_nothing(after: GateMeasures, base: GateMeasures) -> bool:
-    """Whether as many facts, tool calls and explicit instructions are right as with the base model. No where there are no
-    instructions to check: what anchors hold is seen by them. Pure."""
+    """Whether as many facts, tool calls and explicit instructions are right as with the base model. False if no instruction
+    can be checked: only these show what the anchors hold. Pure."""
     counted = [(after.obeyed, base.obeyed), (after.facts, base.facts), (after.tools, base.tools)]
     return (
         after.finite

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import orjson
@@ -129,5 +129,5 @@ def _restore_completion(values: Json) -> Completion:
 
 def _restore_dataclass(kind: Any, values: Json) -> Any:
     """Return a dataclass value whose lists are tuples."""
-    names = kind.__dataclass_fields__
+    names = {field.name for field in fields(kind)}
     return kind(**{n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if n in names})

@@ -210,7 +210,7 @@ def test_the_shipped_canaries_are_what_the_recipe_writes_and_the_gate_reads() ->
     path = BUILTIN / "canaries.json"
     assert json.loads(path.read_text(encoding="utf-8")) == canaries()
     read = read_canaries(path)
-    assert {anchor.style for anchor in read.anchors} == set(CHECKS) == set(STYLES)
+    assert {anchor.style for anchor in read.anchors} == set(read.instructions) == set(CHECKS) == set(STYLES)
     rng = random.Random(3)
     for anchor in read.anchors:
         for _ in range(5):

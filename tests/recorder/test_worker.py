@@ -411,6 +411,34 @@ async def test_a_backlog_of_two_writers_is_read_in_order_in_batches(
     assert dict(reader.offsets) == journal_ends(tmp_path)
 
 
+@pytest.mark.parametrize("hit", [0, 1, 7, 37])
+async def test_damage_in_a_backlog_is_counted_once_when_it_is_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float], hit: int
+) -> None:
+    monkeypatch.setattr(journal_reader, "MAX_ENTRIES", 4)
+    writers = [JournalWriter(tmp_path, name) for name in "ab"]
+    for i in range(40):
+        clock[0] += 1
+        writers[i % 2].append(EntryKind.EXCHANGE, b"%02d" % i)
+    for writer in writers:
+        await writer.close()
+    path = segments(tmp_path)[hit % 2]
+    entry = journal_module.read_entries(path, 0, 1 << 20)[0][hit // 2]
+    with path.open("r+b") as file:
+        file.seek(entry.end - 1)
+        file.write(b"?")
+    reader, damaged, found = JournalReader(tmp_path, {}), 0, []
+    while True:
+        batch = reader.poll()
+        if not batch.offsets:
+            break
+        reader.commit(batch)
+        damaged += batch.damaged_bytes
+        found += [one.payload.decode() for _, one in batch.entries]
+    assert damaged == entry.end - entry.start
+    assert found == [f"{i:02d}" for i in range(40) if i != hit]
+
+
 async def test_of_a_backlog_only_the_segments_of_the_batch_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ) -> None:

@@ -204,6 +204,34 @@ def test_the_prompts_drawn_for_a_seed_and_a_step_stay_the_same(
     assert [bytes(sample.prompt_ids).decode() for sample in samples] == expected.split(", ")
 
 
+def test_few_of_many_turns_are_asked_again_and_none_twice(
+    fixed_canaries: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.anchors.OPPOSITES", {"x": ("b", "c")})
+    policy: Any = PolicyOfBytes()
+    asked: list[str] = []
+    render = policy.render
+
+    def noted(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> list[int]:
+        asked.append(messages[-1]["content"])
+        return list(render(messages, tools))
+
+    anchors = Anchors(policy, "any", seed=7)
+    monkeypatch.setattr(policy, "render", noted)
+    anchors.draw(16, 0, turns=[turn(f"Why {i}?") for i in range(200)], labels={"x"})
+    assert len({text.split("?")[0] for text in asked}) == 8
+    assert len(asked) == 8 * 3  # once with any instruction, twice with those of style b
+    same = [turn("Why?")] * 8
+    (b, c) = anchors._opposed({"x"}, same)
+    assert [bytes(prompt).decode() for prompt in b] == [
+        "b0",
+        "b2",
+        "Be kind.|Why? In full.",
+        "Be kind.|Why? As a list.",
+    ]
+    assert [bytes(prompt).decode() for prompt in c] == ["c0", "c2"]
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

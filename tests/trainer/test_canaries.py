@@ -118,6 +118,8 @@ GOOD: dict[str, Any] = {
         {"anchors": [{"prompt": "2?", "match": "("}]},
         {"anchors": None},
         {"instructions": ["Be brief."]},
+        {"instructions": {"s": "Be brief."}},
+        {"instructions": {"s": [""]}},
     ],
     ids=str,
 )
