@@ -10,8 +10,8 @@ instruction behind (where the canaries list instructions).
 Candidates are three prompts of each style and the user's own questions. Three of four anchors are the candidates whose base reply the policy has
 moved away from most, the rest are drawn at random. What a preference breaks is thus held without being named. Measured (JSON, two
 seeds): with one candidate of each style and half of the anchors chosen by drift, .42 and .81 of the explicit requests for the
-opposite are obeyed after teaching; with three and three of four, .94 and .97. Up to four prompts ask for the opposite of the wishes that
-are taught: a narrow wish spreads to them before the drift of the others shows it (research/2026-11-24-opposite-and-reader.md). They are
+opposite are obeyed after teaching; with three and three of four, .94 and .97. Two prompts besides ask for the opposite of each wish that
+is taught: a narrow wish spreads to them before the drift of the others shows it (research/2026-11-24-opposite-and-reader.md). They are
 drawn from the canaries and from the person's questions with such an instruction behind: the same few prompts are learnt by heart
 (research/2026-11-27-opposite-of-own-questions.md).
 
@@ -48,7 +48,7 @@ _TOOLS_EVERY = 4
 #: Candidates of each style, and the share of anchors that are chosen by drift.
 _CANDIDATES, _FOCUS = 3, 0.75
 #: Anchors that ask for the opposite of a wish, for each wish that is taught; all of them at most this share of the anchors.
-_AGAINST, _MOST_AGAINST = 4, 0.25
+_AGAINST, _MOST_AGAINST = 2, 0.25
 #: Style of an anchor -> label of the wish that it states, where their names differ.
 _LABELS = {
     "concise": "shorter",

@@ -55,7 +55,7 @@ class Effort:
         gate_tokens: longest reply the gate waits for.
         resample_tokens: longest new answer to a complaint.
         anchor_tokens: longest answer to an anchor.
-        contexts: questions of the person that a step asks again below another system prompt, at most.
+        contexts: questions of the person that a step asks again below another system prompt.
     """
 
     steps: int

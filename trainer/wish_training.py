@@ -71,7 +71,7 @@ class WishTraining(WishState):
         seed: of the replies that are measured.
         share: of the reference and probe questions, for models that cannot afford all.
         max_tokens: longest reply to any of them.
-        contexts: questions that a step asks below another system prompt, at most.
+        contexts: questions that a step asks below another system prompt.
     """
 
     def __init__(
@@ -216,17 +216,11 @@ class WishTraining(WishState):
         if not playbook.active:
             return []
         rng = random.Random(f"contexts/{self._seed}/{step}")
-        # Without a system prompt there is nothing of the person's to ask below, and a second one costs explicit requests for the opposite
-        # (JSON .62 instead of .98 obeyed after teaching; research/2026-11-27-opposite-of-own-questions.md).
-        has_programs = any(
-            one.get("role") in ("system", "developer") for turn in turns for one in turn.messages
-        )
-        count = self._contexts if has_programs else 1
         # Half of the context is the reply's.
         longest = min(MAX_CONTEXT_TOKENS, self._policy.max_context // 2)
         found: list[ScoredTurn] = []
-        for turn, chat in in_other_contexts(turns, 2 * count, rng):
-            if len(found) == count:
+        for turn, chat in in_other_contexts(turns, 2 * self._contexts, rng):
+            if len(found) == self._contexts:
                 break
             wording = rng.choice(rng.choice(playbook.active).wordings).text
             fitted = chat.fitted(self._policy, max_tokens=longest)

@@ -126,8 +126,6 @@ def test_each_is_a_turn_that_the_teacher_can_read_and_has_a_wish_as_its_hint(bui
     one = WishTraining(builtin, BUILTIN, seed=0, share=0.1, contexts=1)
     assert len(one.other_contexts(playbook, turns, step=1)) == 1
     assert one.other_contexts(Playbook(), turns, step=1) == []
-    bare = [asked(builtin, "bare", "What is 2 plus 3?")]
-    assert len(training.other_contexts(playbook, bare, step=1)) == 1
 
 
 def test_a_prompt_leaves_room_for_the_reply_and_a_refused_one_is_left_out(
@@ -182,6 +180,6 @@ def test_a_wish_that_is_stated_to_one_program_is_followed_in_another(
         learner.add_reaction(pending, "Thanks, perfect!" if good else "Shorter please, and no emoji.")
         if (attempt := learner.train()) and attempt.outcome.written:
             contexts.append(attempt.outcome.metrics["contexts"])
-    assert set(contexts) == {LEVELS[0].contexts if taught_below_a_system_prompt else 1}
+    assert set(contexts) == {LEVELS[0].contexts}
     assert share(lead) >= 0.6
     assert share(elsewhere) >= 0.35
