@@ -91,12 +91,12 @@ def test_more_anchors_than_wishes_are_drawn_all_the_same(policy: LocalPolicy, ti
 @pytest.mark.parametrize(
     ("labels", "styles", "least"),
     [
-        ({"json"}, {"prose"}, 3),  # each prompt of the style
-        ({"shorter"}, {"long"}, 3),
+        ({"json"}, {"prose"}, 2),
+        ({"shorter"}, {"long"}, 2),
         ({"json", "no_emoji", "formal"}, {"prose", "emoji", "casual"}, 4),
     ],
 )
-def test_up_to_a_quarter_of_the_anchors_ask_for_the_opposite_of_the_wishes(
+def test_two_anchors_ask_for_the_opposite_of_each_wish_up_to_a_quarter(
     policy: LocalPolicy, tiny_model: Path, labels: set[str], styles: set[str], least: int
 ) -> None:
     against = [a.prompt for a in load_canaries(str(tiny_model)).split()[0] if a.style in styles]
