@@ -18,6 +18,7 @@ from tests.trainer.gates import ScriptedGate
 from tests.trainer.test_worker import Bench, settings_of
 from tests.trainer.turns import sampled_turn
 from trainer.checkpoint import STATE, TRAINER_STATE, store_version, version_bytes
+from trainer.gate import GateVerdict
 from trainer.policy import LocalPolicy
 from trainer.protocol import Edit, Outcome
 from trainer.remote.messages import Attempt, TrainReply, TrainRequest, decode, encode
@@ -65,14 +66,12 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return objections
 
 
-class Listening(ScriptedGate):
+class Listening:
     def __init__(self, objections: list[str]) -> None:
-        super().__init__()
         self._objections = objections
 
-    def examine(self, policy: object, before: object = None):  # type: ignore[no-untyped-def]
-        self._rejected = tuple(self._objections)
-        return super().examine(policy, before)
+    def examine(self, policy: object, before: object = None) -> GateVerdict:
+        return ScriptedGate(*self._objections).examine(policy, before)
 
 
 @pytest.fixture
