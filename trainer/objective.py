@@ -246,8 +246,9 @@ def compute_loss(
         where they have a unit: ``clip_fraction`` over ``policy_tokens`` (with an advantage), ``topk_overlap`` over
         ``directive_tokens`` (with a teacher), ``teacher_shift`` over ``reported_tokens`` (of those, where the teacher
         reports the token). What a batch does not measure (no base, no teacher, no advantages) is absent,
-        not 0. ``kl_step`` is KL(o‖s), for the trust region; ``kl_base`` KL(s‖p) on tokens that o sampled: k3 alone is dozens of nats
-        where s has unlearnt a token of o; ``teacher_shift`` is mean |q - o| over tokens the
+        not 0. ``kl_step`` is KL(o‖s), for the trust region; ``kl_base`` KL(s‖p). Both weigh each token by how likely it was under o and s
+        instead of b: without, one token that an older version sampled and that o or s has unlearnt adds dozens of nats to the sum.
+        ``teacher_shift`` is mean |q - o| over tokens the
         teacher reports.
 
     Raises:
@@ -434,7 +435,7 @@ def _token_metrics(
 ) -> dict[str, torch.Tensor]:
     """Means over the live tokens; all arguments [N]."""
     metrics = {
-        "kl_step": kl_k3(at.before, logprobs).mean(),
+        "kl_step": (stale * kl_k3(at.before, logprobs)).mean(),
         "ratio_mean": ratio.mean(),
         "ratio_max": ratio.max(),
         "staleness_mean": stale.mean(),
@@ -445,7 +446,7 @@ def _token_metrics(
         metrics |= {
             "kl_base_k2": kl_k2(logprobs, at.base).mean(),
             "kl_base_k3": k3.mean(),
-            "kl_base": (ratio * k3).mean(),
+            "kl_base": (stale * ratio * k3).mean(),
         }
     return metrics
 

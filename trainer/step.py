@@ -40,7 +40,7 @@ from trainer.advantages import (
 from trainer.batch import Sample, SampleKind, build_batch, forced_tokens, micro_batches, sample_of
 from trainer.decoding_constraint import decoding_constraint
 from trainer.hint_selection import HintSelection
-from trainer.losses import NO_RESIDUAL, Residual, kl_k3
+from trainer.losses import NO_RESIDUAL, Residual, kl_k3, staleness_weight
 from trainer.objective import Batch, Objective, compute_loss
 from trainer.out_of_memory import DoesNotFit, attempt
 from trainer.policy import LocalPolicy
@@ -721,9 +721,9 @@ class _Batch:
         return _merged(self._each(lambda part: part.measure(policy, self._plan, live)))
 
     def kl_step(self, policy: LocalPolicy) -> float:
-        """KL(weights before the step ‖ weights as they are) along the completions, nats a token."""
-        gaps = torch.cat(self._each(lambda part: part.gaps(policy)))
-        return float(kl_k3(torch.zeros_like(gaps), gaps).mean()) if len(gaps) else 0.0
+        """KL(weights before the step ‖ weights as they are) along the completions, nats a token, as the metric of this name."""
+        distances = torch.cat(self._each(lambda part: part.distances(policy, self._plan.objective)))
+        return float(distances.mean()) if len(distances) else 0.0
 
     def _each(self, work: Callable[[_Part], R]) -> list[R]:
         """The work on each part; one that does not fit the memory is split for good."""
@@ -810,15 +810,16 @@ class _Part:
         return metrics
 
     @torch.no_grad()
-    def gaps(self, policy: LocalPolicy) -> Tensor:
-        """Log-probabilities of the live tokens now, less those before the step, [N]; empty before the first backward pass."""
+    def distances(self, policy: LocalPolicy, objective: Objective) -> Tensor:
+        """Each live token's part of the distance from the weights before the step, [N]; empty before the first backward pass."""
         if self._batch is None:
             return torch.zeros(0, device=policy.device)
         now, _ = policy.response_logprobs(
             self._prompts, self._responses, temperature=[s.loss_temperature for s in self.samples]
         )
         live = self._batch.mask & self._batch.live()[:, None]
-        return (now - self._batch.trainer_logprobs)[live]
+        before, sampled = self._batch.trainer_logprobs[live], self._batch.sampling_logprobs[live]
+        return staleness_weight(before, sampled, cap=objective.staleness_cap) * kl_k3(before, now[live])
 
     @torch.no_grad()
     def _read(self, policy: LocalPolicy, plan: StepPlan, own: Tensor, mask: Tensor) -> Batch:

@@ -1,5 +1,6 @@
 """A step on a real (tiny, random) policy: what each turn teaches, what is refused and why, and that weights move as asked."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -270,6 +271,23 @@ def test_the_trust_region_stops_the_inner_steps(policy: LocalPolicy) -> None:
     metrics = train(policy, ready(policy, sampled_turn(policy, "t", "Hi"), plan=plan).samples, plan)
     assert metrics["optimizer_steps"] == 1
     assert metrics["kl_step"] > 1e-9
+
+
+@pytest.mark.parametrize("resample", [False, True])
+def test_a_reply_that_the_weights_before_the_step_would_not_give_does_not_end_the_inner_steps(
+    policy: LocalPolicy, resample: bool
+) -> None:
+    """The reply is of an older version, to which its tokens were e^12 times as likely."""
+    plan = replace(COMBINE, steps_per_batch=4, max_kl_step=1e-4, resample=resample, kl_target=math.inf)
+    (sample,) = ready(policy, sampled_turn(policy, "t", "Hi"), plan=plan).samples
+    start = policy.position()
+    assert train(policy, [sample], plan)["optimizer_steps"] == 1
+    policy.move_between(start, start, 0.0)
+    assert sample.sampling_logprobs is not None
+    older = replace(sample, sampling_logprobs=tuple(one + 12.0 for one in sample.sampling_logprobs))
+    metrics = train(policy, [older], plan)
+    assert metrics["optimizer_steps"] == 4
+    assert metrics["kl_step"] < 1e-4
 
 
 def test_the_rate_falls_over_the_steps_of_a_batch_and_is_whole_again_after_it(
