@@ -276,8 +276,8 @@ def directive_refusal(
 ) -> str | None:
     """Why a hint should not teach although its teacher answered; None when it may.
 
-    A topic change or a "thanks" shifts next to nothing; a hint that makes the teacher speak of something else
-    leaves it with few of the student's likely tokens. Both teach noise.
+    A topic change or a "thanks" shifts next to nothing, and so does a wish that the reply follows as far as the teacher
+    would; a hint that makes the teacher speak of something else leaves it with few of the student's likely tokens. All teach noise.
     Source: OpenClaw-RL v2 (overlap gate at one half).
 
     Args:
@@ -286,7 +286,7 @@ def directive_refusal(
             teacher cannot tell.
     """
     if not mean_shift >= min_shift:
-        return f"the hint changes nothing: mean shift {mean_shift:.3f} nat below {min_shift:g}"
+        return f"the reply is what the model answers with these words in context, too: mean shift {mean_shift:.3f} nat below {min_shift:g}"
     if overlap is not None and not overlap >= min_overlap:
         return f"the hint changes the subject: top-K overlap {overlap:.2f} below {min_overlap:g}"
     return None

@@ -20,6 +20,9 @@ from trainer.protocol import Change
 
 #: A hint that changes its own reply by less than this (largest divergence of a token, nats) teaches nothing there.
 LEAST_OWN_EFFECT = 0.15
+#: Share of a canonical wording's effect below which words do not ask for its label. Of free wordings of "short and no emoji" the base
+#: model follows .61 with .5 or .7, .59 with .3 and .40 without this rule (research/2026-11-27-half-understood-wishes.md).
+ACTED_ON = 0.5
 #: Tokens that gain most from a hint, and are looked for in its words.
 _GAINS = 3
 
@@ -101,18 +104,33 @@ class HintSelection:
 
 
 def effective_wording(meter: HintMeter, turn_id: str, hint: str, labels: Sequence[str]) -> Wording:
-    """The person's words, or a canonical wording of the same wish: where the model acts on that and not on the words, and where it
-    takes the words for what they withdraw ("emojis are fine again" for "no emojis")."""
+    """The person's words, or a canonical wording of the same wish.
+
+    The canonical wording where the model does not act on the words, acts on some of the labels only ("Shorter please, and no emoji.":
+    the built-in model leaves the emoji away), or takes the words for what they withdraw ("emojis are fine again" for "no emojis").
+    """
     text = hint.strip()
     canonical = canonical_text(labels)
-    if canonical:
-        effect = meter.effect(text)
-        if effect.size < LEAST_EFFECT:
-            text = canonical if meter.effect(canonical).size >= LEAST_EFFECT else text
-        elif any(
-            effect.cosine(meter.effect(CANONICAL[opposite])) >= SAME_DIRECTION
-            for label in labels
-            for opposite in OPPOSITES.get(label, ())
-        ):
+    if not canonical:
+        return Wording(turn_id=turn_id, text=text, labels=tuple(labels))
+    effect = meter.effect(text)
+    if effect.size < LEAST_EFFECT:
+        text = canonical if meter.effect(canonical).size >= LEAST_EFFECT else text
+    elif any(
+        effect.cosine(meter.effect(CANONICAL[opposite])) >= SAME_DIRECTION
+        for label in labels
+        for opposite in OPPOSITES.get(label, ())
+    ):
+        text = canonical
+    else:
+        asked = _least_share(meter, text, labels)
+        if asked < ACTED_ON and asked < _least_share(meter, canonical, labels):
             text = canonical
     return Wording(turn_id=turn_id, text=text, labels=tuple(labels))
+
+
+def _least_share(meter: HintMeter, text: str, labels: Sequence[str]) -> float:
+    """How much of each label's canonical effect a text has, the least of them; 1 where none of the labels has an effect."""
+    effect = meter.effect(text)
+    known = [one for one in map(meter.effect, map(CANONICAL.__getitem__, labels)) if one.size >= LEAST_EFFECT]
+    return min((effect.dot(one) / one.norm**2 for one in known), default=1.0)

@@ -16,7 +16,7 @@ from tests.trainer.test_playbook import stated
 from tests.trainer.turns import sampled_turn
 from trainer.batch import SampleKind
 from trainer.hint_effect import Effect, HintMeter
-from trainer.hint_selection import LEAST_OWN_EFFECT, HintSelection
+from trainer.hint_selection import LEAST_OWN_EFFECT, HintSelection, effective_wording
 from trainer.playbook import LEAST_EFFECT, SAME_DIRECTION, UNDONE, Playbook
 from trainer.policy import LocalPolicy
 from trainer.protocol import Change, Weights
@@ -179,6 +179,31 @@ def test_words_that_the_model_does_not_know_are_replaced_by_a_canonical_wording_
     known = labelled(builtin, "Keep it brief next time.", "shorter")
     choice = selection.choose(known, "Keep it brief next time.", is_reaction=True)
     assert choice.hint == "Keep it brief next time."  # the person's own words where the model acts on them
+
+
+def test_words_of_which_the_model_understands_a_half_are_replaced_by_a_canonical_wording_of_the_whole(
+    meter: HintMeter, builtin: LocalPolicy
+) -> None:
+    selection = HintSelection(meter, Playbook(), version=1, decode=builtin.decode)
+    half = "Shorter please, and no emoji."
+    assert meter.effect(half).size >= LEAST_EFFECT
+    turn = labelled(builtin, half, "shorter", "no_emoji")
+    both = f"{CANONICAL['shorter']} {CANONICAL['no_emoji']}"
+    assert selection.choose(turn, half, is_reaction=True).hint == both
+    assert [wish.labels for wish in selection.playbook.wishes] == [{"shorter", "no_emoji"}]
+    whole = "Please keep it short and without emoji."
+    turn = labelled(builtin, whole, "shorter", "no_emoji")
+    assert selection.choose(turn, whole, is_reaction=True).hint == whole
+
+
+def test_words_stay_where_their_label_has_no_effect_on_the_model(
+    meter: HintMeter, builtin: LocalPolicy
+) -> None:
+    """The built-in model knows no lists: no wording could say more than the person's."""
+    words = "Too long, and no lists."
+    assert meter.effect(CANONICAL["no_lists"]).size < LEAST_EFFECT
+    wording = effective_wording(meter, "t", words, ["no_lists"])
+    assert (wording.text, wording.labels) == (words, ("no_lists",))
 
 
 def test_a_hint_that_withdraws_a_wish_is_taught_by_what_remains(
