@@ -38,7 +38,7 @@ PRECISION_TABLE = Path(__file__).parent / "precision.json"
 PRECISE, ENOUGH_CASES = 0.97, 12
 #: Least probability with which the classifier decides alone: on reactions that it was not trained on, .95 of what it reads is right
 #: (research/2026-11-27-reader-more-rows.md).
-ALONE_COMPLAINT, ALONE_PRAISE = 0.85, 0.87
+ALONE_COMPLAINT, ALONE_PRAISE = 0.84, 0.87
 #: ... with which it does where the words state a style (`label_wishes`); a task that names a style ("a JSON schema for a user") is below.
 STATED_COMPLAINT = 0.4
 #: ... with which it does where they stand in a part of their own, and with which an event may turn praise into sarcasm.
@@ -46,7 +46,7 @@ SURE_COMPLAINT, SURE_PRAISE = 0.6, 0.68
 #: ... and before a judge is asked. What is decided with less yields to a judge that disagrees.
 CERTAIN = 0.9
 #: Least probability with which it confirms a complaint, and praise, that a pattern found but cannot decide alone: sarcasm praises.
-AGREES, AGREES_PRAISE = 0.5, 0.6
+AGREES, AGREES_PRAISE = 0.8, 0.6
 #: ... with which it overrules a pattern that could.
 OVERRULES = 0.9
 #: Confidence of a message that only gives another name or number than the reply; a judge may disagree.

@@ -28,6 +28,8 @@ from store.wishes import CANONICAL, OPPOSITES
 UNSEEN = read_rows(Path(__file__).parent / "wishes.jsonl")
 #: Free and indirect wordings by another author than the labelled messages of the training (one threshold was chosen with them in sight).
 FREE = read_rows(Path(__file__).parent / "wishes-nov26.jsonl")
+#: 360 messages in plain words of many people, by an author who saw none of the training: .968 of the labels right, .92 found.
+PLAIN = read_rows(Path(__file__).parent / "wishes-nov27.jsonl")
 #: Wishes that are taken back, and texts that only look like it. The templates were chosen on the half "first"; "last" was read once,
 #: afterwards: precision 1.00, recall .97 (before: .93 and .71).
 WITHDRAWALS = read_rows(Path(__file__).parent / "withdrawals.jsonl")
@@ -56,7 +58,14 @@ def test_free_wordings_are_labelled_with_high_precision() -> None:
     assert precision >= 0.94
     assert recall >= 0.8
     trained_on = {row["text"].casefold() for row in read_rows(FOLDER / "wish_rows.jsonl")}
-    assert not {case["text"].casefold() for case in (*FREE, *UNSEEN, *WITHDRAWALS)} & trained_on
+    assert not {case["text"].casefold() for case in (*FREE, *PLAIN, *UNSEEN, *WITHDRAWALS)} & trained_on
+
+
+def test_plain_wordings_are_labelled_and_tasks_that_name_a_style_are_not() -> None:
+    precision, recall = precision_and_recall([(case["text"], set(case["wishes"])) for case in PLAIN])
+    assert precision >= 0.96
+    assert recall >= 0.91
+    assert sum(bool(label_wishes(case["text"])) for case in PLAIN if not case["wishes"]) <= 6  # of 120
 
 
 @pytest.mark.parametrize("half", ["first", "last"])
