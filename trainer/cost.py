@@ -121,6 +121,11 @@ def estimate(speed: Speed, effort: Effort, *, turns: int) -> Estimate:
     each += reads(contexts, CONTEXT, reply, speed.learn_factor + 3)
     resampling = samples(turns + contexts + anchors, PROMPT, max(reply, anchor_reply))
     step += effort.steps * each + (effort.steps - 1) * resampling
+    # the steps on the anchors alone
+    alone = reads(anchors, PROMPT, anchor_reply, speed.learn_factor + 2) + samples(
+        anchors, PROMPT, anchor_reply
+    )
+    step += (effort.steps // 2) * alone
     prompts = math.ceil(GATE_PROMPTS * effort.canaries)
     gate = samples(prompts, PROMPT, effort.gate_tokens) + reads(
         prompts, PROMPT, effort.gate_tokens, GATE_READS

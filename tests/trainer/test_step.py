@@ -1,6 +1,7 @@
 """A step on a real (tiny, random) policy: what each turn teaches, what is refused and why, and that weights move as asked."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from store.values import Completion, FollowUp, LogprobMode, ScoredTurn
 from tests.trainer.conftest import step_once
 from tests.trainer.plans import bare_plan
 from tests.trainer.turns import sampled_turn
-from trainer.batch import SampleKind
+from trainer.batch import Sample, SampleKind
 from trainer.hint_effect import HintMeter
 from trainer.hint_selection import HintSelection
 from trainer.losses import NO_RESIDUAL, Residual, kl_k3
@@ -310,18 +311,53 @@ def test_the_rate_falls_over_the_steps_of_a_batch_and_is_whole_again_after_it(
     assert rates[:4] == pytest.approx([1e-3, 0.75**1.5 * 1e-3, 0.5**1.5 * 1e-3, 0.25**1.5 * 1e-3])
 
 
+def anchor_of(sample: Sample) -> Sample:
+    return replace(
+        sample,
+        turn_id="anchor",
+        kind=SampleKind.ANCHOR,
+        sampling_logprobs=None,
+        teacher_prompt_ids=sample.prompt_ids,
+    )
+
+
+def test_after_the_steps_of_a_batch_half_as_many_smaller_ones_are_taken_on_the_anchors_alone(
+    policy: LocalPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+    answered: list[set[SampleKind]] = []
+    apply = policy.apply_gradients
+
+    def noted() -> float:
+        rates.append(policy.learning_rate)
+        return apply()
+
+    def renewed(policy: LocalPolicy, samples: Sequence[Sample], **given: Any) -> list[Sample]:
+        answered.append({sample.kind for sample in samples})
+        return resampled(policy, samples, **given)
+
+    monkeypatch.setattr(policy, "apply_gradients", noted)
+    monkeypatch.setattr("trainer.step.resampled", renewed)
+    plan = replace(COMBINE, blames=False, steps_per_batch=4, resample=True)
+    (complaint,) = ready(policy, sampled_turn(policy, "t", "Hi"), plan=plan).samples
+    anchor = anchor_of(complaint)
+    policy.learning_rate = 1e-3
+    assert train(policy, [complaint, anchor], plan)["optimizer_steps"] == 6
+    assert rates == [1e-3] * 4 + [pytest.approx(1.5e-4)] * 2
+    both = {SampleKind.FEEDBACK, SampleKind.ANCHOR}
+    assert answered == [both] * 3 + [{SampleKind.ANCHOR}] * 2
+    assert policy.learning_rate == 1e-3
+    assert train(policy, [complaint], plan)["optimizer_steps"] == 4
+    assert train(policy, [anchor], plan)["optimizer_steps"] == 4
+    assert train(policy, [complaint, anchor], replace(plan, resample=False))["optimizer_steps"] == 4
+
+
 def test_what_only_a_teacher_judges_is_answered_anew_by_the_weights_as_they_are(policy: LocalPolicy) -> None:
     complaint = sampled_turn(policy, "complaint", "Hi there", temperature=0.7)
     thanks = sampled_turn(policy, "thanks", "Hello", verdict={"value": 1, "hint": None})
     plan = replace(COMBINE, blames=False)
     before = {sample.turn_id: sample for sample in ready(policy, complaint, thanks, plan=plan).samples}
-    anchor = replace(
-        before["complaint"],
-        turn_id="anchor",
-        kind=SampleKind.ANCHOR,
-        sampling_logprobs=None,
-        teacher_prompt_ids=before["complaint"].prompt_ids,
-    )
+    anchor = anchor_of(before["complaint"])
     step_once(policy)
     samples = [before["complaint"], before["thanks"], anchor]
     after = resampled(policy, samples, seed=3)
