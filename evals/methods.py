@@ -50,7 +50,7 @@ class EvalMethod:
     about: str
 
 
-#: Optimizer steps a batch of our methods, which the references take one of.
+#: Optimizer steps on the feedback of a batch by our methods, three on anchors alone not counted; the references take one.
 EQUAL_STEPS = 6
 
 
