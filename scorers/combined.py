@@ -37,7 +37,7 @@ PRECISION_TABLE = Path(__file__).parent / "precision.json"
 #: Least precision, and least number of measured cases, with which a pattern decides alone.
 PRECISE, ENOUGH_CASES = 0.97, 12
 #: Least probability with which the classifier decides alone: on reactions that it was not trained on, .95 of what it reads is right
-#: (research/2026-11-27-reader-more-rows.md).
+#: (research/2026-11-27-half-understood-wishes.md).
 ALONE_COMPLAINT, ALONE_PRAISE = 0.84, 0.87
 #: ... with which it does where the words state a style (`label_wishes`); a task that names a style ("a JSON schema for a user") is below.
 STATED_COMPLAINT = 0.4
@@ -47,6 +47,8 @@ SURE_COMPLAINT, SURE_PRAISE = 0.6, 0.68
 CERTAIN = 0.9
 #: Least probability with which it confirms a complaint, and praise, that a pattern found but cannot decide alone: sarcasm praises.
 AGREES, AGREES_PRAISE = 0.8, 0.6
+#: ... with which a bare "no" is a complaint, and with which a part that only blames is left out of the hint.
+LEANS = 0.5
 #: ... with which it overrules a pattern that could.
 OVERRULES = 0.9
 #: Confidence of a message that only gives another name or number than the reply; a judge may disagree.
@@ -206,7 +208,7 @@ def read_message(
     if is_other_answer and value is None:
         value, confidence, source = -1, OTHER_ANSWER, "rule"
         reason = "it only gives another name or number than the reply"
-    if value is None and reading.complaint >= AGREES and _is_bare_no(own, reply):
+    if value is None and reading.complaint >= LEANS and _is_bare_no(own, reply):
         value, confidence, source = -1, reading.complaint, "classifier"
         reason = f"a bare no, classifier: complaint {reading.complaint:.2f}"
     if value is None and (wish := _no_then_wish(own, reply, network)) is not None:
@@ -483,7 +485,7 @@ def _hint(text: str, reply: str, reaction: Reaction, reading: Reading, network: 
             dropped = True  # "What is X? Keep it short." is about the next reply
         elif own.neither >= _ASIDE and not is_rule_complaint and _is_own_matter(bare):
             dropped, asks = True, asks or bool(kept)
-        elif own.blame > states and own.blame >= AGREES and not _has_matter(bare, reaction):
+        elif own.blame > states and own.blame >= LEANS and not _has_matter(bare, reaction):
             dropped = True
         elif repeats_reply(bare, reply):
             dropped = True  # the reply itself is no hint

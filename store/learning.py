@@ -86,7 +86,11 @@ class LearningConfig(BaseModel):
     )
 
     # the optimizer
-    steps_per_batch: int = Field(default=6, ge=1, description="optimizer steps per batch of turns")
+    steps_per_batch: int = Field(
+        default=6,
+        ge=1,
+        description="optimizer steps per batch of turns; half as many follow on the anchors alone",
+    )
     lr_decay: bool = Field(
         default=True, description="lower the learning rate over the optimizer steps of a batch"
     )

@@ -286,7 +286,7 @@ def directive_refusal(
             teacher cannot tell.
     """
     if not mean_shift >= min_shift:
-        return f"the reply is what the model answers with these words in context, too: mean shift {mean_shift:.3f} nat below {min_shift:g}"
+        return f"the reply is about as likely with these words in context: mean shift {mean_shift:.3f} nat below {min_shift:g}"
     if overlap is not None and not overlap >= min_overlap:
         return f"the hint changes the subject: top-K overlap {overlap:.2f} below {min_overlap:g}"
     return None

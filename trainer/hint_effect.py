@@ -138,6 +138,11 @@ class HintMeter:
             self._effects[hints] = self._between((), hints, ())
         return self._effects[hints]
 
+    @property
+    def compares(self) -> bool:
+        """Whether the effects of two hints are along the same replies, so that one can be a share of the other; see `_between`."""
+        return self._policy.sees_distributions
+
     def effect_under(self, old: str, new: str) -> float:
         """What the old hint still does where the new one follows it, along replies to both; nats.
 

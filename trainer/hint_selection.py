@@ -20,8 +20,8 @@ from trainer.protocol import Change
 
 #: A hint that changes its own reply by less than this (largest divergence of a token, nats) teaches nothing there.
 LEAST_OWN_EFFECT = 0.15
-#: Share of a canonical wording's effect below which words do not ask for its label. Of free wordings of "short and no emoji" the base
-#: model follows .61 with .5 or .7, .59 with .3 and .40 without this rule (research/2026-11-27-half-understood-wishes.md).
+#: Share of a canonical wording's effect below which the model does not find its label in the words. Behind free wordings of "short and no
+#: emoji" .61 of the base model's replies are as wished with .5 or .7, .59 with .3, .40 without (research/2026-11-27-half-understood-wishes.md).
 ACTED_ON = 0.5
 #: Tokens that gain most from a hint, and are looked for in its words.
 _GAINS = 3
@@ -104,10 +104,11 @@ class HintSelection:
 
 
 def effective_wording(meter: HintMeter, turn_id: str, hint: str, labels: Sequence[str]) -> Wording:
-    """The person's words, or a canonical wording of the same wish.
+    """The person's words, or a canonical wording of the same wish where the model does not act on the words or takes them for what they
+    withdraw ("emojis are fine again" for "no emojis").
 
-    The canonical wording where the model does not act on the words, acts on some of the labels only ("Shorter please, and no emoji.":
-    the built-in model leaves the emoji away), or takes the words for what they withdraw ("emojis are fine again" for "no emojis").
+    Where the model acts on some of the labels only ("Shorter please, and no emoji.": the built-in model leaves the emoji away), the
+    canonical wording of the others is added; where that is not enough either, the canonical wording of all replaces the words.
     """
     text = hint.strip()
     canonical = canonical_text(labels)
@@ -122,15 +123,28 @@ def effective_wording(meter: HintMeter, turn_id: str, hint: str, labels: Sequenc
         for opposite in OPPOSITES.get(label, ())
     ):
         text = canonical
-    else:
-        asked = _least_share(meter, text, labels)
-        if asked < ACTED_ON and asked < _least_share(meter, canonical, labels):
-            text = canonical
+    elif meter.compares:
+        text = _completed(meter, text, labels)
     return Wording(turn_id=turn_id, text=text, labels=tuple(labels))
 
 
-def _least_share(meter: HintMeter, text: str, labels: Sequence[str]) -> float:
-    """How much of each label's canonical effect a text has, the least of them; 1 where none of the labels has an effect."""
+def _completed(meter: HintMeter, text: str, labels: Sequence[str]) -> str:
+    """The text, with the labels that the model does not find in it, or their canonical wording: the first one with enough of each label."""
+    missing = [label for label, share in _shares(meter, text, labels).items() if share < ACTED_ON]
+    if not missing:
+        return text
+    wordings = [text, f"{text} {canonical_text(missing)}", canonical_text(labels)]
+    least = [min(_shares(meter, one, labels).values()) for one in wordings]
+    whole = [one for one, share in zip(wordings, least, strict=True) if share >= ACTED_ON]
+    return whole[0] if whole else wordings[least.index(max(least))]
+
+
+def _shares(meter: HintMeter, text: str, labels: Sequence[str]) -> dict[str, float]:
+    """How much of each label's canonical effect a text has; labels whose canonical wording has none are left out."""
     effect = meter.effect(text)
-    known = [one for one in map(meter.effect, map(CANONICAL.__getitem__, labels)) if one.size >= LEAST_EFFECT]
-    return min((effect.dot(one) / one.norm**2 for one in known), default=1.0)
+    canonical = {label: meter.effect(CANONICAL[label]) for label in labels}
+    return {
+        label: effect.dot(one) / one.norm**2
+        for label, one in canonical.items()
+        if one.size >= LEAST_EFFECT and one.norm
+    }

@@ -309,7 +309,7 @@ def test_a_hint_that_changes_nothing_or_everything_is_refused_with_its_reason() 
     assert directive_refusal(mean_shift=0.2, overlap=0.8, min_shift=0.05) is None
     nothing = directive_refusal(mean_shift=0.01, overlap=0.9, min_shift=0.05)
     assert nothing is not None
-    assert nothing.startswith("the reply is what the model answers with these words in context, too: ")
+    assert nothing.startswith("the reply is about as likely with these words in context: ")
     subject = directive_refusal(mean_shift=2.0, overlap=0.3, min_shift=0.05)
     assert subject is not None
     assert "changes the subject" in subject

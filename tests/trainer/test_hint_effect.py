@@ -181,19 +181,53 @@ def test_words_that_the_model_does_not_know_are_replaced_by_a_canonical_wording_
     assert choice.hint == "Keep it brief next time."  # the person's own words where the model acts on them
 
 
-def test_words_of_which_the_model_understands_a_half_are_replaced_by_a_canonical_wording_of_the_whole(
+def test_what_the_model_misses_in_words_that_it_half_understands_is_added(
     meter: HintMeter, builtin: LocalPolicy
 ) -> None:
     selection = HintSelection(meter, Playbook(), version=1, decode=builtin.decode)
     half = "Shorter please, and no emoji."
     assert meter.effect(half).size >= LEAST_EFFECT
     turn = labelled(builtin, half, "shorter", "no_emoji")
-    both = f"{CANONICAL['shorter']} {CANONICAL['no_emoji']}"
-    assert selection.choose(turn, half, is_reaction=True).hint == both
+    assert selection.choose(turn, half, is_reaction=True).hint == f"{half} {CANONICAL['shorter']}"
     assert [wish.labels for wish in selection.playbook.wishes] == [{"shorter", "no_emoji"}]
     whole = "Please keep it short and without emoji."
     turn = labelled(builtin, whole, "shorter", "no_emoji")
     assert selection.choose(turn, whole, is_reaction=True).hint == whole
+
+
+class Scripted:
+    """A meter that knows how much of the label "shorter" and how much of "no_emoji" each text has."""
+
+    compares = True
+
+    def __init__(self, **shares: tuple[float, float]) -> None:
+        self._shares = {CANONICAL["shorter"]: (1.0, 0.0), CANONICAL["no_emoji"]: (0.0, 1.0), **shares}
+
+    def effect(self, text: str) -> Effect:
+        shifts = {(0, 0, token): share for token, share in enumerate(self._shares.get(text, (0.0, 0.0)))}
+        return Effect(peaks=(max(self._shares.get(text, (0.0, 0.0))),), shifts=shifts)
+
+
+@pytest.mark.parametrize(
+    ("own", "added", "canonical", "chosen"),
+    [
+        ((0.9, 0.6), (1.0, 1.0), (1.0, 1.0), "own"),
+        ((0.9, 0.2), (0.9, 0.5), (1.0, 1.0), "added"),
+        ((0.9, 0.2), (0.9, 0.4), (0.8, 0.7), "canonical"),
+        ((0.9, 0.2), (0.4, 0.9), (0.4, 0.3), "added"),
+        ((0.9, 0.2), (0.9, 0.2), (0.4, 0.1), "own"),
+    ],
+)
+def test_the_first_wording_that_has_half_of_each_label_is_taken_or_that_which_has_most(
+    own: tuple[float, float], added: tuple[float, float], canonical: tuple[float, float], chosen: str
+) -> None:
+    both = f"{CANONICAL['shorter']} {CANONICAL['no_emoji']}"
+    texts = {"own": "words", "added": f"words {CANONICAL['no_emoji']}", "canonical": both}
+    meter = Scripted(**{texts["own"]: own, texts["added"]: added, texts["canonical"]: canonical})
+    wording = effective_wording(meter, "t", "words", ["shorter", "no_emoji"])  # type: ignore[arg-type]
+    assert wording.text == texts[chosen]
+    meter.compares = False  # effects along other replies: no share of one is a share of the other
+    assert effective_wording(meter, "t", "words", ["shorter", "no_emoji"]).text == "words"  # type: ignore[arg-type]
 
 
 def test_words_stay_where_their_label_has_no_effect_on_the_model(
@@ -201,7 +235,7 @@ def test_words_stay_where_their_label_has_no_effect_on_the_model(
 ) -> None:
     """The built-in model knows no lists: no wording could say more than the person's."""
     words = "Too long, and no lists."
-    assert meter.effect(CANONICAL["no_lists"]).size < LEAST_EFFECT
+    assert meter.effect(CANONICAL["no_lists"]).size < LEAST_EFFECT <= meter.effect(words).size
     wording = effective_wording(meter, "t", words, ["no_lists"])
     assert (wording.text, wording.labels) == (words, ("no_lists",))
 

@@ -21,7 +21,16 @@ from trainer.hint_selection import HintSelection
 from trainer.losses import NO_RESIDUAL, Residual, kl_k3
 from trainer.playbook import Playbook, Wish, Wording
 from trainer.policy import LocalPolicy, Weights
-from trainer.step import MAX_RESAMPLE_TOKENS, PreparedBatch, StepPlan, by_teacher, prepare, resampled, train
+from trainer.step import (
+    MAX_RESAMPLE_TOKENS,
+    PreparedBatch,
+    StepPlan,
+    _Batch,
+    by_teacher,
+    prepare,
+    resampled,
+    train,
+)
 
 COMBINE = bare_plan()
 
@@ -309,6 +318,23 @@ def test_the_rate_falls_over_the_steps_of_a_batch_and_is_whole_again_after_it(
         assert policy.learning_rate == 1e-3
     assert rates[4:] == [1e-3] * 4
     assert rates[:4] == pytest.approx([1e-3, 0.75**1.5 * 1e-3, 0.5**1.5 * 1e-3, 0.25**1.5 * 1e-3])
+
+
+def test_a_batch_that_lost_a_sample_still_knows_how_far_the_weights_moved(policy: LocalPolicy) -> None:
+    turns = [sampled_turn(policy, name, f"Hi {name}") for name in ("a", "b")]
+    samples = ready(policy, *turns).samples
+    batch = _Batch(samples, COMBINE)
+    assert batch.kl_step(policy) == 0.0  # nothing was read yet
+    batch.backward(policy)
+    policy.apply_gradients()
+    moved = batch.kl_step(policy)
+    assert moved > 1e-6
+    batch.remove("b")
+    left = batch.kl_step(policy)
+    assert left > 1e-6
+    counts = [len(sample.completion_ids) for sample in samples]
+    other = (moved * sum(counts) - left * counts[0]) / counts[1]  # a mean over tokens
+    assert other > 0
 
 
 def anchor_of(sample: Sample) -> Sample:

@@ -69,7 +69,7 @@ def train(
     """Move the policy's weights by up to ``plan.steps_per_batch`` optimizer steps on these samples; returns the metrics.
 
     Stops before a step when the weights are already further than ``plan.max_kl_step`` from where they began. Nothing is resampled
-    between the steps.
+    between the steps, and none are taken on the anchors alone.
 
     Args:
         carrier: the loss that carries narrow gradients.
