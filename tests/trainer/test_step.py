@@ -14,7 +14,7 @@ from store.settings import read_settings
 from store.values import Completion, FollowUp, LogprobMode, ScoredTurn
 from tests.trainer.conftest import step_once
 from tests.trainer.plans import bare_plan
-from tests.trainer.turns import sampled_turn
+from tests.trainer.turns import anchor_of, sampled_turn
 from trainer.batch import Sample, SampleKind
 from trainer.hint_effect import HintMeter
 from trainer.hint_selection import HintSelection
@@ -335,16 +335,6 @@ def test_a_batch_that_lost_a_sample_still_knows_how_far_the_weights_moved(policy
     counts = [len(sample.completion_ids) for sample in samples]
     other = (moved * sum(counts) - left * counts[0]) / counts[1]  # a mean over tokens
     assert other > 0
-
-
-def anchor_of(sample: Sample) -> Sample:
-    return replace(
-        sample,
-        turn_id="anchor",
-        kind=SampleKind.ANCHOR,
-        sampling_logprobs=None,
-        teacher_prompt_ids=sample.prompt_ids,
-    )
 
 
 def test_after_the_steps_of_a_batch_half_as_many_smaller_ones_are_taken_on_the_anchors_alone(

@@ -13,8 +13,8 @@ import torch
 from store.settings import read_settings
 from tests.trainer.conftest import step_once
 from tests.trainer.test_step import COMBINE, ready, weights
-from tests.trainer.turns import sampled_turn
-from trainer.batch import Sample, SampleKind
+from tests.trainer.turns import anchor_of, sampled_turn
+from trainer.batch import Sample
 from trainer.losses import NO_RESIDUAL, Residual, with_residual
 from trainer.objective import Batch, compute_loss
 from trainer.policy import LocalPolicy, Weights
@@ -124,17 +124,6 @@ def test_metrics_of_a_batch_in_parts_are_those_of_the_whole(
     assert whole["clip_fraction"] > 0.0
     assert whole["live_tokens"] > whole["policy_tokens"] > whole["directive_tokens"] > 0.0
     assert parts == pytest.approx(whole, rel=1e-4, abs=1e-5)
-
-
-def anchor_of(sample: Sample) -> Sample:
-    """The same reply as an anchor: its teacher is the base model without the hint."""
-    return replace(
-        sample,
-        turn_id="anchor",
-        kind=SampleKind.ANCHOR,
-        sampling_logprobs=None,
-        teacher_prompt_ids=sample.prompt_ids,
-    )
 
 
 @pytest.mark.parametrize("residual", [NO_RESIDUAL, Residual.even(0.5)])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from store.values import Completion, LogprobMode, NewTurn, Relation, ScoredTurn
 from tests.making import make_answer, make_turn, make_verdict
+from trainer.batch import Sample, SampleKind
 from trainer.protocol import Policy
 
 
@@ -40,6 +42,17 @@ def sampled_turn(policy: Policy, turn_id: str, question: str, **changes: Any) ->
         "created_at": 1_000.0,
     }
     return ScoredTurn(**{**fields, **changes})
+
+
+def anchor_of(sample: Sample) -> Sample:
+    """The same reply as an anchor: its teacher is the base model without the hint."""
+    return replace(
+        sample,
+        turn_id="anchor",
+        kind=SampleKind.ANCHOR,
+        sampling_logprobs=None,
+        teacher_prompt_ids=sample.prompt_ids,
+    )
 
 
 def as_recorded(turn: ScoredTurn) -> Sequence[NewTurn]:
