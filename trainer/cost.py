@@ -79,6 +79,11 @@ LEVELS = (
 )  # fmt: skip
 
 
+def anchor_steps(steps: int) -> int:
+    """Optimizer steps on the anchors alone that follow so many on a batch."""
+    return steps // 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """Seconds of a version."""
@@ -125,7 +130,7 @@ def estimate(speed: Speed, effort: Effort, *, turns: int) -> Estimate:
     alone = reads(anchors, PROMPT, anchor_reply, speed.learn_factor + 2) + samples(
         anchors, PROMPT, anchor_reply
     )
-    step += (effort.steps // 2) * alone
+    step += anchor_steps(effort.steps) * alone
     prompts = math.ceil(GATE_PROMPTS * effort.canaries)
     gate = samples(prompts, PROMPT, effort.gate_tokens) + reads(
         prompts, PROMPT, effort.gate_tokens, GATE_READS

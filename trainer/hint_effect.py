@@ -95,6 +95,10 @@ class Effect:
         few, many = sorted((self.shifts, other.shifts), key=len)
         return sum(value * many.get(place, 0.0) for place, value in few.items())
 
+    def share_of(self, other: Effect) -> float:
+        """How much of another effect, which changes something, this one has: 1 where it does the same."""
+        return self.dot(other) / other.norm**2
+
     def cosine(self, other: Effect) -> float:
         """Cosine of the two directions; 0 where one of them changes nothing."""
         scale = self.norm * other.norm

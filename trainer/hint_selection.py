@@ -144,7 +144,7 @@ def _shares(meter: HintMeter, text: str, labels: Sequence[str]) -> dict[str, flo
     effect = meter.effect(text)
     canonical = {label: meter.effect(CANONICAL[label]) for label in labels}
     return {
-        label: effect.dot(one) / one.norm**2
+        label: effect.share_of(one)
         for label, one in canonical.items()
         if one.size >= LEAST_EFFECT and one.norm
     }

@@ -246,10 +246,9 @@ def compute_loss(
         where they have a unit: ``clip_fraction`` over ``policy_tokens`` (with an advantage), ``topk_overlap`` over
         ``directive_tokens`` (with a teacher), ``teacher_shift`` over ``reported_tokens`` (of those, where the teacher
         reports the token). What a batch does not measure (no base, no teacher, no advantages) is absent,
-        not 0. ``kl_step`` is KL(o‖s), for the trust region; ``kl_base`` KL(s‖p). Both weigh each token by how likely it was under o and s
-        instead of b, at most ``staleness_cap``: without, one token that an older version sampled and that o or s has unlearnt adds dozens of nats to the sum.
-        ``teacher_shift`` is mean |q - o| over tokens the
-        teacher reports.
+        not 0. ``kl_step`` is KL(o‖s), for the trust region; ``kl_base`` KL(s‖p). Both weigh each token by how likely it was under o
+        and s instead of b, at most ``staleness_cap``: without, one token that an older version sampled and that o or s has unlearnt
+        adds dozens of nats to the sum. ``teacher_shift`` is mean |q - o| over tokens the teacher reports.
 
     Raises:
         ValueError: shapes that differ, a live position with a number missing, a directive weight without a

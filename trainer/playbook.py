@@ -239,10 +239,13 @@ class Playbook:
             return False
         for wish in self.active:
             effect = meter.effect(wish.text)
-            if wish.labels and effect.norm and not wish.is_named_in(wording.text):
-                left = meter.effect(wish.text, wording.text).dot(effect) / effect.norm**2
-                if left < UNDONE:
-                    return True
+            if (
+                wish.labels
+                and effect.norm
+                and not wish.is_named_in(wording.text)
+                and meter.effect(wish.text, wording.text).share_of(effect) < UNDONE
+            ):
+                return True
         return False
 
     def without(self, wishes: Collection[Wish]) -> Playbook:

@@ -38,6 +38,7 @@ from trainer.advantages import (
     running_baseline,
 )
 from trainer.batch import Sample, SampleKind, build_batch, forced_tokens, micro_batches, sample_of
+from trainer.cost import anchor_steps
 from trainer.decoding_constraint import decoding_constraint
 from trainer.hint_selection import HintSelection
 from trainer.losses import NO_RESIDUAL, Residual, kl_k3, staleness_weight
@@ -174,7 +175,7 @@ class StepPlan:
     @property
     def anchor_steps(self) -> int:
         """Optimizer steps on the anchors alone, after those of a batch: they mend what the first, long steps broke elsewhere."""
-        return self.steps_per_batch // 2 if self.resample else 0
+        return anchor_steps(self.steps_per_batch) if self.resample else 0
 
     @property
     def reads_hints(self) -> bool:
