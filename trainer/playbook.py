@@ -21,6 +21,7 @@ A version's state keeps turn ids, no words: the record has the words, and what i
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -69,7 +70,7 @@ class Wording:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """Wordings of one wish, the newest last.
+    """Wordings of one wish, at most `MAX_WORDINGS` with a turn each, the newest last.
 
     Attributes:
         version: the newest version whose teacher used it.
@@ -88,6 +89,11 @@ class Wish:
     def text(self) -> str:
         """The newest wording."""
         return self.wordings[-1].text
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The different wordings, each where it was stated last."""
+        return tuple(dict.fromkeys(one.text for one in reversed(self.wordings)))[::-1]
 
     @property
     def turn_ids(self) -> tuple[str, ...]:
@@ -129,9 +135,15 @@ class Wish:
         )
 
     def with_wording(self, wording: Wording, version: int) -> Wish:
-        """Stated again; the same words count once."""
-        others = tuple(one for one in self.wordings if one.text != wording.text)
-        return replace(self, wordings=(*others, wording)[-MAX_WORDINGS:], version=version)
+        """Stated again. The same words stay with several turns: where one is forgotten, the others have still stated the wish.
+
+        Of too many the oldest leaves whose words another turn has too, else the oldest.
+        """
+        kept = [*(one for one in self.wordings if one.turn_id != wording.turn_id), wording]
+        if len(kept) > MAX_WORDINGS:
+            counts = Counter(one.text for one in kept)
+            kept.remove(next((one for one in kept if counts[one.text] > 1), kept[0]))
+        return replace(self, wordings=tuple(kept), version=version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +187,7 @@ class Playbook:
                 known = next((one for one in candidates if one.is_like(effect, meter)), None)
                 candidates = tuple(one for one in candidates if one is not known)
                 wish = known.with_wording(wording, version) if known else wish
-                if len(wish.wordings) == 1:
+                if len(wish.texts) == 1:
                     return replace(rest, candidates=(*candidates, wish)[-MAX_WISHES:])
         else:
             wish = rest.wishes[same].with_wording(wording, version)
@@ -305,9 +317,9 @@ class Playbook:
         texts = tuple(present)
         lists = [
             [
-                one.text
-                for one in wish.wordings
-                if one.text != own and not any(one.text in text for text in texts)
+                wording
+                for wording in wish.texts
+                if wording != own and not any(wording in text for text in texts)
             ]
             for wish in self.active
         ]

@@ -86,9 +86,25 @@ def test_a_rewording_joins_its_wish_and_another_wish_stands_beside_it() -> None:
     assert (playbook.wishes[1].version, playbook.wishes[0].version) == (3, 2)
 
 
-def test_the_same_words_count_once_with_their_newest_turn() -> None:
-    (wish,) = stated("Shorter, please.", "Too long.", "Shorter, please.").wishes
-    assert wish.turn_ids == ("t1", "t2")
+def test_the_same_words_stay_with_each_turn_and_a_teacher_reads_them_once() -> None:
+    playbook = stated("Shorter, please.", "Too long.", "Shorter, please.")
+    (wish,) = playbook.wishes
+    assert wish.turn_ids == ("t0", "t1", "t2")
+    assert wish.texts == ("Too long.", "Shorter, please.")
+    assert playbook.hints("", [], 4) == ["Shorter, please.", "Too long."]
+
+
+def test_a_wish_stays_while_one_turn_that_stated_it_is_not_forgotten() -> None:
+    state = stated("Shorter, please.", "Shorter, please.", "Shorter, please.").to_json()
+    left = Playbook.from_json(state, {"t1": word("t1", "Shorter, please.")})
+    assert [wish.turn_ids for wish in left.wishes] == [("t1",)]
+
+
+def test_of_too_many_turns_the_oldest_leaves_whose_words_another_has_too() -> None:
+    again = ["Shorter, please."] * (MAX_WORDINGS - 1)
+    (wish,) = stated("Too long.", *again, "Shorter, please.").wishes
+    assert [one.text for one in wish.wordings] == ["Too long.", *again]
+    assert wish.turn_ids == ("t0", *(f"t{n}" for n in range(2, MAX_WORDINGS + 1)))
 
 
 def test_wordings_and_wishes_are_bounded_and_the_oldest_leave() -> None:
@@ -198,11 +214,12 @@ def test_a_later_wish_overrules_an_earlier_one_until_it_is_gone() -> None:
 def test_words_without_a_label_are_no_wish_until_other_words_say_the_same() -> None:
     once = stated("Be a pirate.", "Be a pirate.")
     assert once.wishes == ()
-    assert [wish.turn_ids for wish in once.candidates] == [("t1",)]
-    assert Playbook.from_json(once.to_json(), {"t1": word("t1", "Be a pirate.")}) == once
+    assert [wish.turn_ids for wish in once.candidates] == [("t0", "t1")]
+    words = {turn_id: word(turn_id, "Be a pirate.") for turn_id in ("t0", "t1")}
+    assert Playbook.from_json(once.to_json(), words) == once
     twice = stated("In Spanish.", "Talk like a pirate.", playbook=once, start=2)
     assert texts(twice) == ["In Spanish.", "Talk like a pirate."]
-    assert twice.wishes[-1].turn_ids == ("t1", "t3")
+    assert twice.wishes[-1].turn_ids == ("t0", "t1", "t3")
     assert twice.candidates == ()
 
 

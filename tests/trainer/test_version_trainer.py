@@ -60,7 +60,7 @@ def test_a_batch_of_thanks_rehearses_what_was_asked_for(tmp_path: Path) -> None:
     assert attestation.version != attestation.parent == attestation.base  # made from the base model
     assert attestation.version == tuple(trainer.policy.trained_logprobs(attestation.token_ids))
     trainer.commit(1)
-    assert trainer.remembered == ("past-2",)  # the same words count once
+    assert trainer.remembered == ("past-0", "past-1", "past-2")
     short = [
         sampled_turn(
             trainer.policy,
