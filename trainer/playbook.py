@@ -380,6 +380,12 @@ class Playbook:
             }
         except (KeyError, TypeError, ValueError) as error:
             raise AdapterError(f"the saved playbook cannot be read: {error}") from error
+        holder = {
+            turn_id: wish
+            for row, wish in zip(value["wishes"], found["wishes"], strict=True)
+            for turn_id in row["turns"]
+        }
+        found["wishes"] = tuple(_overruled(wish, holder.get(wish.overruled_by)) for wish in found["wishes"])
         return cls(**{name: tuple(wish for wish in some if wish.wordings) for name, some in found.items()})
 
 
@@ -399,6 +405,12 @@ def _restored(wording: Wording, labels: tuple[str, ...]) -> Wording:
     if not wording.labels or labels == wording.labels:  # without labels: the owner gave it other words
         return wording
     return replace(wording, labels=labels, text=canonical_text(labels) or wording.text)
+
+
+def _overruled(wish: Wish, later: Wish | None) -> Wish:
+    """With a turn of the later wish that is left; nothing overrules a wish whose later one the record forgot."""
+    turn_ids = later.turn_ids if later else ()
+    return wish if wish.overruled_by in turn_ids else replace(wish, overruled_by="".join(turn_ids[-1:]))
 
 
 def _row(wish: Wish) -> dict[str, Any]:

@@ -258,6 +258,19 @@ def test_what_the_record_forgot_is_gone_from_the_playbook() -> None:
     assert [wish.turn_ids for wish in left.wishes] == [("t1",)]
 
 
+def test_a_wish_stands_again_where_the_record_forgot_the_later_one_and_not_where_it_forgot_one_turn_of_it() -> (
+    None
+):
+    texts_stated = ("Be a pirate.", "Talk like a pirate.", "Be a judge.", "Talk like a judge.")
+    playbook = stated(*texts_stated)
+    assert playbook.wishes[0].overruled_by == "t3"
+    words = {f"t{i}": word(f"t{i}", text) for i, text in enumerate(texts_stated)}
+    without_newest = Playbook.from_json(playbook.to_json(), {i: words[i] for i in ("t0", "t1", "t2")})
+    assert [wish.overruled_by for wish in without_newest.wishes] == ["t2", ""]
+    without_both = Playbook.from_json(playbook.to_json(), {i: words[i] for i in ("t0", "t1")})
+    assert [wish.overruled_by for wish in without_both.wishes] == [""]
+
+
 @pytest.mark.parametrize("state", [{}, {"wishes": [{}], "withdrawn": []}, {"wishes": 3, "withdrawn": []}])
 def test_a_state_of_another_form_is_refused(state: dict[str, object]) -> None:
     with pytest.raises(AdapterError, match="playbook"):
