@@ -57,6 +57,8 @@ HELD_OUT_SETS = [
     "unseen-nov27-last.jsonl",
     "unseen-nov27-styles.jsonl",
     "unseen-nov27-tester.jsonl",
+    "unseen-nov28.jsonl",
+    "unseen-nov28-natural.jsonl",
 ]
 #: set -> least share right of what is read as a complaint and as praise, least share of the messages read as labelled.
 NEWEST = {
@@ -72,6 +74,8 @@ NEWEST = {
     "unseen-nov27-last.jsonl": (0.95, 0.94, 0.79),
     "unseen-nov27-styles.jsonl": (0.93, 0.91, 0.69),
     "unseen-nov27-tester.jsonl": (0.95, 0.95, 0.8),
+    "unseen-nov28.jsonl": (0.94, 0.94, 0.85),
+    "unseen-nov28-natural.jsonl": (0.975, 1.0, 0.89),
 }
 
 
@@ -90,8 +94,8 @@ def test_complaints_of_all_held_out_sets_together() -> None:
     counts = sum((confusion(name) for name in HELD_OUT_SETS), Counter())
     read = sum(n for (_, found), n in counts.items() if found == -1)
     labelled = sum(n for (label, _), n in counts.items() if label == -1)
-    assert counts[-1, -1] >= 0.945 * read
-    assert counts[-1, -1] >= 0.63 * labelled
+    assert counts[-1, -1] >= 0.95 * read
+    assert counts[-1, -1] >= 0.65 * labelled
 
 
 def test_wishes_in_free_words_are_mostly_read_as_complaints() -> None:
