@@ -9,7 +9,7 @@ The rules of the text:
 - Doubt, a wrong claim and questions about an answer are answered by the same answer again, thanks by a polite word (`follow_ups`).
 - Earlier remarks also stand where the teacher reads them, each accepted with a word (`trainer.hindsight.after_hints`), and earlier
   answers in other styles than the one in force. Such replies are read and not learnt (`Conversation.context`).
-- Questions are `questions.PRETRAIN` pairs, wishes are the training paraphrases of `styles`; held-out ones never occur.
+- Questions are `questions.PRETRAIN` pairs, wishes are the training paraphrases and free wordings of `styles`; held-out ones never occur.
 """
 
 from __future__ import annotations
@@ -254,11 +254,8 @@ class Asked:
         clause = fact.statement(spanish=how.spanish, bold=how.markdown)
         if not how.verbose:
             answer = f"**{fact.answer}**" if how.markdown else fact.answer
-            form = rng.random()
-            if form < 0.4:
+            if rng.random() < 0.15:
                 clause = _SHORT[how.spanish, how.formal].format(a=answer)
-            elif form < 0.5 and not how.spanish:
-                clause = answer
         return _dress(rng, how, _mark(clause, how))
 
 
@@ -609,6 +606,18 @@ def _typed(rng: random.Random, text: str) -> str:
     return text
 
 
+#: Share of the wishes that are worded freely.
+_FREE_SHARE = 0.4
+
+
+def _wording(rng: random.Random, name: str, *, complaint: bool) -> str:
+    """Return a wording of wish `name`: of the recipe or, in `_FREE_SHARE` of the cases, one of `free`, every pattern equally often."""
+    style = STYLES[name]
+    if rng.random() < _FREE_SHARE:
+        return rng.choice(rng.choice(style.free))
+    return rng.choice(style.complaints if complaint else style.instructions)
+
+
 def _uttered(rng: random.Random, phrase: str) -> str:
     """A wish as people utter it, with a polite word before or after."""
     roll = rng.random()
@@ -659,7 +668,7 @@ def _new_wishes(rng: random.Random, wishes: Sequence[str], *, contrary: bool) ->
         opposite = STYLES[rng.choice(list(wishes))].opposite
         if opposite and compatible(wishes, opposite):
             chosen.append(opposite)
-    count = rng.choices((1, 2, 3), weights=(75, 21, 4))[0]
+    count = rng.choices((1, 2, 3), weights=(66, 24, 10))[0]
     names = list(STYLES)
     weights = [
         _HARD_WISHES.get(name, _PREFERENCE_WEIGHT if name in PREFERENCES else _OPPOSITE_WEIGHT)
@@ -689,10 +698,7 @@ class _Chat:
         """Utter one to three new wishes, which are in force from here on."""
         sentences = []
         for name in _new_wishes(self.rng, self.wishes, contrary=contrary):
-            style = STYLES[name]
-            sentences.append(
-                _uttered(self.rng, self.rng.choice(style.complaints if complaint else style.instructions))
-            )
+            sentences.append(_uttered(self.rng, _wording(self.rng, name, complaint=complaint)))
             self.wishes = with_wish(self.wishes, name)
         return " ".join(sentences)
 

@@ -1,6 +1,6 @@
-"""Styles a person can ask for: what complies, how it is asked for, how its absence is complained about (`styles.toml`). Pure; no torch.
+"""Styles a person can ask for: what complies, how it is asked for, how its absence is complained about (`styles.toml`, `free_wordings.toml`). Pure; no torch.
 
-`instructions` and `complaints` occur in the pre-training text, `heldout_*` never do (a test scans a generated corpus). The
+`instructions`, `complaints` and `free` occur in the pre-training text, `heldout_*` never do (a test scans a generated corpus). The
 simulated users of the demo and the evals speak the held-out complaints, so what they show is generalisation to new wording.
 Predicates read the text alone, so they also judge replies of any other model.
 """
@@ -27,6 +27,9 @@ _CASUAL_WORDS = re.compile(
     r"\b(?:hey|hi|yeah|yep|cool|awesome|sure|gonna|wanna|oh|okay|ok|hola|claro)\b", re.IGNORECASE
 )
 _DATA = tomllib.loads((files("models") / "styles.toml").read_text(encoding="utf-8"))
+_FREE: dict[str, list[str]] = tomllib.loads(
+    (files("models") / "free_wordings.toml").read_text(encoding="utf-8")
+)
 _SPANISH, _ENGLISH = (frozenset(_DATA["function_words"][name].split()) for name in ("spanish", "english"))
 
 
@@ -71,7 +74,7 @@ def is_spanish(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """A preference of the person. `opposite` names the style that undoes it."""
+    """A preference of the person. `opposite` names the style that undoes it; `free` has the readings of each free wording."""
 
     name: str
     opposite: str | None
@@ -79,6 +82,7 @@ class Style:
     heldout_instructions: tuple[str, ...]
     complaints: tuple[str, ...]
     heldout_complaints: tuple[str, ...]
+    free: tuple[tuple[str, ...], ...]
     predicate: Callable[[str], bool] = field(repr=False)
 
     def complies(self, text: str) -> bool:
@@ -116,6 +120,7 @@ def _style(name: str, opposite: str, **patterns: list[str]) -> Style:
         name=name,
         opposite=opposite,
         predicate=_PREDICATES[name],
+        free=tuple(expand(pattern) for pattern in _FREE[name]),
         **{kind: expand(*some) for kind, some in patterns.items()},
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pytest
 
@@ -29,6 +29,7 @@ def templates() -> set[str]:
             *style.heldout_instructions,
             *style.complaints,
             *style.heldout_complaints,
+            *chain(*style.free),
         }
     for preference in PREFERENCES.values():
         found |= {*preference.complaints, *preference.undo, *preference.withdrawals, preference.wish}
@@ -60,7 +61,7 @@ def test_no_wording_shares_a_run_of_words_with_the_sources_that_read_or_teach_wi
     known: set[str] = set()
     for folder in FOLDERS:
         for path in (REPOSITORY / folder).rglob("*"):
-            if path.suffix in (".py", ".json", ".jsonl") and path.name not in (
+            if path.suffix in (".py", ".json", ".jsonl", ".toml") and path.name not in (
                 "tokenizer.json",
                 "pretrain.json",
             ):

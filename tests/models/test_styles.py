@@ -81,6 +81,21 @@ def test_every_style_has_several_ways_to_be_asked_for() -> None:
         assert len(STYLES[name].heldout_complaints) >= 5
 
 
+def test_every_style_is_worded_freely_as_often_as_its_opposite_and_never_as_a_heldout_paraphrase() -> None:
+    heldout = {
+        bare(text)
+        for style in STYLES.values()
+        for text in (*style.heldout_instructions, *style.heldout_complaints)
+    }
+    owner: dict[str, str] = {}
+    for name, style in STYLES.items():
+        assert 80 <= len(style.free) <= 90
+        readings = {bare(text) for pattern in style.free for text in pattern}
+        assert not readings & heldout
+        assert not readings & owner.keys()
+        owner |= dict.fromkeys(readings, name)
+
+
 def test_the_wishes_of_the_issue_are_known_complaints_or_instructions() -> None:
     phrases = {bare(text) for style in STYLES.values() for text in (*style.complaints, *style.instructions)}
     assert {"shorter please", "no emoji", "plain text", "answer in spanish", "as json"} <= phrases
