@@ -168,7 +168,8 @@ def test_where_nothing_passes_the_gate_for_long_each_attempt_begins_nearer_to_th
 @pytest.mark.long_run
 def test_what_a_step_back_takes_off_is_no_lost_wish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the live version each further attempt would lose the wish, for ever: 102 in a row were seen."""
-    trainer = make_trainer(tmp_path, has_gate=True, steps_per_batch=6)
+    # At the usual rate one version makes the replies stale.
+    trainer = make_trainer(tmp_path, has_gate=True, steps_per_batch=6, learning_rate=3e-3)
     past = [complaint(trainer.policy, f"past-{i}", question) for i, question in enumerate(QUESTIONS)]
     learnt = trainer.attempt(past, [], [], 1)
     assert not learnt.rejected
@@ -190,7 +191,8 @@ class FewerAnchors:
     """A trainer of four anchors, two wishes and scripted shares of the replies that follow each."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.trainer = make_trainer(tmp_path, anchors=4)
+        # At the usual rate three versions make the replies stale.
+        self.trainer = make_trainer(tmp_path, anchors=4, learning_rate=2e-3)
         self.share = 1.0
         monkeypatch.setattr(WishTraining, "measure", lambda _, playbook: self.shares(playbook))
         monkeypatch.setattr(HintSelection, "broken_wish", lambda self, turn: None)
