@@ -152,7 +152,7 @@ def test_what_acts_like_an_empty_complaint_on_an_unlikely_reply_teaches_nothing(
 ) -> None:
     """A terse reply that an earlier wish taught is unlikely to the base model: any complaint makes it unlikelier."""
     turn = sampled_turn(builtin, "t", "What is the colour of grass?")
-    ids = (*builtin.encode("Bare green."), builtin.tokenizer.eos_token_id)
+    ids = (*builtin.encode("Grass: green."), builtin.tokenizer.eos_token_id)
     turn = replace(
         turn, completion=replace(turn.completion, token_ids=ids, sampling_logprobs=(-0.1,) * len(ids))
     )
