@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from models.follow_ups import CLAIMED, FOLLOW_UPS, RESTATED
 from models.questions import DAYS, FACTS, MONTHS, PRETRAIN, Fact, Question, other_answers
-from models.styles import NEUTRAL, PREFERENCES, STYLES, THANKS
+from models.styles import NEUTRAL, PREFERENCES, STYLES, THANKS, draw
 from trainer.hindsight import accepted, with_hint
 
 Message = dict[str, Any]
@@ -611,10 +611,10 @@ _FREE_SHARE = 0.4
 
 
 def _wording(rng: random.Random, name: str, *, complaint: bool) -> str:
-    """Return a wording of wish `name`: of the recipe or, in `_FREE_SHARE` of the cases, one of `free`, every pattern equally often."""
+    """Return a wording of wish `name`: of the recipe or, in `_FREE_SHARE` of the cases, a free one."""
     style = STYLES[name]
     if rng.random() < _FREE_SHARE:
-        return rng.choice(rng.choice(style.free))
+        return draw(rng, style.free)
     return rng.choice(style.complaints if complaint else style.instructions)
 
 

@@ -11,8 +11,9 @@ import re
 import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import chain
 
-from models.styles import HELDOUT_THANKS, STYLES, expand
+from models.styles import HELDOUT_THANKS, STYLES, draw, expand
 
 #: What stands for another answer than the right one in the wordings of a claim.
 CLAIMED = "<answer>"
@@ -33,8 +34,8 @@ class FollowUp:
     leads: dict[tuple[bool, bool], tuple[str, ...]]
 
     def draw(self, rng: random.Random) -> str:
-        """Any reading of any pattern: a pattern with thousands of readings is drawn as often as one with ten."""
-        return rng.choice(rng.choice(self.wordings))
+        """One of the wordings; see `styles.draw`."""
+        return draw(rng, self.wordings)
 
 
 _LEADS: dict[str, dict[tuple[bool, bool], tuple[str, ...]]] = {
@@ -78,7 +79,9 @@ _HELDOUT = re.compile(
         for text in texts
     )
 )
-_COMPLAINTS = frozenset(_words(text) for style in STYLES.values() for text in style.complaints)
+_COMPLAINTS = frozenset(
+    _words(text) for style in STYLES.values() for text in chain(style.complaints, *style.free)
+)
 
 
 def _is_usable(text: str) -> bool:

@@ -8,9 +8,10 @@ Predicates read the text alone, so they also judge replies of any other model.
 from __future__ import annotations
 
 import json
+import random
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import product
@@ -97,6 +98,11 @@ def expand(*patterns: str) -> tuple[str, ...]:
         parts = [part.split("|") for part in re.split(r"[{}]", pattern)]
         readings.update(dict.fromkeys("".join(choice) for choice in product(*parts)))
     return tuple(readings)
+
+
+def draw(rng: random.Random, patterns: Sequence[Sequence[str]]) -> str:
+    """Any reading of any pattern: a pattern with thousands of readings is drawn as often as one with ten."""
+    return rng.choice(rng.choice(patterns))
 
 
 _PREDICATES: dict[str, Callable[[str], bool]] = {

@@ -410,7 +410,9 @@ def _restored(wording: Wording, labels: tuple[str, ...]) -> Wording:
 def _overruled(wish: Wish, later: Wish | None) -> Wish:
     """With a turn of the later wish that is left; nothing overrules a wish whose later one the record forgot."""
     turn_ids = later.turn_ids if later else ()
-    return wish if wish.overruled_by in turn_ids else replace(wish, overruled_by="".join(turn_ids[-1:]))
+    if wish.overruled_by in turn_ids:
+        return wish
+    return replace(wish, overruled_by=turn_ids[-1] if turn_ids else "")
 
 
 def _row(wish: Wish) -> dict[str, Any]:

@@ -236,3 +236,9 @@ def test_no_wording_of_a_follow_up_is_one_that_the_evaluations_use() -> None:
     taught = {bare(text) for kind in FOLLOW_UPS.values() for text in chain(*kind.wordings)}
     assert not probes & taught
     assert not taught & {bare(text) for style in STYLES.values() for text in style.heldout_complaints}
+
+
+def test_no_wording_of_a_follow_up_asks_for_a_style() -> None:
+    taught = {bare(text) for kind in FOLLOW_UPS.values() for text in chain(*kind.wordings)}
+    for style in STYLES.values():
+        assert not taught & {bare(text) for text in chain(style.complaints, *style.free)}
