@@ -173,7 +173,7 @@ def test_words_that_the_model_does_not_know_are_replaced_by_a_canonical_wording_
     meter: HintMeter, builtin: LocalPolicy
 ) -> None:
     selection = HintSelection(meter, Playbook(), version=1, decode=builtin.decode)
-    for words in ("kürzer bitte", "Shorter, please.", "moins long"):
+    for words in ("kürzer bitte", "plus court svp", "moins long"):
         turn = labelled(builtin, words, "shorter")
         assert selection.choose(turn, words, is_reaction=True).hint == CANONICAL["shorter"]
     known = labelled(builtin, "Keep it brief next time.", "shorter")
