@@ -164,8 +164,8 @@ def test_a_wish_that_is_stated_to_one_program_is_followed_in_another(
         return len(text.split()) <= 12 and not re.search("[\U0001f000-\U0001faff\u2600-\u27bf✨]", text)
 
     def share(lead: list[dict[str, Any]]) -> float:
-        prompts = [policy.render([*lead, {"role": "user", "content": one.text}]) for one in HELDOUT[:24]]
-        return sum(is_good(policy.decode(one.token_ids)) for one in learner.sample(prompts, seed=9)) / 24
+        prompts = [policy.render([*lead, {"role": "user", "content": one.text}]) for one in HELDOUT[:96]]
+        return sum(is_good(policy.decode(one.token_ids)) for one in learner.sample(prompts, seed=9)) / 96
 
     elsewhere = [] if taught_below_a_system_prompt else system
     lead = system if taught_below_a_system_prompt else []
