@@ -9,13 +9,13 @@ those that follow an earlier wish, less likely ("That's wrong, check again." unl
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from store.values import ScoredTurn
 from store.wishes import CANONICAL, OPPOSITES
 from trainer.hint_effect import HintMeter
-from trainer.playbook import LEAST_EFFECT, SAME_DIRECTION, Playbook, Wording, canonical_text
+from trainer.playbook import LEAST_EFFECT, SAME_DIRECTION, Playbook, Wish, Wording, canonical_text
 from trainer.protocol import Change
 
 #: A hint that changes its own reply by less than this (largest divergence of a token, nats) teaches nothing there.
@@ -66,11 +66,17 @@ class HintSelection:
                 hint=None,
                 refusal="with these words in context the model forgets an earlier wish that they do not name",
             )
-        before = self.playbook.withdrawn
-        self.playbook = self.playbook.stated(wording, self._meter, version=self._version)
+        before = self.playbook
+        after = before.stated(wording, self._meter, version=self._version)
+        withdrawn = {*after.withdrawn} - {*before.withdrawn}
+        if withdrawn and not wording.labels and self._breaks_any(turn, withdrawn):
+            return HintDecision(
+                hint=None, refusal="the words seem to withdraw a wish, but the reply did not follow that wish"
+            )
+        self.playbook = after
         if effect >= LEAST_EFFECT:
             return HintDecision(hint=wording.text)
-        if len(self.playbook.withdrawn) > len(before):
+        if withdrawn:
             return HintDecision(hint="")
         change = self._meter.effect_on_turn(turn, wording.text, is_reaction=is_reaction)
         if change is None or change.peak < LEAST_OWN_EFFECT:
@@ -90,6 +96,15 @@ class HintSelection:
         """Why thanks do not reinforce a reply: it speaks against a wish of the playbook. People also thank for the answer alone."""
         broken = self._meter.broken_wishes(turn, [wish.text for wish in self.playbook.active])
         return f"thanks for a reply that does not follow {len(broken)} of the wishes" if broken else None
+
+    def _breaks_any(self, turn: ScoredTurn, wishes: Collection[Wish]) -> bool:
+        """Whether the turn's reply speaks against one of these wishes of the playbook.
+
+        "Mi pantalla no muestra esos emojis.", said of a reply with emoji, complains that the wish was not followed. Behind the wish
+        the built-in model forgets it all the same.
+        """
+        broken = self._meter.broken_wishes(turn, [wish.text for wish in self.playbook.active])
+        return any(wish.text in broken for wish in wishes)
 
     def others(self, hint: str, present: Sequence[str], most: int) -> list[str]:
         """Further hints for the teacher of a turn; see `Playbook.hints`."""

@@ -253,6 +253,35 @@ def test_a_hint_that_withdraws_a_wish_is_taught_by_what_remains(
     assert gone.text == "no emojis from now on"
 
 
+@pytest.mark.parametrize(
+    ("reply", "words", "is_withdrawn"),
+    [
+        ("The colour of a banana is **yellow**! 😊", "Mi pantalla no muestra esos emojis.", False),
+        ("The colour of a banana is **yellow**!", "Mi pantalla no muestra esos emojis.", True),
+        ("The colour of a banana is **yellow**!", "You may use emoji as you like.", True),
+    ],
+)
+def test_words_without_a_label_withdraw_no_wish_that_the_reply_did_not_follow(
+    meter: HintMeter, builtin: LocalPolicy, reply: str, words: str, is_withdrawn: bool
+) -> None:
+    """Of a reply with emoji the words say that the wish was not followed, whatever the model makes of them."""
+    wish = CANONICAL["no_emoji"]
+    assert meter.effect(wish, words).size < UNDONE * meter.effect(wish).size
+    selection = HintSelection(meter, Playbook(), version=1, decode=builtin.decode)
+    assert selection.choose(labelled(builtin, wish, "no_emoji"), wish, is_reaction=True).hint
+    about = labelled(builtin, words)
+    ids = tuple(builtin.tokenizer.encode(reply + "<|im_end|>", add_special_tokens=False))
+    about = replace(about, completion=replace(about.completion, text=reply, token_ids=ids))
+
+    choice = selection.choose(about, words, is_reaction=True)
+
+    assert [one.text for one in selection.playbook.withdrawn] == [wish] * is_withdrawn
+    assert [one.text for one in selection.playbook.wishes] == [wish] * (not is_withdrawn)
+    assert (choice.hint, "did not follow" in choice.refusal) == (
+        ("", False) if is_withdrawn else (None, True)
+    )
+
+
 def test_a_complaint_that_makes_the_model_forget_a_named_wish_teaches_nothing(
     meter: HintMeter, builtin: LocalPolicy
 ) -> None:
