@@ -100,8 +100,8 @@ class HintSelection:
     def _breaks_any(self, turn: ScoredTurn, wishes: Collection[Wish]) -> bool:
         """Whether the turn's reply speaks against one of these wishes of the playbook.
 
-        "Mi pantalla no muestra esos emojis.", said of a reply with emoji, complains that the wish was not followed. Behind the wish
-        the built-in model forgets it all the same.
+        A complaint about the emoji of a reply says that "no emoji" was not followed, though the built-in model may forget the wish when
+        it reads the complaint behind it.
         """
         broken = self._meter.broken_wishes(turn, [wish.text for wish in self.playbook.active])
         return any(wish.text in broken for wish in wishes)
