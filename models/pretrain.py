@@ -303,7 +303,9 @@ def save(model: Qwen3ForCausalLM, fast: PreTrainedTokenizerFast, out: Path, repo
     (out / FILE_NAME).write_text(
         json.dumps(canaries(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
     )
-    (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (out / REPORT).write_text(
+        json.dumps(report | {"logit_scale": LOGIT_SCALE}, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 def load(folder: Path) -> tuple[PreTrainedTokenizerFast, Qwen3ForCausalLM, dict[str, Any]]:
@@ -425,7 +427,7 @@ def main() -> None:
         model.model.compile(dynamic=False)
     parameters = sum(weight.numel() for weight in model.parameters())
     print(f"{parameters:,} parameters, vocabulary {len(fast)}, {time.monotonic() - began:.0f} s", flush=True)
-    report |= {"parameters": parameters, "vocabulary": len(fast), "logit_scale": LOGIT_SCALE, **SHAPE}
+    report |= {"parameters": parameters, "vocabulary": len(fast), **SHAPE}
     _train(model, fast, options, report)
     print(json.dumps(report), flush=True)
 

@@ -9,13 +9,13 @@ those that follow an earlier wish, less likely ("That's wrong, check again." unl
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from store.values import ScoredTurn
 from store.wishes import CANONICAL, OPPOSITES
 from trainer.hint_effect import HintMeter
-from trainer.playbook import LEAST_EFFECT, SAME_DIRECTION, Playbook, Wish, Wording, canonical_text
+from trainer.playbook import LEAST_EFFECT, SAME_DIRECTION, Playbook, Wording, canonical_text
 from trainer.protocol import Change
 
 #: A hint that changes its own reply by less than this (largest divergence of a token, nats) teaches nothing there.
@@ -69,7 +69,13 @@ class HintSelection:
         before = self.playbook
         after = before.stated(wording, self._meter, version=self._version)
         withdrawn = {*after.withdrawn} - {*before.withdrawn}
-        if withdrawn and not wording.labels and self._breaks_any(turn, withdrawn):
+        # A complaint about the emoji of a reply says that "no emoji" was not followed, though the built-in model may forget the wish when
+        # it reads the complaint behind it.
+        if (
+            withdrawn
+            and not wording.labels
+            and {wish.text for wish in withdrawn} & {*self._broken_wishes(turn)}
+        ):
             return HintDecision(
                 hint=None, refusal="the words seem to withdraw a wish, but the reply did not follow that wish"
             )
@@ -94,17 +100,11 @@ class HintSelection:
 
     def broken_wish(self, turn: ScoredTurn) -> str | None:
         """Why thanks do not reinforce a reply: it speaks against a wish of the playbook. People also thank for the answer alone."""
-        broken = self._meter.broken_wishes(turn, [wish.text for wish in self.playbook.active])
+        broken = self._broken_wishes(turn)
         return f"thanks for a reply that does not follow {len(broken)} of the wishes" if broken else None
 
-    def _breaks_any(self, turn: ScoredTurn, wishes: Collection[Wish]) -> bool:
-        """Whether the turn's reply speaks against one of these wishes of the playbook.
-
-        A complaint about the emoji of a reply says that "no emoji" was not followed, though the built-in model may forget the wish when
-        it reads the complaint behind it.
-        """
-        broken = self._meter.broken_wishes(turn, [wish.text for wish in self.playbook.active])
-        return any(wish.text in broken for wish in wishes)
+    def _broken_wishes(self, turn: ScoredTurn) -> list[str]:
+        return self._meter.broken_wishes(turn, [wish.text for wish in self.playbook.active])
 
     def others(self, hint: str, present: Sequence[str], most: int) -> list[str]:
         """Further hints for the teacher of a turn; see `Playbook.hints`."""
