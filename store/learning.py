@@ -123,7 +123,7 @@ class LearningConfig(BaseModel):
         description="samples per step that hold the policy to the base model on explicit instructions",
     )
     replay: int = Field(
-        default=2, ge=0, description="least number of complaints in a step; past ones fill it up"
+        default=4, ge=0, description="least number of complaints in a step; past ones fill it up"
     )
     max_staleness: int = Field(
         default=8, ge=0, description="drop turns sampled more than this many versions ago"

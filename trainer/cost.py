@@ -64,15 +64,15 @@ class Effort:
     gate_tokens: int = 96
     resample_tokens: int = 512
     anchor_tokens: int = 64
-    contexts: int = 2
+    contexts: int = 4
 
 
 #: From all to the least.
 LEVELS = (
     Effort(steps=6, anchors=16),
     Effort(steps=6, anchors=16, canaries=0.6, resample_tokens=256),
-    Effort(steps=4, anchors=12, canaries=0.5, resample_tokens=128),
-    Effort(steps=3, anchors=8, canaries=0.4, gate_tokens=64, resample_tokens=64, anchor_tokens=48),
+    Effort(steps=4, anchors=12, canaries=0.5, resample_tokens=128, contexts=2),
+    Effort(steps=3, anchors=8, canaries=0.4, gate_tokens=64, resample_tokens=64, anchor_tokens=48, contexts=2),
     Effort(steps=2, anchors=6, canaries=0.3, gate_tokens=48, resample_tokens=64, anchor_tokens=32, contexts=1),
     Effort(steps=2, anchors=4, canaries=0.2, gate_tokens=32, resample_tokens=48, anchor_tokens=32, contexts=1),
     Effort(steps=1, anchors=4, canaries=0.2, gate_tokens=24, resample_tokens=32, anchor_tokens=24, contexts=1),
