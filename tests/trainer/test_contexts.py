@@ -151,6 +151,7 @@ def test_a_prompt_leaves_room_for_the_reply_and_a_refused_one_is_left_out(
 
 @pytest.mark.slow
 @pytest.mark.long_run
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("taught_below_a_system_prompt", [True, False])
 def test_a_wish_that_is_stated_to_one_program_is_followed_in_another(
     taught_below_a_system_prompt: bool,
