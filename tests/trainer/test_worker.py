@@ -452,7 +452,9 @@ async def test_a_restarted_worker_goes_on_exactly_where_the_last_one_stopped(
     again = Bench(record, settings)
     turns = await record.trained_turns(POLICY, version=2)
     await again.worker._follow_alias(POLICY)
-    outcome = again.trainer.attempt(list(reversed(turns)), [], [-1, -1], 2)
+    replay = await record.scored_turns(again.trainer.draw_replay(turns))
+    assert {turn.turn_id for turn in replay} == {"a", "b"}
+    outcome = again.trainer.attempt(list(reversed(turns)), replay, [-1, -1], 2)
     assert uninterrupted is not None
     assert outcome.written is not None
     assert outcome.written.content_hash == uninterrupted.content_hash
