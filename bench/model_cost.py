@@ -115,11 +115,16 @@ def measure(folder: Path, threads: int, budget_s: float) -> Iterator[dict[str, A
     torch.set_num_threads(threads)
     from evals.in_process import InProcessLearner
     from store.settings import read_settings
-    from trainer import hint_selection, playbook
+    from trainer import hint_selection, playbook, step
 
     # Random weights act on no hint, and the trainer would refuse each: here none has to have an effect.
-    for module in (hint_selection, playbook):
-        setattr(module, "LEAST_EFFECT", 0.0)  # noqa: B010 - imported from one into the other
+    for module, bound in (
+        (hint_selection, "LEAST_EFFECT"),
+        (playbook, "LEAST_EFFECT"),
+        (step, "MIN_SHIFT"),
+        (step, "MIN_OVERLAP"),
+    ):
+        setattr(module, bound, 0.0)
 
     def phase(name: str, work: Callable[[], R]) -> tuple[R, dict[str, Any]]:
         wall, processor = time.perf_counter(), time.process_time()
@@ -179,7 +184,7 @@ def measure(folder: Path, threads: int, budget_s: float) -> Iterator[dict[str, A
             | {key: round(float(outcome.metrics[key]), 3) for key in shown if key in outcome.metrics}
             | {
                 "samples": outcome.metrics.get("turns"),
-                "refused": [refusal.reason.value for refusal in outcome.refused.values()],
+                "refused": [f"{one.reason.value}: {one.detail}" for one in outcome.refused.values()],
                 "rejected": len(outcome.rejected),
             }
         )
