@@ -49,6 +49,21 @@ def moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> bo
     return any(not torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.parametrize(
+    ("given", "target"),
+    [
+        ({}, 0.2),
+        ({"model_name": "Qwen/Qwen3-8B"}, 0.1),
+        ({"max_kl_step": 0.05}, 0.05),
+        ({"max_kl_step": 0.0}, math.inf),
+    ],
+)
+def test_a_version_moves_no_further_than_the_target_of_its_model(
+    given: dict[str, Any], target: float
+) -> None:
+    assert StepPlan.of(read_settings(given)).kl_target == target
+
+
 def test_a_complaint_becomes_a_sample_with_a_teacher_who_read_it(policy: LocalPolicy) -> None:
     turn = sampled_turn(policy, "t", "What is the capital of France?")
     (sample,) = ready(policy, turn).samples
