@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from proxy import relay
 from tests.proxy.conftest import Gateway
 from tests.proxy.test_relay import chat, post
+from tests.waiting import until
 
 LIMIT = 50_000
 TEXT = "word " * (LIMIT // 2)
@@ -73,8 +73,6 @@ def test_large_requests_beyond_the_memory_are_asked_to_come_again_and_small_ones
     held._held_bytes = 0
     assert post(f"{gateway.url}/v1/chat/completions", large)[0] == 200
     # The gateway gives the bytes back after the client has the reply.
-    deadline = time.monotonic() + 10
-    while held._held_bytes and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: held._held_bytes <= 0, "the memory of the large request being given back", 10)
     assert held._held_bytes == 0
     assert gateway.client.get("/patina/status", cast_to=object)["proxy"]["busy"] == 1  # type: ignore[index]
