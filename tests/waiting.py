@@ -24,6 +24,18 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 120) -> Any:
     raise AssertionError(f"{what} did not happen within {seconds:.0f} s")
 
 
+async def until_async(condition: Callable[[], Any], seconds: float = 60) -> None:
+    """Wait in an event loop for a condition, plain or a coroutine, that another task, a thread or a process makes true."""
+    async with asyncio.timeout(seconds):
+        while True:
+            result = condition()
+            if asyncio.iscoroutine(result):
+                result = await result
+            if result:
+                return
+            await asyncio.sleep(0.01)
+
+
 def stop(process: subprocess.Popen[bytes], seconds: float = 60) -> None:
     """End a process, by force where it does not end by itself."""
     process.terminate()

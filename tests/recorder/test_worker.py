@@ -33,6 +33,7 @@ from tests.recorder.exchanges import (
     parents_of,
     user,
 )
+from tests.waiting import until_async
 from wire.captured_exchange import dump_exchange
 
 
@@ -87,12 +88,6 @@ async def setup(tmp_path: Path, record_url: str, monkeypatch: pytest.MonkeyPatch
     await made.writer.close()
     for record in made.records:
         await record.close()
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - a condition of files and of another task
-            await asyncio.sleep(0.005)
 
 
 # ------------------------------------------------------------------------------------------------ exactly once
@@ -223,9 +218,9 @@ async def test_a_recorder_that_is_stopped_during_a_write_records_the_rest_once(s
     append_conversation(setup.writer, 3)
     worker = setup.start_worker()
     running = asyncio.create_task(worker.run())
-    await until(lambda: setup.records)
+    await until_async(lambda: setup.records)
     setup.record.is_locked = True
-    await until(lambda: setup.record.attempts >= 1 or worker.state()["written"] == 3)
+    await until_async(lambda: setup.record.attempts >= 1 or worker.state()["written"] == 3)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     setup.record.is_locked = False
@@ -255,7 +250,7 @@ async def test_while_the_record_is_locked_entries_stay_and_are_recorded_after(se
     await worker._read_offsets()
     setup.record.is_locked = True
     recording = asyncio.create_task(record_all(worker))
-    await until(lambda: setup.record.attempts >= 2)
+    await until_async(lambda: setup.record.attempts >= 2)
     state = worker.state()
     assert (state["available"], state["last_error"]) == (False, "database is locked")
     assert (state["lag_turns"], state["written"], state["rejected"]) == (2, 0, 0)
@@ -285,11 +280,11 @@ async def test_entries_wait_for_a_record_that_cannot_be_opened(setup: Setup) -> 
 
     worker = RecorderWorker(setup.folder, open_record)
     running = asyncio.create_task(worker.run())
-    await until(lambda: worker.state()["last_error"] is not None)
+    await until_async(lambda: worker.state()["last_error"] is not None)
     assert worker.state()["last_error"] == "unable to open database file"
     assert worker.state()["lag_turns"] == 1
     is_missing = False
-    await until(lambda: worker.state()["written"] == 1)
+    await until_async(lambda: worker.state()["written"] == 1)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert await parents_of(setup.record) == {"turn_0": None}
@@ -655,11 +650,11 @@ async def test_a_journal_that_is_read_only_is_recorded_and_reported(
             patch.setattr(Path, name, refusing(getattr(Path, name)))
         patch.setattr(os, "fchmod", refusing(os.fchmod))
         running = asyncio.create_task(worker.run())
-        await until(lambda: "Read-only" in str(worker.state()["last_error"]))
+        await until_async(lambda: "Read-only" in str(worker.state()["last_error"]))
         assert not running.done()
         assert worker.state()["written"] == 2
         assert len(segments(setup.folder)) == 1
-    await until(lambda: worker.state()["last_error"] is None)
+    await until_async(lambda: worker.state()["last_error"] is None)
     assert segments(setup.folder) == []
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -697,7 +692,7 @@ async def test_segments_are_removed_while_the_recorder_is_catching_up(
 
     monkeypatch.setattr(worker, "step", count)
     running = asyncio.create_task(worker.run())
-    await until(lambda: not segments(setup.folder))
+    await until_async(lambda: not segments(setup.folder))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert counts[:6] == [6, 5, 4, 3, 2, 1]
@@ -713,7 +708,7 @@ async def test_state_file_and_heartbeat_of_a_running_recorder(setup: Setup) -> N
         state = read_recorder_state(setup.folder)
         return state is not None and state["written"] == 2 and state["lag_turns"] == 0
 
-    await until(is_written)
+    await until_async(is_written)
     state = read_recorder_state(setup.folder)
     assert state is not None
     assert set(state) == set(worker.state())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import pytest
@@ -28,6 +28,7 @@ from tests.scorers.conftest import (
     free_socket,
     is_hint_question,
 )
+from tests.waiting import until_async
 
 QUESTION: Json = {"role": "user", "content": "What is the capital of France?"}
 UNCLEAR = "The other report for the board was written in May."
@@ -83,17 +84,6 @@ async def running(record: Any, the_chain: ScorerChain, **changes: Any) -> AsyncI
         await the_chain.close()
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            result = condition()
-            if asyncio.iscoroutine(result):
-                result = await result
-            if result:
-                return
-            await asyncio.sleep(0.01)
-
-
 async def rows(record: Record) -> dict[str, Json]:
     return {row["turn_id"]: row for row in await record.trajectories(limit=1000)}
 
@@ -114,7 +104,7 @@ async def test_rules_move_turns_on_with_verdict_hint_and_source(record: Record) 
         messages=({"role": "tool", "tool_call_id": "c", "content": "Error: no such city"},),
     )
     async with running(record, chain()) as worker:
-        await until(lambda: (worker.counters.scored, worker.counters.abstained) == (3, 1))
+        await until_async(lambda: (worker.counters.scored, worker.counters.abstained) == (3, 1))
     seen = await rows(record)
     assert {
         name: (row["verdict"], row["hint"], row["verdict_source"], row["stage"])
@@ -136,7 +126,7 @@ async def test_a_neutral_follow_up_is_scored_zero_and_keeps_its_words(
     written: list[Verdict] = []
     keeping = Keeping(record, written)
     async with running(keeping, chain()) as worker:
-        await until(lambda: worker.counters.scored == 1)
+        await until_async(lambda: worker.counters.scored == 1)
     (verdict,) = written
     assert (verdict.value, verdict.hint, verdict.source) == (0, None, "none")
     assert verdict.follow_up == FollowUp(text="And the capital of Peru?", is_question=True)
@@ -148,7 +138,7 @@ async def test_an_undecided_turn_is_dropped_as_abstained_with_its_row(record: Re
         record, "a", "22 degrees", role="tool", messages=({"role": "tool", "content": "22 degrees"},)
     )
     async with running(record, chain()) as worker:
-        await until(lambda: worker.counters.abstained == 1)
+        await until_async(lambda: worker.counters.abstained == 1)
     fate = (await record.fates(["a"]))["a"]
     assert (fate.stage, fate.drop_reason) == (Stage.DROPPED, DropReason.ABSTAINED)
     assert (await rows(record))["a"]["verdict_source"] == "none"
@@ -157,7 +147,7 @@ async def test_an_undecided_turn_is_dropped_as_abstained_with_its_row(record: Re
 async def test_explicit_feedback_outweighs_what_was_guessed(record: Record) -> None:
     await answer(record, "a", "Thanks!")
     async with running(record, chain()) as worker:
-        await until(lambda: worker.counters.scored == 1)
+        await until_async(lambda: worker.counters.scored == 1)
         await record.add_feedback(
             Feedback(
                 feedback_id="f",
@@ -168,7 +158,7 @@ async def test_explicit_feedback_outweighs_what_was_guessed(record: Record) -> N
                 created_at=2_000.0,
             )
         )
-        await until(lambda: worker.counters.scored == 2)
+        await until_async(lambda: worker.counters.scored == 2)
     row = (await rows(record))["a"]
     assert (row["verdict"], row["hint"], row["verdict_source"]) == (-1, "too long", "feedback")
 
@@ -178,7 +168,7 @@ async def test_the_judge_decides_what_the_rules_cannot(record: Record, scripted:
     await answer(record, "unclear", UNCLEAR)
     await answer(record, "clear", "Thanks!")
     async with running(record, chain(judge_at(scripted.base))) as worker:
-        await until(lambda: worker.counters.scored == 2)
+        await until_async(lambda: worker.counters.scored == 2)
     seen = await rows(record)
     assert (seen["unclear"]["verdict"], seen["unclear"]["hint"]) == (-1, "Keep answers to one sentence.")
     assert seen["unclear"]["verdict_source"] == "judge:openai/patina-tiny"
@@ -192,7 +182,7 @@ async def test_a_judge_that_sees_a_complaint_but_no_hint_leaves_the_users_words_
     scripted.script = by_question("\\boxed{-1}")
     await answer(record, "a", UNCLEAR)
     async with running(record, chain(judge_at(scripted.base))) as worker:
-        await until(lambda: worker.counters.scored == 1)
+        await until_async(lambda: worker.counters.scored == 1)
     assert (await rows(record))["a"]["hint"] == UNCLEAR
 
 
@@ -203,7 +193,7 @@ async def test_a_judge_with_unreadable_answers_abstains_and_the_words_are_kept(
     await answer(record, "a", UNCLEAR)
     written: list[Verdict] = []
     async with running(Keeping(record, written), chain(judge_at(scripted.base))) as worker:
-        await until(lambda: worker.counters.scored == 1)
+        await until_async(lambda: worker.counters.scored == 1)
         assert worker.state() == "running"
         assert worker.counters.judge_failures == 1
     (verdict,) = written
@@ -219,10 +209,10 @@ async def test_while_the_judge_is_down_turns_wait_rules_go_on_and_nothing_is_mis
     scripted = ScriptedJudge(by_question("\\boxed{-1}"))
     names = [await answer(record, f"unclear{i}", UNCLEAR) for i in range(3)]
     async with running(record, chain(judge_at(base))) as worker:
-        await until(lambda: worker.detail()["waiting_for_judge"] == 3)
+        await until_async(lambda: worker.detail()["waiting_for_judge"] == 3)
         assert worker.state().startswith(f"judge unreachable: openai/patina-tiny at {base}")
         await answer(record, "clear", "shorter please")
-        await until(lambda: worker.counters.scored == 1)
+        await until_async(lambda: worker.counters.scored == 1)
         await answer(record, "fed", UNCLEAR)
         await record.add_feedback(
             Feedback(
@@ -234,7 +224,7 @@ async def test_while_the_judge_is_down_turns_wait_rules_go_on_and_nothing_is_mis
                 created_at=2_000.0,
             )
         )
-        await until(lambda: worker.counters.scored == 2)
+        await until_async(lambda: worker.counters.scored == 2)
         assert [await stage(record, name) for name in names] == [Stage.ANSWERED] * 3
         assert worker.counters.judge_failures >= 1
         assert worker.counters.last_error
@@ -242,7 +232,7 @@ async def test_while_the_judge_is_down_turns_wait_rules_go_on_and_nothing_is_mis
         serving = Serving(scripted, bound)
         await serving.start()
         try:
-            await until(lambda: worker.counters.scored == 5)
+            await until_async(lambda: worker.counters.scored == 5)
             assert worker.state() == "running"
             assert worker.detail()["waiting_for_judge"] == 0
         finally:
@@ -260,12 +250,12 @@ async def test_a_judge_that_fails_and_recovers_is_asked_again_by_one_turn_first(
     for i in range(4):
         await answer(record, f"a{i}", UNCLEAR)
     async with running(record, chain(judge_at(scripted.base))) as worker:
-        await until(lambda: worker.detail()["waiting_for_judge"] == 4)
+        await until_async(lambda: worker.detail()["waiting_for_judge"] == 4)
         first = len(scripted.requests)
         assert first in (4, 5)  # on a busy machine one probe may have begun; all at once would be eight
-        await until(lambda: len(scripted.requests) >= first + 2)  # probes go on
+        await until_async(lambda: len(scripted.requests) >= first + 2)  # probes go on
         is_down = False
-        await until(lambda: worker.counters.scored == 4)
+        await until_async(lambda: worker.counters.scored == 4)
     assert worker.counters.unexpected_errors == 0
 
 
@@ -273,7 +263,7 @@ async def test_a_key_that_is_refused_shows_in_the_state(record: Record, scripted
     scripted.script = lambda _, __: failure(401, "bad key")
     await answer(record, "a", UNCLEAR)
     async with running(record, chain(judge_at(scripted.base))) as worker:
-        await until(lambda: worker.state() != "running")
+        await until_async(lambda: worker.state() != "running")
         assert "refused the key (HTTP 401)" in worker.state()
     assert await stage(record, "a") is Stage.ANSWERED
 
@@ -291,7 +281,7 @@ async def test_the_users_reward_outranks_the_rules_and_is_outranked_by_feedback(
         Feedback(feedback_id="f", turn_id="fed", score=-1.0, text="", idempotency_key="k", created_at=2_000.0)
     )
     async with running(record, chain(custom=CustomReward(reward, "mine:f"))) as worker:
-        await until(lambda: worker.counters.scored == 2)
+        await until_async(lambda: worker.counters.scored == 2)
     seen = await rows(record)
     assert (seen["a"]["verdict"], seen["a"]["verdict_source"]) == (1, "custom:mine:f")
     assert (seen["fed"]["verdict"], seen["fed"]["hint"]) == (-1, "too long")
@@ -309,7 +299,7 @@ async def test_a_reward_that_fails_is_asked_three_times_and_then_the_others_deci
     await answer(record, "a", "too long")
     written: list[Verdict] = []
     async with running(Keeping(record, written), chain(custom=CustomReward(broken, "mine:f"))) as worker:
-        await until(lambda: worker.counters.scored == 1)
+        await until_async(lambda: worker.counters.scored == 1)
     assert calls == worker.counters.reward_errors == 3
     assert written[0].source == "rule:complaint"
     assert written[0].detail["custom_error"] == "mine:f raised RuntimeError: no idea"
@@ -318,8 +308,8 @@ async def test_a_reward_that_fails_is_asked_three_times_and_then_the_others_deci
 async def test_the_heartbeat_reports_what_happened(record: Record) -> None:
     await answer(record, "a", "too long")
     async with running(record, chain()) as worker:
-        await until(lambda: worker.counters.scored == 1)
-        await until(lambda: beats(record))
+        await until_async(lambda: worker.counters.scored == 1)
+        await until_async(lambda: beats(record))
     (beat,) = (await record.status()).heartbeats
     assert (beat.process, beat.state) == ("scorer", "stopped")
     assert beat.detail["scored"] == 1
@@ -336,7 +326,7 @@ async def test_hundreds_of_turns_are_all_scored_once(record: Record) -> None:
         await answer(record, f"t{i}", "shorter please" if i % 2 else "Thanks!")
     written: list[Verdict] = []
     async with running(Keeping(record, written), chain()) as worker:
-        await until(lambda: worker.counters.scored == 120)
+        await until_async(lambda: worker.counters.scored == 120)
     assert sorted(v.turn_id for v in written) == sorted(f"t{i}" for i in range(120))
 
 
@@ -344,7 +334,7 @@ async def test_a_record_that_is_busy_loses_nothing(record: Record) -> None:
     await answer(record, "a", "too long")
     busy = Keeping(record, [], fail=3)
     async with running(busy, chain()) as worker:
-        await until(lambda: worker.counters.scored == 1)
+        await until_async(lambda: worker.counters.scored == 1)
     assert worker.counters.record_errors >= 3
     assert [v.turn_id for v in busy.written] == ["a"]
 
@@ -362,7 +352,7 @@ async def test_one_poisonous_turn_does_not_stop_the_others(
     await answer(record, "bad", "too long")
     await answer(record, "good", "too long")
     async with running(record, ScorerChain(rules=(Poisoned(), *RULES), custom=None, judge=None)) as worker:
-        await until(lambda: worker.counters.scored == 1 and worker.counters.unexpected_errors >= 2)
+        await until_async(lambda: worker.counters.scored == 1 and worker.counters.unexpected_errors >= 2)
     assert await stage(record, "bad") is Stage.ANSWERED
     assert worker.counters.last_error == "a bug of ours"
     assert "scoring turn bad failed" in caplog.text
@@ -372,7 +362,7 @@ async def test_stopping_leaves_turns_in_flight_as_they_were(record: Record, scri
     scripted.delay_s = 3.0
     await answer(record, "a", UNCLEAR)
     async with running(record, chain(judge_at(scripted.base))) as worker:
-        await until(lambda: scripted.requests)
+        await until_async(lambda: scripted.requests)
     scripted.delay_s = 0.0
     assert await stage(record, "a") is Stage.ANSWERED
     assert worker.counters.scored == 0
@@ -410,7 +400,7 @@ async def test_turns_of_a_key_beyond_its_limit_are_judged_and_dropped(record: Re
     for number in range(3):
         await answer(record, f"t{number}", "Too long, and no emoji please.")
     async with running(record, chain(), most_per_hour=2):
-        await until(lambda: all_scored(record))
+        await until_async(lambda: all_scored(record))
     found = [row["drop_reason"] for row in (await rows(record)).values() if row["verdict"] is not None]
     assert sorted(map(str, found)) == ["None", "None", "over_limit"]
 

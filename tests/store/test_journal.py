@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,6 +29,7 @@ from store.journal import (
     read_entries,
     segments,
 )
+from tests.waiting import until_async
 
 EXCHANGE = EntryKind.EXCHANGE
 
@@ -40,12 +40,6 @@ def entries_of(folder: Path) -> list[Entry]:
 
 def payloads_of(folder: Path) -> list[bytes]:
     return [entry.payload for entry in entries_of(folder)]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - a condition of files and threads
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture(autouse=True)
@@ -569,7 +563,7 @@ async def test_an_entry_that_cannot_be_synced_is_taken_back_and_written_again(
         patch.setattr(os, "fdatasync", fail)
         waiting = writer.append(EXCHANGE, b"first")
         assert waiting is not None
-        await until(lambda: writer.last_error is not None)
+        await until_async(lambda: writer.last_error is not None)
         assert not waiting.done()
     await asyncio.wait_for(waiting, 60)
     assert payloads_of(tmp_path) == [b"first"]

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from tests.proxy.test_main import process, recording, send_requests, write_setti
 from tests.proxy.upstream import Upstream, running
 from tests.store.queries.test_forget import fill, train
 from tests.store.test_record import POLICY, SHORTER, adapter, step
+from tests.waiting import until
 from wire.captured_exchange import dump_exchange
 
 pytest.importorskip("asyncpg")
@@ -227,27 +228,22 @@ def test_of_two_live_gateways_on_one_record_one_is_killed_and_each_turn_is_recor
         ]
         for thread in threads:
             thread.start()
-        wait_until(lambda: all(len(seen) >= 10 for seen in ended))
+        until(lambda: all(len(seen) >= 10 for seen in ended), "both hosts answering")
         recorder.kill()
-        wait_until(lambda: len(ended[0]) >= 20)
+        until(lambda: len(ended[0]) >= 20, "the first host answering")
         first.kill()
         before = len(ended[1])
-        wait_until(lambda: len(ended[1]) >= before + 10)  # the other host goes on
+        until(lambda: len(ended[1]) >= before + 10, "the other host answering")
         second.kill()
         for thread in threads:
             thread.join()
         with recording(settings[0]):  # started again, as the supervisor does
-            wait_until(lambda: not any(segments(home / "journal") for home in homes))
+            until(
+                lambda: not any(segments(home / "journal") for home in homes), "both journals being recorded"
+            )
     rows = asyncio.run(turns_of(server))
     assert Counter(row for row in rows if row in {*ended[0], *ended[1]}) == Counter([*ended[0], *ended[1]])
     assert [list((home / "journal" / REJECTED).glob("*")) for home in homes] == [[], []]
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60.0
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 async def turns_of(url: str) -> list[str]:

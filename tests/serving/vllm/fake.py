@@ -22,7 +22,10 @@ if mode == "refuses":
     print("RuntimeError: Engine core initialization failed. See root cause above.")
     sys.exit(1)
 worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "vllm-worker"])
-Path(os.environ["FAKE_PIDS"]).write_text(f"{os.getpid()} {worker.pid} {os.environ.get('PYTHONPATH', 'none')}")
+pids = Path(os.environ["FAKE_PIDS"])
+written = pids.with_suffix(".tmp")
+written.write_text(f"{os.getpid()} {worker.pid} {os.environ.get('PYTHONPATH', 'none')}")
+written.replace(pids)  # a reader never sees a part of it
 health = 200
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from serving.vllm.gpu_sharing import DEVICE_PROCESS, LEASE_S, GpuSharingBackend
 from store.errors import RecordUnavailable, UpstreamUnreachable
 from store.record import Record
 from store.values import GpuLease, GpuRole, Heartbeat
+from tests.waiting import until_async
 from trainer.device import SharedDevice
 
 
@@ -126,14 +127,6 @@ async def ask(engine: GpuSharingBackend) -> bytes:
         reply.close()
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it did not come true")
-
-
 class Trainer:
     """A trainer that passes step boundaries until it is stopped."""
 
@@ -170,12 +163,12 @@ async def test_a_step_has_the_device_and_a_request_that_waits_too_long_is_let_th
     before = engine.state()["held_requests"]  # it may have waited for the start
     trainer = Trainer(record, scripted)
     attempt = asyncio.create_task(trainer.attempt())
-    await until(lambda: trainer.boundaries)
+    await until_async(lambda: trainer.boundaries)
     assert await ask(engine) == b"done"  # the step is not over: it stopped for this one
-    await until(lambda: scripted.is_training)  # and goes on
+    await until_async(lambda: scripted.is_training)  # and goes on
     trainer.done.set()
     await attempt
-    await until(lambda: engine.state()["phase"] == "serving")
+    await until_async(lambda: engine.state()["phase"] == "serving")
     state = engine.state()
     assert (state["holder"], state["leases"], state["yields"]) == ("engine", 2, 1)
     assert (state["held_requests"] - before, state["held_now"]) == (1, 0)
@@ -210,7 +203,7 @@ async def test_many_clients_and_alternating_steps_lose_no_request(
             trainer.done.clear()
             attempt = asyncio.create_task(trainer.attempt())
             enough = trainer.boundaries + 10
-            await until(partial(passed, enough))
+            await until_async(partial(passed, enough))
             trainer.done.set()
             await attempt
 
@@ -224,7 +217,7 @@ async def test_an_adapter_is_loaded_when_the_engine_is_awake(
 ) -> None:
     trainer = Trainer(record, scripted)
     attempt = asyncio.create_task(trainer.attempt())
-    await until(lambda: trainer.boundaries)
+    await until_async(lambda: trainer.boundaries)
     await engine.load_adapter("m@1", "/somewhere")  # a person rolls back in the middle of a step
     await engine.unload_adapter("m@1")
     assert "load m@1" in scripted.commands
@@ -237,9 +230,9 @@ async def test_a_client_that_leaves_while_it_is_held_is_forgotten(
 ) -> None:
     trainer = Trainer(record, scripted)
     attempt = asyncio.create_task(trainer.attempt())
-    await until(lambda: trainer.boundaries)
+    await until_async(lambda: trainer.boundaries)
     wait_statistics = asyncio.create_task(ask(engine))
-    await until(lambda: engine.state()["held_now"])
+    await until_async(lambda: engine.state()["held_now"])
     wait_statistics.cancel()
     await asyncio.gather(wait_statistics, return_exceptions=True)
     assert engine.state()["held_now"] == 0
@@ -258,7 +251,7 @@ async def test_a_trainer_that_is_killed_under_a_lease_releases_the_device(
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)")
     try:
         await request_lease(record, process.pid, "t1")
-        await until(lambda: engine.state()["holder"] == "trainer")
+        await until_async(lambda: engine.state()["holder"] == "trainer")
         assert scripted.is_asleep
     finally:
         process.kill()
@@ -271,7 +264,7 @@ async def test_a_lease_that_ran_out_gives_the_device_back(
     engine: GpuSharingBackend, scripted: ScriptedBackend, record: Record
 ) -> None:
     await request_lease(record, os.getpid(), "t1")
-    await until(lambda: engine.state()["holder"] == "trainer")
+    await until_async(lambda: engine.state()["holder"] == "trainer")
     await request_lease(record, os.getpid(), "t1", age_s=LEASE_S + 1)
     assert await ask(engine) == b"done"
 
@@ -283,11 +276,11 @@ async def test_a_proxy_that_is_started_in_the_middle_of_a_step_continues_the_lea
     first = asyncio.create_task(backends[0].run(lambda: record))
     trainer = Trainer(record, scripted)
     attempt = asyncio.create_task(trainer.attempt())
-    await until(lambda: trainer.boundaries)
+    await until_async(lambda: trainer.boundaries)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     second = asyncio.create_task(backends[1].run(lambda: record))
-    await until(lambda: backends[1].state()["holder"] == "trainer")
+    await until_async(lambda: backends[1].state()["holder"] == "trainer")
     assert (
         scripted.commands.count("wake") == 1
     )  # from the first run; no wake-up while the trainer held the device
@@ -314,15 +307,15 @@ async def test_an_engine_that_dies_asleep_gets_the_device_back_at_the_next_bound
 ) -> None:
     trainer = Trainer(record, scripted)
     attempt = asyncio.create_task(trainer.attempt())
-    await until(lambda: trainer.boundaries)
+    await until_async(lambda: trainer.boundaries)
     scripted.is_dead = True
-    await until(lambda: engine.state()["yields"] == 1)
-    await until(lambda: not scripted.is_training)  # no request waits; it stops all the same
+    await until_async(lambda: engine.state()["yields"] == 1)
+    await until_async(lambda: not scripted.is_training)  # no request waits; it stops all the same
     assert "died" in engine.state()["problem"] or "woken" in engine.state()["problem"]
     wait_statistics = asyncio.create_task(ask(engine))
     scripted.is_dead, scripted.is_asleep = False, False  # another one is there
     assert await wait_statistics == b"done"
-    await until(lambda: scripted.is_training)
+    await until_async(lambda: scripted.is_training)
     trainer.done.set()
     await attempt
     assert "problem" not in engine.state()
@@ -334,11 +327,11 @@ async def test_an_engine_that_cannot_sleep_is_reported_and_keeps_serving(
     scripted.refuses_to_sleep = True
     trainer = Trainer(record, scripted)
     attempt = asyncio.create_task(trainer.attempt())
-    await until(lambda: "did not fall asleep" in str(engine.state().get("problem")))
+    await until_async(lambda: "did not fall asleep" in str(engine.state().get("problem")))
     assert await ask(engine) == b"done"
     assert trainer.boundaries == 0
     scripted.refuses_to_sleep = False
-    await until(lambda: trainer.boundaries)
+    await until_async(lambda: trainer.boundaries)
     trainer.done.set()
     await attempt
 
@@ -367,10 +360,10 @@ async def test_an_unavailable_record_changes_no_lease(scripted: ScriptedBackend,
     running = asyncio.create_task(engine.run(lambda: unreliable))
     trainer = Trainer(unreliable, scripted)
     attempt = asyncio.create_task(trainer.attempt())
-    await until(lambda: trainer.boundaries)
+    await until_async(lambda: trainer.boundaries)
     unreliable.is_away = True
     before = trainer.boundaries
-    await until(lambda: trainer.boundaries > before + 20)
+    await until_async(lambda: trainer.boundaries > before + 20)
     assert scripted.is_asleep
     trainer.done.set()
     await asyncio.sleep(0.1)

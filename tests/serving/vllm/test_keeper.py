@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ import pytest
 from serving.ports import free_port
 from serving.vllm.__main__ import find_error_line
 from store.settings import REPOSITORY, child_environment
+from tests.waiting import until
 
 
 class Keeper:
@@ -47,14 +48,18 @@ class Keeper:
 
     def pids(self) -> tuple[int, int]:
         """Return the process ids of the listener and its worker, once vLLM is up and the keeper knows it."""
-        until(lambda: self.pids_file.exists() and '"is_up": true' in self.state(), "it is up")
+        until(self.is_up, "vLLM being up")
         listener, worker, *_ = self.pids_file.read_text().split()
         self.seen |= {int(listener), int(worker)}
         return int(listener), int(worker)
 
-    def state(self) -> str:
+    def is_up(self) -> bool:
+        """Whether the keeper says so of the vLLM that it started last: what it stored about an earlier one stays until then."""
         path = self.folder / "vllm.json"
-        return path.read_text() if path.exists() else ""
+        if not (self.pids_file.exists() and path.exists()):
+            return False
+        state = json.loads(path.read_text())
+        return bool(state["is_up"]) and state["group"] == int(self.pids_file.read_text().split()[0])
 
     def ends(self) -> int:
         assert self.process is not None
@@ -74,14 +79,6 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
     for pid in made.seen:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def until(holds: Callable[[], object], what: str) -> None:
-    for _ in range(1200):
-        if holds():
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"never: {what}")
 
 
 def is_gone(pid: int) -> bool:
@@ -122,7 +119,7 @@ def test_what_a_killed_keeper_leaves_is_ended_by_the_next(keeper: Keeper) -> Non
     until(lambda: is_gone(listener), "the keeper's death reaching the listener")
     assert not is_gone(worker)
     keeper.start()
-    until(lambda: is_gone(worker), "the next keeper ends what was left")
+    until(lambda: is_gone(worker), "the next keeper ending what was left")
     keeper.pids()
 
 
