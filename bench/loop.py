@@ -28,6 +28,8 @@ QUESTIONS = ("What is the capital of France?", "Tell me the capital of Japan.", 
 COMPLAINTS = ("Please keep your answers short, and no emoji.", "Answer in Spanish, please.")
 #: Asked greedily of every version; the same version has to say the same.
 PROBE = "What is the capital of Norway?"
+#: Complaints of a version, and the batch size: one step takes them all, so none is under way when the next complaints come.
+_COMPLAINTS_PER_VERSION = 6
 _READY_S = 900.0
 
 
@@ -48,8 +50,9 @@ class Loop:
         live = 0
         for name, complaint in zip(("first", "second"), COMPLAINTS, strict=True):
             began = time.monotonic()
-            asyncio.run(self._pause(False))
+            asyncio.run(self._pause(True))
             self._complain(complaint)
+            asyncio.run(self._pause(False))
             self._until(partial(self._is_beyond, live), f"a {name} version")
             seconds[f"{name}_version_s"] = round(time.monotonic() - began, 1)
             # or the next one would be live before anybody looks at this one
@@ -89,7 +92,7 @@ class Loop:
         )
 
     def _complain(self, complaint: str) -> None:
-        for i in range(6):
+        for i in range(_COMPLAINTS_PER_VERSION):
             question: Any = {"role": "user", "content": QUESTIONS[i % len(QUESTIONS)]}
             first = self._client.chat.completions.create(
                 model=BUILTIN_MODEL, messages=[question], max_tokens=100
@@ -166,7 +169,7 @@ def main() -> int:
     wishes: dict[str, Any] = {
         "backend": given.backend,
         "colocate": given.colocate,
-        "batch_size": 4,
+        "batch_size": _COMPLAINTS_PER_VERSION,
         "max_wait_s": 3.0,
     }
     if given.vllm_python:
