@@ -21,7 +21,7 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 120) -> Any:
         if found := condition():
             return found
         time.sleep(0.1)
-    raise AssertionError(f"{what} did not happen within {seconds:.0f} s")
+    raise AssertionError(f"not within {seconds:.0f} s: {what}")
 
 
 async def until_async(condition: Callable[[], Any], seconds: float = 60) -> None:

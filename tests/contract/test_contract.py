@@ -40,7 +40,7 @@ from tests.contract.asking import QUESTION, Completion, ask, body_of, stream
 from tests.contract.backends import POLICY, SLOTS, Backend
 from tests.contract.through_gateway import Clients, clients_of
 from tests.proxy.conftest import KEY
-from tests.proxy.test_adapters import until
+from tests.waiting import until
 from trainer.attestation import FixedText
 from trainer.policy import LocalPolicy
 

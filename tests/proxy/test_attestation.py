@@ -30,8 +30,9 @@ from store.manifest import (
 )
 from store.values import AdapterState, AdapterVersion, StepReport
 from tests.proxy.conftest import Gateway, run_gateway_at
-from tests.proxy.test_adapters import backend, is_live, rollback, until
+from tests.proxy.test_adapters import backend, is_live, rollback
 from tests.proxy.upstream import free_socket, running
+from tests.waiting import until
 from trainer.attestation import FixedText
 from trainer.checkpoint import write_version
 from trainer.policy import LocalPolicy

@@ -6,7 +6,8 @@ from typing import Any, cast
 
 from store.values import ReleaseStage, StepReport
 from tests.proxy.conftest import Gateway
-from tests.proxy.test_adapters import backend, is_live, make_adapter, publish, rollback, until
+from tests.proxy.test_adapters import backend, is_live, make_adapter, publish, rollback
+from tests.waiting import until
 
 
 def try_version(gateway: Gateway, version: int, folder: Path, share: float) -> None:

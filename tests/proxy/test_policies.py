@@ -18,9 +18,10 @@ from proxy.endpoints import ENDPOINTS
 from store.keys import KeyFile, Keyring
 from store.values import StepReport
 from tests.proxy.conftest import KEY, Gateway, run_gateway_at
-from tests.proxy.test_adapters import make_adapter, until
+from tests.proxy.test_adapters import make_adapter
 from tests.proxy.test_security import ask, bearer
 from tests.proxy.upstream import Upstream, running
+from tests.waiting import until
 
 
 @dataclass
