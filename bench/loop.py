@@ -28,7 +28,7 @@ QUESTIONS = ("What is the capital of France?", "Tell me the capital of Japan.", 
 COMPLAINTS = ("Please keep your answers short, and no emoji.", "Answer in Spanish, please.")
 #: Asked greedily of every version; the same version has to say the same.
 PROBE = "What is the capital of Norway?"
-#: Complaints of a version, and the batch size: one step takes them all, so none is under way when the next complaints come.
+#: Complaints of a version, and the batch size: one step takes them all.
 _COMPLAINTS_PER_VERSION = 6
 _READY_S = 900.0
 
@@ -48,14 +48,14 @@ class Loop:
         replies: dict[int, str] = {0: self._probe(0)}
         seconds: dict[str, float] = {}
         live = 0
+        # While complaints arrive and while a version is looked at, no step begins.
+        asyncio.run(self._pause(True))
         for name, complaint in zip(("first", "second"), COMPLAINTS, strict=True):
             began = time.monotonic()
-            asyncio.run(self._pause(True))
             self._complain(complaint)
             asyncio.run(self._pause(False))
             self._until(partial(self._is_beyond, live), f"a {name} version")
             seconds[f"{name}_version_s"] = round(time.monotonic() - began, 1)
-            # or the next one would be live before anybody looks at this one
             asyncio.run(self._pause(True))
             self._until(self._rests, "the end of the step that was under way")
             live = self._live()

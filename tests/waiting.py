@@ -24,15 +24,15 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 120) -> Any:
     raise AssertionError(f"not within {seconds:.0f} s: {what}")
 
 
-async def until_async(condition: Callable[[], Any], seconds: float = 60) -> None:
+async def until_async(condition: Callable[[], Any], seconds: float = 60) -> Any:
     """Wait in an event loop for a condition, plain or a coroutine, that another task, a thread or a process makes true."""
     async with asyncio.timeout(seconds):
         while True:
-            result = condition()
-            if asyncio.iscoroutine(result):
-                result = await result
-            if result:
-                return
+            found = condition()
+            if asyncio.iscoroutine(found):
+                found = await found
+            if found:
+                return found
             await asyncio.sleep(0.01)
 
 

@@ -75,7 +75,7 @@ def backend(gateway: Gateway) -> Any:
 def is_live(gateway: Gateway, version: int) -> None:
     until(
         lambda: get(f"{gateway.url}/v1/models")[1]["data"][0]["metadata"]["version"] == version,
-        f"{version} being live",
+        f"{version} is live",
     )
 
 
@@ -112,7 +112,7 @@ def test_a_stream_keeps_the_version_that_began_it_until_its_end(gateway: Gateway
     assert ("unload", "tiny@1") not in gateway.upstream.admin
     gateway.upstream.events["go"].set()
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "one two three"
-    until(lambda: ("unload", "tiny@1") in gateway.upstream.admin, "the old version being unloaded")
+    until(lambda: ("unload", "tiny@1") in gateway.upstream.admin, "the old version is unloaded")
     rows = {row["messages"][0]["content"]: row["adapter_version"] for row in gateway.rows(2)}
     assert rows == {"slow": 1, "quick": 2}
 
@@ -135,7 +135,7 @@ def _fill_the_slots(gateway: Gateway, tmp_path: Path) -> None:
         assert gateway.upstream.held.wait(60)
         gateway.upstream.held.clear()
     publish(gateway, 3, tmp_path)
-    until(lambda: backend(gateway)["waits_for_slot"], "it waiting for a slot")
+    until(lambda: backend(gateway)["waits_for_slot"], "it waits for a slot")
     assert gateway.ask("quick").choices[0].message.content.startswith("Answer 3 of tiny@2")
     assert set(gateway.upstream.adapters) == {"tiny@1", "tiny@2"}  # what is in use is never unloaded
     gateway.upstream.events["one"].set()
@@ -148,7 +148,7 @@ def _fill_the_slots(gateway: Gateway, tmp_path: Path) -> None:
 
 
 def test_status_tells_what_the_backend_can_do(gateway: Gateway) -> None:
-    until(lambda: backend(gateway)["ready"], "it being ready")
+    until(lambda: backend(gateway)["ready"], "it is ready")
     shown = backend(gateway)["capabilities"]
     assert (shown["logprob_mode"], shown["adapters"], shown["token_stream"]) == ("raw_logprobs", True, True)
 
@@ -165,7 +165,7 @@ def test_rollback_is_the_same_backwards(gateway: Gateway, tmp_path: Path) -> Non
     is_live(gateway, 0)
     gateway.ask("base")
     assert gateway.upstream.seen[-1].body["model"] == "tiny"
-    until(lambda: not gateway.upstream.adapters, "every version being unloaded")
+    until(lambda: not gateway.upstream.adapters, "nothing stays loaded")
 
 
 def test_requests_flow_while_versions_come_and_go(gateway: Gateway, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one_live(gateway: Gatewa
     is_live(gateway, 1)
     gateway.upstream.broken_adapters = {"tiny@2"}
     publish(gateway, 2, tmp_path)
-    until(lambda: backend(gateway)["load_errors"] >= 1, "the failure being counted")
+    until(lambda: backend(gateway)["load_errors"] >= 1, "the failure is counted")
     gateway.ask("still there")
     assert gateway.upstream.seen[-1].body["model"] == "tiny@1"
     state = backend(gateway)
@@ -211,7 +211,7 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one_live(gateway: Gatewa
 
 def test_a_missing_folder_is_reported_and_not_loaded(gateway: Gateway, tmp_path: Path) -> None:
     publish(gateway, 1, tmp_path / "nowhere")
-    until(lambda: "does not exist" in (backend(gateway)["last_error"] or ""), "the error being shown")
+    until(lambda: "does not exist" in (backend(gateway)["last_error"] or ""), "the error is shown")
     assert gateway.ask("hi there").model == "tiny"
     assert gateway.upstream.admin == []
 
@@ -282,7 +282,7 @@ def test_a_version_whose_files_changed_is_refused_and_its_newest_intact_ancestor
         is_live(gateway, version)
     rollback(gateway, 0)
     is_live(gateway, 0)
-    until(lambda: not gateway.upstream.adapters, "every version being unloaded")
+    until(lambda: not gateway.upstream.adapters, "nothing stays loaded")
     (tmp_path / "tiny@3" / changed).write_bytes(b"other")
     (tmp_path / "tiny@2" / ADAPTER_WEIGHTS).write_bytes(b"other")
     rollback(gateway, 3)
@@ -329,5 +329,5 @@ def test_a_version_from_before_manifests_is_checked_by_its_content_hash(
     gateway.in_record(lambda record: record.publish(old, [], step, worker="w"))
     is_live(gateway, 2)
     rollback(gateway, 1)  # the record knows that it had a manifest
-    until(lambda: "lost its manifest.json" in (backend(gateway)["last_error"] or ""), "it being refused")
+    until(lambda: "lost its manifest.json" in (backend(gateway)["last_error"] or ""), "it is refused")
     is_live(gateway, 0)

@@ -19,7 +19,6 @@ from store.errors import RecordUnavailable
 from store.record import Record
 from store.values import Feedback, Tips
 from tests.recorder.exchanges import (
-    FaultyRecord,
     assistant,
     make_conversation,
     make_exchange,
@@ -27,15 +26,10 @@ from tests.recorder.exchanges import (
     recording,
     user,
 )
+from tests.waiting import until_async
 from wire.chat_request import parse_chat
 
 CSV = [user("How do I read a CSV file?")]
-
-
-async def wait_attempts(record: FaultyRecord, count: int) -> None:
-    async with asyncio.timeout(60):
-        while record.attempts < count:  # noqa: ASYNC110 - counted by the record's own method
-            await asyncio.sleep(0.005)
 
 
 def make_feedback(name: str, turn_id: str) -> Feedback:
@@ -108,7 +102,7 @@ async def test_while_the_record_is_locked_exchanges_wait_and_their_links_stay(re
         record.is_locked = True
         child = make_exchange("b", [*CSV, assistant("pandas"), user("without")], "csv")
         writing = asyncio.create_task(recorder.write([child], offsets={"a.journal": 7}))
-        await wait_attempts(record, 3)
+        await until_async(lambda: record.attempts >= 3)
         assert not writing.done()
         errors = [recorder.last_error]
         assert recorder.failed_writes >= 1

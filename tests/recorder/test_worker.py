@@ -24,7 +24,7 @@ from store.catch_up import read_recorder_state
 from store.errors import RecordUnavailable
 from store.journal import EntryKind, JournalWriter, folder_token, journal_ends, measure_lag, segments
 from store.record import Record
-from store.values import Feedback
+from store.values import Feedback, Heartbeat
 from tests.recorder.exchanges import (
     FaultyRecord,
     make_captured,
@@ -714,9 +714,12 @@ async def test_state_file_and_heartbeat_of_a_running_recorder(setup: Setup) -> N
     assert set(state) == set(worker.state())
     assert (state["pid"], state["available"], state["last_error"]) == (os.getpid(), True, None)
     assert began <= state["started_at"] <= state["at"] <= time.time()
-    async with asyncio.timeout(60):  # the heartbeat is written before the file, and may be a second older
-        while (beat := await setup.record.beat_of("recorder")) is None or beat.detail["written"] < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+
+    async def latest_beat() -> Heartbeat | None:
+        beat: Heartbeat | None = await setup.record.beat_of("recorder")
+        return beat if beat is not None and beat.detail["written"] >= 2 else None
+
+    beat = await until_async(latest_beat)  # it is written before the file, and may be a second older
     assert (beat.state, beat.pid) == ("running", os.getpid())
     assert set(beat.detail) == set(state)
     running.cancel()

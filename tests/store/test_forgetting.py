@@ -9,6 +9,7 @@ from store.record import Record
 from store.record_handle import RecordHandle
 from store.settings import read_settings
 from tests.store.queries.test_forget import fill
+from tests.waiting import until_async
 
 
 async def test_a_process_that_fails_leaves_its_last_line(tmp_path: Path) -> None:
@@ -35,9 +36,7 @@ async def test_what_a_client_deleted_is_forgotten_with_a_receipt(tmp_path: Path)
     assert [turn_id for turn_id, _ in await record.turns_to_forget()] == ["quote"]
     forgetting = Forgetting(tmp_path / "settings.json")
     task = asyncio.create_task(forgetting.run(handle))
-    async with asyncio.timeout(120):
-        while not forgetting.jobs or forgetting.jobs[0].state == "running":  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    await until_async(lambda: forgetting.jobs and forgetting.jobs[0].state != "running", 120)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert forgetting.state() == {"forgotten": 1, "last_error": None}

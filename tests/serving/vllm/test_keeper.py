@@ -48,7 +48,7 @@ class Keeper:
 
     def pids(self) -> tuple[int, int]:
         """Return the process ids of the listener and its worker, once vLLM is up and the keeper knows it."""
-        until(self.is_up, "vLLM being up")
+        until(self.is_up, "vLLM is up")
         listener, worker, *_ = self.pids_file.read_text().split()
         self.seen |= {int(listener), int(worker)}
         return int(listener), int(worker)
@@ -119,7 +119,7 @@ def test_what_a_killed_keeper_leaves_is_ended_by_the_next(keeper: Keeper) -> Non
     until(lambda: is_gone(listener), "the keeper's death reaching the listener")
     assert not is_gone(worker)
     keeper.start()
-    until(lambda: is_gone(worker), "the next keeper ending what was left")
+    until(lambda: is_gone(worker), "the next keeper ends what was left")
     keeper.pids()
 
 
