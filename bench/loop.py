@@ -53,6 +53,7 @@ class Loop:
         for name, complaint in zip(("first", "second"), COMPLAINTS, strict=True):
             began = time.monotonic()
             self._complain(complaint)
+            self._until(self._are_scored, "a verdict on each complaint")
             asyncio.run(self._pause(False))
             self._until(partial(self._is_beyond, live), f"a {name} version")
             seconds[f"{name}_version_s"] = round(time.monotonic() - began, 1)
@@ -83,6 +84,9 @@ class Loop:
 
     def _is_beyond(self, version: int) -> bool:
         return self._live() > version
+
+    def _are_scored(self) -> bool:
+        return int(self._stack.status()["stages"].get("scored", 0)) >= _COMPLAINTS_PER_VERSION
 
     def _rests(self) -> bool:
         status = self._stack.status()
