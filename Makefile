@@ -1,5 +1,5 @@
 # Commands for a fresh Debian/Ubuntu machine with Python 3.11+:
-#   make run        environment, migrations, then all processes on the built-in model
+#   make run        environment, migrations, then all processes
 #   make test       environment, then format, lint, types and the local test suite (minutes)
 #   make test-all   the same with whole systems, long runs and engines; CI runs this
 # For development: `make check` (lint, types and the quick tests) and `make one T=tests/recorder/test_linking.py`.

@@ -7,10 +7,11 @@ import difflib
 import re
 import textwrap
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cli.extensions import AddCommand, find_extensions
 from cli.policies import add_policy_arguments
 from store.errors import ConfigError
 from store.learning import LearningConfig
@@ -96,7 +97,7 @@ def _describe_others() -> str:
     return text.replace("%", "%%")
 
 
-def settings_parser(*, has_set: bool = True) -> Parser:
+def settings_parser() -> Parser:
     """Return a parent parser with a flag for every setting in common use, and one for all others.
 
     Values stay text: `Settings` converts and checks them, so that a wrong one gives the same error wherever it came from.
@@ -106,15 +107,14 @@ def settings_parser(*, has_set: bool = True) -> Parser:
     for name in filter(has_flag, Settings.model_fields):
         group, keywords = _describe(name)
         groups[group].add_argument(_flag(name), **keywords)
-    if has_set:
-        parser.add_argument(
-            "--set",
-            action="append",
-            default=argparse.SUPPRESS,
-            dest=SET_DESTINATION,
-            metavar="NAME=VALUE",
-            help=f"any setting, also those without a flag, which `{COMMAND} --help` lists; repeatable",
-        )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=argparse.SUPPRESS,
+        dest=SET_DESTINATION,
+        metavar="NAME=VALUE",
+        help=f"any setting, also those without a flag, which `{COMMAND} --help` lists; repeatable",
+    )
     return parser
 
 
@@ -175,13 +175,9 @@ def _flags(parser: argparse.ArgumentParser) -> set[str]:
     return found
 
 
-#: Adds a subcommand: (name, help) -> its parser.
-_AddCommand = Callable[[str, str], argparse.ArgumentParser]
-
-
 def build_parser(prog: str = "run.py") -> Parser:
     """Return the whole command line. Without a command everything is started; the commands inspect or control it."""
-    shared, for_eval = settings_parser(), settings_parser(has_set=False)  # `eval --set` tries several values
+    shared = settings_parser()
     parser = Parser(
         prog=prog,
         description=textwrap.fill(
@@ -197,8 +193,7 @@ def build_parser(prog: str = "run.py") -> Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
 
     def command(name: str, help: str) -> argparse.ArgumentParser:
-        parents = [for_eval if name == "eval" else shared]
-        return commands.add_parser(name, help=help, description=help, parents=parents)
+        return commands.add_parser(name, help=help, description=help, parents=[shared])
 
     def reading(name: str, help: str) -> argparse.ArgumentParser:
         found = command(name, help)
@@ -214,15 +209,13 @@ def build_parser(prog: str = "run.py") -> Parser:
     _add_control_commands(command)
     _add_explain(reading)
     _add_replay_commands(command)
-    evaluate = command("eval", "does it learn? simulated users, measurements, baselines, a report")
-    _add_eval_runs(evaluate)
-    _add_eval_measurements(evaluate)
-    _add_eval_operation(evaluate)
     _add_demo(command)
+    for add in find_extensions():
+        add(command)
     return parser
 
 
-def _add_record_commands(command: _AddCommand) -> None:
+def _add_record_commands(command: AddCommand) -> None:
     status = command("status", "what was seen, scored and trained, what is live, and who is running")
     add_policy_arguments(status, "all")
     status.add_argument("--json", action="store_true", help="as JSON")
@@ -261,7 +254,7 @@ def _add_record_commands(command: _AddCommand) -> None:
     add_policy_arguments(why, _SHARED)
 
 
-def _add_wishes(command: _AddCommand) -> None:
+def _add_wishes(command: AddCommand) -> None:
     wishes = command("wishes", "what the model was asked to be, in your words; edit or remove one")
     wishes.add_argument(
         "action",
@@ -276,7 +269,7 @@ def _add_wishes(command: _AddCommand) -> None:
     add_policy_arguments(wishes, _SHARED)
 
 
-def _add_control_commands(command: _AddCommand) -> None:
+def _add_control_commands(command: AddCommand) -> None:
     rollback = command("rollback", "serve an earlier version again; 0 is the bare model")
     rollback.add_argument("version", type=int)
     add_policy_arguments(rollback, _SHARED)
@@ -324,7 +317,7 @@ def _add_control_commands(command: _AddCommand) -> None:
     )
 
 
-def _add_openclaw(command: _AddCommand) -> None:
+def _add_openclaw(command: AddCommand) -> None:
     openclaw = command("openclaw", "put Patina and its feedback plugin into OpenClaw's configuration")
     openclaw.add_argument(
         "--write",
@@ -351,7 +344,7 @@ def _add_openclaw(command: _AddCommand) -> None:
     )
 
 
-def _add_forget(command: _AddCommand) -> None:
+def _add_forget(command: AddCommand) -> None:
     forget = command(
         "forget", "delete turns and all that was made from them, train again without them, write a receipt"
     )
@@ -371,7 +364,7 @@ def _add_forget(command: _AddCommand) -> None:
     forget.add_argument("--json", action="store_true", help="as JSON")
 
 
-def _add_retrain(command: _AddCommand) -> None:
+def _add_retrain(command: AddCommand) -> None:
     retrain = command(
         "retrain",
         "train recorded versions again as a branch: without some turns, by another --method or --learning",
@@ -399,7 +392,7 @@ def _add_retrain(command: _AddCommand) -> None:
     compare.add_argument("--json", action="store_true", help="as JSON")
 
 
-def _add_explain(command: _AddCommand) -> None:
+def _add_explain(command: AddCommand) -> None:
     explain = command(
         "explain", "why a turn is what it is: rule, evidence, parent, confidence, feedback, fate"
     )
@@ -409,7 +402,7 @@ def _add_explain(command: _AddCommand) -> None:
     explain.add_argument("--json", action="store_true", help="as JSON")
 
 
-def _add_replay_commands(command: _AddCommand) -> None:
+def _add_replay_commands(command: AddCommand) -> None:
     classify = command("classify", "recorded traffic of a client through the proxy's own rules")
     classify.add_argument("file", type=Path, help="one request a line, in arrival order; see docs/clients.md")
     classify.add_argument("--predictions", type=Path, help="also write one JSON line a request here")
@@ -423,144 +416,7 @@ def _add_replay_commands(command: _AddCommand) -> None:
     score.add_argument("--predictions", type=Path, help="also write one JSON line a reaction here")
 
 
-def _add_eval_runs(evaluate: argparse.ArgumentParser) -> None:
-    evaluate.add_argument(
-        "action",
-        nargs="*",
-        metavar="compare A B | report FOLDER",
-        help="compare two folders of runs, or write a report again",
-    )
-    evaluate.add_argument("--base-url", help="a running Patina; default: own ones in fresh folders")
-    evaluate.add_argument(
-        "--fast", action="store_true", help="learn in this process, without proxy and record: for sweeps"
-    )
-    evaluate.add_argument(
-        "--methods",
-        default="combine,none,memory",
-        help="rl opd combine sdpo; none memory; openclaw-rl openclaw-opd openclaw-combine claas user-interactions, each also "
-        "with -6 for as many optimizer steps as ours; or ours baselines references references-equal-steps all (default: %(default)s)",
-    )
-    evaluate.add_argument(
-        "--preferences",
-        nargs="+",
-        default=["concise,no_emoji"],
-        help="each word one user; a comma joins the wishes of one; all: concise, no_emoji, plain, formal, spanish and "
-        "json, each one user (default: concise,no_emoji)",
-    )
-    evaluate.add_argument(
-        "--users",
-        default="steady",
-        help="steady silent noisy wandering patient mixed free retained arriving change_of_mind month; controls: shuffled "
-        "unrelated "
-        "(default: %(default)s)",
-    )
-    evaluate.add_argument(
-        "--interactions", type=int, help="of each run (default: 300 for the user month, else 40)"
-    )
-    evaluate.add_argument(
-        "--unrelated",
-        type=int,
-        help="further interactions without a word on style, measured at each third (default: 36 for the user retained, else 0)",
-    )
-    evaluate.add_argument("--seeds", type=int, default=5, help="how many (default: %(default)s)")
-    evaluate.add_argument(
-        "--first-seed",
-        type=int,
-        default=0,
-        help="the first of them: others than those a choice was made on (default: %(default)s)",
-    )
-
-
-def _add_eval_measurements(evaluate: argparse.ArgumentParser) -> None:
-    evaluate.add_argument(
-        "--measure-every",
-        type=int,
-        default=10,
-        help="interactions between measurements (default: %(default)s)",
-    )
-    evaluate.add_argument(
-        "--questions", type=int, default=48, help="probes a measurement (default: %(default)s)"
-    )
-    evaluate.add_argument(
-        "--opposites",
-        type=int,
-        default=24,
-        help="explicit requests for the opposite, before and after (default: %(default)s)",
-    )
-    evaluate.add_argument(
-        "--tool-requests",
-        type=int,
-        default=18,
-        help="requests that need a tool call, before and after (default: %(default)s: one is 6 %%)",
-    )
-    evaluate.add_argument(
-        "--again",
-        type=int,
-        default=24,
-        help="questions that name a wish, before and after (default: %(default)s)",
-    )
-    evaluate.add_argument(
-        "--scope",
-        type=int,
-        default=24,
-        help="requests for a whole list, JSON or code, before and after (default: %(default)s)",
-    )
-    evaluate.add_argument(
-        "--elsewhere",
-        type=int,
-        default=24,
-        help="questions below system prompts that the user never had, before and after (default: %(default)s)",
-    )
-    evaluate.add_argument(
-        "--small-talk",
-        type=int,
-        default=24,
-        help="thanks and greetings, before and after (default: %(default)s)",
-    )
-    evaluate.add_argument(
-        "--tabs",
-        type=int,
-        nargs="+",
-        default=[4],
-        help="with --fast: conversations that the person has open at once, all answered before any is learnt from; several "
-        "numbers are compared (default: 4; without --fast one)",
-    )
-
-
-def _add_eval_operation(evaluate: argparse.ArgumentParser) -> None:
-    evaluate.add_argument(
-        "--thorough",
-        action="store_true",
-        help="opposites and tool calls at every measurement, not only before and after",
-    )
-    evaluate.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SETTING=V1,V2",
-        help="settings to try with every method that learns, over its own; all combinations",
-    )
-    evaluate.add_argument(
-        "--user-model", default="", help="litellm name of a model that plays the user; default: rules"
-    )
-    evaluate.add_argument("--user-model-base", default="", help="own base URL for it")
-    evaluate.add_argument(
-        "--output", type=Path, default=Path("eval"), help="folder of the runs and the report"
-    )
-    evaluate.add_argument(
-        "--smoke", action="store_true", help="a few minutes; exit 1 if nothing, or the control, is learnt"
-    )
-    evaluate.add_argument(
-        "--full",
-        action="store_true",
-        help="the comparison of docs/learning.md: all methods, five seeds, --fast in two processes",
-    )
-    evaluate.add_argument(
-        "--jobs", type=int, default=1, help="--fast: runs at once, each a process (default: %(default)s)"
-    )
-
-
-def _add_demo(command: _AddCommand) -> None:
+def _add_demo(command: AddCommand) -> None:
     demo = command("demo", "a simulated user complains, and you watch the model change")
     demo.add_argument("--base-url", help="a running Patina; default: an own one in a fresh folder")
     demo.add_argument(

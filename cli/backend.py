@@ -1,7 +1,6 @@
 """Which backend serves, and how it is started. Decided once, at start, and printed.
 
-`--backend auto`: with `--upstream` nothing of ours is started; the built-in model is served by the built-in engine; any other by one's own
-Tinker server where TINKER_BASE_URL names one, else by vLLM where this machine has an NVIDIA GPU and an environment for it, else by the built-in
+`--backend auto`: with `--upstream` nothing of ours is started; else one's own Tinker server serves where TINKER_BASE_URL names one, else vLLM where this machine has an NVIDIA GPU and an environment for it, else the built-in
 engine. The hosted Tinker costs money and sees the conversations: it is never chosen; where its key is all there is, the user is asked.
 """
 
@@ -63,8 +62,6 @@ def choose(settings: Settings, *, has_gpu: bool, has_vllm: bool) -> tuple[Choice
         return cast(Choice, settings.backend), "as given"
     if settings.upstream:
         return "upstream", "--upstream alone is served and recorded; it learns with --backend vllm"
-    if settings.is_builtin:
-        return "embedded", "the built-in model"
     if settings.tinker_base_url:
         return "tinker", "TINKER_BASE_URL is set"
     if has_gpu and has_vllm:
@@ -81,7 +78,7 @@ def choose(settings: Settings, *, has_gpu: bool, has_vllm: bool) -> tuple[Choice
 
 def resolve(settings: Settings) -> tuple[Settings, str]:
     """Return the settings with `auto` decided, and why."""
-    memory = gpu_memory() if settings.backend == "auto" and not settings.is_builtin else 0
+    memory = gpu_memory() if settings.backend == "auto" else 0
     has_vllm = (
         bool(settings.vllm_python) and Path(settings.vllm_python).expanduser().exists()
     ) or DEFAULT_FOLDER.exists()

@@ -12,8 +12,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from evals.console import PlainConsole
-from evals.traffic import KindPrediction, Recorded, Score, read_traffic, replay, score
+from cli.console import PlainConsole
+from cli.recorded_traffic import KindPrediction, Recorded, Score, read_traffic, replay, score
 from store.errors import ConfigError
 from store.settings import Settings
 from store.texts import counted

@@ -22,6 +22,7 @@ from rich.table import Table
 from cli.backup import backup, restore
 from cli.compare import compare
 from cli.conflicts import conflict_lines, find_conflicts
+from cli.console import table_console
 from cli.forget import forget, verify_receipt
 from cli.home_files import note_export
 from cli.import_turns import import_turns
@@ -35,7 +36,6 @@ from cli.retrain import retrain
 from cli.text import LONG
 from cli.unused import DAYS, lines_of
 from cli.unused import to_json as unused_json
-from evals.console import table_console
 from serving.model_digests import digest_served_model
 from store import client_warnings, releases
 from store.catch_up import SILENT_S

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rich.table import Table
 
+from cli.console import table_console
 from cli.opened_record import open_record
-from evals.console import table_console
 from store.errors import ConfigError
 from store.policies import find_policy
 from store.settings import Settings
@@ -23,7 +23,7 @@ def compare(settings: Settings, arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: fewer than two versions, or one whose files are not there.
     """
-    from evals.version_matrix import measure_versions, to_json  # here: other commands need no torch
+    from trainer.version_matrix import measure_versions, to_json  # here: other commands need no torch
 
     versions: list[int] = arguments.versions
     if len(set(versions)) < 2:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from rich.markup import escape
 
+from cli.console import PlainConsole
 from cli.opened_record import open_record
 from cli.text import LONG
-from evals.console import PlainConsole
 from recorder.classify import MEANINGS
 from recorder.linking import LINK_MEANINGS
 from store.errors import RecordError

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
+from cli.console import table_console
 from cli.home_files import (
     byte_pattern,
     clean_exports,
@@ -32,7 +33,6 @@ from cli.home_files import (
     unknown_versions,
 )
 from cli.opened_record import open_record
-from evals.console import table_console
 from store.catch_up import SILENT_S, is_recorder_silent, read_recorder_state
 from store.errors import ConfigError, PatinaError
 from store.journal import request_rotation

@@ -7,7 +7,7 @@ import time
 
 from rich.table import Table
 
-from evals.console import PlainConsole
+from cli.console import PlainConsole
 from store.errors import ConfigError
 from store.keys import DEFAULT, KeyFile, new_key, write_secret
 from store.policies import SHARED, is_group, policy_name

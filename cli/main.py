@@ -31,13 +31,11 @@ def main(argv: Sequence[str], *, prog: str = "run.py") -> int:
 
             return serve(settings)
         if arguments.command == "demo":
-            from evals.demo import run_demo
+            from cli.demo import run_demo
 
             return run_demo(settings, arguments)
-        if arguments.command == "eval":
-            from evals.command import run_eval
-
-            return run_eval(settings, given_settings(arguments), arguments)
+        if extension := getattr(arguments, "extension", None):
+            return int(extension(settings, given_settings(arguments), arguments))
         if arguments.command == "classify":
             from cli.classify import classify
 

@@ -22,8 +22,6 @@ _POLL_S, _TIMEOUT_S = 0.25, 1.0
 _PATIENCE_S = 10.0
 #: The gateway is on this machine, whatever proxy the environment names.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-#: A step of the built-in model on two cores, until the record has steps of its own.
-_BUILTIN_STEP_S = 20.0
 _STEPS = 20
 
 
@@ -73,7 +71,7 @@ def _state(gateway_url: str) -> tuple[bool, bool]:
 
 
 async def _step_s(settings: Settings) -> float | None:
-    """Return what a step took here, or would take with the built-in model; None: not known."""
+    """Return what a step took here; None: not known."""
     found: list[float] = []
     with contextlib.suppress(RecordError):  # the processes report it
         record = await Record.open(settings.database_url)
@@ -86,6 +84,4 @@ async def _step_s(settings: Settings) -> float | None:
             for step in steps
             if step.finished_at and step.version is not None
         ]
-    if found:
-        return statistics.median(found)
-    return _BUILTIN_STEP_S if settings.is_builtin else None
+    return statistics.median(found) if found else None

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cli.arguments import given_settings
+from cli.console import table_console
 from cli.forget import run_replay
 from cli.opened_record import open_record
-from evals.console import table_console
 from scorers.registry import build_scorer_chain
 from store.errors import ConfigError, RecordError
 from store.learning import parse_learning

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from evals.console import PlainConsole
+from cli.console import PlainConsole
 from recorder.turns import read_next_messages
 from scorers.combined import read_message
 from scorers.reader import turn_of

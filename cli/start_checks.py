@@ -86,10 +86,7 @@ def notes_on_environment(settings: Settings, environment: Mapping[str, str]) -> 
         if name.startswith("CLAAS_") and name not in known and environment[name]
     ]
     if settings.tinker_base_url and settings.backend != "tinker":
-        served = (
-            "the built-in model is served here" if settings.is_builtin else f"--backend is {settings.backend}"
-        )
         notes.append(
-            f"TINKER_BASE_URL is set and not used: {served}; name a model of that server with --model-name"
+            f"TINKER_BASE_URL is set and not used: --backend is {settings.backend}; name a model of that server with --model-name"
         )
     return notes

@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterator, Sequence
 
 from rich.markup import escape
 
+from cli.console import table_console
 from cli.opened_record import open_record
 from cli.policies import chosen_policy
 from cli.text import LONG
-from evals.console import table_console
 from store.errors import ConfigError, RecordError
 from store.record import Record
 from store.settings import Settings

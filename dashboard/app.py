@@ -29,13 +29,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from dashboard import views
 from dashboard.chat import ChatPanel, score_reply
-from dashboard.evaluations import find_folder, find_picture, list_runs, read_case
 from dashboard.gateway import Gateway
 from dashboard.sign_in import COOKIE, COOKIE_S, Session, SignIn
 from dashboard.views import StatusCache, Viewer
@@ -138,9 +137,6 @@ class Dashboard:
             "/settings": self._settings_page,
             "/live": self._live,
             "/running": self._running,
-            "/evaluations": self._evaluations,
-            "/evaluations/case": self._case,
-            "/evaluations/picture": self._picture,
             "/try": self._try,
         }
         post: dict[str, Page] = {
@@ -161,9 +157,8 @@ class Dashboard:
         ]
         found += [Route(PREFIX + path, self._page(page), methods=["GET"]) for path, page in get.items()]
         found += [Route(PREFIX + path, self._action(page), methods=["POST"]) for path, page in post.items()]
-        # The paths that users of CLaaS know.
+        # The path that users of CLaaS know.
         found.append(Route("/v1/dashboard", self._page(self._steps), methods=["GET"]))
-        found.append(Route("/v1/eval", self._page(self._evaluations), methods=["GET"]))
         found.append(Route("/metrics", self._metrics, methods=["GET"]))
         return found
 
@@ -468,33 +463,6 @@ class Dashboard:
             return Response("Something in the record is damaged.\n", 500, media_type="text/plain")
         return Response(page, headers=plain)
 
-    async def _evaluations(self, request: Request, viewer: Viewer) -> Response:
-        given, folder = _results_folder(request, viewer)
-        page = int(_number(request, "page") or 1)
-        per_page = min(max(int(_number(request, "per_page") or _PER_PAGE), 1), _MAX_PER_PAGE)
-        found = await asyncio.to_thread(list_runs, folder, page, per_page)
-        return self._render(
-            "evaluations.html", viewer, section="evaluations", folder=folder, results_dir=given, per_page=per_page, **found
-        )  # fmt: skip
-
-    async def _case(self, request: Request, viewer: Viewer) -> Response:
-        given, folder = _results_folder(request, viewer)
-        run, number = request.query_params.get("run", ""), int(_number(request, "case") or 0)
-        try:
-            found = await asyncio.to_thread(read_case, folder, run, number)
-        except (OSError, ValueError) as exc:
-            return self._render("problem.html", viewer, 422, title="The run cannot be read", text=str(exc))
-        if found is None:
-            raise HTTPException(404, "There is no such run.")
-        return self._render("case.html", viewer, section="evaluations", results_dir=given, **found)
-
-    async def _picture(self, request: Request, viewer: Viewer) -> Response:
-        _, folder = _results_folder(request, viewer)
-        path = await asyncio.to_thread(find_picture, folder, request.query_params.get("name", ""))
-        if path is None:
-            raise HTTPException(404, "There is no such picture.")
-        return FileResponse(path, headers=_HEADERS, media_type="image/png")
-
     # ---- actions
 
     async def _rollback(self, request: Request, viewer: Viewer) -> Response:
@@ -706,16 +674,6 @@ def _templates() -> Environment:
 def _require_owner(viewer: Viewer) -> None:
     if not viewer.is_owner:
         raise HTTPException(403, "Only the owner's key opens this page.")
-
-
-def _results_folder(request: Request, viewer: Viewer) -> tuple[str, Path]:
-    """Return the folder of evaluations that a request names, as it was named and as a path. Raises: HTTPException: it leads elsewhere."""
-    _require_owner(viewer)
-    given = request.query_params.get("results_dir", "")
-    folder = find_folder(given)
-    if folder is None:
-        raise HTTPException(403, "results_dir must be below the folder of evaluations.")
-    return given, folder
 
 
 def _require_change(viewer: Viewer) -> None:

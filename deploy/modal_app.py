@@ -17,7 +17,7 @@ from store.settings import REPOSITORY
 from trainer.remote.modal_connection import APP
 
 _MODELS = "/models"
-_PACKAGES = ("models", "serving", "store", "trainer", "wire")
+_PACKAGES = ("serving", "store", "trainer", "wire")
 #: Seconds: an attempt at a version; how long an idle worker keeps its weights.
 _LONGEST_ATTEMPT_S, _IDLE_S = 3600, 300
 

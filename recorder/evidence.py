@@ -1,7 +1,7 @@
 """Evidence for the kind of a turn: word patterns, loaded once from the TOML files in `words/`, one a language. Sans-IO.
 
 Words are the weaker half of the evidence. They are searched in the newest user text (beginning and end) and in the beginning of a short system
-prompt, never in a long one: what an agent's manual mentions is not what is requested. Weights are in `weights.json` (`evals.train_classifier`).
+prompt, never in a long one: what an agent's manual mentions is not what is requested. Weights are in `weights.json` (`lab.evals.train_classifier`).
 """
 
 from __future__ import annotations

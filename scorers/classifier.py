@@ -2,7 +2,7 @@
 
 The model is an embedding bag and one hidden layer, with weights quantised to 8 bits (`classifier.npz`). A bucket of the hash table belongs
 to one feature of the training data, which its 8-bit fingerprint tells: other features are unknown and count for nothing, so that a
-message of unknown words stays undecided. The recipe is `models.reader.train`.
+message of unknown words stays undecided. The recipe is `lab.models.reader.train`.
 """
 
 from __future__ import annotations

@@ -31,12 +31,9 @@ def build_scorer_chain(settings: Settings, judge_url: str = "", judge_model: str
     if settings.judge != "auto":
         return ScorerChain(rules=RULES, custom=custom, judge=judge)
     if judge is None:
-        reason = (
-            "none: the built-in model does not follow a judge's instructions"
-            if settings.is_builtin
-            else "none: there is no local base model"
+        return ScorerChain(
+            rules=RULES, custom=custom, judge=None, judge_test="none: there is no local base model"
         )
-        return ScorerChain(rules=RULES, custom=custom, judge=None, judge_test=reason)
     return ScorerChain(rules=RULES, custom=custom, judge=None, candidate=judge, judge_test="not tested yet")
 
 

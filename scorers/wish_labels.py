@@ -2,7 +2,7 @@
 
 A linear classifier over n-grams of words, of multilingual concepts (`data/wish_concepts.toml`) and of letters, one output a label of
 `store.wishes` and two for a language that is named: wanted, or not wanted. Each language of a text is asked about by itself. Features are
-32-bit hashes; one that did not occur in training counts nothing. The weights are made by ``python -m scorers.wish_training``.
+32-bit hashes; one that did not occur in training counts nothing. The weights are made by ``python -m lab.models.wish_training``.
 """
 
 from __future__ import annotations

@@ -111,6 +111,11 @@ class LearningConfig(BaseModel):
     max_kl_step: float = Field(
         default=0.5, ge=0, description="stop the optimizer steps of a batch beyond this KL, nats a token"
     )
+    kl_target: float = Field(
+        default=0.1,
+        ge=0,
+        description="most that a version may move, KL nats a token; a longer way is shortened (not on a Tinker server)",
+    )
     tinker_gradients: Literal["auto", "sums", "means"] = Field(
         default="auto",
         description="how the Tinker server reduces losses; auto: means on SkyRL, sums otherwise",
@@ -129,7 +134,9 @@ class LearningConfig(BaseModel):
         default=8, ge=0, description="drop turns sampled more than this many versions ago"
     )
 
-    @field_validator("teacher_min_p", "opd_clip", "max_kl_step", "update_clip", "adam_beta1", "alpha")
+    @field_validator(
+        "teacher_min_p", "opd_clip", "max_kl_step", "kl_target", "update_clip", "adam_beta1", "alpha"
+    )
     @classmethod
     def _finite(cls, value: float | None) -> float | None:
         if value is not None and value != value:

@@ -1,6 +1,6 @@
 """Names of policies: one base model, the shared policy of its name, and one policy for each adapter group.
 
-The shared policy has the name of the base model as it is served (``patina-tiny``); the policy of a group is ``patina-tiny.<group>``. A group is
+The shared policy has the name of the base model as it is served (``qwen3``); the policy of a group is ``qwen3.<group>``. A group is
 the name of an API key, or the name that several keys share. ``<policy>@<version>`` names a version. Pure; the only module that knows
 these rules.
 """

@@ -36,9 +36,8 @@ from store.version import COMMAND
 #: Folder that holds the packages: a checkout, or site-packages where Patina was installed by pip.
 REPOSITORY = Path(__file__).resolve().parent.parent
 IS_CHECKOUT = (REPOSITORY / "pyproject.toml").is_file()
-#: The built-in model's name; any other name or path is a Hugging Face one.
-BUILTIN_MODEL = "patina-tiny"
-BUILTIN_FOLDER = REPOSITORY / "models" / BUILTIN_MODEL
+#: What `make run` serves.
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 
 def split_urls(text: str) -> tuple[str, ...]:
@@ -108,9 +107,9 @@ class Settings(BaseSettings):
         "combine", "METHOD", "how verdicts become steps: rl, opd, combine or sdpo", "learning"
     )
     model_name: str = _field(
-        BUILTIN_MODEL,
+        DEFAULT_MODEL,
         "MODEL_NAME",
-        "built-in model, or a folder or cached name of a Hugging Face causal LM; also HF_CKPT, CLAAS_BASE_MODEL_ID",
+        "a folder or cached name of a Hugging Face causal LM; also HF_CKPT, CLAAS_BASE_MODEL_ID",
         "model",
         ("HF_CKPT", "CLAAS_BASE_MODEL_ID"),
     )
@@ -124,7 +123,7 @@ class Settings(BaseSettings):
     learning_rate: float | None = _field(
         None,
         "LEARNING_RATE",
-        "AdamW learning rate, a cap on how far a version moves; default 5e-3 for the built-in model, 1e-4 on a Tinker server, 4e-4 else",
+        "AdamW learning rate, a cap on how far a version moves; default 1e-4 on a Tinker server, 4e-4 else",
         "learning",
     )
     batch_size: int = _field(4, "BATCH_SIZE", "turns per step", "learning")
@@ -224,7 +223,7 @@ class Settings(BaseSettings):
     backend: Literal["embedded", "vllm", "tinker", "auto"] = _field(
         "auto",
         "PATINA_BACKEND",
-        "what serves the policy; auto: nothing of ours when --upstream is given; embedded for the built-in model; for others "
+        "what serves the policy; auto: nothing of ours when --upstream is given; "
         "tinker when TINKER_BASE_URL is set, vllm where there is an NVIDIA GPU and an environment for it; embedded otherwise",
         "serving",
     )
@@ -291,7 +290,7 @@ class Settings(BaseSettings):
         "auto",
         "PATINA_JUDGE",
         "who scores besides the rules: none, self (the policy's base model) or a litellm model such as "
-        "openai/gpt-4.1-mini; auto: self where the model passes a start-up self-test, none for the built-in model",
+        "openai/gpt-4.1-mini; auto: self where the model passes a start-up self-test",
         "scoring",
     )
     judge_api_base: str = _field("", "PATINA_JUDGE_API_BASE", "own base URL for the judge", "scoring")
@@ -647,13 +646,9 @@ class Settings(BaseSettings):
         return is_loopback(self.proxy_host)
 
     @property
-    def is_builtin(self) -> bool:
-        return self.model_name == BUILTIN_MODEL
-
-    @property
     def model_path(self) -> str:
         """What `from_pretrained` is given."""
-        return str(BUILTIN_FOLDER) if self.is_builtin else self.model_name
+        return self.model_name
 
     @property
     def trains_locally(self) -> bool:
@@ -669,8 +664,6 @@ class Settings(BaseSettings):
     def resolved_learning_rate(self) -> float:
         if self.learning_rate is not None:
             return self.learning_rate
-        if self.is_builtin:
-            return 5e-3
         # A cap where a version's movement is measured and bounded (`trainer.step_size`); on a Tinker server it is the step.
         return 1e-4 if self.backend == "tinker" else 4e-4
 
@@ -685,7 +678,7 @@ class Settings(BaseSettings):
     def resolved_judge(self) -> str:
         if self.judge != "auto":
             return self.judge
-        return "self" if self.trains_locally and not self.is_builtin else "none"
+        return "self" if self.trains_locally else "none"
 
     @property
     def resolved_threads(self) -> int:

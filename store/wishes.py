@@ -1,7 +1,7 @@
 """The style wishes that Patina knows by name: labels, one canonical wording of each, and which withdraw each other. Values only.
 
 A scorer puts labels on a hint (`scorers.wish_labels`), the verdict carries them (`Verdict.wishes`), and the trainer may use the
-canonical wording where the model does not understand the person's own. The wordings are reviewed by hand. For the built-in model
+canonical wording where the model does not understand the person's own. The wordings are reviewed by hand. For the 2 M test model
 they were measured as an earlier turn before 12 questions (mean over the questions of the largest Jensen-Shannon divergence along
 the base reply, and the share of replies that then comply): shorter .51, no_emoji .36, plain_text .47, formal .40, spanish .66 and json
 .66, all complying. Before a wording that withdraws an earlier one, only english (.58, 1.00) and prose (.50, .75) take effect; longer,

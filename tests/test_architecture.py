@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import LONGEST
+from conftest import LONGEST
 
 ROOT = Path(__file__).parent.parent
 
@@ -81,10 +81,10 @@ MODULES_ALLOWED = {
 OWNERS = {
     "sqlalchemy": {"store", "migrations"},
     "alembic": {"migrations"},
-    "aiohttp": {"serving", "bench.passthrough"},
+    "aiohttp": {"serving", "lab.bench.passthrough"},
     "jinja2": {"dashboard", "serving.openai_server.prompts"},
-    "starlette": {"dashboard", "proxy", "serving.openai_server", "bench.passthrough"},
-    "uvicorn": {"dashboard", "proxy", "serving.openai_server.serve", "bench.passthrough"},
+    "starlette": {"dashboard", "proxy", "serving.openai_server", "lab.bench.passthrough"},
+    "uvicorn": {"dashboard", "proxy", "serving.openai_server.serve", "lab.bench.passthrough"},
     "litellm": {"scorers"},
     "torch": {"trainer", "serving.embedded", "models", "bench", "evals"},
     "transformers": {"trainer", "serving.embedded", "serving.tinker", "models", "bench", "evals"},
@@ -184,10 +184,10 @@ SANS_IO = {
     "trainer.sequential_rates",
     "trainer.canary_release",
     "proxy.canary_arms",
-    "evals.metrics",
-    "evals.simulated_user",
-    "evals.preferences",
-    "evals.problems",
+    "lab.evals.metrics",
+    "lab.evals.simulated_user",
+    "lab.evals.preferences",
+    "lab.evals.problems",
 }
 IO = {
     "asyncio",

@@ -16,7 +16,7 @@ drawn from the canaries and from the person's questions with such an instruction
 requests were obeyed on two of three seeds, .78 and .86 on average (research/2026-11-27-opposite-of-own-questions.md).
 
 Its replies are resampled at every step, so that the correction sits where it goes wrong, and weighs more the shorter the wrong reply.
-Measured against the base model's own answer, learnt again and again (built-in model after 620 steps of pre-training, "concise", one
+Measured against the base model's own answer, learnt again and again (2 M test model after 620 steps of pre-training, "concise", one
 seed; compliance and share of detailed answers on request after 32, 64, 96 interactions, before: 0 and .94): the policy's answers
 .79 .58 .90 and .41 .78 .72, the base model's .81 .90 .69 and .13 .34 .69, without the choice by drift .85 and .09 after 32.
 """

@@ -34,7 +34,8 @@ GREEDY_BELOW = 1e-5
 #: A log-probability this close to 0 is of a token without alternative.
 _CERTAIN = 1e-6
 _NAN = math.nan
-#: What one more forward and backward pass costs, in padded tokens (built-in model, one thread: 40 ms).
+#: What one more forward and backward pass costs, in padded tokens (2 M test model, one thread: 40 ms).
+#: Measured on the 2 M test model; issue "Say it once" replaces it.
 _PART_TOKENS = 128
 
 

@@ -1,6 +1,6 @@
 """The prompts that watch over a model: what it must still know, still call, still obey. Values and a reader; no torch.
 
-A model folder may bring its own `canaries.json` (the built-in model does: it knows few facts and few wordings). For all
+A model folder may bring its own `canaries.json`. For all
 other models the one beside this file is used. Its form:
 
     {"facts":        [{"prompt": "...", "accept": ["Paris", ...]}, ...],

@@ -30,7 +30,7 @@ class Thresholds:
 
     Attributes:
         facts_drop, tools_drop, obeyed_drop: share of prompts by which a measure may fall; one prompt always may. The last
-            is wide: on its way to JSON the built-in model fell from .79 to .57 and came back, the anchors see to that.
+            is wide: on its way to JSON the 2 M test model fell from .79 to .57 and came back, the anchors see to that.
         entropy_low, entropy_high: bounds of the ratio of entropies on explicit wishes, with `entropy_slack` nats added to both
             sides of the ratio: a model that is nearly certain anyway has no meaningful ratio.
         length_low, length_high: bounds of the ratio of reply lengths on explicit wishes; the upper one holds on plain

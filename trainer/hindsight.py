@@ -3,9 +3,9 @@
 The teacher sees system prompt, history and tools exactly as the student did. A hint alone is appended to the **last user
 message**; several are uttered and accepted as turns of their own before it. The student's own answer never appears (with it in
 context the teacher copies it: the SDPO paper's ablation falls from 48.3 to 44.5). The wording below is also part of the
-built-in model's training text (`models/`), so a change here asks for a re-trained built-in model.
+2 M test model's training text (`lab/models/`), so a change here asks for a re-trained test model.
 
-Why not several in one place: four complaints in the one template, and the built-in model states .60 of the facts (one: .94); as
+Why not several in one place: four complaints in the one template, and the 2 M test model states .60 of the facts (one: .94); as
 turns .96, and more of it is as wished (research/2026-11-23-hint-placement.md).
 """
 

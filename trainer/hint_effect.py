@@ -10,7 +10,7 @@ direction          change of the token probabilities along the reference replies
 compliance         share of the policy's own replies, without the hint, that the base model finds likelier with the hint than without
 =================  ==========================================================================================
 
-Measured with the built-in model (12 reference questions): wishes .22 to .68, corrections and empty complaints .001 to .05, rewordings
+Measured with the 2 M test model (12 reference questions): wishes .22 to .68, corrections and empty complaints .001 to .05, rewordings
 of one wish have cosines of .95 to 1, different wishes at most .45.
 
 The reference questions are facts that the model's canaries list; the gate asks the first ones, the references are the ones after.

@@ -69,7 +69,7 @@ class HintSelection:
         before = self.playbook
         after = before.stated(wording, self._meter, version=self._version)
         withdrawn = {*after.withdrawn} - {*before.withdrawn}
-        # A complaint about the emoji of a reply says that "no emoji" was not followed, though the built-in model may forget the wish when
+        # A complaint about the emoji of a reply says that "no emoji" was not followed, though a small model may forget the wish when
         # it reads the complaint behind it.
         if (
             withdrawn
@@ -122,7 +122,7 @@ def effective_wording(meter: HintMeter, turn_id: str, hint: str, labels: Sequenc
     """The person's words, or a canonical wording of the same wish where the model does not act on the words or takes them for what they
     withdraw ("emojis are fine again" for "no emojis").
 
-    Where the model acts on some of the labels only ("Shorter please, and no emoji.": the built-in model leaves the emoji away), the
+    Where the model acts on some of the labels only ("Shorter please, and no emoji.": the 2 M test model leaves the emoji away), the
     canonical wording of the others is added; where that is not enough either, the canonical wording of all replaces the words.
     """
     text = hint.strip()

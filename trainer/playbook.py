@@ -31,7 +31,8 @@ from store.errors import AdapterError
 from store.wishes import CANONICAL, OPPOSITES
 from trainer.hint_effect import EMPTY_COMPLAINTS, Effect
 
-#: Least mean effect on other replies of a wish, nats: wishes have .22 and more, corrections .05 and less (built-in model).
+#: Least mean effect on other replies of a wish, nats: wishes have .22 and more, corrections .05 and less (2 M test model).
+#: Measured on the 2 M test model; issue "Say it once" replaces it.
 LEAST_EFFECT = 0.1
 #: Cosine from which two wordings are one wish: rewordings have .95 and more, different wishes .45 and less.
 SAME_DIRECTION = 0.7
@@ -202,7 +203,7 @@ class Playbook:
         return Playbook(wishes=wishes, withdrawn=withdrawn, candidates=candidates)._ranked(meter)
 
     def _without_opposites(self, labels: Sequence[str]) -> Playbook:
-        """Without what these labels withdraw. The small built-in model does not see that "more emoji" undoes "no emoji"."""
+        """Without what these labels withdraw. A small model does not see that "more emoji" undoes "no emoji"."""
         opposed = {opposite for label in labels for opposite in OPPOSITES.get(label, ())}
         wishes: list[Wish] = []
         gone: list[Wish] = []

@@ -65,7 +65,8 @@ BETA2 = 0.99
 SAMPLE_ROWS = 32
 #: Padded prompt tokens generated from at a time, for the sake of the cache (8 B parameters: 150 kB a token).
 _SAMPLE_ROOM = 32_768
-#: What it costs to generate in one more group, in padded prompt tokens (built-in model, one thread: .1 s).
+#: What it costs to generate in one more group, in padded prompt tokens (2 M test model, one thread: .1 s).
+#: Measured on the 2 M test model; issue "Say it once" replaces it.
 _SAMPLE_TOKENS = 1_024
 #: When at most this share of the rows goes on, the others are taken out of the batch.
 _KEPT_SHARE = 0.75

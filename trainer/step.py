@@ -73,9 +73,6 @@ _ANCHOR_RATE = 0.15
 #: A new answer to a complaint or an anchor may have so many tokens, or as many as the longest recorded reply of the batch has, but no
 #: more than `MOST_RESAMPLE_TOKENS` (`StepPlan.resample_tokens`: what there is time for).
 MAX_RESAMPLE_TOKENS, MOST_RESAMPLE_TOKENS = 64, 512
-#: How far a version may move, nats a token. The built-in model, whose learning rate is tuned, usually moves .001 to .2; a new wish
-#: beside old ones moved it .48 at most, and cost facts and requests for the opposite (research/2026-11-28-facts-in-a-month.md).
-KL_TARGET, BUILTIN_KL_TARGET = 0.1, 0.2
 #: Padded tokens of one forward and backward pass.
 MICRO_TOKENS = 8_192
 
@@ -160,8 +157,7 @@ class StepPlan:
             lr_decay=learning.lr_decay,
             resample=learning.resample,
             max_kl_step=learning.max_kl_step,
-            kl_target=min(learning.max_kl_step, BUILTIN_KL_TARGET if settings.is_builtin else KL_TARGET)
-            or math.inf,
+            kl_target=min(learning.max_kl_step, learning.kl_target) or math.inf,
             max_staleness=learning.max_staleness,
         )
 

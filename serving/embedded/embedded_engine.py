@@ -46,7 +46,7 @@ class EmbeddedEngine:
             max_sequences=options.max_num_seqs,
             option="--max-num-seqs",
             is_constrained=self._grammars is not None,
-            bounds_values=self.window is not None,  # the built-in model
+            bounds_values=self.window is not None,
         )
 
     @property

@@ -8,7 +8,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from evals.traffic import draft_of, parse_line
+from cli.recorded_traffic import draft_of, parse_line
 from migrations import upgrade
 from recorder.turn_recorder import TurnRecorder
 from store.record import Record

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from evals.client_models import lines_of
+from lab.evals.client_models import lines_of
 
 
 @pytest.fixture

@@ -24,9 +24,10 @@ from store.manifest import (
     hash_manifest,
 )
 from store.record import Record
-from store.settings import BUILTIN_FOLDER, read_settings
+from store.settings import read_settings
 from store.values import AdapterState, AdapterVersion, Feedback, Heartbeat, Relation, StepReport
 from store.version import COMMAND
+from tests.fixtures import PATINA_TINY
 from tests.making import make_answer, make_turn, make_verdict
 
 POLICY = "patina-tiny"
@@ -220,7 +221,7 @@ def test_the_reason_of_a_version_can_be_read_however_narrow_the_terminal(
     columns: int, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setattr("evals.console.FILE_COLUMNS", columns)
+    monkeypatch.setattr("cli.console.FILE_COLUMNS", columns)
     assert main(["versions", "--home", str(home)]) == 0
     lines = capsys.readouterr().out.splitlines()
     (row,) = [line for line in lines if "published" in line]
@@ -320,7 +321,7 @@ def give_it_files(home: Path) -> Path:
     folder = home / "adapters" / "one"
     folder.mkdir(parents=True)
     files = {ADAPTER_CONFIG: b"{}", ADAPTER_WEIGHTS: bytes(64)}
-    manifest = build_manifest(files, name=f"{POLICY}@1", model=digest_served_model(str(BUILTIN_FOLDER)))
+    manifest = build_manifest(files, name=f"{POLICY}@1", model=digest_served_model(str(PATINA_TINY)))
     for name, body in {**files, MANIFEST: manifest}.items():
         (folder / name).write_bytes(body)
     connection = sqlite3.connect(home / "patina.db")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from evals.client_models import lines_of
-from evals.traffic import draft_of, parse_line, turn_of
+from cli.recorded_traffic import draft_of, parse_line, turn_of
+from lab.evals.client_models import lines_of
 from migrations import upgrade
 from recorder.turn_recorder import TurnRecorder
 from store.record import Record

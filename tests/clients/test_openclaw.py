@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from evals.stack import Stack
+from lab.evals.stack import Stack
 from store.record import Record
 from store.settings import read_settings
 from store.values import StepReport

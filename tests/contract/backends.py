@@ -19,7 +19,8 @@ from serving.tinker.version import TinkerVersion, write_version
 from serving.vllm.environment import find_environment
 from store.errors import ConfigError
 from store.keys import write_secret
-from store.settings import BUILTIN_FOLDER, REPOSITORY, Settings, child_environment, read_settings
+from store.settings import REPOSITORY, Settings, child_environment, read_settings
+from tests.fixtures import PATINA_TINY
 from tests.tinker.running import TinkerServer
 from tests.waiting import stop
 
@@ -50,7 +51,7 @@ class Backend:
         self.kind = kind
         (home / "run").mkdir(parents=True, exist_ok=True)
         # what it needs besides itself; a Tinker server of our own, with the checkpoints that a trainer would have left there
-        self.tinker = TinkerServer(BUILTIN_FOLDER, home).start() if kind == "tinker" else None
+        self.tinker = TinkerServer(PATINA_TINY, home).start() if kind == "tinker" else None
         self.log = home / "backend.log"
         self.settings: Settings = read_settings(
             {

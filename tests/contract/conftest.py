@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 
 from serving.protocol import BackendClient, Capabilities
-from store.settings import BUILTIN_FOLDER
 from tests.contract.backends import Backend, missing_vllm
+from tests.fixtures import PATINA_TINY
 from tests.tiny import make_tiny_adapter
 
 KINDS = ["embedded", "tinker", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(1800)])]
@@ -54,6 +54,6 @@ def lora_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Adapters of the built-in model that make it say other things, as the trainer writes them."""
     folder = tmp_path_factory.mktemp("adapters")
     return [
-        make_tiny_adapter(folder / str(i), BUILTIN_FOLDER, seed=i, rank=(8, 16)[i % 2], strength=5.0)
+        make_tiny_adapter(folder / str(i), PATINA_TINY, seed=i, rank=(8, 16)[i % 2], strength=5.0)
         for i in range(1, 5)
     ]

@@ -34,11 +34,11 @@ from store.manifest import (
     content_hash,
     read_served,
 )
-from store.settings import BUILTIN_FOLDER
 from store.values import AdapterState, AdapterVersion, LogprobMode, StepReport
 from tests.contract.asking import QUESTION, Completion, ask, body_of, stream
 from tests.contract.backends import POLICY, SLOTS, Backend
 from tests.contract.through_gateway import Clients, clients_of
+from tests.fixtures import PATINA_TINY
 from tests.proxy.conftest import KEY
 from tests.waiting import until
 from trainer.attestation import FixedText
@@ -97,7 +97,7 @@ async def test_ids_are_those_of_the_template_and_of_the_text(
     engine: BackendClient, able: Capabilities
 ) -> None:
     assert able.token_ids
-    tokenizer = AutoTokenizer.from_pretrained(BUILTIN_FOLDER)
+    tokenizer = AutoTokenizer.from_pretrained(PATINA_TINY)
     completion = await ask(engine, body_of())
     messages = [{"role": "user", "content": QUESTION}]
     assert completion.prompt_ids == tokenizer.apply_chat_template(
@@ -123,7 +123,7 @@ async def test_logprobs_are_of_the_distribution_that_is_declared(
     assert able.logprobs
     assert able.logprob_mode is not LogprobMode.UNKNOWN
     completion = await ask(engine, body_of(temperature=temperature, seed=5))
-    model = AutoModelForCausalLM.from_pretrained(BUILTIN_FOLDER, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(PATINA_TINY, dtype=torch.float32)
     with torch.no_grad():
         logits = model(torch.tensor([completion.prompt_ids + completion.ids])).logits[
             0, len(completion.prompt_ids) - 1 : -1
@@ -525,7 +525,7 @@ async def test_the_trainer_reads_the_very_log_probabilities_that_were_sampled_wi
 ) -> None:
     """Same tokens, same weights: float32 on both sides, no more than 1e-3 apart on any token."""
     name = f"{POLICY}@103"
-    policy = LocalPolicy(str(BUILTIN_FOLDER), device="cpu", rank=16, learning_rate=1e-4)
+    policy = LocalPolicy(str(PATINA_TINY), device="cpu", rank=16, learning_rate=1e-4)
     policy.load_version(adapters[1])
     await engine.load_adapter(name, str(adapters[1]))
     completion = [
@@ -554,7 +554,7 @@ def attested_folder(source: Path, folder: Path, name: str, attestation: Attestat
 async def test_a_loaded_version_is_attested_and_other_weights_are_refused(
     engine: BackendClient, adapters: list[Path], tmp_path: Path
 ) -> None:
-    policy = LocalPolicy(str(BUILTIN_FOLDER), device="cpu", rank=16, learning_rate=1e-4)
+    policy = LocalPolicy(str(PATINA_TINY), device="cpu", rank=16, learning_rate=1e-4)
     text, expected = FixedText(policy), []
     for published in (adapters[1], adapters[2]):
         policy.load_version(published)
@@ -575,7 +575,7 @@ async def test_a_loaded_version_is_attested_and_other_weights_are_refused(
 async def test_versions_are_attested_while_clients_stream(
     engine: BackendClient, adapters: list[Path], tmp_path: Path
 ) -> None:
-    policy = LocalPolicy(str(BUILTIN_FOLDER), device="cpu", rank=16, learning_rate=1e-4)
+    policy = LocalPolicy(str(PATINA_TINY), device="cpu", rank=16, learning_rate=1e-4)
     policy.load_version(adapters[1])
     attestation = FixedText(policy).attest(policy.snapshot(), f"{POLICY}@106")
     loaded = asyncio.Event()

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import html
 import re
 import time
 from dataclasses import replace
@@ -478,98 +477,6 @@ async def test_results_outside_of_the_folder_are_refused(page: httpx.AsyncClient
     await sign_in(page)
     for outside in ("..", "/etc", "../../x", "x" * 5_000):
         assert (await page.get("/v1/eval", params={"results_dir": outside})).status_code == 403
-
-
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of evaluations: a run of ours, one of CLaaS, and an unreadable one."""
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "eval"
-    for name in ("good", "claas", "bad"):
-        (folder / name).mkdir(parents=True)
-    points = [
-        {"interactions": at, "version": version, "margin": margin, "compliance": value, "facts": 1.0, "samples": [["Q?", HOSTILE]]}
-        for at, version, margin, value in ((0, 0, -0.5, 0.1), (1, 1, -0.25, 0.5), (2, 3, 0.75, 0.9))
-    ]  # fmt: skip
-    reading = {"question": "Q?", "reply": HOSTILE, "words": HOSTILE, "violated": ["concise"]}
-    case = {
-        "method": "combine", "user": HOSTILE, "preferences": ["concise"], "seed": 3, "points": points, "readings": [reading, reading],
-        "measured_at": [1e300, time.mktime((2026, 11, 25, 20, 30, 0, 0, 0, -1))],
-        "versions": [{"version": 1, "state": "published", "reason": HOSTILE, "loss": 0.5, "train_s": 2.0}, {"version": 2, "state": "rejected"},
-                     {"version": 3, "state": "published", "loss": 0.25, "train_s": 3.0}],
-    }  # fmt: skip
-    lines = (orjson.dumps(case), orjson.dumps(case | {"seed": 4}), orjson.dumps({"method": "rl"}))
-    (folder / "good" / "runs.jsonl").write_bytes(b"\n".join(lines[:2]))
-    (folder / "bad" / "runs.jsonl").write_bytes(lines[2])
-    (folder / "claas" / "summary.json").write_text('{"concise": {"logprob_margin_delta": 1.5}}')
-    (folder / "claas" / "plots").mkdir()
-    (folder / "claas" / "plots" / "margin.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    (tmp_path / "outside.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    return folder
-
-
-async def test_runs_are_listed_with_plots_and_an_unreadable_one_breaks_nothing(
-    page: httpx.AsyncClient, runs: Path
-) -> None:
-    await sign_in(page)
-    shown = (await page.get("/v1/eval")).text
-    assert "Page 1 of 1 (3 total)" in shown
-    assert shown.count("0.10 → 0.90") == 2
-    assert shown.count("+1.250") == 2  # the margin's change
-    assert "concise (combine): 10% at 0, 50% at 1, 90% at 2" in shown
-    tables = re.findall(r'aria-label="([^"]+): good".*?<tbody>(.*?)</tbody>', shown)
-    cells = {title: re.sub(r"(?:<[^>]+>)+", " ", rows).replace(" %", "%").split() for title, rows in tables}
-    assert cells == {
-        "Replies that are as wished": ["0", "10%", "1", "50%", "2", "90%"],
-        "Facts that are right": ["0", "100%", "1", "100%", "2", "100%"],
-    }
-    assert "cannot be read: KeyError" in shown
-    assert "logprob_margin_delta" in shown
-    assert "<script>alert" not in shown
-    one = (await page.get("/v1/eval", params={"results_dir": "good"})).text
-    assert "(1 total)" in one
-
-
-async def test_a_case_shows_its_steps_with_feedback_versions_and_rollouts(
-    page: httpx.AsyncClient, runs: Path
-) -> None:
-    await sign_in(page)
-    listed = (await page.get("/dashboard/evaluations")).text
-    (first, _) = re.findall(r'href="(/dashboard/evaluations/case[^"]+)"', listed)
-    shown = (await page.get(html.unescape(first))).text
-    rows = re.findall(r"<tr><td class=\"number\">.*?</tr>", shown)
-    cells = [re.sub(r"<[^>]+>", " ", row).split() for row in rows]
-    assert cells == [
-        ["baseline", "at", "no", "time", "0", "0", "-0.500", "0.10"],
-        ["1", "2026-11-25", "20:30:00", "1", "1", "-0.250", "+0.250", "0.50", "0.5000", "2.0"],
-        ["2", "2", "3", "+0.750", "+1.250", "0.90", "0.2500", "3.0"],
-    ]
-    for part in ("Feedback (1)", "Rollouts (1)", "Version 2: rejected", "Not as wished"):
-        assert part in shown
-    assert "&lt;script&gt;alert(1)" in shown
-    assert "<script>alert" not in shown
-    for query, status in (
-        ({"run": "good", "case": "2"}, 404), ({"run": "none"}, 404), ({"run": "../.."}, 404), ({"run": "a\0b"}, 404), ({"run": "bad"}, 422),
-        ({"run": "good", "results_dir": "/etc"}, 403), ({"run": "good", "results_dir": "\0"}, 403),
-    ):  # fmt: skip
-        assert (await page.get("/dashboard/evaluations/case", params=query)).status_code == status, query
-
-
-async def test_only_pictures_below_the_folder_are_served(page: httpx.AsyncClient, runs: Path) -> None:
-    await sign_in(page)
-    picture = await page.get("/dashboard/evaluations/picture", params={"name": "claas/plots/margin.png"})
-    assert (picture.status_code, picture.headers["content-type"]) == (200, "image/png")
-    for name in (
-        "x" * 5_000,
-        "../outside.png",
-        str(runs.parent / "outside.png"),
-        "good/runs.jsonl",
-        "none.png",
-        "",
-        "\0",
-    ):
-        reply = await page.get("/dashboard/evaluations/picture", params={"name": name})
-        assert reply.status_code == 404, name
 
 
 def test_the_script_of_others_is_the_published_one_with_its_licence() -> None:

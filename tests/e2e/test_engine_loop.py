@@ -27,7 +27,7 @@ KINDS = [
 def go_round(*flags: str) -> dict[str, Any]:
     """Run the command; returns what it tells once it has seen two versions live and a rollback."""
     done = subprocess.run(
-        [sys.executable, "-m", "bench.loop", *flags],
+        [sys.executable, "-m", "lab.bench.loop", *flags],
         cwd=REPOSITORY, env=child_environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -20,9 +20,9 @@ from openai import NotFoundError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 from transformers import AutoTokenizer
 
-from evals.stack import Stack
-from models import BUILTIN
+from lab.evals.stack import Stack
 from store.settings import REPOSITORY, child_environment, read_settings
+from tests.fixtures import PATINA_TINY
 from tests.waiting import recorded, until
 
 pytestmark = pytest.mark.timeout(900)
@@ -76,7 +76,7 @@ def command(stack: Stack, *argv: str, home: Path | None = None) -> subprocess.Co
 def test_two_interleaved_sessions_get_their_own_turns_next_states_and_exact_ids(
     stack: Stack, client: OpenAI
 ) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(BUILTIN)
+    tokenizer = AutoTokenizer.from_pretrained(PATINA_TINY)
     histories: list[list[ChatCompletionMessageParam]] = [[], []]
     ids: list[list[str]] = [[], []]
     texts = [

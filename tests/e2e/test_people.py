@@ -9,18 +9,18 @@ from pathlib import Path
 import openai
 import pytest
 
-from bench.people import Person, live_versions, probe, react, settle
-from evals.stack import Stack
-from models import BUILTIN
+from lab.bench.people import Person, live_versions, probe, react, settle
+from lab.evals.stack import Stack
 from store.keys import KeyFile
 from store.settings import read_settings
+from tests.fixtures import PATINA_TINY
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.long_run,
     pytest.mark.timeout(1_800),
     pytest.mark.skipif(
-        not (BUILTIN / "model.safetensors").exists(), reason="the built-in model is not there"
+        not (PATINA_TINY / "model.safetensors").exists(), reason="the built-in model is not there"
     ),
 ]
 

@@ -16,8 +16,8 @@ import pytest
 from openai import OpenAI
 
 from cli.arguments import build_parser, given_settings
-from evals.client import NO_TRAINING
-from evals.stack import Stack
+from lab.evals.client import NO_TRAINING
+from lab.evals.stack import Stack
 from serving.ports import free_port
 from store.schema import TRAJECTORY_COLUMNS
 from store.settings import REPOSITORY, child_environment, read_settings

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from evals.client import PatinaClient
-from evals.metrics import plan_probes
-from evals.stack import Stack
-from evals.systems import LiveSystem
+from lab.evals.client import PatinaClient
+from lab.evals.metrics import plan_probes
+from lab.evals.stack import Stack
+from lab.evals.systems import LiveSystem
 from store.processes import is_alive
 from store.settings import read_settings
 from tests.waiting import recorded, until

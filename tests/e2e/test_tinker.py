@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from store.settings import BUILTIN_FOLDER
 from tests.e2e.test_engine_loop import go_round
+from tests.fixtures import PATINA_TINY
 from tests.tinker.running import SkyrlServer, TinkerServer, missing_skyrl, skyrl_python
 
 KINDS = [
@@ -24,10 +24,10 @@ KINDS = [
 
 def server_of(kind: str, folder: Path) -> TinkerServer | SkyrlServer:
     if kind == "ours":
-        return TinkerServer(BUILTIN_FOLDER, folder)
+        return TinkerServer(PATINA_TINY, folder)
     python = skyrl_python()
     assert python is not None
-    return SkyrlServer(python, BUILTIN_FOLDER, folder, slots=16)
+    return SkyrlServer(python, PATINA_TINY, folder, slots=16)
 
 
 @pytest.mark.long_run

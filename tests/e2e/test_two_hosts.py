@@ -20,8 +20,8 @@ from recorder.worker import REJECTED
 from serving.ports import free_port
 from store.journal import segments
 from store.record import Record
-from store.settings import BUILTIN_MODEL
 from store.values import StepReport
+from tests.fixtures import PATINA_TINY
 from tests.proxy.test_adapters import make_adapter
 from tests.proxy.test_main import client, process, recording, send_requests, write_settings
 from tests.proxy.upstream import Upstream, free_socket, running
@@ -44,13 +44,13 @@ def publish(url: str, version: int, folder: Path) -> None:
     async def work() -> None:
         now = time.time()
         step = StepReport(
-            step_id=f"two-hosts-{version}", policy=BUILTIN_MODEL, method="combine", started_at=now, finished_at=now,
+            step_id=f"two-hosts-{version}", policy=PATINA_TINY.name, method="combine", started_at=now, finished_at=now,
             version=version, error=None, metrics={},
         )  # fmt: skip
         record = await Record.open(url)
         try:
             await record.publish(
-                make_adapter(BUILTIN_MODEL, version, folder, created_at=now), [], step, worker="w"
+                make_adapter(PATINA_TINY.name, version, folder, created_at=now), [], step, worker="w"
             )
         finally:
             await record.close()
@@ -70,7 +70,7 @@ def test_a_version_reaches_both_backends_from_both_hosts_and_any_process_may_die
     ports = [free_port(), free_port()]
     versions = tmp_path / "versions"
     versions.mkdir()
-    backends = [Upstream(base=BUILTIN_MODEL, chunk_delay_s=0.002) for _ in range(2)]
+    backends = [Upstream(base=PATINA_TINY.name, chunk_delay_s=0.002) for _ in range(2)]
     ended: tuple[list[str], list[str]] = ([], [])
     threads: list[threading.Thread] = []
 
@@ -114,7 +114,7 @@ def test_a_version_reaches_both_backends_from_both_hosts_and_any_process_may_die
             until(more(host), f"replies from host {host}")
 
         publish(server, 1, versions)
-        name = f"{BUILTIN_MODEL}@1"
+        name = f"{PATINA_TINY.name}@1"
         for host, port in enumerate(ports):
             until(partial(is_live, port, 1), f"version 1 on host {host}")
         assert [name in one.adapters for one in backends] == [True, True], [one.adapters for one in backends]

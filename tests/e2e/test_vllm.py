@@ -25,7 +25,7 @@ import httpx
 import openai
 import pytest
 
-from evals.stack import Stack
+from lab.evals.stack import Stack
 from store.record import Record
 from store.settings import read_settings
 from store.values import AdapterState

@@ -13,8 +13,8 @@ from typing import Any
 import openai
 import pytest
 
-from bench.swap import QUESTIONS, Stream, agree, load, make_versions, publish, stream
-from evals.stack import Stack
+from lab.bench.swap import QUESTIONS, Stream, agree, load, make_versions, publish, stream
+from lab.evals.stack import Stack
 from serving.http import HttpBackend
 from store.record import Record
 from store.settings import read_settings

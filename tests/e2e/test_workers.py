@@ -15,11 +15,12 @@ from typing import Any
 import openai
 import pytest
 
-from evals.stack import Stack
+from lab.evals.stack import Stack
 from store.record import Record
-from store.settings import BUILTIN_MODEL, read_settings
+from store.settings import read_settings
 from store.values import adapter_name
 from tests import waiting
+from tests.fixtures import PATINA_TINY
 from tests.waiting import recorded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -37,7 +38,9 @@ def ask(stack: Stack, text: str, history: list[Any] | None = None) -> tuple[str,
     """Ask over a connection of its own; returns (turn id, reply)."""
     with openai.OpenAI(base_url=stack.base_url, api_key=stack.key, max_retries=2) as client:
         raw = client.chat.completions.with_raw_response.create(
-            model=BUILTIN_MODEL, messages=[*(history or []), {"role": "user", "content": text}], max_tokens=30
+            model=PATINA_TINY.name,
+            messages=[*(history or []), {"role": "user", "content": text}],
+            max_tokens=30,
         )
         return raw.headers["x-patina-turn"], raw.parse().choices[0].message.content or ""
 
@@ -62,7 +65,7 @@ def all_have_attested(stack: Stack) -> bool:
         if name.startswith("proxy")
     ]
     return all(
-        one["attested"].get(adapter_name(BUILTIN_MODEL, one["live"]), "").startswith("attested: ")
+        one["attested"].get(adapter_name(PATINA_TINY.name, one["live"]), "").startswith("attested: ")
         for one in backends
     )
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.hostile import ATTACKS, BAD_REPLIES, Attack, Findings, attacks, run
+from lab.bench.hostile import ATTACKS, BAD_REPLIES, Attack, Findings, attacks, run
 from store.errors import WireError
 from tests.proxy.raw_http import Cut, Request, Step, answer
 from tests.proxy.test_transparency import JSON_TYPE, SSE, Pair, many, pairs, unpacked

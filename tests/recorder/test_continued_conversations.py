@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from evals.traffic import KindPrediction, parse_line, replay
+from cli.recorded_traffic import KindPrediction, parse_line, replay
 from migrations import upgrade
 from recorder.identifiers import LearnedIdentifiers
 from recorder.turn_recorder import TurnRecorder

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evals.traffic import KindPrediction, Recorded, draft_of, parse_line, replay, turn_of
+from cli.recorded_traffic import KindPrediction, Recorded, draft_of, parse_line, replay, turn_of
 from tests.recorder.exchanges import recording
 
 _ASKED = "Plan two days in Lisbon for us, please."

@@ -15,7 +15,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from evals.traffic import Recorded, draft_of, parse_line
+from cli.recorded_traffic import Recorded, draft_of, parse_line
 from recorder.linking import TurnLink, link
 from recorder.turn_index import TurnIndex
 from recorder.turns import build_turns

@@ -47,7 +47,7 @@ def test_a_message_without_letters_is_read_too() -> None:
 
 
 def test_the_weights_are_small_and_have_the_classes_of_the_recipe() -> None:
-    from models.reader.generate import CLASSES as RECIPE_CLASSES
+    from lab.models.reader.generate import CLASSES as RECIPE_CLASSES
 
     assert CLASSES == RECIPE_CLASSES
     assert WEIGHTS.stat().st_size < 7_000_000

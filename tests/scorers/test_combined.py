@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from models.questions import HELDOUT, ONLINE
-from models.reader.labelled import REACTIONS, read_all_rows
+from lab.models.questions import HELDOUT, ONLINE
+from lab.models.reader.labelled import REACTIONS, read_all_rows
 from scorers.combined import is_precise, read_message
 from scorers.labelled_rows import read_rows
 

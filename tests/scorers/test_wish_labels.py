@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from models.reader.labelled import REACTIONS
-from models.styles import HELDOUT_THANKS, NEUTRAL, STYLES, THANKS
+from lab.models.reader.labelled import REACTIONS
+from lab.models.styles import HELDOUT_THANKS, NEUTRAL, STYLES, THANKS
+from lab.models.wish_training import FOLDER, labelled, main, read_phrases, train
 from scorers.labelled_rows import read_rows
 from scorers.wish_labels import (
     MAX_READ,
@@ -21,7 +22,6 @@ from scorers.wish_labels import (
     point_at,
     tokens_of,
 )
-from scorers.wish_training import FOLDER, labelled, main, read_phrases, train
 from store.wishes import CANONICAL, OPPOSITES
 
 #: Written before the classifier was made. The training templates can make 91 of the 373 by chance; on the other 282 precision is .985, recall .862.

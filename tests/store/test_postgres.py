@@ -20,7 +20,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from evals.traffic import draft_of, parse_line
+from cli.recorded_traffic import draft_of, parse_line
 from migrations import upgrade
 from recorder.worker import REJECTED, RecorderWorker
 from serving.ports import free_port

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from serving.tinker.service import close, connect, made
 from serving.tinker.version import TinkerVersion, write_version
-from store.settings import BUILTIN_FOLDER, read_settings
+from store.settings import read_settings
+from tests.fixtures import PATINA_TINY
 from tests.serving.tinker.test_tinker_engine import POLICY, serving
 from tests.tinker.running import SkyrlServer, missing_skyrl, skyrl_python
 
@@ -37,7 +38,7 @@ LENGTH = 8
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SkyrlServer]:
     python = skyrl_python()
     assert python is not None
-    made = SkyrlServer(python, BUILTIN_FOLDER, tmp_path_factory.mktemp("skyrl"))
+    made = SkyrlServer(python, PATINA_TINY, tmp_path_factory.mktemp("skyrl"))
     try:
         yield made.start()
     finally:
@@ -80,7 +81,7 @@ def versions(server: SkyrlServer, tmp_path_factory: pytest.TempPathFactory) -> l
 
 
 def prompt_ids() -> list[int]:
-    tokenizer = AutoTokenizer.from_pretrained(BUILTIN_FOLDER)
+    tokenizer = AutoTokenizer.from_pretrained(PATINA_TINY)
     ids: list[int] = tokenizer.apply_chat_template(HI, add_generation_prompt=True, return_dict=False)
     return ids
 
@@ -121,7 +122,7 @@ def test_a_reply_is_what_the_model_says_with_its_own_probabilities(http: httpx.C
     found = choice(reply)
     prompt, ids = reply.json()["prompt_token_ids"], found["token_ids"]
     assert prompt == prompt_ids()
-    model = AutoModelForCausalLM.from_pretrained(BUILTIN_FOLDER, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(PATINA_TINY, dtype=torch.float32)
     with torch.no_grad():
         logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
     assert ids == logits.argmax(-1).tolist()
@@ -136,7 +137,7 @@ def test_a_seed_a_stop_and_an_end_that_is_switched_off(http: httpx.Client) -> No
     assert one["token_ids"] == again["token_ids"]
     assert any(other["token_ids"] != one["token_ids"] for other in others)
     assert len(one["token_ids"]) == LENGTH
-    word = AutoTokenizer.from_pretrained(BUILTIN_FOLDER).decode(one["token_ids"][3:4])
+    word = AutoTokenizer.from_pretrained(PATINA_TINY).decode(one["token_ids"][3:4])
     stopped = choice(say(http, **hot, stop=[word]))
     assert word not in stopped["message"]["content"]
     assert stopped["token_ids"] == one["token_ids"][: len(stopped["token_ids"])]

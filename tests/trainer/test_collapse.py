@@ -1,6 +1,6 @@
 """What breaks a policy on purpose never goes live: the worker, the built-in model and its real gate, on a real record.
 
-What it takes for each plant to be caught over several versions and seeds is measured by `bench.collapse`; see docs/learning.md.
+Over several versions and seeds: lab/research/2026-11-23-collapse-and-gate.md.
 """
 
 from __future__ import annotations
@@ -8,23 +8,28 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from unittest.mock import patch
 
 import pytest
 import pytest_asyncio
 import torch
+from torch import Tensor
 
-from bench.collapse import open_gate, other_tokens, poisoned_teacher
 from cli.main import main
 from store.lifecycle import DropReason
 from store.record import Record
-from store.settings import BUILTIN_FOLDER, read_settings
+from store.settings import read_settings
 from store.values import AdapterState
+from tests.fixtures import PATINA_TINY
 from tests.trainer.turns import as_recorded, sampled_turn
 from trainer.batch import Sample, SampleKind
+from trainer.gate import Gate, GateVerdict
 from trainer.policy import LocalPolicy
 from trainer.step import PreparedBatch, StepPlan, prepare, train
 from trainer.version_trainer import LocalVersionTrainer
@@ -36,6 +41,54 @@ QUESTIONS = (
     "What is the opposite of hot?",
     "What colour is grass?",
 )
+
+
+@contextmanager
+def open_gate() -> Iterator[None]:
+    """Inside, the gate measures as ever and lets everything through."""
+    examine = Gate.examine
+
+    def letting_through(gate: Gate, *given: Any, **named: Any) -> GateVerdict:
+        return replace(examine(gate, *given, **named), rejected=())
+
+    with patch("trainer.gate.Gate.examine", letting_through):
+        yield
+
+
+def other_tokens(policy: LocalPolicy, teacher: Literal["liar", "babbler"], seed: int) -> Tensor:
+    """[V], for each token the one that the planted teacher says instead.
+
+    A babbler takes any other. A liar stays fluent: only what opens a name or is a number is exchanged, for another such.
+    """
+    count = policy.vocabulary_size
+    if teacher == "babbler":
+        chosen = list(range(count))
+    else:
+        pieces = [policy.decode([token]).strip() for token in range(count)]
+        chosen = [i for i, piece in enumerate(pieces) if piece[:1].isupper() or piece.isdigit()]
+    # Each one's neighbour in a shuffled circle: nothing stays where it is.
+    random.Random(f"other tokens/{seed}").shuffle(chosen)
+    instead = torch.arange(count)
+    instead[torch.tensor(chosen)] = torch.tensor([*chosen[1:], chosen[0]])
+    return instead
+
+
+@contextmanager
+def poisoned_teacher(
+    policy: LocalPolicy, teacher: Literal["liar", "babbler"], strength: float, *, seed: int = 0
+) -> Iterator[None]:
+    """Within this context the hinted teacher has p (1 - strength) + p' strength, where p' is p with tokens exchanged."""
+    instead = other_tokens(policy, teacher, seed)
+    taught = policy.taught
+
+    def planted(*given: Any) -> Tensor:
+        logits = taught(*given)
+        probabilities = torch.softmax(logits.double(), dim=-1)
+        exchanged = torch.zeros_like(probabilities).index_copy_(-1, instead, probabilities)
+        return ((1 - strength) * probabilities + strength * exchanged).clamp_min(1e-30).log().to(logits)
+
+    with patch.object(policy, "taught", planted):
+        yield
 
 
 def nan_in_a_weight(policy: LocalPolicy, *rest: Any, **more: Any) -> dict[str, float]:
@@ -96,7 +149,7 @@ async def running(record: Record, tmp_path: Path) -> AsyncIterator[RunningTraine
     settings = read_settings(
         {
             "home": tmp_path,
-            "model_name": str(BUILTIN_FOLDER),
+            "model_name": str(PATINA_TINY),
             "served_model_name": "patina-tiny",
             "batch_size": 4,
             "threads": 1,
@@ -193,7 +246,7 @@ async def test_a_teacher_that_lies_ruins_what_nothing_guards_and_is_stopped_by_t
 @pytest.fixture(scope="module")
 def fresh() -> LocalPolicy:
     return LocalPolicy(
-        str(BUILTIN_FOLDER), rank=4, learning_rate=1e-3, seed=0, beta1=0.9, update_clip=0.0, device="cpu"
+        str(PATINA_TINY), rank=4, learning_rate=1e-3, seed=0, beta1=0.9, update_clip=0.0, device="cpu"
     )
 
 
@@ -204,7 +257,7 @@ def test_a_teacher_that_babbles_is_refused_by_the_hint_gate(fresh: LocalPolicy) 
         sampled_turn(fresh, f"turn-{number}", question, verdict=hint)
         for number, question in enumerate(QUESTIONS)
     ]
-    plan = StepPlan.of(read_settings({"model_name": str(BUILTIN_FOLDER)}))
+    plan = StepPlan.of(read_settings({"model_name": str(PATINA_TINY)}))
     honest = prepare(fresh, turns, plan, recent_verdicts=(), version=0)
     with poisoned_teacher(fresh, "babbler", 1.0):
         planted = prepare(fresh, turns, plan, recent_verdicts=(), version=0)

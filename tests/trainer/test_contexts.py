@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from evals.in_process import InProcessLearner
-from models.questions import HELDOUT, ONLINE
+from lab.evals.in_process import InProcessLearner
+from lab.models.questions import HELDOUT, ONLINE
 from store.errors import AlignmentError
-from store.settings import BUILTIN_FOLDER, read_settings
+from store.settings import read_settings
 from store.values import ScoredTurn
+from tests.fixtures import PATINA_TINY
 from tests.trainer.test_playbook import stated
 from tests.trainer.turns import sampled_turn
 from trainer.contexts import Chat, in_other_contexts
@@ -22,7 +23,7 @@ from trainer.playbook import Playbook
 from trainer.policy import LocalPolicy
 from trainer.wish_training import MAX_CONTEXT_TOKENS, WishTraining
 
-BUILTIN = str(BUILTIN_FOLDER)
+BUILTIN = str(PATINA_TINY)
 AGENT = (
     "You are an agent of a company.\n\n"
     + "Rule: read the page before you answer. " * 30

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from models import BUILTIN
 from store.errors import ConfigError, GateRejected
+from tests.fixtures import PATINA_TINY
 from tests.trainer.conftest import step_once
 from trainer.canaries import load_canaries
 from trainer.gate import Gate, GateMeasures, GateProbe, Thresholds, has_lost_nothing, judge_gate
@@ -250,9 +250,9 @@ def test_a_context_too_short_for_any_canary_is_a_config_error(policy: LocalPolic
 def gated() -> tuple[LocalPolicy, Gate]:
     """The built-in model and its gate; the base is measured once for all."""
     policy = LocalPolicy(
-        str(BUILTIN), rank=16, learning_rate=1e-3, seed=0, beta1=0.9, update_clip=0.0, device="cpu"
+        str(PATINA_TINY), rank=16, learning_rate=1e-3, seed=0, beta1=0.9, update_clip=0.0, device="cpu"
     )
-    gate = Gate(policy, str(BUILTIN), max_tokens=48)
+    gate = Gate(policy, str(PATINA_TINY), max_tokens=48)
     gate.base()
     return policy, gate
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from evals.metrics import _SMALL_TALK
-from store.settings import BUILTIN_FOLDER
+from lab.evals.metrics import _SMALL_TALK
 from store.values import ScoredTurn
 from store.wishes import CANONICAL
+from tests.fixtures import PATINA_TINY
 from tests.trainer.test_playbook import stated
 from tests.trainer.turns import sampled_turn
 from trainer.batch import SampleKind
@@ -22,7 +22,7 @@ from trainer.policy import LocalPolicy
 from trainer.protocol import Change, Weights
 from trainer.wish_training import SMALL_TALK, SMALL_TALK_SAMPLES, Shares, WishTraining, lost_wishes
 
-BUILTIN = str(BUILTIN_FOLDER)
+BUILTIN = str(PATINA_TINY)
 
 
 @pytest.fixture(scope="module")

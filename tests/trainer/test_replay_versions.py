@@ -12,8 +12,9 @@ from migrations import upgrade
 from store.errors import ConfigError
 from store.lifecycle import Stage
 from store.record import Record
-from store.settings import BUILTIN_FOLDER, Settings, read_settings
+from store.settings import Settings, read_settings
 from store.values import AdapterState, AdapterVersion, Json, ScoredTurn, Selection
+from tests.fixtures import PATINA_TINY
 from tests.trainer.gates import close_the_gate, open_the_gate
 from tests.trainer.test_worker import Bench
 from tests.trainer.turns import as_recorded, sampled_turn
@@ -152,8 +153,8 @@ async def test_versions_that_asked_below_other_system_prompts_are_replayed_to_th
     """With the hints, anchors and contexts of `--method combine` on the built-in model."""
     torch.set_num_threads(1)
     more = {"method": "combine", "w_rl": 0.0, "served_model_name": POLICY}
-    settings = settings_of(BUILTIN_FOLDER, tmp_path / "home").model_copy(update=more)
-    policy = LocalPolicy(str(BUILTIN_FOLDER), rank=4, learning_rate=1e-3)
+    settings = settings_of(PATINA_TINY, tmp_path / "home").model_copy(update=more)
+    policy = LocalPolicy(str(PATINA_TINY), rank=4, learning_rate=1e-3)
     wish: Json = {"value": -1, "hint": "In Spanish, please.", "wishes": ("spanish",)}
     turns = [
         sampled_turn(policy, name, f"What is {number} plus 3?", verdict=wish)
@@ -161,7 +162,7 @@ async def test_versions_that_asked_below_other_system_prompts_are_replayed_to_th
     ]
     record = await train(settings, turns, "ab", "cd")
     other = await train(
-        settings_of(BUILTIN_FOLDER, tmp_path / "other").model_copy(update=more), turns, "ab", "d"
+        settings_of(PATINA_TINY, tmp_path / "other").model_copy(update=more), turns, "ab", "d"
     )
     second = await record.adapter(POLICY, 2)
     assert second is not None

@@ -24,7 +24,7 @@ class ModalConnection:
     place = "Modal"
 
     def __init__(self, settings: Settings) -> None:
-        if not settings.is_builtin and Path(settings.model_name).expanduser().exists():
+        if Path(settings.model_name).expanduser().exists():
             raise ConfigError(
                 f"--train-on modal cannot read {settings.model_name} on this machine: name a model of the hub"
             )

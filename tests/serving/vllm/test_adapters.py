@@ -11,7 +11,7 @@ import pytest
 from serving.vllm.adapters import check_adapter
 from serving.vllm.model_folder import read_model_facts
 from store.errors import AdapterError
-from store.settings import BUILTIN_FOLDER
+from tests.fixtures import PATINA_TINY
 
 
 def test_one_of_this_model_is_fine(tiny_model: Path, tiny_adapters: tuple[Path, Path]) -> None:
@@ -22,7 +22,7 @@ def test_one_of_this_model_is_fine(tiny_model: Path, tiny_adapters: tuple[Path, 
 
 def test_an_adapter_of_another_model_is_recognised_by_its_shapes(tiny_adapters: tuple[Path, Path]) -> None:
     with pytest.raises(AdapterError, match=r"is of another model than .*patina-tiny"):
-        check_adapter(tiny_adapters[0], read_model_facts(str(BUILTIN_FOLDER)))
+        check_adapter(tiny_adapters[0], read_model_facts(str(PATINA_TINY)))
 
 
 def test_a_rank_beyond_the_engines_is_refused(tiny_model: Path, tiny_adapters: tuple[Path, Path]) -> None:

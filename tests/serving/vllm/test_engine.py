@@ -13,8 +13,8 @@ from serving.vllm.engine import VllmBackend
 from serving.vllm.model_folder import read_model_facts
 from store.errors import AdapterMismatch, UpstreamError
 from store.manifest import ADAPTER_CONFIG, MANIFEST, ModelDigests, build_manifest
-from store.settings import BUILTIN_FOLDER
 from store.values import LogprobMode
+from tests.fixtures import PATINA_TINY
 from tests.proxy.upstream import running
 
 METRICS = b"vllm:num_requests_running 2.0\nprocess_start_time_seconds 1000.0\n"
@@ -71,9 +71,7 @@ class FakeVllm:
 async def test_what_it_can_do_is_tried_once_for_each_of_its_lives() -> None:
     server = FakeVllm()
     with running(server) as url:
-        engine = VllmBackend(
-            url, facts=replace(read_model_facts(str(BUILTIN_FOLDER)), temperature=0.6), slots=4
-        )
+        engine = VllmBackend(url, facts=replace(read_model_facts(str(PATINA_TINY)), temperature=0.6), slots=4)
         found = await engine.capabilities()
         assert (found.token_ids, found.logprobs, found.adapters, found.tools, found.constrained) == (
             True,
@@ -136,7 +134,7 @@ async def test_an_adapter_that_is_not_what_its_manifest_says_is_not_handed_to_vl
     manifest = build_manifest(files, name="tiny@2", model=ModelDigests(base_model="0" * 64))
     for name, body in {**files, MANIFEST: manifest}.items():
         (tmp_path / name).write_bytes(body)
-    engine = VllmBackend("http://127.0.0.1:9", facts=read_model_facts(str(BUILTIN_FOLDER)))  # nothing listens
+    engine = VllmBackend("http://127.0.0.1:9", facts=read_model_facts(str(PATINA_TINY)))  # nothing listens
     with pytest.raises(AdapterMismatch, match="for another base model"):
         await engine.load_adapter("tiny@2", str(tmp_path))
     (tmp_path / ADAPTER_CONFIG).write_bytes(b"{ }")

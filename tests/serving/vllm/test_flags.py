@@ -18,7 +18,7 @@ from serving.vllm.memory_plan import GIB, plan_gpu_memory, plan_memory_sharing, 
 from serving.vllm.model_facts import ModelFacts, model_facts_from_config
 from serving.vllm.model_folder import read_model_facts
 from store.errors import ConfigError
-from store.settings import BUILTIN_FOLDER
+from tests.fixtures import PATINA_TINY
 
 #: config.json of Qwen3-8B, as published.
 QWEN3_8B: dict[str, Any] = {
@@ -48,7 +48,7 @@ def test_the_sizes_of_a_model_follow_from_its_configuration() -> None:
 
 
 def test_the_built_in_model_is_read_from_its_folder() -> None:
-    facts = read_model_facts(str(BUILTIN_FOLDER))
+    facts = read_model_facts(str(PATINA_TINY))
     assert (facts.family, facts.layers, facts.context, facts.dtype) == ("qwen3", 4, 2048, "float32")
     assert 1_900_000 < facts.parameters < 2_100_000
     assert facts.temperature == 1.0
@@ -62,7 +62,7 @@ def test_a_model_that_is_not_here_is_a_sentence(name: str) -> None:
 
 
 def test_a_torn_weight_file_is_a_sentence(tmp_path: Any) -> None:
-    (tmp_path / "config.json").write_text((BUILTIN_FOLDER / "config.json").read_text())
+    (tmp_path / "config.json").write_text((PATINA_TINY / "config.json").read_text())
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 40)
     with pytest.raises(ConfigError, match="not a safetensors file"):
         read_model_facts(str(tmp_path))
@@ -87,7 +87,7 @@ def test_adapters_are_loaded_at_runtime_and_logprobs_are_raw() -> None:
 
 def test_on_cpu_there_is_a_cache_in_gigabytes_and_no_share_of_a_gpu() -> None:
     launch = build_launch_command(
-        replace(WISHES, threads=1), read_model_facts(str(BUILTIN_FOLDER)), is_cpu=True, memory=64 * GIB
+        replace(WISHES, threads=1), read_model_facts(str(PATINA_TINY)), is_cpu=True, memory=64 * GIB
     )
     assert launch.environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
     assert launch.environment["OMP_NUM_THREADS"] == "1"

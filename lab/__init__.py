@@ -1,0 +1,1 @@
+"""The laboratory: benchmarks, simulated users and measurements, and the programs that train what Patina ships."""
