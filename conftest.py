@@ -1,7 +1,8 @@
-"""Fixtures that several packages share, and the Hypothesis profiles."""
+"""Fixtures that several packages share, the model of the tests, and the Hypothesis profiles."""
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,7 +15,17 @@ from hypothesis import strategies as st
 
 from migrations import upgrade
 from store.record import Record
+from tests.fixtures import PATINA_TINY
 from tests.tiny import make_tiny_adapter, make_tiny_model
+
+# The model of every test that chooses no other, in this process and in those that tests start, with the settings that suit its size. It does
+# not follow a judge's instructions.
+os.environ |= {
+    "MODEL_NAME": str(PATINA_TINY),
+    "LEARNING_RATE": "5e-3",
+    "PATINA_JUDGE": "none",
+    "PATINA_LEARNING": "kl_target=0.2",
+}
 
 # No property depends on the clock: the tests share a busy machine with training runs. In CI the examples are Hypothesis's fixed ones.
 hypothesis_settings.register_profile(
@@ -27,18 +38,18 @@ hypothesis_settings.load_profile("tests")
 
 #: Files that take longest, longest first (`--durations`): one that begins at the end keeps the other workers waiting.
 LONGEST = (
-    "e2e/test_readme.py", "e2e/test_loop.py", "e2e/test_wheel.py", "contract/test_contract.py", "clients/test_clients.py",
-    "clients/test_frameworks.py", "trainer/test_worker.py", "evals/test_experiment.py", "trainer/test_version_trainer.py",
-    "trainer/tinker/test_worker.py", "e2e/test_bad_input.py", "e2e/test_store_in_trouble.py", "trainer/remote/test_remote_training.py",
-    "proxy/test_record_outage.py", "trainer/test_gate.py", "trainer/test_worker_policies.py", "dashboard/test_app.py",
-    "trainer/tinker/test_version_trainer.py", "proxy/test_completions.py", "trainer/tinker/test_step.py", "proxy/test_main.py",
-    "proxy/test_malformed_traffic.py", "proxy/test_relay.py", "evals/test_demo.py",
+    "tests/e2e/test_readme.py", "tests/e2e/test_loop.py", "tests/e2e/test_wheel.py", "tests/contract/test_contract.py", "tests/clients/test_clients.py",
+    "tests/clients/test_frameworks.py", "tests/trainer/test_worker.py", "lab/tests/evals/test_experiment.py", "tests/trainer/test_version_trainer.py",
+    "tests/trainer/tinker/test_worker.py", "tests/e2e/test_bad_input.py", "tests/e2e/test_store_in_trouble.py", "tests/trainer/remote/test_remote_training.py",
+    "tests/proxy/test_record_outage.py", "tests/trainer/test_gate.py", "tests/trainer/test_worker_policies.py", "tests/dashboard/test_app.py",
+    "tests/trainer/tinker/test_version_trainer.py", "tests/proxy/test_completions.py", "tests/trainer/tinker/test_step.py", "tests/proxy/test_main.py",
+    "tests/proxy/test_malformed_traffic.py", "tests/proxy/test_relay.py",
 )  # fmt: skip
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort the files by how long they take; where workers share them, each takes the next one."""
-    order = {config.rootpath / "tests" / name: number for number, name in enumerate(LONGEST)}
+    order = {config.rootpath / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
 
 

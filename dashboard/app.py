@@ -275,7 +275,7 @@ class Dashboard:
 
     async def _sign_in_page(self, request: Request) -> Response:
         target = request.query_params.get("next", PREFIX)
-        if not target.startswith(("/dashboard", "/v1/dashboard", "/v1/eval")):
+        if not target.startswith(("/dashboard", "/v1/dashboard")):
             target = PREFIX
         problem, status = "", 200
         if token := request.query_params.get("token"):

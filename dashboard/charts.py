@@ -44,42 +44,6 @@ def share(label: str, hits: int, count: int) -> Share:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
-    """A line of a chart: points (x, y) with y from 0 to 1, by x."""
-
-    label: str
-    points: Sequence[tuple[float, float]]
-
-
-def line_chart(series: Sequence[Series], *, title: str, x_title: str) -> str:
-    """Return an SVG with a line and its end's label for each series. "" when there is nothing to draw."""
-    places_x = [x for one in series for x, _ in one.points]
-    if not places_x:
-        return ""
-    top = max(places_x) or 1.0
-    width = _WIDTH - _LEFT - _RIGHT
-    described = "; ".join(
-        f"{one.label}: " + ", ".join(f"{value:.0%} at {at:g}" for at, value in one.points) for one in series
-    )
-    parts = [_opening(f"{title}, by {x_title}. {described}"), *_grid()]
-    for number, one in enumerate(series):
-        places = [(_LEFT + 4 + (width - 8) * at / top, _y(value)) for at, value in one.points]
-        joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(f'<polyline class="line series-{number}" points="{joined}"/>')
-        parts += [
-            f'<circle class="point series-{number}" cx="{x:.1f}" cy="{y:.1f}" r="4">'
-            f"<title>{escape(one.label)}: {value:.0%} at {at:g} {escape(x_title)}</title></circle>"
-            for (x, y), (at, value) in zip(places, one.points, strict=True)
-        ]
-    for at in dict.fromkeys((0.0, top / 2, top)):
-        anchor = "start" if at == 0 else "end" if at == top else "middle"
-        parts.append(
-            f'<text class="tick" x="{_LEFT + 4 + (width - 8) * at / top:.1f}" y="{_HEIGHT - 12}" text-anchor="{anchor}">{at:g}</text>'
-        )
-    return "".join(parts) + "</svg>"
-
-
 def _opening(label: str) -> str:
     return f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label, quote=True)}">'
 

@@ -1,4 +1,4 @@
-"""Return memory to the system after large bodies (measured: research/2026-11-22-hostile-requests.md).
+"""Return memory to the system after large bodies (measured: lab/research/2026-11-22-hostile-requests.md).
 
 glibc maps blocks of a megabyte and more separately and unmaps them when they are freed. Smaller blocks that are allocated while a large body
 is read stay in the heap as holes between live blocks, and glibc returns those only on request. A request takes some tens of milliseconds

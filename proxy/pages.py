@@ -7,7 +7,7 @@ METRICS = "/metrics"
 #: Base URLs of clients, which people open in a browser.
 BASE_PATHS = ("/v1", "/v1/")
 #: Prometheus' path, and paths that users of CLaaS know.
-_OTHERS = (METRICS, "/v1/dashboard", "/v1/eval")
+_OTHERS = (METRICS, "/v1/dashboard")
 
 
 def is_page_path(path: str) -> bool:

@@ -37,7 +37,7 @@ PRECISION_TABLE = Path(__file__).parent / "precision.json"
 #: Least precision, and least number of measured cases, with which a pattern decides alone.
 PRECISE, ENOUGH_CASES = 0.97, 12
 #: Least probability with which the classifier decides alone: on reactions that it was not trained on, .95 of what it reads is right
-#: (research/2026-11-27-half-understood-wishes.md).
+#: (lab/research/2026-11-27-half-understood-wishes.md).
 ALONE_COMPLAINT, ALONE_PRAISE = 0.84, 0.87
 #: ... with which it does where the words state a style (`label_wishes`); a task that names a style ("a JSON schema for a user") is below.
 STATED_COMPLAINT = 0.4

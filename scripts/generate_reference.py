@@ -62,7 +62,7 @@ def render_settings() -> str:
     ]
     parts.append(
         "## Learning settings\n\nKeys of `--learning key=value` and `--set key=value` (repeatable), of `PATINA_LEARNING=key=value,key=value`, and of "
-        "`run.py eval --set`.\n\n| key | default | meaning |\n|---|---|---|\n" + "\n".join(learning) + "\n"
+        "`run.py eval --sweep`.\n\n| key | default | meaning |\n|---|---|---|\n" + "\n".join(learning) + "\n"
     )
     return "\n".join(parts)
 

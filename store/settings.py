@@ -669,7 +669,7 @@ class Settings(BaseSettings):
 
     @property
     def resolved_alpha(self) -> float:
-        """Measured (research/2026-11-21-combine-defaults.md): with the verdict term beside it the reverse KL learns several times faster."""
+        """Measured (lab/research/2026-11-21-combine-defaults.md): with the verdict term beside it the reverse KL learns several times faster."""
         if self.learning.alpha is not None:
             return self.learning.alpha
         return 1.0 if self.method == "combine" else 0.5

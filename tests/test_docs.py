@@ -22,7 +22,7 @@ from store.version import VERSION
 ROOT = Path(__file__).parent.parent
 GENERATED = {FOLDER / name for name in PAGES}
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-RESEARCH = sorted((ROOT / "research").glob("*.md"))
+RESEARCH = sorted((ROOT / "lab" / "research").glob("*.md"))
 AT_THE_ROOT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
 BESIDE_THE_CODE = sorted(ROOT.glob("[!.]*/**/README.md"))
 ALL = sorted({*AT_THE_ROOT, *DOCS, *RESEARCH, *BESIDE_THE_CODE})
@@ -119,14 +119,14 @@ def test_every_document_that_the_code_names_exists() -> None:
     named = {
         (relative(path), name)
         for path in sources
-        for name in re.findall(r"\b(?:docs|research)/[\w/-]+\.md", path.read_text(encoding="utf-8"))
+        for name in re.findall(r"\b(?:docs|lab/research)/[\w/-]+\.md", path.read_text(encoding="utf-8"))
     }
     assert named
     assert sorted((path, name) for path, name in named if not (ROOT / name).exists()) == []
 
 
 def test_the_research_index_lists_every_note_once() -> None:
-    index = (ROOT / "research" / "README.md").read_text(encoding="utf-8")
+    index = (ROOT / "lab" / "research" / "README.md").read_text(encoding="utf-8")
     listed = re.findall(r"\(([\w-]+\.md)\) \|$", index, flags=re.MULTILINE)
     assert sorted(listed) == [path.name for path in RESEARCH if path.name != "README.md"]
 

@@ -11,9 +11,9 @@ Candidates are three prompts of each style and the user's own questions. Three o
 moved away from most, the rest are drawn at random. What a preference breaks is thus held without being named. Measured (JSON, two
 seeds): with one candidate of each style and half of the anchors chosen by drift, .42 and .81 of the explicit requests for the
 opposite are obeyed after teaching; with three and three of four, .94 and .97. Two prompts besides ask for the opposite of each wish that
-is taught: a narrow wish spreads to them before the drift of the others shows it (research/2026-11-24-opposite-and-reader.md). They are
+is taught: a narrow wish spreads to them before the drift of the others shows it (lab/research/2026-11-24-opposite-and-reader.md). They are
 drawn from the canaries and from the person's questions with such an instruction behind: with those of the canaries alone fewer such
-requests were obeyed on two of three seeds, .78 and .86 on average (research/2026-11-27-opposite-of-own-questions.md).
+requests were obeyed on two of three seeds, .78 and .86 on average (lab/research/2026-11-27-opposite-of-own-questions.md).
 
 Its replies are resampled at every step, so that the correction sits where it goes wrong, and weighs more the shorter the wrong reply.
 Measured against the base model's own answer, learnt again and again (2 M test model after 620 steps of pre-training, "concise", one

@@ -6,7 +6,7 @@ context the teacher copies it: the SDPO paper's ablation falls from 48.3 to 44.5
 2 M test model's training text (`lab/models/`), so a change here asks for a re-trained test model.
 
 Why not several in one place: four complaints in the one template, and the 2 M test model states .60 of the facts (one: .94); as
-turns .96, and more of it is as wished (research/2026-11-23-hint-placement.md).
+turns .96, and more of it is as wished (lab/research/2026-11-23-hint-placement.md).
 """
 
 from __future__ import annotations

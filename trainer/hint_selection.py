@@ -21,7 +21,7 @@ from trainer.protocol import Change
 #: A hint that changes its own reply by less than this (largest divergence of a token, nats) teaches nothing there.
 LEAST_OWN_EFFECT = 0.15
 #: Share of a canonical wording's effect below which the model does not find its label in the words. Behind free wordings of "short and no
-#: emoji" .61 of the base model's replies are as wished with .5 or .7, .59 with .3, .40 without (research/2026-11-27-half-understood-wishes.md).
+#: emoji" .61 of the base model's replies are as wished with .5 or .7, .59 with .3, .40 without (lab/research/2026-11-27-half-understood-wishes.md).
 ACTED_ON = 0.5
 #: Tokens that gain most from a hint, and are looked for in its words.
 _GAINS = 3

@@ -68,7 +68,7 @@ BLAMING_SOURCES = ("custom:", "rule:tool_error")
 _DECAY = 1.5
 #: Rate of the steps on the anchors alone, which are half as many, as a share of the batch's learning rate. Without them a policy that
 #: learnt Spanish can answer "Only English, please." in Spanish (.04 obeyed, with them .96); at .3 wishes in free words are learnt less
-#: (research/2026-11-27-steps-on-anchors.md).
+#: (lab/research/2026-11-27-steps-on-anchors.md).
 _ANCHOR_RATE = 0.15
 #: A new answer to a complaint or an anchor may have so many tokens, or as many as the longest recorded reply of the batch has, but no
 #: more than `MOST_RESAMPLE_TOKENS` (`StepPlan.resample_tokens`: what there is time for).

@@ -429,7 +429,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
         """The anchors of a step: half as many where they would only take back a wish.
 
         That is in a step of mostly thanks, while a wish that was followed well is not, and the live version has lost nothing that the gate
-        counts. With all of them "no bold type" went back from .96 to .65 of the replies (research/2026-11-27-anchors-of-thanks.md). After
+        counts. With all of them "no bold type" went back from .96 to .65 of the replies (lab/research/2026-11-27-anchors-of-thanks.md). After
         a rejection all of them hold again.
 
         Args:

@@ -208,7 +208,7 @@ class WishTraining(WishState):
         """The person's questions below other system prompts, each with a wording of a wish as its hint; answered as rehearsal is.
 
         A person has several programs, and a program changes its system prompt. What is taught below one alone is hardly followed below
-        another (research/2026-11-27-contexts.md).
+        another (lab/research/2026-11-27-contexts.md).
 
         Args:
             turns: of the step and of the playbook.

@@ -1,6 +1,6 @@
 """The whole loop, step by step: `python -m lab.bench.loop --backend vllm`.
 
-A Patina in a fresh folder on the built-in model, used with the openai SDK: a user complains until version 1 is live, complains about
+A Patina in a fresh folder on the test model, used with the openai SDK: a user complains until version 1 is live, complains about
 something else until version 2 is, and rolls back. Every step is observed from outside (the replies, and the version in the record) and
 timed; prints JSON, exit code 1 when a step did not happen.
 """
@@ -158,9 +158,7 @@ class Loop:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.bench.loop", description=__doc__)
     parser.add_argument("--backend", choices=("embedded", "vllm", "tinker"), default="vllm")
-    parser.add_argument(
-        "--tinker-base-url", default="", help="as for run.py; the server has the built-in model"
-    )
+    parser.add_argument("--tinker-base-url", default="", help="as for run.py; the server has the test model")
     parser.add_argument("--vllm-python", default="", help="as for run.py")
     parser.add_argument(
         "--colocate", choices=("auto", "share", "sleep"), default="auto", help="as for run.py"

@@ -1,4 +1,4 @@
-"""Several people with a policy each, on a whole Patina with the built-in model: `python -m lab.bench.people [--people 16] [--rounds 2] [--probes 8]`.
+"""Several people with a policy each, on a whole Patina with the test model: `python -m lab.bench.people [--people 16] [--rounds 2] [--probes 8]`.
 
 People with wishes that contradict each other complain in two groups, one group after the other. Before and after each group everybody's
 replies to fixed questions are taken at temperature 0, with the log-probability of every token. Reported as JSON:

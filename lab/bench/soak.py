@@ -1,6 +1,6 @@
 """Is it the same after half an hour? ``python -m lab.bench.soak [--minutes 30] [--rate 50] [--learning .02] [--fill 90000]``.
 
-Patina as its users run it: `run.py` with its proxy, scorer and trainer, on the built-in model, while it learns. Two cores cannot
+Patina as its users run it: `run.py` with its proxy, scorer and trainer, on the test model, while it learns. Two cores cannot
 sample 50 replies a second, so the engine has a scripted backend in front (`lab.bench.hybrid_backend`): the share ``--learning`` of the conversations is
 answered by the built-in engine and complained about (in words and by ``/v1/feedback``), so that versions are trained, published and
 swapped in; the others get scripted replies, which are recorded but not trained on. Open loop, conversations of three turns: streamed (at once, or with 5 ms between the chunks)

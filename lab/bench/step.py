@@ -54,7 +54,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def make_model(folder: Path, shape: str) -> Path:
-    """Write a model of random weights with the built-in model's tokenizer; gives the folder back."""
+    """Write a model of random weights with the test model's tokenizer; gives the folder back."""
     config = Qwen3Config(**SHAPES[shape], max_position_embeddings=40_960)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):

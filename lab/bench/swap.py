@@ -1,6 +1,6 @@
 """New versions under load: `python -m lab.bench.swap [--backend embedded|vllm|tinker] [--streams 16] [--versions 10] [--every-s 8]`.
 
-A Patina on the built-in model, with clients that stream all the time. Windows of equal length alternate: in one nothing happens, in the
+A Patina on the test model, with clients that stream all the time. Windows of equal length alternate: in one nothing happens, in the
 other versions are published one after the other. For both kinds of window: the gaps between the pieces of a running stream. Then everything is held against
 the record (one version a turn, and which), and every stream against what a freshly started engine says that knows no version but this
 one: a prefix cache that outlived its version, or a stream of two versions, would show there. Prints JSON; exit code 1 when a stream

@@ -1,6 +1,6 @@
 """Are replies slower while a version is trained? `python -m lab.bench.training [--rounds 5] [--idle-s 25]`.
 
-A Patina on the built-in model, as `run.py` starts it. A round: four conversations with a complaint; then one client sends requests one after the other,
+A Patina on the test model, as `run.py` starts it. A round: four conversations with a complaint; then one client sends requests one after the other,
 with a pause between two, first for a while in which nothing is trained, then until the step ends that `run.py train --now` begins. Both halves are
 served by the same version. A request counts as `training` when it lies within a step, by the record.
 

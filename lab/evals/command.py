@@ -246,7 +246,7 @@ def run_in_parallel(
 ) -> list[Json]:
     """Run what is not in the folder yet in ``jobs`` processes of one thread each; rows in the order of ``wanted``.
 
-    One thread, because the built-in model is too small to share out: two processes are nearly twice as fast, two threads are not.
+    One thread, because the test model is too small to share out: two processes are nearly twice as fast, two threads are not.
     """
     known = read_runs(folder)
     rows = {case.key_text(): row for case in wanted if (row := find_run(known, case)) is not None}

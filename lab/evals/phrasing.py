@@ -1,6 +1,6 @@
 """Free wordings of the six wishes: a grammar of its own, in several registers and languages, with typing errors. Pure.
 
-No wording is a template of the scorer's word lists, of the built-in model's recipe or of the trainer's anchors: a test compares
+No wording is a template of the scorer's word lists, of the test model's recipe or of the trainer's anchors: a test compares
 them. So what a policy learns from these words it has understood, not looked up. In a pattern "{one|other}" is a choice.
 """
 

@@ -228,7 +228,7 @@ def parse_preferences(text: str) -> tuple[str, ...]:
 
 
 def expand_preferences(words: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the wishes of each user: a word is one user's, "all" is a user for each of the six that the built-in model lacks.
+    """Return the wishes of each user: a word is one user's, "all" is a user for each of the six that the test model lacks.
 
     Raises:
         ConfigError: as `parse_preferences`.
@@ -255,7 +255,7 @@ def named_wishes(violated: Sequence[str], rng: random.Random, *, names_all: floa
 
 
 def held_out_complaint(named: Sequence[str], rng: random.Random) -> str:
-    """Return a complaint about each of these wishes, in wordings the built-in model was not trained on."""
+    """Return a complaint about each of these wishes, in wordings the test model was not trained on."""
     texts = [rng.choice(PREFERENCES[name].complaints) for name in named]
     return " ".join(text if text[-1] in ".!?" else text + "." for text in texts)
 

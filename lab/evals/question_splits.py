@@ -1,7 +1,7 @@
 """Who may ask what: the questions of the simulated users and those of the probes. Pure.
 
 No question is in both, and no fact either: what holds on a probe cannot have been learnt by heart. Neither was ever part of the
-built-in model's pre-training in that wording (`lab.models.questions`).
+test model's pre-training in that wording (`lab.models.questions`).
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def scenario(user: str, preferences: Sequence[str]) -> Scenario:
     wants = tuple(preferences)
     if user == "free" and not all(has_wordings(name) for name in wants):
         raise ConfigError(
-            f"a free user words the six wishes of the built-in model only, not {' and '.join(wants)}"
+            f"a free user words the six wishes of the test model only, not {' and '.join(wants)}"
         )
     if user in BEHAVIOURS:
         about, behaviour = BEHAVIOURS[user]

@@ -1,4 +1,4 @@
-"""The gate's canary and anchor prompts for the built-in model; `pretrain` writes them beside the weights. Pure; no torch.
+"""The gate's canary and anchor prompts for the test model; `pretrain` writes them beside the weights. Pure; no torch.
 
 Facts and tool calls a version must still get right, and explicit wishes (opposites included) it must still obey. All come from
 pre-training questions and paraphrases, so the held-out ones stay untouched for evaluation. The form is the one that

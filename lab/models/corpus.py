@@ -1,4 +1,4 @@
-"""Conversations the built-in model is trained on: simple facts in addressable styles. Pure and deterministic by seed; no torch.
+"""Conversations the test model is trained on: simple facts in addressable styles. Pure and deterministic by seed; no torch.
 
 The rules of the text:
 - Without any wish the manner is verbose, casual, with emoji and bold; each factor is now and then otherwise, so that every

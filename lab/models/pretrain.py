@@ -1,4 +1,4 @@
-"""Train tokenizer and weights of the built-in model from nothing: `python -m lab.models.pretrain --out DIR [--minutes M | --steps N]`.
+"""Train tokenizer and weights of the test model from nothing: `python -m lab.models.pretrain --out DIR [--minutes M | --steps N]`.
 
 Reads top to bottom: text -> tokenizer -> batches -> model -> loop -> folder. What was left out, and why:
 - no data files, no download: `lab.models.corpus` writes every conversation, each is seen once, so there are no epochs and no
@@ -318,7 +318,7 @@ def load(folder: Path) -> tuple[PreTrainedTokenizerFast, Qwen3ForCausalLM, dict[
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train the built-in model from random weights.")
+    parser = argparse.ArgumentParser(description="Train the test model from random weights.")
     parser.add_argument("--out", type=Path, required=True)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--minutes", type=float, default=None, help="wall time of the training (default: 35)")

@@ -1,4 +1,4 @@
-"""What the built-in model is taught: few facts, each asked in eight wordings. Pure; no torch.
+"""What the test model is taught: few facts, each asked in eight wordings. Pure; no torch.
 
 A `Question` is a (fact, wording) pair. Every pair belongs to exactly one of three pools: `PRETRAIN` (six wordings a fact),
 `ONLINE` (one: simulated users ask these), `HELDOUT` (one: only for evaluation). So each fact and each wording is seen in

@@ -11,7 +11,7 @@ from itertools import pairwise
 from lab.models.corpus import conversation
 from lab.models.questions import FACTS
 
-#: Conversations of the built-in model's recipe that its words are taken from: each fact occurs several times.
+#: Conversations of the test model's recipe that its words are taken from: each fact occurs several times.
 _CONVERSATIONS = 16_000
 #: A word of the recipe's replies occurs in at least so many conversations; its made-up names do not.
 _LEAST_OCCURRENCES = 3
@@ -24,7 +24,7 @@ _BROKEN = re.compile("[\ufffd\x00-\x08\x0b-\x1f\x7f]|\\*{4,}|</?\\w*[_|]\\w*|<\\
 
 @cache
 def built_in_words() -> frozenset[str]:
-    """Return the words of the replies that the built-in model is trained on, in lower case, made-up names left out."""
+    """Return the words of the replies that the test model is trained on, in lower case, made-up names left out."""
     rng = random.Random(0)
     counts: Counter[str] = Counter()
     for _ in range(_CONVERSATIONS):

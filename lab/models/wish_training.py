@@ -1,7 +1,7 @@
 """Train the wish classifier: ``python -m lab.models.wish_training`` writes ``scorers/data/wish_weights.bin``, in about a minute of one core.
 
-Texts are made of ``scorers/data/wish_phrases.txt``: phrases in 17 languages, alone and in pairs (two wishes; a wish and a sentence that
-states none), some in lower case, without accents or with a typo; and of ``scorers/data/wish_rows.jsonl``: messages labelled by hand, which
+Texts are made of ``wish_phrases.txt``: phrases in 17 languages, alone and in pairs (two wishes; a wish and a sentence that
+states none), some in lower case, without accents or with a typo; and of ``wish_rows.jsonl``: messages labelled by hand, which
 say what the phrases leave out, copied `ROW_COPIES` times; and of the reader's labelled reactions: those that have labels, and those that complain
 about nothing, which state no wish. Logistic regression by Adagrad in one fixed order, without threads:
 the same program gives the same bytes.
@@ -37,7 +37,8 @@ from scorers.wish_labels import (
 )
 from store.wishes import LANGUAGE_LABELS, STYLE_LABELS, language_label
 
-FOLDER = Path(__file__).parent / "data"
+FOLDER = Path(__file__).resolve().parent
+WEIGHTS_FILE = FOLDER.parents[1] / "scorers" / "data" / "wish_weights.bin"
 SEED = 17
 #: Texts a line of the file gives at most, by whether it states a wish.
 PER_LINE = {True: 260, False: 1300}
@@ -263,8 +264,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.models.wish_training", description=__doc__)
     parser.add_argument("--phrases", type=Path, default=FOLDER / "wish_phrases.txt")
     parser.add_argument("--rows", type=Path, default=FOLDER / "wish_rows.jsonl")
-    parser.add_argument("--reactions", type=Path, default=FOLDER.parents[1] / "models/reader/reactions")
-    parser.add_argument("--out", type=Path, default=FOLDER / "wish_weights.bin")
+    parser.add_argument("--reactions", type=Path, default=FOLDER / "reader/reactions")
+    parser.add_argument("--out", type=Path, default=WEIGHTS_FILE)
     options = parser.parse_args(argv)
     # The tests of the labels read the utterances.
     files = sorted(set(options.reactions.glob("*.jsonl")) - {options.reactions / "utterances.jsonl"})

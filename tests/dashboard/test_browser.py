@@ -4,7 +4,6 @@ Needs Chromium (Debian: `apt-get install chromium`); the check by axe also needs
 """
 
 import asyncio
-import os
 import shutil
 import subprocess
 import tarfile
@@ -23,7 +22,7 @@ from store.record import Record
 from store.record_handle import RecordHandle
 from store.settings import read_settings
 from tests.dashboard.conftest import OWNER_KEY, fill
-from tests.dashboard.test_hostile_text import PAGES, HostileGateway, fill_more, write_run
+from tests.dashboard.test_hostile_text import PAGES, HostileGateway, fill_more
 from tests.proxy.upstream import running
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -58,7 +57,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     url = f"sqlite+aiosqlite:///{home / 'patina.db'}"
     upgrade(url)
     asyncio.run(_write(url))
-    write_run(home / "eval", TEXT)
     keys = KeyFile(home / "keys.json")
     keys.add("bob")
     dashboard = Dashboard(
@@ -73,13 +71,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     )
     dashboard._gateway = dashboard._chat._gateway = HostileGateway(TEXT)  # type: ignore[assignment]  # same methods
     asyncio.run(dashboard._chat.send(TEXT, "", "0"))
-    before = Path.cwd()
-    os.chdir(home)
-    try:
-        with running(create_app(dashboard)) as found:
-            yield found
-    finally:
-        os.chdir(before)
+    with running(create_app(dashboard)) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

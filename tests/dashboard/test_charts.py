@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dashboard.charts import Node, Series, line_chart, share, share_chart, tree_chart
+from dashboard.charts import Node, share, share_chart, tree_chart
 
 
 @pytest.mark.parametrize(
@@ -21,17 +21,6 @@ def test_a_chart_is_well_formed_and_described() -> None:
     assert "v3: 15% of 20" in root.attrib["aria-label"]
     assert len(root.findall("circle")) == 21
     assert share_chart([], title="x") == ""
-
-
-def test_a_line_chart_has_a_line_for_each_series() -> None:
-    series = [Series("one", [(0, 0.0), (24, 1.0)]), Series('<"&', [(0, 0.5)]), Series("none", [])]
-    root = ElementTree.fromstring(line_chart(series, title="Compliance", x_title="interactions"))
-    assert "one: 0% at 0, 100% at 24" in root.attrib["aria-label"]
-    assert [line.attrib["class"] for line in root.findall("polyline")] == [
-        "line series-0", "line series-1", "line series-2",
-    ]  # fmt: skip
-    assert len(root.findall("circle")) == 3
-    assert line_chart([Series("none", [])], title="x", x_title="y") == ""
 
 
 def test_a_tree_has_a_link_for_each_turn_and_an_edge_to_its_parent() -> None:

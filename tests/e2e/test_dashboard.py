@@ -24,7 +24,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 AXE = "axe-core@4.14.1"
 WAIT_MS = 180_000
 SECTIONS = (
-    "", "/versions", "/versions/1", "/unused", "/conversations", "/steps", "/forgotten", "/people", "/live", "/try", "/evaluations", "/settings",
+    "", "/versions", "/versions/1", "/unused", "/conversations", "/steps", "/forgotten", "/people", "/live", "/try", "/settings",
 )  # fmt: skip
 
 pytestmark = [

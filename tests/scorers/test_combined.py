@@ -81,7 +81,7 @@ NEWEST = {
 
 @pytest.mark.parametrize("name", NEWEST)
 def test_the_newest_sets_are_read_as_their_notes_say(name: str) -> None:
-    """The held-out ones are harder than traffic (research/2026-11-27-reader-more-rows.md)."""
+    """The held-out ones are harder than traffic (lab/research/2026-11-27-reader-more-rows.md)."""
     counts = confusion(name)
     complaints, praise = (sum(n for (_, found), n in counts.items() if found == v) for v in (-1, 1))
     least_complaints, least_praise, least = NEWEST[name]

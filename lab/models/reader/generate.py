@@ -270,7 +270,7 @@ def _quoted(grammar: Grammar, rng: random.Random) -> Made:
     return f"{task}: {opening}{text}{closing}", NEITHER, _asks(rng)
 
 
-#: Real questions: the ones that the built-in model is asked online. Its held-out ones stay unseen.
+#: Real questions: the ones that the test model is asked online. Its held-out ones stay unseen.
 QUESTIONS: tuple[str, ...] = tuple(question.text for question in ONLINE)
 
 #: (family, share, what makes a sample). Shares are relative.

@@ -526,7 +526,7 @@ def test_full_is_every_method_with_five_seeds_and_a_wish_that_is_never_met_by_ch
 
 @pytest.mark.long_run
 @pytest.mark.timeout(900)
-def test_smoke_on_the_built_in_model_learns_and_its_control_stays_flat(tmp_path: Path) -> None:
+def test_smoke_on_the_test_model_learns_and_its_control_stays_flat(tmp_path: Path) -> None:
     """`run.py eval --smoke` as a user runs it: one to two minutes of one core."""
     assert run_eval(read_settings({}), {}, arguments("--smoke", "--output", str(tmp_path))) == 0
     rows = {row["method"]: row for row in read_runs(tmp_path / "smoke")}

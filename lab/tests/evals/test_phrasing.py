@@ -1,4 +1,4 @@
-"""The grammar of free wordings shares nothing with what the scorer, the built-in model and the trainer were written from."""
+"""The grammar of free wordings shares nothing with what the scorer, the test model and the trainer were written from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from store.settings import REPOSITORY
 
 #: A wording shares no run of so many words with a source file that words are read or taught from.
 RUN = 5
-CANARIES = ("trainer/canaries.json", "models/patina-tiny/canaries.json")
+CANARIES = ("trainer/canaries.json", "tests/fixtures/patina-tiny/canaries.json")
 FOLDERS = ("scorers", "models", "trainer")
 
 

@@ -1,4 +1,4 @@
-"""Traffic of unmodified clients, labelled by hand before it was classified (research/2026-11-25-reader.md)."""
+"""Traffic of unmodified clients, labelled by hand before it was classified (lab/research/2026-11-25-reader.md)."""
 
 from __future__ import annotations
 

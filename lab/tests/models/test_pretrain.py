@@ -1,4 +1,4 @@
-"""The recipe of the built-in model: a saved folder is what was trained, sharper by `LOGIT_SCALE`."""
+"""The recipe of the test model: a saved folder is what was trained, sharper by `LOGIT_SCALE`."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_a_saved_model_has_scaled_logits_and_is_resumed_at_the_scale_of_training
     torch.testing.assert_close(after, expected)
 
 
-def test_the_built_in_model_says_at_which_scale_it_was_saved() -> None:
+def test_the_test_model_says_at_which_scale_it_was_saved() -> None:
     report = json.loads((TOY / REPORT).read_text(encoding="utf-8"))
 
     assert report["logit_scale"] == LOGIT_SCALE
