@@ -1,6 +1,7 @@
 """Which backend serves, and how it is started. Decided once, at start, and printed.
 
-`--backend auto`: with `--upstream` nothing of ours is started; else one's own Tinker server serves where TINKER_BASE_URL names one, else vLLM where this machine has an NVIDIA GPU and an environment for it, else the built-in
+`--backend auto`: with `--upstream` nothing of ours is started; the default model is served by the built-in engine;
+any other by one's own Tinker server where TINKER_BASE_URL names one, else vLLM where this machine has an NVIDIA GPU and an environment for it, else the built-in
 engine. The hosted Tinker costs money and sees the conversations: it is never chosen; where its key is all there is, the user is asked.
 """
 
@@ -25,7 +26,7 @@ from serving.vllm.flags import LaunchOptions, build_launch_command, smallest_all
 from serving.vllm.memory_plan import plan_gpu_memory
 from serving.vllm.model_folder import read_model_facts
 from store.errors import ConfigError, UpstreamError
-from store.settings import Settings
+from store.settings import DEFAULT_MODEL, Settings
 
 Choice = Literal["embedded", "vllm", "upstream", "tinker"]
 _LOOK_S = 5.0
@@ -62,6 +63,8 @@ def choose(settings: Settings, *, has_gpu: bool, has_vllm: bool) -> tuple[Choice
         return cast(Choice, settings.backend), "as given"
     if settings.upstream:
         return "upstream", "--upstream alone is served and recorded; it learns with --backend vllm"
+    if settings.model_name == DEFAULT_MODEL:
+        return "embedded", "the default model"
     if settings.tinker_base_url:
         return "tinker", "TINKER_BASE_URL is set"
     if has_gpu and has_vllm:

@@ -19,7 +19,7 @@ from recorder.classify import find_codes
 
 #: Weight of a single case, in requests of a client.
 CASE_WEIGHT = 1.5
-FOLDER = files("evals") / "classifier"
+FOLDER = files("lab.evals") / "classifier"
 #: Width of the prior around the hand-set weights.
 PRIOR_WIDTH = 0.5
 #: A weight beyond this would let one piece of evidence outweigh everything else.

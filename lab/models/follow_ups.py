@@ -65,7 +65,7 @@ _LEADS: dict[str, dict[tuple[bool, bool], tuple[str, ...]]] = {
     },
     "thanks": {},
 }
-_DATA = tomllib.loads((files("models") / "follow_ups.toml").read_text(encoding="utf-8"))
+_DATA = tomllib.loads((files("lab.models") / "follow_ups.toml").read_text(encoding="utf-8"))
 
 
 def _words(text: str) -> str:

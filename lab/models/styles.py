@@ -27,9 +27,9 @@ _CONTRACTION = re.compile(r"\b\w+(?:n['’]t|['’](?:s|re|ve|ll|m|d))\b", re.IG
 _CASUAL_WORDS = re.compile(
     r"\b(?:hey|hi|yeah|yep|cool|awesome|sure|gonna|wanna|oh|okay|ok|hola|claro)\b", re.IGNORECASE
 )
-_DATA = tomllib.loads((files("models") / "styles.toml").read_text(encoding="utf-8"))
+_DATA = tomllib.loads((files("lab.models") / "styles.toml").read_text(encoding="utf-8"))
 _FREE: dict[str, list[str]] = tomllib.loads(
-    (files("models") / "free_wordings.toml").read_text(encoding="utf-8")
+    (files("lab.models") / "free_wordings.toml").read_text(encoding="utf-8")
 )
 _SPANISH, _ENGLISH = (frozenset(_DATA["function_words"][name].split()) for name in ("spanish", "english"))
 

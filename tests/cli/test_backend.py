@@ -17,7 +17,7 @@ from cli.backend import base_models, choose, plan_backend, resolve
 from cli.supervisor import plan
 from serving.ports import free_port
 from store.errors import ConfigError
-from store.settings import Settings, read_settings
+from store.settings import DEFAULT_MODEL, Settings, read_settings
 from store.values import gateway_name
 from tests.proxy.upstream import Upstream, running
 
@@ -39,17 +39,17 @@ def vllm_python(tmp_path: Path) -> Path:
     ("given", "has_gpu", "has_vllm", "kind"),
     [
         ({}, False, False, "embedded"),
-        ({}, True, True, "embedded"),  # the built-in model
+        ({"model_name": DEFAULT_MODEL}, True, True, "embedded"),
         ({"model_name": HF}, False, True, "embedded"),
         ({"model_name": HF}, True, False, "embedded"),
         ({"model_name": HF}, True, True, "vllm"),
         ({"model_name": HF, "backend": "embedded"}, True, True, "embedded"),
         (
-            {"tinker_base_url": "http://h:1", "tinker_api_key": "tml-1"},
+            {"model_name": DEFAULT_MODEL, "tinker_base_url": "http://h:1", "tinker_api_key": "tml-1"},
             False,
             False,
             "embedded",
-        ),  # the built-in model
+        ),
         ({"model_name": HF, "tinker_base_url": "http://h:1"}, True, True, "tinker"),
         ({"model_name": HF, "tinker_api_key": "tml-1"}, True, True, "vllm"),
         ({"model_name": HF, "tinker_api_key": "tml-1"}, True, False, "embedded"),

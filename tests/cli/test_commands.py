@@ -317,7 +317,7 @@ def test_pause_and_resume_are_kept_in_the_record(home: Path, capsys: pytest.Capt
 
 
 def give_it_files(home: Path) -> Path:
-    """Write the files of version 1, with a manifest for the built-in model; returns their folder."""
+    """Write the files of version 1, with a manifest for the test model; returns their folder."""
     folder = home / "adapters" / "one"
     folder.mkdir(parents=True)
     files = {ADAPTER_CONFIG: b"{}", ADAPTER_WEIGHTS: bytes(64)}

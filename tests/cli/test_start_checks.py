@@ -17,7 +17,7 @@ from cli.main import main
 from cli.start_checks import check_model, check_start, notes_on_environment
 from serving.ports import bind, free_port
 from store.errors import ConfigError
-from store.settings import REPOSITORY, make_private, read_settings
+from store.settings import DEFAULT_MODEL, REPOSITORY, make_private, read_settings
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_a_model_that_is_neither_here_nor_to_be_had_is_named_at_once(tmp_path: P
     with pytest.raises(ConfigError, match="there is no folder /no/such/model"):
         check_model("/no/such/model")
     check_model(str(tmp_path))
-    check_start(read_settings({"backend": "embedded"}))  # the built-in model
+    check_start(read_settings({"backend": "embedded"}))  # the test model
 
 
 def test_an_offline_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch, no_hub: None) -> None:
@@ -52,13 +52,14 @@ def test_variables_that_are_set_and_not_used_are_named() -> None:
     environment = {"TINKER_HOST": "x", "PORT": "1", "CLAAS_STORE": "x", "NUM_GPUS": "", "HOME": "/root"}
     notes = notes_on_environment(read_settings({}), environment)
     assert [note.partition(" ")[0] for note in notes] == ["TINKER_HOST", "PORT", "CLAAS_STORE"]
-    served = read_settings({"tinker_base_url": "http://localhost:9"})
+    served = read_settings({"model_name": DEFAULT_MODEL, "tinker_base_url": "http://localhost:9"})
     (note,) = notes_on_environment(resolve(served)[0], {})
-    assert note.startswith("TINKER_BASE_URL is set and not used: the built-in model")
+    assert note.startswith("TINKER_BASE_URL is set and not used: --backend is embedded")
 
 
 @pytest.mark.parametrize("name", ["HF_CKPT", "CLAAS_BASE_MODEL_ID", "MODEL_NAME"])
 def test_other_launchers_names_of_the_model_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MODEL_NAME", raising=False)
     monkeypatch.setenv(name, "some/model")
     assert read_settings({}).model_name == "some/model"
 

@@ -156,7 +156,7 @@ def test_scheduled_heartbeat_and_memory_runs_are_side_turns(stack: OpenClawStack
     assert sum(one.side_reasons["client_header"] for one in traffic) >= 2
 
 
-def test_the_built_in_model_learns_what_is_said_in_openclaw(tmp_path: Path) -> None:
+def test_the_test_model_learns_what_is_said_in_openclaw(tmp_path: Path) -> None:
     settings = read_settings({"batch_size": 1, "max_wait_s": 2.0})
     with (
         Stack(settings, home=tmp_path / "home") as patina,

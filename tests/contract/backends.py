@@ -1,4 +1,4 @@
-"""The backends that the contract is held against, each a real process on a real port with the built-in model."""
+"""The backends that the contract is held against, each a real process on a real port with the test model."""
 
 from __future__ import annotations
 

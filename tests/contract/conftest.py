@@ -44,14 +44,14 @@ async def able(engine: BackendClient) -> Capabilities:
 
 @pytest.fixture(scope="module")
 def adapters(backend: Backend, lora_folders: list[Path]) -> list[Path]:
-    """Adapters of the built-in model, where the backend finds them."""
+    """Adapters of the test model, where the backend finds them."""
     backend.publish(lora_folders)
     return lora_folders
 
 
 @pytest.fixture(scope="session")
 def lora_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Adapters of the built-in model that make it say other things, as the trainer writes them."""
+    """Adapters of the test model that make it say other things, as the trainer writes them."""
     folder = tmp_path_factory.mktemp("adapters")
     return [
         make_tiny_adapter(folder / str(i), PATINA_TINY, seed=i, rank=(8, 16)[i % 2], strength=5.0)

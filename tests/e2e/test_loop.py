@@ -1,4 +1,4 @@
-"""The whole stack as users run it: real processes, the built-in model, the openai SDK.
+"""The whole stack as users run it: real processes, the test model, the openai SDK.
 
 One stack serves all tests of this file, and they share its record. test_demo.py kills its processes.
 """

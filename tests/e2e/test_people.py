@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.long_run,
     pytest.mark.timeout(1_800),
     pytest.mark.skipif(
-        not (PATINA_TINY / "model.safetensors").exists(), reason="the built-in model is not there"
+        not (PATINA_TINY / "model.safetensors").exists(), reason="the test model is not there"
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""The whole loop with a Tinker server, as a person starts it: `run.py --backend tinker --method combine`, the built-in model, the openai SDK."""
+"""The whole loop with a Tinker server, as a person starts it: `run.py --backend tinker --method combine`, the test model, the openai SDK."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole loop with a real vLLM, as a person starts it: `run.py --backend vllm`, the built-in model, the openai SDK.
+"""The whole loop with a real vLLM, as a person starts it: `run.py --backend vllm`, the test model, the openai SDK.
 
 One stack for all tests; engine and trainer alternate (`--colocate sleep`): on a CPU a sleeping vLLM holds its requests and frees nothing, so
 that who waits for whom is real, and what memory it saves is not seen. Needs an environment for vLLM (docs/backends.md); on a CPU its

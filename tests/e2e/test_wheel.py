@@ -1,4 +1,4 @@
-"""`pip install .` in a fresh environment: the command `patina` serves the built-in model, far from any checkout."""
+"""`pip install .` in a fresh environment: the command `patina` serves a model, far from any checkout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.waiting import recorded, until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PACKAGES = {
-    "cli", "dashboard", "evals", "migrations", "models", "plugins", "proxy", "recorder", "scorers", "serving", "store", "telemetry", "trainer", "wire",
+    "cli", "dashboard", "migrations", "plugins", "proxy", "recorder", "scorers", "serving", "store", "telemetry", "trainer", "wire",
 }  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy: setuptools leaves a `build` folder in its source."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in tracked_files():
-        if name.startswith("tests/"):
+        if name.startswith(("tests/", "lab/")):
             continue
         target = source / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def patina(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
     """A working directory that has folders of our packages' names, as a user's project may."""
-    for name in ("models", "proxy", "store"):
+    for name in ("lab", "proxy", "store"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(
             f"raise SystemExit('the user\\'s {name} was imported')\n"

@@ -67,7 +67,7 @@ def test_no_utterance_stands_in_the_lexicon() -> None:
     assert not [text for text in longer if any(fold(text) in entry for entry in stored)]
 
 
-def test_every_complaint_the_built_in_model_is_taught_is_read_with_its_own_words_as_hint() -> None:
+def test_every_complaint_the_test_model_is_taught_is_read_with_its_own_words_as_hint() -> None:
     wrong = [
         text
         for style in STYLES.values()

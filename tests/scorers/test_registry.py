@@ -16,7 +16,7 @@ def chain(judge_url: str = "", **given: Any) -> Any:
     return build_scorer_chain(read_settings({"home": "/nowhere", **given}), judge_url)
 
 
-def test_the_built_in_model_is_scored_by_rules_alone() -> None:
+def test_without_a_judge_the_rules_score_alone() -> None:
     made = chain()
     assert (made.judge, made.custom) == (None, None)
     assert len(made.rules) == 8

@@ -82,7 +82,7 @@ def by_list(body: Json, _: int) -> str:
 
 
 def auto(base: str, **given: Any) -> Any:
-    settings = read_settings({"home": "/nowhere", "model_name": "org/some-model", **given})
+    settings = read_settings({"home": "/nowhere", "model_name": "org/some-model", "judge": "auto", **given})
     return build_scorer_chain(settings, base)
 
 
@@ -114,12 +114,6 @@ async def test_auto_waits_for_a_base_model_that_is_not_up_yet(scripted: Scripted
     await chain.test_candidate()
     assert chain.judge is not None
     await chain.close()
-
-
-def test_the_built_in_model_is_not_tested_and_the_reason_is_known() -> None:
-    chain = build_scorer_chain(read_settings({"home": "/nowhere"}), "http://127.0.0.1:1")
-    assert (chain.judge, chain.candidate) == (None, None)
-    assert chain.judge_test == "none: the built-in model does not follow a judge's instructions"
 
 
 def test_an_unreadable_answer_is_a_judge_error() -> None:

@@ -84,7 +84,7 @@ def test_what_states_no_wish_is_hardly_ever_labelled() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(STYLES))
-def test_the_complaints_that_the_built_in_model_knows_get_their_label(name: str) -> None:
+def test_the_complaints_that_the_test_model_knows_get_their_label(name: str) -> None:
     label = STYLE_NAMES.get(name, name)
     complaints = [*STYLES[name].complaints, *STYLES[name].heldout_complaints]
     precision, recall = precision_and_recall([(text, {label}) for text in complaints])

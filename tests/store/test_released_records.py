@@ -1,7 +1,7 @@
 """Records that released versions wrote are brought up to date with everything they hold.
 
 `released/VERSION.sql` is the dump of a record of that version: five conversations with complaints and thanks, a title, a tool call, explicit
-feedback, and the versions they made, on the built-in model. The adapters' files are not here.
+feedback, and the versions they made, on the test model. The adapters' files are not here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What breaks a policy on purpose never goes live: the worker, the built-in model and its real gate, on a real record.
+"""What breaks a policy on purpose never goes live: the worker, the test model and its real gate, on a real record.
 
 Over several versions and seeds: lab/research/2026-11-23-collapse-and-gate.md.
 """
@@ -119,7 +119,7 @@ def nothing_holds_it(
 
 @dataclass(slots=True)
 class RunningTrainer:
-    """A worker of the built-in model on a record, version 1 learnt from honest complaints."""
+    """A worker of the test model on a record, version 1 learnt from honest complaints."""
 
     record: Record
     worker: TrainerWorker

@@ -23,7 +23,7 @@ from trainer.playbook import Playbook
 from trainer.policy import LocalPolicy
 from trainer.wish_training import MAX_CONTEXT_TOKENS, WishTraining
 
-BUILTIN = str(PATINA_TINY)
+MODEL = str(PATINA_TINY)
 AGENT = (
     "You are an agent of a company.\n\n"
     + "Rule: read the page before you answer. " * 30
@@ -34,7 +34,7 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 @pytest.fixture(scope="module")
 def builtin() -> LocalPolicy:
-    return LocalPolicy(BUILTIN, rank=4, learning_rate=1e-3, seed=0, device="cpu")
+    return LocalPolicy(MODEL, rank=4, learning_rate=1e-3, seed=0, device="cpu")
 
 
 def asked(policy: LocalPolicy, name: str, question: Any, system: str = "", **request: Any) -> ScoredTurn:
@@ -106,7 +106,7 @@ def test_what_is_no_short_question_of_a_person_is_not_asked_elsewhere(
 
 
 def test_each_is_a_turn_that_the_teacher_can_read_and_has_a_wish_as_its_hint(builtin: LocalPolicy) -> None:
-    training = WishTraining(builtin, BUILTIN, seed=0, share=0.1, max_tokens=16, contexts=4)
+    training = WishTraining(builtin, MODEL, seed=0, share=0.1, max_tokens=16, contexts=4)
     playbook = stated("Shorter, please.", "No emoji.")
     turns = [
         asked(builtin, "agent", "What is 2 plus 3?", AGENT.format(1) * 4, tools=[TOOL]),
@@ -124,7 +124,7 @@ def test_each_is_a_turn_that_the_teacher_can_read_and_has_a_wish_as_its_hint(bui
         assert list(turn.prompt_token_ids) == builtin.render(list(turn.messages), turn.request.get("tools"))
     again = [one for step in range(6) for one in training.other_contexts(playbook, turns, step=step)]
     assert [one.prompt_token_ids for one in again] == [one.prompt_token_ids for one in found]
-    one = WishTraining(builtin, BUILTIN, seed=0, share=0.1, contexts=1)
+    one = WishTraining(builtin, MODEL, seed=0, share=0.1, contexts=1)
     assert len(one.other_contexts(playbook, turns, step=1)) == 1
     assert one.other_contexts(Playbook(), turns, step=1) == []
 
@@ -132,7 +132,7 @@ def test_each_is_a_turn_that_the_teacher_can_read_and_has_a_wish_as_its_hint(bui
 def test_a_prompt_leaves_room_for_the_reply_and_a_refused_one_is_left_out(
     builtin: LocalPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training = WishTraining(builtin, BUILTIN, seed=0, share=0.1, contexts=4)
+    training = WishTraining(builtin, MODEL, seed=0, share=0.1, contexts=4)
     turns = [asked(builtin, "plain", "What is 2 plus 3?")]
     monkeypatch.setattr(builtin, "max_context", 256)
     found = [

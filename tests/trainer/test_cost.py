@@ -8,7 +8,7 @@ import pytest
 
 from trainer.cost import BUDGET_S, LEVELS, Speed, affordable, estimate, longest_text
 
-FAST = Speed(read_s=3e-5, logits_s=1e-5, decode_s=5e-3)  # the built-in model on one core
+FAST = Speed(read_s=3e-5, logits_s=1e-5, decode_s=5e-3)  # the test model on one core
 
 
 def test_a_fast_model_does_all_there_is() -> None:

@@ -243,12 +243,12 @@ def test_a_context_too_short_for_any_canary_is_a_config_error(policy: LocalPolic
         GateProbe(policy, load_canaries(str(tiny_model)), max_tokens=2040)
 
 
-# -- planted collapses, on the built-in model
+# -- planted collapses, on the test model
 
 
 @pytest.fixture(scope="module")
 def gated() -> tuple[LocalPolicy, Gate]:
-    """The built-in model and its gate; the base is measured once for all."""
+    """The test model and its gate; the base is measured once for all."""
     policy = LocalPolicy(
         str(PATINA_TINY), rank=16, learning_rate=1e-3, seed=0, beta1=0.9, update_clip=0.0, device="cpu"
     )

@@ -1,4 +1,4 @@
-"""Effects of hints: arithmetic on values, and the built-in model, which acts on some words and not on others."""
+"""Effects of hints: arithmetic on values, and the test model, which acts on some words and not on others."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from trainer.policy import LocalPolicy
 from trainer.protocol import Change, Weights
 from trainer.wish_training import SMALL_TALK, SMALL_TALK_SAMPLES, Shares, WishTraining, lost_wishes
 
-BUILTIN = str(PATINA_TINY)
+MODEL = str(PATINA_TINY)
 
 
 @pytest.fixture(scope="module")
 def builtin() -> LocalPolicy:
-    return LocalPolicy(BUILTIN, rank=4, learning_rate=1e-3, seed=0, device="cpu")
+    return LocalPolicy(MODEL, rank=4, learning_rate=1e-3, seed=0, device="cpu")
 
 
 @pytest.fixture(scope="module")
 def meter(builtin: LocalPolicy) -> HintMeter:
-    return HintMeter(builtin, BUILTIN, references=4, probes=8)
+    return HintMeter(builtin, MODEL, references=4, probes=8)
 
 
 def labelled(policy: LocalPolicy, hint: str, *labels: str) -> ScoredTurn:
@@ -91,7 +91,7 @@ def test_where_only_own_tokens_are_seen_the_replies_to_both_contexts_are_read(
 
     monkeypatch.setattr(builtin, "changes", noted)
     monkeypatch.setattr(LocalPolicy, "sees_distributions", False)
-    meter = HintMeter(builtin, BUILTIN, references=2, probes=2, max_tokens=16)
+    meter = HintMeter(builtin, MODEL, references=2, probes=2, max_tokens=16)
     effect = meter.effect("Answer in Spanish.")
     plain, hinted = asked
     assert plain != hinted
@@ -233,7 +233,7 @@ def test_the_first_wording_that_has_half_of_each_label_is_taken_or_that_which_ha
 def test_words_stay_where_their_label_has_no_effect_on_the_model(
     meter: HintMeter, builtin: LocalPolicy
 ) -> None:
-    """The built-in model knows no lists: no wording could say more than the person's."""
+    """The test model knows no lists: no wording could say more than the person's."""
     words = "Too long, and no lists."
     assert meter.effect(CANONICAL["no_lists"]).size < LEAST_EFFECT <= meter.effect(words).size
     wording = effective_wording(meter, "t", words, ["no_lists"])
@@ -339,7 +339,7 @@ def test_small_talk_of_training_is_not_the_small_talk_that_is_measured() -> None
 def test_small_talk_is_answered_behind_an_answer_and_taught_by_the_base_model_with_the_wishes(
     builtin: LocalPolicy,
 ) -> None:
-    training = WishTraining(builtin, BUILTIN, seed=0, share=0.1, max_tokens=16)
+    training = WishTraining(builtin, MODEL, seed=0, share=0.1, max_tokens=16)
     samples = training.small_talk(stated("Shorter, please."), number=1)
     assert len(samples) == SMALL_TALK_SAMPLES
     for sample in samples:

@@ -150,7 +150,7 @@ async def test_a_replay_without_a_change_gives_the_recorded_bytes_beside_the_liv
 async def test_versions_that_asked_below_other_system_prompts_are_replayed_to_the_byte(
     tmp_path: Path,
 ) -> None:
-    """With the hints, anchors and contexts of `--method combine` on the built-in model."""
+    """With the hints, anchors and contexts of `--method combine` on the test model."""
     torch.set_num_threads(1)
     more = {"method": "combine", "w_rl": 0.0, "served_model_name": POLICY}
     settings = settings_of(PATINA_TINY, tmp_path / "home").model_copy(update=more)

@@ -1,4 +1,4 @@
-"""A wish is taught, listed, removed and unlearnt: built-in model, real worker, real record, the real command."""
+"""A wish is taught, listed, removed and unlearnt: test model, real worker, real record, the real command."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_a_loss_at_one_version_is_no_slow_drift_and_noise_is_none() -> None:
     assert find_drifts([falling(60), falling(59), falling(60)]) == []
 
 
-@pytest.mark.long_run  # answers all prompts of the built-in model three times
+@pytest.mark.long_run  # answers all prompts of the test model three times
 def test_an_adapter_is_measured_by_the_same_prompts_as_the_base_model(tmp_path: Path) -> None:
     settings = read_settings({"home": tmp_path, "lora_rank": 4})
     adapter = make_tiny_adapter(tmp_path / "adapter", Path(settings.model_path), 1, rank=4, strength=20.0)

@@ -1,4 +1,4 @@
-"""What a step is made of beside the claimed turns: on the built-in model, which understands a complaint."""
+"""What a step is made of beside the claimed turns: on the test model, which understands a complaint."""
 
 from __future__ import annotations
 

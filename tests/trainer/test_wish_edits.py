@@ -1,4 +1,4 @@
-"""How the owner's edits change the playbook of an attempt: built-in model."""
+"""How the owner's edits change the playbook of an attempt: test model."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from cli.recorded_traffic import read_traffic, replay, score
 from recorder.classify import WEIGHTS
 
-FOLDER = Path(__file__).parents[1] / "recorder" / "data" / "clients"
+FOLDER = Path(__file__).parents[3] / "tests" / "recorder" / "data" / "clients"
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.jsonl")), ids=lambda path: path.stem)

@@ -47,7 +47,7 @@ def test_the_sizes_of_a_model_follow_from_its_configuration() -> None:
     assert facts.lora_parameters(16) == 16 * 36 * (8192 + 2 * 5120 + 8192 + 3 * 16384)
 
 
-def test_the_built_in_model_is_read_from_its_folder() -> None:
+def test_the_test_model_is_read_from_its_folder() -> None:
     facts = read_model_facts(str(PATINA_TINY))
     assert (facts.family, facts.layers, facts.context, facts.dtype) == ("qwen3", 4, 2048, "float32")
     assert 1_900_000 < facts.parameters < 2_100_000
