@@ -22,6 +22,7 @@ from cli.backend import BackendPlan, plan_backend, resolve
 from cli.readiness import announce_ready
 from cli.start_checks import check_start, notes_on_environment
 from migrations import upgrade
+from serving.models.source import with_model
 from serving.ports import bind, free_port
 from store.errors import ConfigError, RecordError
 from store.processes import die_with_parent
@@ -119,6 +120,9 @@ def serve(settings: Settings) -> int:
         path = settings.home / "run" / "settings.json"
         settings, why = resolve(settings)
         check_start(settings)
+        settings, source = with_model(settings)
+        if source is not None:
+            print("\n  ".join([f"Model: {source.label} ({source.folder})", *source.notes]), flush=True)
         backend = plan_backend(settings)
         settings = settings.model_copy(update={"colocate": backend.colocate})
         if backend.command:

@@ -9,6 +9,7 @@ Patina itself is not installed: a checkout runs in place by `run.py`, and `pip i
 
 import argparse
 import hashlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -35,7 +36,7 @@ _NEEDS_CUDA = (
 
 
 def main(extras: list[str]) -> None:
-    print("Installing torch and the locked packages (a few minutes the first time) ...", flush=True)
+    print("Installing Patina's packages into this environment, a few minutes the first time", flush=True)
     install_torch(sys.executable, FILE)
     install_locked(sys.executable, FILE, [RUN, *extras])
 
@@ -52,6 +53,7 @@ def install_torch(python: str, file: Path, build: str = "") -> None:
     version = pin.partition("==")[2]
     installed = _output(python, _TORCH_VERSION)
     if version not in (installed, installed.partition("+")[0]):
+        print(f"Fetching {pin} (200 MB for CPUs, up to 1 GB for NVIDIA GPUs) ...", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             _pip(python, "download", "--no-deps", "--dest", folder, pin)
             wheel = next(Path(folder).iterdir())
@@ -61,6 +63,7 @@ def install_torch(python: str, file: Path, build: str = "") -> None:
                     f"{wheel.name} (SHA-256 {digest}) is not a build of torch that {file.name} knows. "
                     f"If it is the one you want, install it yourself, then repeat: {python} -m pip install --no-deps {pin}"
                 )
+            print(f"Installing {wheel.name} ...", flush=True)
             _pip(python, "install", "--no-deps", str(wheel))
     if _output(python, _NEEDS_CUDA) == "True":
         install_locked(python, file, [CUDA])
@@ -72,10 +75,12 @@ def install_locked(python: str, file: Path, names: list[str]) -> None:
     The file is complete, so pip resolves nothing: its resolver can prefer a version newer than the locked one for `pydantic[email]`.
     """
     sections = read_sections(file.read_text(encoding="utf-8"))
+    wanted = [requirement for name in names for requirement in sections[name]]
+    print(f"Fetching {len(wanted)} packages ({', '.join(names)}) ...", flush=True)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as chosen:
-        chosen.writelines(requirement for name in names for requirement in sections[name])
+        chosen.writelines(wanted)
         chosen.flush()
-        _pip(python, "install", "--no-deps", "--require-hashes", "-r", chosen.name)
+        _pip_counting(python, len(wanted), "install", "--no-deps", "--require-hashes", "-r", chosen.name)
 
 
 def make_environment(
@@ -108,9 +113,31 @@ def environment_arguments(description: str, default: str) -> argparse.ArgumentPa
 
 
 def _pip(python: str, command: str, *arguments: str) -> None:
-    subprocess.run(
-        [python, "-m", "pip", command, "--disable-pip-version-check", "--quiet", *arguments], check=True
-    )
+    """Run pip with its own progress bar."""
+    subprocess.run([*_pip_command(python), command, *arguments], check=True)
+
+
+def _pip_counting(python: str, total: int, *arguments: str) -> None:
+    """Run pip with a count of its packages in place of its several lines for each; what goes wrong, it prints itself."""
+    is_terminal, count = sys.stdout.isatty(), 0
+    command = [*_pip_command(python), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if named := re.match(r"(?:Collecting|Requirement already satisfied:) ([\w.-]+)", line):
+                count += 1
+                if is_terminal or count % 20 == 0:
+                    print(
+                        f"  {count} of {total}: {named[1]:<40}", end="\r" if is_terminal else "\n", flush=True
+                    )
+            elif line.startswith("Installing collected packages"):
+                print(f"  {'installing what was fetched ...':<60}", flush=True)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+
+
+def _pip_command(python: str) -> list[str]:
+    return [python, "-m", "pip", "--disable-pip-version-check"]
 
 
 def _output(python: str, script: str) -> str:

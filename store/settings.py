@@ -38,6 +38,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 IS_CHECKOUT = (REPOSITORY / "pyproject.toml").is_file()
 #: What `make run` serves.
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+#: Before a model's name: it is in Ollama's store.
+OLLAMA = "ollama:"
 
 
 def split_urls(text: str) -> tuple[str, ...]:
@@ -109,9 +111,37 @@ class Settings(BaseSettings):
     model_name: str = _field(
         DEFAULT_MODEL,
         "MODEL_NAME",
-        "a folder or cached name of a Hugging Face causal LM; also HF_CKPT, CLAAS_BASE_MODEL_ID",
+        "default model, a folder, a .gguf file, ollama:NAME or ollama:NAME:TAG, or a name on the Hugging Face hub; also HF_CKPT, CLAAS_BASE_MODEL_ID",
         "model",
         ("HF_CKPT", "CLAAS_BASE_MODEL_ID"),
+    )
+    model_folder: str = _field(
+        "",
+        "PATINA_MODEL_FOLDER",
+        "folder with the model's weights; default: where the start finds, downloads or converts --model-name",
+        "model",
+        has_flag=False,
+    )
+    model_gguf: str = _field(
+        "",
+        "PATINA_MODEL_GGUF",
+        "GGUF file that model_folder was converted from; default: as model_folder",
+        "model",
+        has_flag=False,
+    )
+    cache: str = _field(
+        "",
+        "PATINA_CACHE",
+        "folder of downloaded and converted models, shared by all homes; default: patina in XDG_CACHE_HOME or ~/.cache",
+        "model",
+        has_flag=False,
+    )
+    ollama_models: str = _field(
+        "",
+        "OLLAMA_MODELS",
+        "folder of Ollama's models, for --model-name ollama:NAME; default: ~/.ollama/models, then that of its Linux service",
+        "model",
+        has_flag=False,
     )
     lora_rank: int = _field(16, "LORA_RANK", "rank of the LoRA adapters", "learning")
     teacher_model_name: str = _field(
@@ -636,9 +666,20 @@ class Settings(BaseSettings):
     @property
     def policy(self) -> str:
         """Name the policy is served and recorded under."""
-        return self.served_model_name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(self.model_name).name).strip(
-            "-."
-        )
+        return self.served_model_name or self.policy_of_model
+
+    @property
+    def policy_of_model(self) -> str:
+        """The policy's name where none is given: the model's."""
+        name = self.model_name
+        own = name.removeprefix(OLLAMA) if name.startswith(OLLAMA) else Path(name).name.removesuffix(".gguf")
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", own).strip("-.")
+
+    @property
+    def models_folder(self) -> Path:
+        """Downloaded and converted models."""
+        usual = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        return Path(self.cache or f"{usual}/patina").expanduser().absolute() / "models"
 
     @property
     def is_loopback(self) -> bool:
@@ -648,7 +689,7 @@ class Settings(BaseSettings):
     @property
     def model_path(self) -> str:
         """What `from_pretrained` is given."""
-        return self.model_name
+        return self.model_folder or self.model_name
 
     @property
     def trains_locally(self) -> bool:

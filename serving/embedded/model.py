@@ -21,7 +21,7 @@ from serving.prompt_window import ACCEPTS, PromptWindow, window_of
 from store.errors import ConfigError
 
 # Below this size float32 costs little and makes outputs independent of the batch to six digits.
-_FLOAT32_MAX_PARAMETERS = 200_000_000
+FLOAT32_MAX_PARAMETERS = 200_000_000
 _SINGLE_THREAD_MAX_PARAMETERS = 20_000_000
 
 
@@ -247,7 +247,7 @@ def _dtype(wanted: str, config: Any, device: torch.device) -> torch.dtype:
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[wanted]
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
-    return torch.float32 if size < _FLOAT32_MAX_PARAMETERS else torch.bfloat16
+    return torch.float32 if size < FLOAT32_MAX_PARAMETERS else torch.bfloat16
 
 
 def _end_ids(network: Any, tokenizer: Any) -> frozenset[int]:
