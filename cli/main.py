@@ -31,7 +31,7 @@ def main(argv: Sequence[str], *, prog: str = "run.py") -> int:
 
             return serve(settings)
         if arguments.command == "demo":
-            from evals.demo import run_demo
+            from cli.demo import run_demo
 
             return run_demo(settings, arguments)
         if arguments.command == "eval":
