@@ -417,11 +417,8 @@ def _add_replay_commands(command: AddCommand) -> None:
 
 
 def _add_demo(command: AddCommand) -> None:
-    demo = command("demo", "a simulated user complains, and you watch the model change")
-    demo.add_argument("--base-url", help="a running Patina; default: an own one in a fresh folder")
-    demo.add_argument(
-        "--preferences", default="concise,no_emoji", help="what the user wants (default: %(default)s)"
+    demo = command(
+        "demo",
+        "ask, complain, wait for the version, and compare replies before and after it, on a fresh system",
     )
-    demo.add_argument("--interactions", type=int, default=72, help="most interactions (default: %(default)s)")
-    demo.add_argument("--output", type=Path, default=Path("demo.png"), help="the plot (.png or .svg)")
-    demo.add_argument("--json", type=Path, help="also write all numbers here")
+    demo.add_argument("--json", type=Path, help="also write the numbers and replies here")

@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 
+from cli.version_lines import duration
 from store.errors import RecordError
 from store.record import Record
 from store.settings import Settings
@@ -41,7 +42,7 @@ async def announce_ready(settings: Settings) -> None:
         await asyncio.sleep(_POLL_S)
     took = time.monotonic() - began
     print(
-        f"Ready after {took:.0f} s: requests are answered now.{expectation(settings, await _step_s(settings))}",
+        f"Ready after {took:.0f} s: ask now.{expectation(settings, await _step_s(settings))}",
         flush=True,
     )
 
@@ -54,9 +55,11 @@ def expectation(settings: Settings, step_s: float | None) -> str:
     if mode == MANUAL:
         return f" `{COMMAND} train --now` trains what waits."
     when = "" if mode == ALWAYS else f", as soon as the schedule ({settings.train_when}) allows"
-    takes = "" if step_s is None else f" It takes about {max(1.0, step_s):.0f} s."
+    takes = (
+        "how long that takes here is not known yet" if step_s is None else f"that takes {duration(step_s)}"
+    )
     return (
-        f" A version is trained after {counted(settings.batch_size, 'reaction')} or {settings.max_wait_s:.0f} s after the first one{when}.{takes}"
+        f" A version is trained after {counted(settings.batch_size, 'reaction')} or {settings.max_wait_s:.0f} s after the first one{when}; {takes}."
     )  # fmt: skip
 
 

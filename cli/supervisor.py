@@ -21,6 +21,8 @@ from pathlib import Path
 from cli.backend import BackendPlan, plan_backend, resolve
 from cli.readiness import announce_ready
 from cli.start_checks import check_start, notes_on_environment
+from cli.start_text import start_text
+from cli.version_lines import VersionLines
 from migrations import upgrade
 from serving.models.source import with_model
 from serving.ports import bind, free_port
@@ -37,7 +39,6 @@ from store.settings import (
     without_secrets,
 )
 from store.values import Heartbeat, gateway_name
-from store.version import COMMAND
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
 #: A process that lived so long is not "dying again" when it ends by itself.
@@ -128,8 +129,7 @@ def serve(settings: Settings) -> int:
         if backend.command:
             renew_backend_key(settings)
         settings.dump(path)
-        _announce(settings, key, is_new)
-        _explain(backend, why)
+        print(start_text(settings, key, is_new=is_new, backend=_explain(backend, why)), flush=True)
         for note in notes_on_environment(settings, child_environment()):
             print(f"patina: {note}", file=sys.stderr, flush=True)
         return asyncio.run(_supervise(settings, plan(settings, path, backend)))
@@ -199,7 +199,7 @@ async def _supervise(settings: Settings, children: list[Child]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     watchers = [asyncio.create_task(_keep_running(child), name=child.name) for child in children]
-    beat = asyncio.create_task(_beat(settings, children))
+    beat = asyncio.create_task(_beat(settings, children, VersionLines(settings, time.time())))
     ready = asyncio.create_task(announce_ready(settings))
     stopped = asyncio.create_task(stop.wait())
     try:
@@ -271,8 +271,10 @@ def restart_pause(last_s: float, *, exit_code: int, lived_s: float) -> float:
     return min(max(_FIRST_PAUSE_S, 2 * last_s), _LONGEST_PAUSE_S)
 
 
-async def _beat(settings: Settings, children: list[Child]) -> None:
-    """Write for `status` which processes run. A record that is unavailable for a while is no reason to end: recorder and proxy report it."""
+async def _beat(settings: Settings, children: list[Child], versions: VersionLines) -> None:
+    """Write for `status` which processes run, and print what became of versions. A record that is unavailable for a while is no reason to
+    end: recorder and proxy report it.
+    """
     record: Record | None = None
     try:
         while True:
@@ -288,8 +290,10 @@ async def _beat(settings: Settings, children: list[Child]) -> None:
                         at=time.time(),
                     )
                 )
+                for line in await versions.look(record):
+                    print(line, flush=True)
             except RecordError as exc:
-                print(f"patina: cannot write the supervisor's state: {exc}", file=sys.stderr, flush=True)
+                print(f"patina: the supervisor cannot use the record: {exc}", file=sys.stderr, flush=True)
             await asyncio.sleep(1.0)
     finally:
         if record is not None:
@@ -339,37 +343,6 @@ def hold_home(home: Path) -> Iterator[None]:
         yield
 
 
-def _explain(backend: BackendPlan, why: str) -> None:
-    """Tell what serves and what was decided for the person."""
-    print(f"Backend: {backend.kind} ({why})" + "".join(f"\n  {line}" for line in backend.reasons), flush=True)
-
-
-def _announce(settings: Settings, key: str, is_new: bool) -> None:
-    base = f"http://{settings.proxy_host}:{settings.proxy_port}/v1"
-    what = f"{settings.policy} through {settings.upstream_address}" if settings.upstream else settings.policy
-    print(f"Patina starts: {what} at {base} (method {settings.method}, record {settings.home})")
-    if is_new:
-        print(
-            f"""
-Your key, shown this once (kept in {settings.key_file}):
-
-    {key}
-
-    from openai import OpenAI
-    client = OpenAI(base_url="{base}", api_key="{key}")
-    reply = client.chat.completions.create(
-        model="{settings.policy}", messages=[{{"role": "user", "content": "What is the capital of France?"}}]
-    )
-    print(reply.choices[0].message.content)
-"""
-        )
-    elif key:
-        print(
-            f"The key is in {settings.key_file}."
-            if settings.api_key is None
-            else "The key is the one you gave."
-        )
-    else:
-        print("No key is asked for.")
-    print(f"Web page: {settings.gateway_url}/dashboard (`{COMMAND} open` signs you in)")
-    print("Logs:", settings.logs_folder, "· stop with Ctrl-C", flush=True)
+def _explain(backend: BackendPlan, why: str) -> str:
+    """Return what serves, and what was decided for the person."""
+    return f"backend {backend.kind} ({why})" + "".join(f"\n  {line}" for line in backend.reasons)

@@ -578,7 +578,7 @@ class Dashboard:
         others = [(str(number), f"version {number}") for number in numbers if number != live]
         return self._render(
             "try.html", viewer, status_code, section="try", chat=self._chat, problem=problem, text=text, live=live, others=others,
-            expectation=self._expectation(),
+            expectation=self._expectation(), suggestions=self._chat.suggestions(),
         )  # fmt: skip
 
     async def _chat_versions(self, viewer: Viewer) -> tuple[int, list[int]]:
@@ -600,14 +600,14 @@ class Dashboard:
             self._chat.clear()
             return RedirectResponse(f"{PREFIX}/try", 303)
         # A browser counts a line's end as one character and sends two.
-        text = form.get("text", "").replace("\r\n", "\n").strip()
+        text = (form.get("suggestion") or form.get("text", "")).replace("\r\n", "\n").strip()
         version, beside = form.get("version", ""), form.get("beside", "0")
         _, numbers = await self._chat_versions(viewer)
         if problem := self._chat.refusal(text, version, beside, {"0", *map(str, numbers)}):
             return await self._render_chat(viewer, problem, status_code=400, text=text)
         if problem := await self._chat.send(text, version, beside):
             return await self._render_chat(viewer, problem, status_code=502, text=text)
-        return RedirectResponse(f"{PREFIX}/try", 303)
+        return RedirectResponse(f"{PREFIX}/try#newest", 303)
 
 
 def create_app(dashboard: Dashboard) -> Starlette:

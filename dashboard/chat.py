@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dashboard.gateway import Gateway
 from store.errors import UpstreamError
+from store.examples import COMPLAINTS, QUESTIONS, THANKS
 from store.values import Json
 
 #: Finds the name of the version that a recorded turn was sampled by, by the turn's id; "": the turn is not recorded yet.
@@ -49,6 +50,17 @@ class ChatPanel:
         self._policy = policy
         self.exchanges: list[Exchange] = []
         self.version, self.beside = "", "0"
+
+    def suggestions(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return what a click may send, by title: reactions once there is a reply, and the questions that were not asked yet."""
+        asked = {one.asked for one in self.exchanges}
+        left = tuple(one for one in QUESTIONS if one not in asked)
+        found: list[tuple[str, tuple[str, ...]]] = []
+        if self.exchanges:
+            found.append(("React to the reply", (*COMPLAINTS, THANKS)))
+        if left:
+            found.append(("Ask something else" if self.exchanges else "Ask something", left))
+        return found
 
     def clear(self) -> None:
         self.exchanges.clear()

@@ -21,3 +21,16 @@
     before = null;
   });
 })();
+
+// A reply takes seconds: shows that a form was sent, and keeps it from being sent twice.
+document.addEventListener("submit", (event) => {
+  const form = event.target, words = form.dataset.busy;
+  if (words === undefined) return;
+  if (form.ariaBusy === "true") { event.preventDefault(); return; }
+  form.ariaBusy = "true";
+  form.querySelector("[role=status]").textContent = words;
+});
+// A page that comes back from the browser's history waits for nothing.
+addEventListener("pageshow", () => {
+  for (const form of document.querySelectorAll("form[data-busy]")) { form.ariaBusy = null; form.querySelector("[role=status]").textContent = ""; }
+});

@@ -13,11 +13,13 @@ import pytest
 from starlette.routing import Route
 
 from dashboard import app
+from store.examples import COMPLAINTS, QUESTIONS
 from store.journal import EntryKind, read_entries, segments
 from store.keys import KeyFile, Keyring
 from store.record import Record
 from store.values import AdapterState, Heartbeat
 from tests.dashboard.conftest import HOSTILE, OWNER_KEY, POLICY, sign_in
+from tests.dashboard.test_hostile_text import HostileGateway
 from tests.making import make_verdict
 
 PAGES = (
@@ -579,6 +581,22 @@ async def test_a_question_that_cannot_be_asked_is_refused_with_its_reason_and_th
     assert sentence in reply.text
     assert f">{form.get('text', '').strip()}</textarea>" in reply.text
     assert reply.text.count('<option value="1" selected>') == [form["version"], form["beside"]].count("1")
+
+
+async def test_a_click_sends_the_suggestion_whatever_stands_in_the_text(
+    page: httpx.AsyncClient, dashboard: app.Dashboard
+) -> None:
+    dashboard._gateway = dashboard._chat._gateway = HostileGateway("a reply")  # type: ignore[assignment]  # same methods
+    await sign_in(page)
+    shown = (await page.get("/dashboard/try")).text
+    assert shown.count('name="suggestion"') == 5
+    form = {"csrf": await csrf_of(page), "text": "half a sent", "suggestion": QUESTIONS[0], "beside": ""}
+    reply = await page.post("/dashboard/try", data=form)
+    assert (reply.status_code, reply.headers["location"]) == (303, "/dashboard/try#newest")
+    shown = (await page.get("/dashboard/try")).text
+    assert f'<div class="text">{QUESTIONS[0]}</div>' in shown
+    assert f'<button name="suggestion" value="{COMPLAINTS[0]}">' in shown
+    assert f'<button name="suggestion" value="{QUESTIONS[0]}">' not in shown
 
 
 async def test_a_question_that_the_gateway_does_not_answer_stays_in_the_form(page: httpx.AsyncClient) -> None:

@@ -5,6 +5,8 @@ from typing import Any, cast
 
 from dashboard.chat import ChatPanel
 from dashboard.gateway import Gateway
+from store.examples import COMPLAINTS, HELD_OUT, QUESTIONS, THANKS
+from store.settings import REPOSITORY
 
 POLICY = "tiny"
 
@@ -53,3 +55,41 @@ async def test_a_version_is_not_shown_beside_itself() -> None:
     await panel.send("Hello", "2", "2")
     assert [one.beside for one in panel.exchanges] == [None, None]
     assert gateway.asked == [("tiny", True), ("tiny@2", True)]
+
+
+async def test_questions_are_offered_first_and_reactions_with_the_questions_that_are_left_after_a_reply() -> (
+    None
+):
+    panel, _ = make_panel(["tiny@0"])
+    ((title, texts),) = panel.suggestions()
+    assert (title, texts) == ("Ask something", QUESTIONS)
+    assert len(texts) == 5
+    await panel.send(QUESTIONS[2], "", "")
+    (_, reactions), (_, left) = panel.suggestions()
+    assert reactions == (*COMPLAINTS, THANKS)
+    assert left == (*QUESTIONS[:2], *QUESTIONS[3:])
+    panel.clear()
+    assert len(panel.suggestions()) == 1
+
+
+async def test_no_empty_row_is_offered_once_all_was_asked() -> None:
+    panel, _ = make_panel(["tiny@0"] * len(QUESTIONS))
+    for question in QUESTIONS:
+        await panel.send(question, "", "")
+    assert [title for title, _ in panel.suggestions()] == ["React to the reply"]
+
+
+def test_no_question_that_is_offered_is_in_a_set_that_learning_is_measured_with() -> None:
+    files = [
+        path
+        for folder in ("evals", "lab", "models", "trainer")
+        for path in (REPOSITORY / folder).rglob("*.*")
+    ]
+    sets = [
+        path
+        for path in files
+        if path.suffix in (".py", ".toml", ".json", ".jsonl") and path.stat().st_size < 2_000_000
+    ]
+    words = "\n".join(path.read_text(encoding="utf-8") for path in sets).lower()
+    assert words
+    assert [one for one in (*QUESTIONS, *HELD_OUT) if one.lower() in words] == []
