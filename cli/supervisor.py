@@ -24,6 +24,7 @@ from cli.start_checks import check_start, notes_on_environment
 from migrations import upgrade
 from serving.ports import bind, free_port
 from store.errors import ConfigError, RecordError
+from store.heartbeats import LOOK_S, HeartbeatWriter
 from store.processes import die_with_parent
 from store.record import Record
 from store.settings import (
@@ -35,7 +36,7 @@ from store.settings import (
     renew_backend_key,
     without_secrets,
 )
-from store.values import Heartbeat, gateway_name
+from store.values import gateway_name
 from store.version import COMMAND
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
@@ -270,23 +271,16 @@ def restart_pause(last_s: float, *, exit_code: int, lived_s: float) -> float:
 async def _beat(settings: Settings, children: list[Child]) -> None:
     """Write for `status` which processes run. A record that is unavailable for a while is no reason to end: recorder and proxy report it."""
     record: Record | None = None
+    beats = HeartbeatWriter("supervisor")
     try:
         while True:
             try:
                 if record is None:
                     record = await Record.open(settings.database_url)
-                await record.heartbeat(
-                    Heartbeat(
-                        process="supervisor",
-                        pid=os.getpid(),
-                        state="running",
-                        detail=_detail(children),
-                        at=time.time(),
-                    )
-                )
+                await beats.write(record, "running", _detail(children))
             except RecordError as exc:
                 print(f"patina: cannot write the supervisor's state: {exc}", file=sys.stderr, flush=True)
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(LOOK_S)
     finally:
         if record is not None:
             await record.close()

@@ -79,6 +79,8 @@ class ChangeNotice:
         self._poll_s = poll_s
         self._min_interval_s = min_interval_s
         self._ended_at = -min_interval_s
+        self._signal = asyncio.Event()
+        self._is_woken = False
         #: folder -> the names in it that count; None: all.
         self._names: dict[Path, set[str] | None] = dict.fromkeys(folders)
         for file in files:
@@ -94,52 +96,60 @@ class ChangeNotice:
         return self._inotify is not None and len(self._watches) == len(self._names)
 
     def close(self) -> None:
-        """Stop watching; a later wait polls."""
+        """Stop watching; a later wait polls. Not while one runs."""
         if self._inotify is not None:
             os.close(self._inotify)
             self._inotify = None
         self._watches.clear()
+
+    def wake(self) -> None:
+        """End the wait, or the next one, at once: this process itself has a reason to look."""
+        self._is_woken = True
+        self._signal.set()
 
     async def wait(self, timeout_s: float) -> bool:
         """Wait until something changed since the end of the last wait; False: the time is over, and nothing is known to have changed."""
         try:
             return await self._wait(timeout_s)
         finally:
+            self._is_woken = False
+            self._signal.clear()
             self._ended_at = time.monotonic()
 
     async def _wait(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
-        early = self._ended_at + self._min_interval_s - time.monotonic()
-        if early > 0:
-            await asyncio.sleep(min(early, timeout_s))
+        early = min(timeout_s, self._ended_at + self._min_interval_s - time.monotonic())
+        if early > 0 and self.is_armed:
+            await self._sleep(early)
         if not self.is_armed and self._watch():
             return True  # a folder is there again: what happened in it before is not known
-        changed = self._take()
-        while not changed and (left := deadline - time.monotonic()) > 0:
+        while not (self._is_woken or self._take()):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
             if not self.is_armed:
-                await asyncio.sleep(min(left, self._poll_s))
-                return False
-            if not await self._is_readable(left):
-                return False
-            changed = self._take()
-        return changed
+                await self._sleep(min(left, self._poll_s))
+                return self._is_woken
+            await self._sleep_until_events(left)
+        return True
 
-    async def _is_readable(self, timeout_s: float) -> bool:
-        """Wait until the kernel reports events."""
+    async def _sleep(self, timeout_s: float) -> None:
+        """Sleep until the signal is set."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._signal.wait()
+
+    async def _sleep_until_events(self, timeout_s: float) -> None:
         assert self._inotify is not None  # it is armed
         loop = asyncio.get_running_loop()
-        ready = asyncio.Event()
         # Only while a wait runs: events in between must not wake the loop.
-        loop.add_reader(self._inotify, ready.set)
+        loop.add_reader(self._inotify, self._signal.set)
         try:
-            async with asyncio.timeout(timeout_s):
-                await ready.wait()
-        except TimeoutError:
-            return False
+            await self._sleep(timeout_s)
         finally:
-            if self._inotify is not None:  # it was closed meanwhile
-                loop.remove_reader(self._inotify)
-        return True
+            loop.remove_reader(self._inotify)
+            if not self._is_woken:
+                self._signal.clear()
 
     def _watch(self) -> bool:
         """Watch the folders that are there and not watched yet; returns whether all are watched now."""

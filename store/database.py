@@ -294,9 +294,10 @@ class _SqliteFile:
                 found = _file_id(self._path)
                 is_whole = found == self._open_file and _file_id(self._wal) == self._open_wal
                 if is_whole:
+                    changes = raw.total_changes
                     result = work(self._writing)
                     raw.execute("COMMIT")
-                    if is_noticed:
+                    if is_noticed and raw.total_changes != changes:
                         self._mark_change()
                     return result
                 # Where only the log is gone, the file on disk lacks what was in it.

@@ -171,3 +171,17 @@ async def test_a_waiting_task_can_be_cancelled_and_waits_again(tmp_path: Path, n
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert await seconds_until_noticed(notice, (tmp_path / "a").touch) < _AT_ONCE_S
+
+
+async def test_a_process_wakes_its_own_wait_also_within_the_interval(tmp_path: Path) -> None:
+    notice = ChangeNotice(folders=[tmp_path], min_interval_s=_LONG_S)
+    notice.wake()
+    assert await notice.wait(_LONG_S)  # asked for before the wait
+    assert await seconds_until_noticed(notice, notice.wake) < _AT_ONCE_S
+    assert not await notice.wait(0.05)  # each call ends one wait
+    notice.close()
+
+
+async def test_a_process_wakes_its_own_wait_where_it_polls() -> None:
+    notice = ChangeNotice(poll_s=_LONG_S)
+    assert await seconds_until_noticed(notice, notice.wake) < _AT_ONCE_S
