@@ -38,9 +38,9 @@ from cli.unused import DAYS, lines_of
 from cli.unused import to_json as unused_json
 from serving.model_digests import digest_served_model
 from store import client_warnings, releases
-from store.catch_up import SILENT_S
 from store.drop_reasons import sentence_of
 from store.errors import AdapterError, ConfigError, RecordError
+from store.heartbeats import SILENT_S
 from store.integrity import check_adapter, readmit_version
 from store.lifecycle import DropReason, Stage
 from store.policies import policies_of

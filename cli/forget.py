@@ -33,8 +33,9 @@ from cli.home_files import (
     unknown_versions,
 )
 from cli.opened_record import open_record
-from store.catch_up import SILENT_S, is_recorder_silent, read_recorder_state
+from store.catch_up import is_recorder_silent, read_recorder_state
 from store.errors import ConfigError, PatinaError
+from store.heartbeats import SILENT_S
 from store.journal import request_rotation
 from store.policies import policies_of
 from store.processes import is_alive

@@ -27,6 +27,7 @@ from migrations import upgrade
 from serving.models.source import with_model
 from serving.ports import bind, free_port
 from store.errors import ConfigError, RecordError
+from store.heartbeats import LOOK_S, HeartbeatWriter
 from store.processes import die_with_parent
 from store.record import Record
 from store.settings import (
@@ -38,7 +39,7 @@ from store.settings import (
     renew_backend_key,
     without_secrets,
 )
-from store.values import Heartbeat, gateway_name
+from store.values import gateway_name
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
 #: A process that lived so long is not "dying again" when it ends by itself.
@@ -276,25 +277,18 @@ async def _beat(settings: Settings, children: list[Child], versions: VersionLine
     end: recorder and proxy report it.
     """
     record: Record | None = None
+    beats = HeartbeatWriter("supervisor")
     try:
         while True:
             try:
                 if record is None:
                     record = await Record.open(settings.database_url)
-                await record.heartbeat(
-                    Heartbeat(
-                        process="supervisor",
-                        pid=os.getpid(),
-                        state="running",
-                        detail=_detail(children),
-                        at=time.time(),
-                    )
-                )
+                await beats.write(record, "running", _detail(children))
                 for line in await versions.look(record):
                     print(line, flush=True)
             except RecordError as exc:
                 print(f"patina: the supervisor cannot use the record: {exc}", file=sys.stderr, flush=True)
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(LOOK_S)
     finally:
         if record is not None:
             await record.close()

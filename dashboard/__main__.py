@@ -17,6 +17,7 @@ import uvicorn
 
 from dashboard.app import Dashboard, create_app
 from dashboard.sign_in import SignIn
+from serving.openai_server.quiet_server import QuietServer
 from serving.ports import bind, listen
 from store.errors import ConfigError
 from store.journal import JournalWriter
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    uvicorn.Server(config).run(sockets=[listener])
+    QuietServer(config).run(sockets=[listener])
     return 0
 
 

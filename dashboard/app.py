@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -41,6 +40,7 @@ from dashboard.views import StatusCache, Viewer
 from store.catch_up import read_recorder_state
 from store.errors import RecordError, UpstreamError
 from store.forgetting import Forgetting
+from store.heartbeats import LOOK_S, HeartbeatWriter
 from store.journal import EntryKind, JournalWriter
 from store.keys import DEFAULT, KeyFile, Keyring
 from store.lifecycle import may_teach
@@ -51,7 +51,7 @@ from store.releases import sentence
 from store.settings import Settings
 from store.texts import clip, counted, strip_controls
 from store.training_schedule import ALWAYS
-from store.values import AdapterState, Feedback, Heartbeat, Selection, may_hold_hint, new_feedback_id
+from store.values import AdapterState, Feedback, Selection, may_hold_hint, new_feedback_id
 from store.version import COMMAND, VERSION
 from telemetry.record_metrics import render_metrics
 
@@ -67,7 +67,6 @@ _JOURNAL_WAIT_S = 10.0
 _PER_PAGE, _MAX_PER_PAGE, _MAX_DIGITS = 20, 100, 9
 #: Share of the new conversations that a version serves which a person tries.
 TRIAL_SHARE = 0.5
-_HEARTBEAT_S = 2.0
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -114,6 +113,7 @@ class Dashboard:
         self._keys = keys
         self._sign_in = sign_in
         self._journal = journal
+        self._beats = HeartbeatWriter("dashboard")
         self._status = StatusCache()
         self._forgetting = Forgetting(settings_file)
         self._gateway = Gateway(gateway_url, first_key)
@@ -163,18 +163,17 @@ class Dashboard:
         return found
 
     async def beat(self) -> None:
-        """Write a heartbeat every few seconds."""
+        """Write heartbeats; keep the journal's segment in order."""
         while True:
             await self._write_heartbeat("running")
             self._journal.maintain()
-            await asyncio.sleep(_HEARTBEAT_S)
+            await asyncio.sleep(LOOK_S)
 
     async def _write_heartbeat(self, state: str) -> None:
         forgetting = sum(job.state == "running" for job in self._forgetting.jobs)
         detail = {"forgetting": forgetting, "journal": self._journal.state()}
-        beat = Heartbeat(process="dashboard", pid=os.getpid(), state=state, detail=detail, at=time.time())
         with contextlib.suppress(RecordError):  # the pages show what is wrong; the next heartbeat comes soon
-            await (await self._record.get()).heartbeat(beat)
+            await self._beats.write(await self._record.get(), state, detail)
 
     async def close(self) -> None:
         if self._record.record is not None:

@@ -14,9 +14,9 @@ from dashboard.charts import Node, Share, share, share_chart, tree_chart
 from dashboard.damage import damage_of, sort_out
 from recorder.classify import MEANINGS
 from recorder.linking import LINK_MEANINGS
-from store.catch_up import SILENT_S
 from store.client_warnings import warnings_of
 from store.drop_reasons import REMEDIES, SENTENCES, sentence_of
+from store.heartbeats import SILENT_S
 from store.lifecycle import DropReason
 from store.record import Record
 from store.settings import DEFAULT_ORIGIN, Settings, origins_of, to_json

@@ -27,6 +27,7 @@ from proxy.relay import BACKEND_WAIT_S
 from proxy.version_locks import VersionLocks
 from serving.backends import VLLM_BACKEND_WAIT_S, make_backend_client
 from serving.http import HttpBackend
+from serving.openai_server.quiet_server import QuietServer
 from serving.ports import bind, listen
 from serving.protocol import BackendClient
 from store.errors import ConfigError, RecordError
@@ -165,7 +166,7 @@ def serve(
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,
     )
-    server = uvicorn.Server(config)
+    server = QuietServer(config)
     logging.getLogger("uvicorn").setLevel(
         logging.CRITICAL
     )  # it logs every stream that a client ends as an error

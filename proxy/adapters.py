@@ -27,6 +27,7 @@ from typing import Protocol
 from proxy.canary_arms import is_in_canary, known_conversations
 from proxy.version_locks import VersionLocks
 from serving.protocol import BackendClient, Capabilities
+from store.change_notice import ChangeNotice
 from store.errors import (
     AdapterError,
     AdapterMismatch,
@@ -48,8 +49,11 @@ ALIASES = frozenset({"patina", "default"})
 #: Request fields that the proxy may add.
 _FIELDS = frozenset({"logprobs", "return_token_ids", "stream_options"})
 
+#: Shortest time between two looks, and the longest one while something is under way.
 _POLL_INTERVAL_S = 0.2
 _CHECK_INTERVAL_S = 1.0
+#: Longest time between two looks while nothing is: a backend that restarted is also noticed by the next request.
+_REST_S = 5.0
 #: Interval of the activity query, for `status`.
 _ACTIVITY_INTERVAL_S = 5.0
 #: The live version and the next one: fewer slots would make a swap impossible.
@@ -303,7 +307,8 @@ class AdapterAlias:
         self._used_at: dict[str, float] = {}
         self._demanded: dict[str, asyncio.Event] = {}  # versions that requests wait for
         self._ready = asyncio.Event()
-        self._wake = asyncio.Event()
+        self._changes = ChangeNotice(poll_s=poll_s)
+        self._watched: Record | None = None  # the record whose changes these are
         self._checked_at = 0.0
         self._retry_at: dict[str, float] = {}
         self._retry_s: dict[str, float] = {}
@@ -422,7 +427,7 @@ class AdapterAlias:
                 return True
             if name not in self._attested or not self._locks.hold(name):
                 loaded = self._demanded.setdefault(name, asyncio.Event())
-                self._wake.set()
+                self._changes.wake()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
                         await loaded.wait()
@@ -441,12 +446,12 @@ class AdapterAlias:
         if not self._leases[name]:
             del self._leases[name]
             if self._demanded or self._waits_for_slot or version != self._live_of(policy):
-                self._wake.set()
+                self._changes.wake()
 
     def mark_unhealthy(self) -> None:
         self._ready.clear()
         self._checked_at = 0.0
-        self._wake.set()
+        self._changes.wake()
 
     # ---- the loop
 
@@ -462,14 +467,26 @@ class AdapterAlias:
                 self._ready.clear()
                 self._checked_at = 0.0
                 self._loop_error = str(exc)
-            try:
-                async with asyncio.timeout(self._poll_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+            record = self._record()
+            if record is not None and record is not self._watched:
+                self._watched = record
+                self._changes.close()
+                self._changes = record.change_notice(poll_s=self._poll_s, min_interval_s=self._poll_s)
+            await self._changes.wait(_REST_S if self._is_at_rest() else self._poll_s)
+
+    def _is_at_rest(self) -> bool:
+        """Whether nothing is left to do until the record changes or a request comes."""
+        return (
+            self._ready.is_set()
+            and self._loop_error is None
+            and not (self._demanded or self._waits_for_slot or self._unwanted())
+            and all(
+                one.live == one.target and (one.trial is None or one.trial.is_ready)
+                for one in self._pointers.values()
+            )
+        )
 
     async def _step(self) -> None:
-        self._wake.clear()
         self._waits_for_slot = False
         await self._read_targets()
         if not self._ready.is_set() or time.monotonic() - self._checked_at >= _CHECK_INTERVAL_S:
@@ -518,7 +535,7 @@ class AdapterAlias:
             policy, version = found
             outcome = await self._ensure_loaded(policy, version)
             if outcome is _Load.LATER:
-                continue  # the end of another request sets the wake event
+                continue  # the end of another request wakes the loop
             pointer = self._pointers.get(policy)
             if outcome is _Load.DONE:
                 self._cold_loads += 1
@@ -670,7 +687,7 @@ class AdapterAlias:
         if time.monotonic() < self._retry_at.get(name, 0.0):
             return _Load.FAILED
         if name not in self._loaded and not await self._free_slot():
-            # The end of a request on another version sets the wake event.
+            # The end of a request on another version wakes the loop.
             self._waits_for_slot = True
             return _Load.LATER
         try:

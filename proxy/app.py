@@ -81,10 +81,11 @@ from proxy.stored_completions import StoredCompletions
 from proxy.version_locks import VersionLocks
 from serving.protocol import BackendClient
 from serving.vllm.gpu_sharing import GpuSharingBackend
-from store.catch_up import SILENT_S, read_recorder_state, wait_recorded
+from store.catch_up import read_recorder_state, wait_recorded
 from store.errors import RecordError, RecordUnavailable, WireError
 from store.forgetting import Forgetting
 from store.hashing import digest
+from store.heartbeats import LOOK_S, SILENT_S, HeartbeatWriter
 from store.hosts import is_local_host
 from store.journal import EntryKind, JournalWriter, Lag
 from store.lifecycle import may_teach
@@ -94,7 +95,6 @@ from store.values import (
     BASE_VERSION,
     AdapterState,
     Feedback,
-    Heartbeat,
     Json,
     adapter_name,
     may_hold_hint,
@@ -114,7 +114,6 @@ _FORBIDDEN = ("load_lora_adapter", "unload_lora_adapter")
 
 #: The web page checks who asks, so it gets the credentials.
 _PAGE_PRINCIPAL = Principal(key_name="", client="", passes_credentials=True, is_owner=True)
-_HEARTBEAT_S = 1.0
 _STORE_PROBLEMS = {"stopped": "the recorder does not run", "away": "the record cannot be written"}
 _STATUS_TIMEOUT_S, _STATUS_WAIT_S = 3.0, 1.0
 #: Feedback can arrive before the turn of another gateway is recorded: longest wait for it.
@@ -184,6 +183,7 @@ class Proxy:
         self._started = time.time()
         self._counters = RelayCounters()
         self._heartbeat_errors = 0
+        self._beats = HeartbeatWriter(name)
         self._large_seen, self._trimmed_at = 0, 0.0
         self._record = RecordHandle(open_record)
         self._journal = journal
@@ -291,7 +291,7 @@ class Proxy:
         return self._journal.last_loss
 
     async def _heartbeat_loop(self) -> None:
-        """Open the record and write a heartbeat every second; keep the journal's segments in order."""
+        """Open the record and write heartbeats; keep the journal's segments in order."""
         while True:
             try:
                 record = await self._record.get()
@@ -302,7 +302,7 @@ class Proxy:
                 await self._write_heartbeat(record, "running")
             self._journal.maintain()
             await self._trim_heap()
-            await asyncio.sleep(_HEARTBEAT_S)
+            await asyncio.sleep(LOOK_S)
 
     async def _trim_heap(self) -> None:
         """Return free heap memory to the system after large bodies."""
@@ -312,11 +312,8 @@ class Proxy:
             await asyncio.to_thread(trim_heap)
 
     async def _write_heartbeat(self, record: Record, state: str) -> None:
-        beat = Heartbeat(
-            process=self._name, pid=os.getpid(), state=state, detail=self._process_state(), at=time.time()
-        )
         try:
-            await record.heartbeat(beat)
+            await self._beats.write(record, state, self._process_state())
         except RecordError:
             self._heartbeat_errors += 1  # shown in `status`; the next heartbeat retries
 

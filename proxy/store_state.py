@@ -6,7 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from store.catch_up import SILENT_S, is_recorder_silent
+from store.catch_up import is_recorder_silent
+from store.heartbeats import SILENT_S
 from store.journal import JournalWriter, Lag, journal_bytes
 from store.values import Heartbeat, Json
 

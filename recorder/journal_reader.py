@@ -147,6 +147,11 @@ class JournalReader:
         """Advance past a batch that is recorded."""
         self._offsets.update(batch.offsets)
 
+    @property
+    def has_segments(self) -> bool:
+        """Whether a segment was there at the last look."""
+        return bool(self._files)
+
     def has_recorded(self) -> bool:
         """Whether `remove_recorded` finds something to remove or to forget."""
         found = self._readable()

@@ -14,7 +14,7 @@ from recorder.journal_reader import MAX_ENTRIES
 from store.journal import is_waited_for
 
 #: Usual pause between two looks at the journal. A transaction costs as much as some turns: what comes in the meantime shares one.
-_POLL_S = 0.02
+POLL_S = 0.02
 #: An entry of this age waits for no further pause: below the age at which `status` says "behind".
 _MAX_DEFERRAL_S = 1.5
 #: Longest pause, and its length in CPU time of the batch before it.
@@ -37,8 +37,8 @@ def pause_s(entries: int, *, age_s: float, ran_s: float, waited_s: float, used_s
     """
     left = _MAX_DEFERRAL_S - age_s
     if entries >= _MIN_ENTRIES and waited_s > _BUSY_SHARE * ran_s and left > 0:
-        return max(_POLL_S, min(_MAX_PAUSE_S, _PAUSE_FACTOR * used_s, left))
-    return 0.0 if entries >= MAX_ENTRIES else _POLL_S
+        return max(POLL_S, min(_MAX_PAUSE_S, _PAUSE_FACTOR * used_s, left))
+    return 0.0 if entries >= MAX_ENTRIES else POLL_S
 
 
 class Pacing:
@@ -71,8 +71,8 @@ class Pacing:
             used_s=time.process_time() - self._used,
         )
         while True:
-            await asyncio.sleep(min(left, _POLL_S))
-            left -= _POLL_S
+            await asyncio.sleep(min(left, POLL_S))
+            left -= POLL_S
             if left <= 0 or is_waited_for(self._folder, since=self._began):
                 return
 

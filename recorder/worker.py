@@ -17,20 +17,27 @@ from pathlib import Path
 import orjson
 
 from recorder.journal_reader import EntryBatch, JournalReader
-from recorder.pacing import Pacing
+from recorder.pacing import POLL_S, Pacing
 from recorder.telemetry import RecorderTelemetry
 from recorder.turn_recorder import TurnRecorder
 from recorder.turns import ClassifiedExchange, classify_exchange
+from store.change_notice import ChangeNotice
 from store.errors import RecordError
+from store.heartbeats import LOOK_S, HeartbeatWriter
 from store.journal import STATE_FILE, Entry, EntryKind, is_rewritten, measure_lag
 from store.record import Record
-from store.values import Feedback, Heartbeat, Json
+from store.values import Feedback, Json
 from wire.captured_exchange import load_exchange
 from wire.prefix_cache import PrefixCache
 
 log = logging.getLogger(__name__)
 
-_HEARTBEAT_S = 1.0
+#: Shortest time between two looks for recorded segments.
+_CLEANING_S = 1.0
+#: Longest wait for the journal: of a change that inotify does not see, and while a segment is there that will be removed.
+_REST_S, _SEGMENT_S = 10.0, 1.0
+#: What this process itself writes into the journal's folder.
+_OWN_FILES = (STATE_FILE, Path(STATE_FILE).with_suffix(".new").name)
 #: Size of the state's file, padded with blanks: always the same, so that it can be overwritten on a full disk.
 _STATE_BYTES = 4096
 #: Folder in the journal's: entries that cannot be recorded.
@@ -61,6 +68,8 @@ class RecorderWorker:
         self._prefix_cache = PrefixCache()
         self._reader: JournalReader | None = None
         self._pacing = Pacing(folder)
+        self._changes = ChangeNotice(folders=[folder], ignored=_OWN_FILES, poll_s=POLL_S)
+        self._beats = HeartbeatWriter("recorder")
         self._oldest_at = 0.0  # when the oldest entry of the last batch was appended
         self._is_catching_up = (
             True  # the newest entries may be recorded already: the last run may have died between two commits
@@ -96,7 +105,7 @@ class RecorderWorker:
         record = self._turns.record
         if record is not None:
             try:
-                await record.heartbeat(self._heartbeat("stopped"))
+                await self._beats.write(record, "stopped", self.state())
             except RecordError as exc:
                 log.warning("the last heartbeat was not written: %s", exc)
             await record.close()
@@ -110,7 +119,7 @@ class RecorderWorker:
                 self._pacing.begin()
                 taken = await self.step()
                 now = time.monotonic()
-                if now - cleaned_at > _HEARTBEAT_S:
+                if now - cleaned_at > _CLEANING_S:
                     # Also while it is behind: the journal may have reached its limit.
                     cleaned_at = now
                     await self._remove_recorded()
@@ -121,7 +130,11 @@ class RecorderWorker:
                 if self._journal_error is None:
                     log.error("the journal cannot be read or cleaned: %s", exc)
                 self._journal_error = f"the journal cannot be read or cleaned: {exc}"[:300]
-            await self._pacing.pause(taken, self._oldest_at)
+            if taken:
+                await self._pacing.pause(taken, self._oldest_at)
+            else:
+                has_segments = self._reader is not None and self._reader.has_segments
+                await self._changes.wait(_SEGMENT_S if has_segments else _REST_S)
 
     async def step(self) -> int:
         """Record one batch; returns its number of entries, damaged bytes counted as one."""
@@ -221,22 +234,19 @@ class RecorderWorker:
 
     async def _beat(self) -> None:
         while True:
-            record = self._turns.record
+            record, state = self._turns.record, self.state()
+            is_due = self._beats.is_due("running", state)
             if record is not None:
                 try:
-                    await record.heartbeat(self._heartbeat("running"))
+                    await self._beats.write(record, "running", state)
                     self._beat_error = None
                 except RecordError as exc:
                     self._beat_error = str(exc)[:300]  # noticed here also while nothing is to be recorded
-            self._write_state()
+            if is_due:
+                self._write_state()
             if self._telemetry is not None:
                 await self._telemetry.tick(record)
-            await asyncio.sleep(_HEARTBEAT_S)
-
-    def _heartbeat(self, state: str) -> Heartbeat:
-        return Heartbeat(
-            process="recorder", pid=os.getpid(), state=state, detail=self.state(), at=time.time()
-        )
+            await asyncio.sleep(LOOK_S)
 
     def state(self) -> Json:
         """Return counters for `status`; ``lag_turns`` counts entries of the journal that are not recorded yet."""

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import orjson
 
+from store.heartbeats import SILENT_S
 from store.journal import STATE_FILE, Lag, ask_recorder, is_recorded, journal_ends, measure_lag
 from store.record import Record
 from store.values import Json
 
-#: The recorder writes its state every second; an older one is of a process that hangs or is gone.
-SILENT_S = 5.0
 _POLL_S = 0.01
 
 

@@ -19,6 +19,7 @@ has that one open restores it. SQLAlchemy's and the drivers' exceptions are mapp
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sqlite3
 import time
@@ -36,9 +37,12 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from store.change_notice import ChangeNotice, touch
 from store.disk import sync_path
 from store.errors import RecordCorrupt, RecordError, RecordUnavailable
 from store.version import COMMAND
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -129,6 +133,25 @@ class Database:
         file = self._file_of()
         return await self._writer.run(lambda: file.write(lambda sync: work(sync, *args, **kwargs)))
 
+    async def write_unnoticed(
+        self, work: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Like `write`, for what no process waits for: it ends no wait of a `change_notice`."""
+        if self._file is None:
+            return await self.write(work, *args, **kwargs)
+        file = self._file
+        return await self._writer.run(
+            lambda: file.write(lambda sync: work(sync, *args, **kwargs), is_noticed=False)
+        )
+
+    def change_notice(self, *, poll_s: float, min_interval_s: float) -> ChangeNotice:
+        """Return what ends a wait after a `write` of any process. It polls on PostgreSQL, whose writers may be on other machines."""
+        return ChangeNotice(
+            files=[] if self._file is None else [self._file.change_marker],
+            poll_s=poll_s,
+            min_interval_s=min_interval_s,
+        )
+
     async def sync(self) -> None:
         """Make every commit so far survive a power cut. PostgreSQL does so at each commit. Raises: RecordUnavailable."""
         if self._file is not None:
@@ -193,6 +216,7 @@ class _SqliteFile:
         self._wal = path.with_name(path.name + "-wal")
         #: Holds the generation of the newest restored file. Its name begins with a dot, so that `rm patina.db*` leaves it.
         self._generation_file = path.with_name(f".{path.name}.generation")
+        self.change_marker = path.with_name(f".{path.name}.changed")
         self._generation = 0  # of what is open
         self._busy_timeout_s = busy_timeout_s
         self._open_file: FileId | None = None
@@ -255,7 +279,7 @@ class _SqliteFile:
             with self._engine.connect() as connection:
                 return work(connection)
 
-    def write(self, work: Callable[[sa.Connection], T]) -> T:
+    def write(self, work: Callable[[sa.Connection], T], *, is_noticed: bool = True) -> T:
         with _mapped():
             if self._writing is None:
                 self.open()
@@ -270,8 +294,11 @@ class _SqliteFile:
                 found = _file_id(self._path)
                 is_whole = found == self._open_file and _file_id(self._wal) == self._open_wal
                 if is_whole:
+                    changes = raw.total_changes
                     result = work(self._writing)
                     raw.execute("COMMIT")
+                    if is_noticed and raw.total_changes != changes:
+                        self._mark_change()
                     return result
                 # Where only the log is gone, the file on disk lacks what was in it.
                 is_removed = found is None or found == self._open_file
@@ -294,6 +321,13 @@ class _SqliteFile:
                 self.open()  # at once: after a second removal it must be restored from this file
                 raise RecordUnavailable(f"the record's file {self._path} was removed; it is restored")
             self._close_replaced()
+
+    def _mark_change(self) -> None:
+        """End the waits for a change. The log itself is not watched: heartbeats write to it as well."""
+        try:
+            touch(self.change_marker)
+        except OSError as exc:  # the transaction is committed: others see it when they poll
+            log.warning("a change is noticed late: %s", exc)
 
     def _close_replaced(self) -> NoReturn:
         self.close()

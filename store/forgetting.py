@@ -12,6 +12,7 @@ from pathlib import Path
 
 import orjson
 
+from store.change_notice import ChangeNotice
 from store.errors import RecordError
 from store.record_handle import RecordHandle
 from store.settings import child_environment
@@ -20,8 +21,9 @@ from store.values import Json
 log = logging.getLogger(__name__)
 
 _KEPT = 50
-#: How often deleted completions are looked for.
+#: Deleted completions are looked for when the record changed, at most and, where that is not noticed, at least so often.
 _LOOK_S = 2.0
+_REST_S = 30.0
 
 
 @dataclass(slots=True)
@@ -78,9 +80,12 @@ class Forgetting:
     async def run(self, record: RecordHandle) -> None:
         """Forget, one after the other, the turns of completions that their clients deleted; a failure is not tried again before a restart."""
         tried: set[str] = set()
+        changes: ChangeNotice | None = None
         while True:
             try:
-                waiting = await (await record.get()).turns_to_forget()
+                opened = await record.get()
+                changes = changes or opened.change_notice(poll_s=_LOOK_S, min_interval_s=_LOOK_S)
+                waiting = await opened.turns_to_forget()
             except RecordError as exc:
                 log.warning("deleted completions wait to be forgotten: %s", exc)
                 waiting = []
@@ -93,7 +98,7 @@ class Forgetting:
                         await task
                     if job.error:
                         log.error("%s was deleted and cannot be forgotten: %s", turn_id, job.error)
-            await asyncio.sleep(_LOOK_S)
+            await (asyncio.sleep(_LOOK_S) if changes is None else changes.wait(_REST_S))
 
     async def _run(self, job: ForgetJob) -> None:
         command = [

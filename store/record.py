@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequen
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
+from store.change_notice import FALLBACK_POLL_S, ChangeNotice
 from store.database import BUSY_TIMEOUT_S, Database
 from store.errors import RecordError, RecordTooNew
 from store.lifecycle import DropReason, Stage
@@ -114,6 +115,15 @@ class Record:
 
     async def close(self) -> None:
         await self._database.close()
+
+    def change_notice(self, *, poll_s: float = FALLBACK_POLL_S, min_interval_s: float = 0.0) -> ChangeNotice:
+        """Return what ends a wait when any process has written to the record, heartbeats aside; see `store.change_notice`.
+
+        Args:
+            poll_s: longest wait where changes cannot be noticed: on PostgreSQL, and without inotify.
+            min_interval_s: shortest time between two looks.
+        """
+        return self._database.change_notice(poll_s=poll_s, min_interval_s=min_interval_s)
 
     # ------------------------------------------------------------------ proxy and recorder
 
@@ -264,7 +274,7 @@ class Record:
 
     async def heartbeat(self, beat: Heartbeat) -> None:
         """Say that a process lives and what it does; its row is its own."""
-        await self._database.write(proxy.heartbeat, beat)
+        await self._database.write_unnoticed(proxy.heartbeat, beat)
 
     async def write_gpu_lease(self, lease: GpuLease) -> None:
         """Store what one side of a shared GPU requests or grants."""

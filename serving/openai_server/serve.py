@@ -9,6 +9,7 @@ from types import FrameType
 import uvicorn
 
 from serving.openai_server.app import OpenAIServer
+from serving.openai_server.quiet_server import QuietServer
 
 GRACE_S = 3  # time that running streams have after SIGTERM before the engine stops
 
@@ -28,7 +29,7 @@ def serve(server: OpenAIServer, listener: socket.socket) -> None:
         timeout_graceful_shutdown=4 * GRACE_S,
     )
 
-    class DrainingServer(uvicorn.Server):
+    class DrainingServer(QuietServer):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             super().handle_exit(sig, frame)
             server.drain(GRACE_S)

@@ -12,6 +12,7 @@ from store import schema
 from store.database import insert_ignore, upsert
 from store.errors import AliasMoved, ClaimLost
 from store.hashing import exact_json
+from store.heartbeats import SILENT_S
 from store.lifecycle import DropReason, Event, Stage
 from store.queries import canary
 from store.queries.common import adapter as find_adapter
@@ -48,8 +49,6 @@ from store.values import (
 
 #: Name in `controls`: when a person last asked to train now.
 TRAIN_NOW = "train_now"
-#: An older heartbeat is of a gateway that hangs or is gone.
-_SILENT_S = 5.0
 #: The newest turns among which the newest main turn is looked for.
 _ACTIVITY_TURNS = 200
 
@@ -91,7 +90,7 @@ def activity(connection: sa.Connection, now: float) -> Activity:
     """Return what the gateways do now (Unix time, seconds). Heartbeats that are older than some seconds do not count."""
     h, t = schema.heartbeats.c, schema.turns.c
     beats = connection.execute(
-        sa.select(h.detail).where(h.process.startswith(gateway_name(1)), h.at > now - _SILENT_S)
+        sa.select(h.detail).where(h.process.startswith(gateway_name(1)), h.at > now - SILENT_S)
     ).scalars()
     newest = sa.select(t.kind, t.created_at).order_by(t.created_at.desc()).limit(_ACTIVITY_TURNS).subquery()
     main = connection.execute(

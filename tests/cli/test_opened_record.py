@@ -17,8 +17,9 @@ from cli.main import main
 from cli.opened_record import open_record
 from migrations import upgrade
 from recorder.worker import RecorderWorker
-from store.catch_up import SILENT_S, is_recorder_silent, read_recorder_state, wait_recorded
+from store.catch_up import is_recorder_silent, read_recorder_state, wait_recorded
 from store.errors import RecordError
+from store.heartbeats import SILENT_S
 from store.journal import STATE_FILE, EntryKind, JournalWriter, measure_lag
 from store.record import Record
 from store.settings import Settings, read_settings

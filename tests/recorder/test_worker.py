@@ -679,7 +679,7 @@ async def test_segments_are_removed_while_the_recorder_is_catching_up(
 ) -> None:
     """A journal at its limit takes nothing until a segment is removed."""
     monkeypatch.setattr(journal_reader, "MAX_ENTRIES", 1)
-    monkeypatch.setattr("recorder.worker._HEARTBEAT_S", 0.0)
+    monkeypatch.setattr("recorder.worker._CLEANING_S", 0.0)
     setup.writer = JournalWriter(setup.folder, "a", segment_bytes=1)
     append_conversation(setup.writer, 6)
     counts: list[int] = []

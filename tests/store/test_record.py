@@ -589,3 +589,20 @@ async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 async def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RecordUnavailable, match="is not there"):
         await Record.open(f"sqlite+aiosqlite:///{tmp_path / 'no' / 'patina.db'}")
+
+
+async def test_a_write_of_another_process_ends_the_wait_for_a_change(record: Record, record_url: str) -> None:
+    other = await Record.open(record_url)
+    notice = other.change_notice()
+    assert not await notice.wait(0.05)
+    await record.write_turns([make_turn("t1")])
+    assert await notice.wait(20.0)
+    notice.close()
+    await other.close()
+
+
+async def test_a_heartbeat_ends_no_wait_for_a_change(record: Record) -> None:
+    notice = record.change_notice()
+    await record.heartbeat(Heartbeat(process="scorer", pid=1, state="running", detail={}, at=1.0))
+    assert not await notice.wait(0.1)
+    notice.close()
