@@ -99,7 +99,9 @@ async def _score_again(record: Record, settings: Settings, steps: Sequence[Linea
     chain = build_scorer_chain(settings)
     await chain.start()
     try:
-        await chain.test_candidate()
+        await chain.recall_test()
+        while chain.candidate is not None:
+            await chain.test_candidate()
         turns = await record.answered_turns(list(ids))
         verdicts = [(await chain.decide(turn, now=time.time()))[0] for turn in turns]
     finally:

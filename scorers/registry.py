@@ -9,6 +9,7 @@ from scorers.judge import NO_KEY, Judge, local_base
 from scorers.provider import Provider
 from scorers.rules import RULES
 from scorers.scorer_chain import ScorerChain
+from scorers.self_test import SelfTestCache
 from store.errors import ConfigError
 from store.settings import Settings
 
@@ -34,7 +35,14 @@ def build_scorer_chain(settings: Settings, judge_url: str = "", judge_model: str
         return ScorerChain(
             rules=RULES, custom=custom, judge=None, judge_test="none: there is no local base model"
         )
-    return ScorerChain(rules=RULES, custom=custom, judge=None, candidate=judge, judge_test="not tested yet")
+    return ScorerChain(
+        rules=RULES,
+        custom=custom,
+        judge=None,
+        candidate=judge,
+        judge_test="not tested yet",
+        test_cache=SelfTestCache(path=settings.home / "judge-self-test.json", model=settings.model_path),
+    )
 
 
 def _judge(settings: Settings, judge_url: str, judge_model: str) -> Judge | None:

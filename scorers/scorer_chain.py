@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,9 +11,10 @@ from scorers.judge import Judge
 from scorers.reactions import Role, bounded, classify
 from scorers.reader import compose_turn
 from scorers.rules import filtered
-from scorers.self_test import self_test
+from scorers.self_test import SelfTest, SelfTestCache, SelfTestResult
 from store.errors import JudgeError, JudgeUnavailable
 from store.lifecycle import DropReason
+from store.texts import counted
 from store.values import AnsweredTurn, Json, Verdict
 
 
@@ -22,7 +24,8 @@ class ScorerChain:
 
     Attributes:
         candidate: a judge that must pass the self-test before it becomes `judge` (``--judge auto``).
-        judge_test: result of that test, for the heartbeat.
+        test: that test, once it has begun; judge_test: its result, for the heartbeat.
+        test_cache: results of earlier tests; None: they are not kept.
     """
 
     rules: Sequence[Scorer]
@@ -30,6 +33,8 @@ class ScorerChain:
     judge: Judge | None
     candidate: Judge | None = None
     judge_test: str = "not needed"
+    test: SelfTest | None = None
+    test_cache: SelfTestCache | None = None
 
     async def start(self) -> None:
         """Raises: ConfigError when the judge cannot be set up."""
@@ -41,26 +46,50 @@ class ScorerChain:
             if judge is not None:
                 await judge.close()
 
+    async def recall_test(self) -> None:
+        """Take the result of an earlier test of this very model, if there is one.
+
+        Raises:
+            ConfigError: the candidate cannot be set up.
+        """
+        if self.candidate is None or self.test_cache is None:
+            return
+        found = await asyncio.to_thread(self.test_cache.read)
+        if found is not None:
+            await self._settle(self.candidate, found)
+
     async def test_candidate(self) -> None:
-        """Test the candidate and adopt it if it passes; without one nothing happens.
+        """Ask the candidate one case of the self-test, and adopt it or let it go once the outcome is decided; without one nothing happens.
 
         Raises:
             ConfigError: the candidate cannot be set up.
             JudgeUnavailable: it does not answer now; call again later.
         """
-        if self.candidate is None:
-            return
         candidate = self.candidate
-        self.judge_test = f"testing {candidate.place}"
-        await candidate.start()
+        if candidate is None:
+            return
+        if self.test is None:
+            await candidate.start()
+            self.test = SelfTest(candidate)
         try:
-            result = await self_test(candidate)
+            await self.test.ask()
         except JudgeUnavailable as exc:
             self.judge_test = f"not tested yet: {exc}"
             raise
-        self.judge_test = f"{candidate.place} {result.sentence}"
+        result = self.test.result
+        self.judge_test = (
+            f"testing {candidate.place}: {result.right} of {counted(result.asked, 'case')} right"
+        )
+        if result.is_decided:
+            if self.test_cache is not None:
+                await asyncio.to_thread(self.test_cache.write, result)
+            await self._settle(candidate, result)
+
+    async def _settle(self, candidate: Judge, result: SelfTestResult) -> None:
         self.candidate = None
+        self.judge_test = f"{candidate.place} {result.sentence}"
         if result.passed:
+            await candidate.start()
             self.judge = candidate
         else:
             await candidate.close()

@@ -20,14 +20,17 @@ from typing import Protocol
 from scorers.scorer_chain import ScorerChain
 from store.errors import JudgeUnavailable, PatinaError, RecordUnavailable, RewardError
 from store.lifecycle import DropReason
-from store.values import AnsweredTurn, Heartbeat, Json, Verdict
+from store.values import Activity, AnsweredTurn, Heartbeat, Json, Verdict
 
 log = logging.getLogger(__name__)
 
 #: Turns worked on at once. The judge's own limit is lower: turns that rules decide shall not queue behind it.
 CONCURRENCY = 32
-POLL_S = 0.25
-HEARTBEAT_S = 1.0
+#: Between two looks for turns, and between two heartbeats.
+POLL_S = 1.0
+HEARTBEAT_S = 2.0
+#: A case of the judge's self-test is asked when no request came for so many seconds.
+QUIET_S = 4.0
 #: How long a turn that waits for the judge is left alone before its rules are tried again.
 RECHECK_S = 10.0
 #: First and longest pause before a judge that was down is tried again.
@@ -47,6 +50,7 @@ class Turns(Protocol):
         self, verdict: Verdict, *, drop: DropReason | None = None, most_per_hour: int = 0
     ) -> None: ...
     async def heartbeat(self, beat: Heartbeat) -> None: ...
+    async def activity(self) -> Activity: ...
 
 
 @dataclass(slots=True)
@@ -78,6 +82,7 @@ class ScorerWorker:
         most_per_hour: verdicts of one key within an hour that may train; 0: no limit.
         clock: seconds since the epoch.
         judge_pause_s: (first, longest) pause before a judge that was down is tried again.
+        quiet_s: see `QUIET_S`.
     """
 
     def __init__(
@@ -91,6 +96,7 @@ class ScorerWorker:
         judge_pause_s: tuple[float, float] = JUDGE_PAUSE_S,
         reward_pause_s: float = REWARD_PAUSE_S,
         recheck_s: float = RECHECK_S,
+        quiet_s: float = QUIET_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._record = record
@@ -101,6 +107,7 @@ class ScorerWorker:
         self._judge_pause_s = judge_pause_s
         self._reward_pause_s = reward_pause_s
         self._recheck_s = recheck_s
+        self._quiet_s = quiet_s
         self._clock = clock
         self.counters = ScorerCounters()
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -139,20 +146,46 @@ class ScorerWorker:
             await self.announce("stopped")
 
     async def _test_judge(self) -> None:
-        """Test the candidate judge until it answers; scoring goes on by rules and classifier meanwhile."""
+        """Test the candidate judge while no person waits; scoring goes on by rules and classifier meanwhile."""
         pause, longest = self._judge_pause_s
-        while self._chain.candidate is not None:
-            try:
-                await self._chain.test_candidate()
-            except JudgeUnavailable as exc:
-                log.info("judge not tested yet: %s", exc)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, longest)
-            except PatinaError as exc:
-                self._chain.judge_test = f"cannot be tested: {exc}"
-                log.warning("judge cannot be tested: %s", exc)
-                return
+        try:
+            await self._chain.recall_test()
+            while self._chain.candidate is not None:
+                await self._until_quiet()
+                case = asyncio.create_task(self._chain.test_candidate())
+                try:
+                    while not case.done():
+                        await asyncio.wait({case}, timeout=self._quiet_s / 4)
+                        if not case.done() and not await self._is_quiet(0.0):
+                            break  # a person asks: the case is asked again later
+                finally:
+                    case.cancel()
+                    (outcome,) = await asyncio.gather(case, return_exceptions=True)
+                if isinstance(outcome, JudgeUnavailable):
+                    log.info("judge not tested yet: %s", outcome)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, longest)
+                elif isinstance(outcome, Exception):
+                    raise outcome
+        except (PatinaError, OSError) as exc:
+            self._chain.judge_test = f"cannot be tested: {exc}"
+            log.warning("judge cannot be tested: %s", exc)
+            return
         log.info("judge: %s", self._chain.judge_test)
+
+    async def _until_quiet(self) -> None:
+        while not await self._is_quiet(self._quiet_s):  # noqa: ASYNC110  other processes answer
+            await asyncio.sleep(self._quiet_s / 4)
+
+    async def _is_quiet(self, seconds: float) -> bool:
+        """Whether a first request was answered and none is in flight, or was for so many seconds."""
+        try:
+            activity = await self._record.activity()
+        except RecordUnavailable as exc:
+            self._note_record_error(exc)
+            return False
+        now = time.time()
+        return bool(activity.newest_main_at) and not activity.in_flight and activity.quiet_s(now) >= seconds
 
     async def poll(self) -> int:
         """Take up to as many answered turns as there is room for; return how many were started."""

@@ -21,7 +21,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def die_with_parent() -> None:
-    """Ask for a signal when the parent dies, even by kill -9. Runs in the child, as ``preexec_fn``; only Linux can do it."""
+def die_with_parent(number: int = signal.SIGTERM) -> None:
+    """Ask for this signal when the parent dies, even by kill -9. Runs in the child, as ``preexec_fn``; only Linux can do it."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

@@ -476,9 +476,10 @@ class Settings(BaseSettings):
         "learning",
     )
     max_wait_s: float = _field(
-        60.0,
+        0.0,
         "PATINA_MAX_WAIT_S",
-        "train on fewer turns than --batch-size once one has waited so long",
+        "train on fewer turns than --batch-size once a complaint has waited so long and none came for half of it; 0: half as long as a "
+        "version takes here, 30 to 600 s",
         "learning",
         has_flag=False,
     )

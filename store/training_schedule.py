@@ -1,4 +1,4 @@
-"""When training may begin (`--train-when`). Sans-IO."""
+"""When training may begin (`--train-when`), and when a batch is ready. Sans-IO."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 
+from store.values import Waiting
 from store.version import COMMAND
 
 ALWAYS, IDLE, MANUAL = "always", "idle", "manual"
@@ -59,3 +60,16 @@ def parse_schedule(text: str, idle_minutes: float) -> TrainingSchedule:
     if first == end:
         raise ValueError("its window is empty: begin and end are equal")
     return TrainingSchedule(mode="window", idle_s=idle_s, window=(first, end))
+
+
+def is_batch_due(waiting: Waiting, batch_size: int, longest_s: float, now: float) -> bool:
+    """Whether to train on what waits: a whole batch, or complaints after `longest_s`.
+
+    Thanks and neutral turns start no clock. Where complaints still come, a smaller batch waits for them, at most twice as long.
+    """
+    if waiting.ready >= batch_size:
+        return True
+    if waiting.complaint_since is None or waiting.newest_complaint is None:
+        return False
+    waited, quiet = now - waiting.complaint_since, now - waiting.newest_complaint
+    return waited > longest_s and (quiet > longest_s / 2 or waited > 2 * longest_s)

@@ -1003,3 +1003,7 @@ class Waiting:
     scored: int
     ready: int  #: of these, with something to teach
     oldest_since: float | None  #: when the first of them was scored
+    complaint_since: float | None = (
+        None  #: when the first and the newest of those was that complains or has a hint
+    )
+    newest_complaint: float | None = None

@@ -87,6 +87,11 @@ class PolicyProgress:
             "rejected_in_a_row": self._rejected_in_a_row,
         }
 
+    def count_rejections(self, count: int) -> None:
+        """So many attempts from this version were rejected before this process: go on as after them."""
+        self._rejected_in_a_row = count
+        self._set_rate(self._rate * RATE_CUT**count)
+
     def resume(self, state: Json) -> None:
         """Let the next attempt be as it was when `state` returned this. Turns count as old as they were then."""
         self._set_rate(float(state["learning_rate"]))

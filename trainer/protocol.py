@@ -13,15 +13,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from serving.prompt_window import PromptWindow
 from store.lifecycle import DropReason
 from store.values import AdapterVersion, Json, ScoredTurn
-from trainer.checkpoint import WrittenVersion
-from trainer.losses import Residual
+
+if TYPE_CHECKING:  # the trainer at rest loads no torch
+    from torch import Tensor
+
+    from trainer.checkpoint import WrittenVersion
+    from trainer.losses import Residual
 
 
 class Weights(StrEnum):
@@ -274,6 +276,10 @@ class VersionTrainer(Protocol):
 
     def resume(self, state: Json) -> None:
         """Let the next attempt be as it was when `state` returned this."""
+        ...
+
+    def count_rejections(self, count: int) -> None:
+        """So many attempts from this version were rejected before this process: go on as after them."""
         ...
 
     def commit(self, number: int) -> None: ...

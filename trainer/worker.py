@@ -12,10 +12,12 @@ The event loop here talks to the record and keeps the lease and the heartbeat al
                 no fault of the turns: they wait for it
 
 A wish that the owner withdraws is unlearnt without waiting for turns: while no batch is ready, a version is made of it alone. Attempts
-that do not become a version are bounded (`MAX_UNLEARNING_FAILURES`), with a pause after each.
+that do not become a version are bounded (`trainer.due`), with a pause after each.
 
 While a version is on trial (`trainer.canary_release`), the policy's next step waits: built on the version it might be built on a bad one,
 and built on the live one it would lose what that version learned.
+
+The process has the model in memory, so it ends by itself when nothing was to do for a while; `trainer.watcher` starts it again.
 
 One process trains all policies of the base model (`store.policies`), one batch of one policy at a time: first the policy whose oldest verdict
 waits longest, counted from the policy's last batch. So many verdicts of one policy delay each of the others by one batch, not by all of them.
@@ -34,9 +36,8 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -55,7 +56,6 @@ from store.lifecycle import DropReason
 from store.policies import policies_of
 from store.record import Record
 from store.settings import Settings, training_settings
-from store.training_schedule import ALWAYS
 from store.values import (
     BASE_VERSION,
     OPEN_RELEASES,
@@ -68,28 +68,21 @@ from store.values import (
     StepInputs,
     StepReport,
     StepRole,
-    Waiting,
-    adapter_name,
 )
 from trainer.checkpoint import folder_size, sweep, versions_to_keep
 from trainer.deaths import Deaths
 from trainer.device import Device, make_device
-from trainer.protocol import Edit, Outcome, TurnRefusal, VersionTrainer
-from trainer.release_watch import ReleaseWatch
+from trainer.due import Due, DueFinder, Pause
+from trainer.protocol import Outcome, TurnRefusal, VersionTrainer
 from trainer.step import StepPlan
 from trainer.weights_thread import WeightsThread
 
-POLL_S = 0.25
+POLL_S = 0.5
 LEASE_S = 120.0
 #: Pause between two renewals of the lease.
 RENEW_S = LEASE_S / 4
 #: After so many failed steps a turn is held to be the cause.
 MAX_FAILURES = 3
-#: So many attempts in a row to unlearn a withdrawn wish may be rejected or fail, before something else has to change: a new version,
-#: or an edit. After each of them the next one waits: so many seconds, doubled every time.
-MAX_UNLEARNING_FAILURES, _UNLEARNING_PAUSE_S = 4, 60.0
-#: Pause after a step that failed, doubled up to the longest with every failure in a row.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 #: Pause between two looks for a training server that is away when the trainer starts.
 _SERVER_S = 5.0
 #: How many verdicts the baseline may look at.
@@ -110,6 +103,12 @@ class _Counters:
     last_error: str | None = None
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def from_json(cls, found: Json) -> _Counters:
+        """Go on from what the heartbeat of an earlier worker showed."""
+        counts = {name: int(found.get(name, 0)) for name in ("steps", "published", "rejected", "failed")}
+        return cls(**counts, dropped=Counter(found.get("dropped", {})), last_error=found.get("last_error"))
+
     def to_json(self) -> Json:
         return {
             "steps": self.steps,
@@ -120,67 +119,6 @@ class _Counters:
             "last_error": self.last_error,
             "notes": list(self.notes),
         }
-
-
-@dataclass(slots=True)
-class _Unlearning:
-    """Attempts in a row to make a version of withdrawn wishes alone that came to nothing.
-
-    Attributes:
-        version, edits: the live version and the owner's edits that they began from; with others the count restarts.
-        is_needed: False where the trainer found nothing to unlearn there.
-        after: `time.monotonic` before which none is made.
-        since: `time.time` at which the need was noticed.
-    """
-
-    version: int = BASE_VERSION
-    edits: tuple[Edit, ...] = ()
-    is_needed: bool = True
-    failures: int = 0
-    after: float = 0.0
-    since: float = field(default_factory=time.time)
-
-    def may_begin(self) -> bool:
-        return self.is_needed and self.failures < MAX_UNLEARNING_FAILURES and time.monotonic() >= self.after
-
-    def begin(self) -> None:
-        """An attempt begins; it counts as failed until another version is live."""
-        self.after = time.monotonic() + _UNLEARNING_PAUSE_S * 2**self.failures
-        self.failures += 1
-
-
-@dataclass(slots=True)
-class _Pause:
-    """The pause after a step that failed."""
-
-    until: float = 0.0
-    seconds: float = _FIRST_PAUSE_S
-
-    def extend(self) -> None:
-        self.until = time.monotonic() + self.seconds
-        self.seconds = min(2 * self.seconds, _LONGEST_PAUSE_S)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Due:
-    """A version that is to be attempted.
-
-    Attributes:
-        edits: what the owner changed in the playbook.
-        edit_id: number of the newest edit.
-        takes_turns: False: it is made of withdrawn wishes alone.
-        is_asked_for: a person asked to train what waits now.
-        quiet_s: seconds since the last main request; 0 while one is in flight.
-        since: when its oldest verdict, or its withdrawn wish, came.
-    """
-
-    policy: str
-    edits: tuple[Edit, ...]
-    edit_id: int
-    takes_turns: bool
-    is_asked_for: bool
-    quiet_s: float
-    since: float
 
 
 def make_workshop(settings: Settings, device: Device, pinned: Json | None = None) -> VersionTrainer:
@@ -211,7 +149,12 @@ def make_workshop(settings: Settings, device: Device, pinned: Json | None = None
 
 
 class TrainerWorker:
-    """One trainer process. Make it, then `run` it."""
+    """One trainer process with the weights. Make it, then `run` it.
+
+    Args:
+        earlier: detail of the last heartbeat of the worker before, whose counters go on.
+        idle_s: seconds without work after which `run` returns; None: never.
+    """
 
     def __init__(
         self,
@@ -220,6 +163,8 @@ class TrainerWorker:
         *,
         log: Callable[[Json], None] | None = None,
         trainer: VersionTrainer | None = None,
+        earlier: Json | None = None,
+        idle_s: float | None = None,
     ) -> None:
         self._record = record
         self._settings = settings
@@ -230,20 +175,19 @@ class TrainerWorker:
         self._trainer = trainer
         self._state = "loading"
         self._step_now: StepReport | None = None
-        self._counters = _Counters()
+        self._counters = _Counters.from_json(earlier or {})
+        self._idle_s = idle_s
         self._failures: Counter[str] = Counter()
         self._rejections: Counter[str] = Counter()
         self._policy: str | None = None  # that is trained now
-        self._served_at: dict[str, float] = {}  # `time.time` of each policy's last batch
-        self._pauses: dict[str | None, _Pause] = {}  # by policy; None: of all
-        self._unlearning: dict[str, _Unlearning] = {}
+        self._known: set[str] = set()  # policies that this process has trained
+        self._due = DueFinder(record, settings)
         self._log = log
         self._device = make_device(settings, record)
-        self._releases = ReleaseWatch(record, settings)
         self._deaths = Deaths(settings.home / "trainer-deaths.json")
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until ``stop`` is set; a step that is under way is finished first.
+        """Work until ``stop`` is set, or nothing was to do for `idle_s`; a step that is under way is finished first.
 
         Raises:
             ConfigError, AdapterError: the model or the version to start from cannot be loaded.
@@ -252,8 +196,13 @@ class TrainerWorker:
         stopping = asyncio.create_task(self._note_stop(stop))
         try:
             await self._open(stop)
+            idle_since = time.monotonic()
             while not stop.is_set():
                 did_something = await self._survive(self.work_once)
+                if did_something or self._due.has_complaints:
+                    idle_since = time.monotonic()
+                if self._idle_s is not None and time.monotonic() - idle_since > self._idle_s:
+                    return
                 if not did_something:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(stop.wait(), POLL_S)
@@ -308,123 +257,51 @@ class TrainerWorker:
             print(f"patina: the trainer failed: {_sentence(exc)}", file=sys.stderr, flush=True)
             # What one policy's turns have done must not stop the others; a server that is away stops all.
             policy = None if isinstance(exc, UpstreamError) else self._policy
-            self._pauses.setdefault(policy, _Pause()).extend()
+            self._due.pauses.setdefault(policy, Pause()).extend()
             return False
         finally:
             self._policy = None
 
     async def work_once(self) -> bool:
         """Train one batch if there is one to train; returns whether there was."""
-        if self._is_pausing(None):
-            return False
-        await self._record.release_expired()
-        tried = await self._releases.review()
-        if await self._record.is_paused():
-            self._state = "paused"
-            return False
-        steps = self._settings.max_steps
-        if steps and self._counters.published >= steps:
-            self._state = f"done: {steps} steps"
-            return False
-        due = await self._next_due(tried)
+        due = await self._due.find(self._counters.published)
+        self._state = self._due.state
         if due is None:
-            names = ", ".join(adapter_name(*one) for one in sorted(tried.items()))
-            self._state = f"waiting: {names} on trial" if names else "waiting"
-            return False
-        if reason := self._reason_to_wait(due):
-            self._state = reason
             return False
         self._policy = due.policy
         await self._on_thread(self._ready().check)
         self._state = "waiting for the device"
         async with self._device.lease():
-            self._served_at[due.policy] = time.time()
+            self._due.served_at[due.policy] = time.time()
             await self._follow_alias(due.policy)
             if not due.takes_turns and not self._ready().is_due(due.edits):
-                self._unlearning[due.policy].is_needed = False
+                self._due.unlearning[due.policy].is_needed = False
                 self._state = "waiting"
                 return False
             self._state = "training"
             await self._step(due)
         self._state = "waiting"
-        self._pauses.pop(None, None)
-        self._pauses.pop(due.policy, None)
+        self._due.pauses.pop(None, None)
+        self._due.pauses.pop(due.policy, None)
         return True
-
-    def _reason_to_wait(self, due: _Due) -> str:
-        """Return why the schedule lets no step begin now, or "". What a person asked to train now does not wait."""
-        schedule = self._settings.schedule
-        if schedule.mode == ALWAYS or due.is_asked_for:
-            return ""
-        return schedule.reason_to_wait(datetime.now(), due.quiet_s)
-
-    def _is_pausing(self, policy: str | None) -> bool:
-        pause = self._pauses.get(policy)
-        return pause is not None and time.monotonic() < pause.until
-
-    async def _next_due(self, tried: Collection[str]) -> _Due | None:
-        """Return what to attempt next, but for policies with a version on trial: of the policies with a batch or a wish to unlearn, the one that waits longest."""
-        waiting = await self._record.waiting(hint_only=not self._plan.reads_verdicts)
-        edit_id = await self._record.newest_wish_edit()
-        edits = await self._record.all_wish_edits(edit_id) if self._plan.selects_hints else {}
-        live = {policy: move.version for policy, move in (await self._record.aliases()).items()}
-        stopped = {*await self._record.paused_policies(), *tried}
-        now = time.time()
-        activity = await self._record.activity(now)
-        found: list[tuple[float, _Due]] = []
-        for policy in policies_of(self._settings.policy, {*waiting, *live}):
-            if policy in stopped or self._is_pausing(policy):
-                continue
-            changed = tuple(Edit(turn_id=edit.turn_id, text=edit.text) for edit in edits.get(policy, ()))
-            one = waiting.get(policy)
-            is_asked_for = (
-                one is not None and one.oldest_since is not None and one.oldest_since <= activity.asked_at
-            )
-            since = one.oldest_since if one is not None and is_asked_for else self._batch_since(one)
-            has_batch = since is not None
-            if since is None and await self._may_unlearn(policy, live.get(policy, BASE_VERSION), changed):
-                since = self._unlearning[policy].since
-            if since is not None:
-                due = _Due(
-                    policy=policy,
-                    edits=changed,
-                    edit_id=edit_id,
-                    takes_turns=has_batch,
-                    is_asked_for=is_asked_for,
-                    quiet_s=activity.quiet_s(now),
-                    since=since,
-                )
-                found.append((max(since, self._served_at.get(policy, 0.0)), due))
-        return min(found, key=lambda one: (one[0], one[1].policy))[1] if found else None
-
-    def _batch_since(self, waiting: Waiting | None) -> float | None:
-        """Return since when a batch waits; None: there is none yet."""
-        if waiting is None or waiting.oldest_since is None:
-            return None
-        is_due = time.time() - waiting.oldest_since > self._settings.max_wait_s
-        return waiting.oldest_since if waiting.ready >= self._settings.batch_size or is_due else None
-
-    async def _may_unlearn(self, policy: str, live: int, edits: tuple[Edit, ...]) -> bool:
-        """Whether the live version may have a withdrawn wish to unlearn, by the record alone: the device need not be waited for."""
-        if not self._plan.selects_hints or live == BASE_VERSION:
-            return False
-        known = self._unlearning.get(policy)
-        if known is None or (known.version, known.edits) != (live, edits):
-            adapter = await self._record.adapter(policy, live)
-            known = _Unlearning(
-                version=live,
-                edits=edits,
-                is_needed=adapter is not None and has_withdrawn_wish(adapter.metrics, edits),
-            )
-            self._unlearning[policy] = known
-        return known.may_begin()
 
     async def _follow_alias(self, policy: str) -> None:
         """Train on from what is live: after a rollback that is an earlier version, and what came after it is left aside."""
         trainer = self._ready()
         live = await self._record.live_version(policy)
-        if (trainer.name, trainer.version) == (policy, live):
-            return
+        if (trainer.name, trainer.version) != (policy, live):
+            await self._become(policy, live)
+        if policy not in self._known:
+            self._known.add(policy)
+            adapters = await self._record.adapters(policy)
+            rejected = sum(
+                one.state is AdapterState.REJECTED and one.parent_version == live for one in adapters
+            )
+            if rejected:  # by the processes before this one
+                await self._on_thread(lambda: trainer.count_rejections(rejected))
+
+    async def _become(self, policy: str, live: int) -> None:
+        trainer = self._ready()
         if live == BASE_VERSION:
             await self._on_thread(lambda: trainer.reset(policy))
             return
@@ -437,7 +314,7 @@ class TrainerWorker:
             await refuse_version(self._record, adapter, str(exc))
             raise  # the next attempt begins from the ancestor that is live now
 
-    async def _step(self, due: _Due) -> None:
+    async def _step(self, due: Due) -> None:
         """One attempt at a version."""
         policy = due.policy
         report = StepReport(
@@ -460,7 +337,7 @@ class TrainerWorker:
                 if not claimed:
                     return
             else:
-                self._unlearning[policy].begin()
+                self._due.unlearning[policy].begin()
             trainer = self._ready()
             recent = await self._record.recent_verdicts(policy, _RECENT)
             replay, remembered = await self._past(trainer, claimed)
@@ -496,7 +373,7 @@ class TrainerWorker:
     def _inputs(
         self,
         trainer: VersionTrainer,
-        due: _Due,
+        due: Due,
         batch: Sequence[ScoredTurn],
         replay: Sequence[ScoredTurn],
         remembered: Sequence[ScoredTurn],
@@ -630,7 +507,7 @@ class TrainerWorker:
                     trained,
                     done,
                     worker=self._name,
-                    canary_share=await self._releases.share_of_next(policy),
+                    canary_share=await self._due.releases.share_of_next(policy),
                 )
             except ClaimLost:
                 # The files stay for `sweep`: another worker's version of the same bytes may be the same folder.
@@ -744,19 +621,6 @@ class TrainerWorker:
     def _ready(self) -> VersionTrainer:
         assert self._trainer is not None  # `run` loads it before any work
         return self._trainer
-
-
-def has_withdrawn_wish(metrics: Json, edits: Sequence[Edit]) -> bool:
-    """Whether a version still has a withdrawn wish, or one that an edit withdraws. Pure.
-
-    Args:
-        metrics: of the version; see `trainer.wish_training.wish_rows`.
-    """
-    removed = {edit.turn_id for edit in edits if edit.text is None}
-    return any(
-        row["state"] == "withdrawn" or (row["state"] != "unlearnt" and removed & {*row["turns"]})
-        for row in metrics.get("wishes", ())
-    )
 
 
 def _changes(before: Json, after: Json) -> Json:

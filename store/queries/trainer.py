@@ -61,29 +61,44 @@ def waiting(connection: sa.Connection, *, hint_only: bool = False) -> dict[str, 
             verdict of +1 or -1 as well.
     """
     lv, v = schema.turn_states.c, schema.verdicts.c
-    w = schema.verdicts.alias("w")
-    newest = (
-        sa.select(sa.func.max(w.c.verdict_id))
-        .where(w.c.turn_id == lv.turn_id)
-        .correlate(schema.turn_states)
-        .scalar_subquery()
-    )
     has_signal = v.hint.is_not(None) if hint_only else sa.or_(v.hint.is_not(None), v.value != 0)
+    complained_at = sa.case((_complains(hint_only), lv.stage_since))
     rows = connection.execute(
         sa.select(
             lv.policy,
             sa.func.count().label("scored"),
             sa.func.sum(sa.case((has_signal, 1), else_=0)).label("ready"),
             sa.func.min(lv.stage_since).label("oldest_since"),
+            sa.func.min(complained_at).label("complaint_since"),
+            sa.func.max(complained_at).label("newest_complaint"),
         )
-        .select_from(schema.turn_states.join(schema.verdicts, v.verdict_id == newest))
+        .select_from(schema.turn_states.join(schema.verdicts, v.verdict_id == _newest_verdict()))
         .where(lv.stage == Stage.SCORED.value)
         .group_by(lv.policy)
     )
     return {
-        row.policy: Waiting(scored=int(row.scored), ready=int(row.ready), oldest_since=row.oldest_since)
+        row.policy: Waiting(
+            scored=int(row.scored),
+            ready=int(row.ready),
+            oldest_since=row.oldest_since,
+            complaint_since=row.complaint_since,
+            newest_complaint=row.newest_complaint,
+        )
         for row in rows
     }
+
+
+def _newest_verdict() -> sa.ScalarSelect[Any]:
+    """The number of the newest verdict of a row of `turn_states`."""
+    w = schema.verdicts.alias("w")
+    number = sa.select(sa.func.max(w.c.verdict_id)).where(w.c.turn_id == schema.turn_states.c.turn_id)
+    return number.correlate(schema.turn_states).scalar_subquery()
+
+
+def _complains(hint_only: bool = False) -> sa.ColumnElement[bool]:
+    """Whether a verdict asks for something: it has a hint or, where values are read, is negative."""
+    v = schema.verdicts.c
+    return v.hint.is_not(None) if hint_only else sa.or_(v.hint.is_not(None), v.value < 0)
 
 
 def activity(connection: sa.Connection, now: float) -> Activity:
@@ -111,17 +126,18 @@ def ask_to_train(connection: sa.Connection, now: float) -> None:
 def claim(
     connection: sa.Connection, policy: str, limit: int, *, worker: str, lease_s: float, now: float
 ) -> list[ScoredTurn]:
-    """Take up to ``limit`` scored turns, oldest first, for ``worker`` until the lease runs out."""
-    lv = schema.turn_states.c
+    """Take up to ``limit`` scored turns for ``worker`` until the lease runs out: complaints and hints first, then the oldest."""
+    lv, v = schema.turn_states.c, schema.verdicts.c
     ids = list(
         (
             connection.execute(
                 sa.select(lv.turn_id)
+                .select_from(schema.turn_states.join(schema.verdicts, v.verdict_id == _newest_verdict()))
                 .where(lv.policy == policy, lv.stage == Stage.SCORED.value)
-                .order_by(lv.stage_since, lv.turn_id)
+                .order_by(sa.case((_complains(), 0), else_=1), lv.stage_since, lv.turn_id)
                 .limit(limit)
                 # PostgreSQL lets others read on meanwhile; SQLite has one writer and leaves this away.
-                .with_for_update(skip_locked=True)
+                .with_for_update(skip_locked=True, of=schema.turn_states)
             )
         ).scalars()
     )

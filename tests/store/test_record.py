@@ -240,7 +240,11 @@ async def test_the_walk_from_recorded_to_trained(record: Record) -> None:
     assert waiting.turn_id == turn_id
     assert waiting.next_states[0].messages == (SHORTER,)
     await record.add_verdict(make_verdict(turn_id, wishes=("shorter", "no_emoji")))
-    assert await record.waiting() == {POLICY: Waiting(scored=1, ready=1, oldest_since=1_020.0)}
+    assert await record.waiting() == {
+        POLICY: Waiting(
+            scored=1, ready=1, oldest_since=1_020.0, complaint_since=1_020.0, newest_complaint=1_020.0
+        )
+    }
     (claimed,) = await record.claim(POLICY, 8, worker="w", lease_s=60)
     assert (claimed.verdict.value, claimed.verdict.hint) == (-1, "shorter please")
     assert claimed.verdict.wishes == ("shorter", "no_emoji")
@@ -311,6 +315,18 @@ async def test_what_is_ready_depends_on_whether_the_method_reads_verdicts(record
     assert (await record.waiting())[POLICY].scored == 3
     assert (await record.waiting())[POLICY].ready == 2
     assert (await record.waiting(hint_only=True))[POLICY].ready == 1
+
+
+async def test_complaints_are_claimed_before_thanks_that_waited_longer(record: Record) -> None:
+    first, second, third, fourth = await answered(record, 4)
+    await record.add_verdict(make_verdict(first, 1))
+    await record.add_verdict(make_verdict(second, 0))
+    assert (await record.waiting())[POLICY].complaint_since is None
+    await record.add_verdict(make_verdict(third, -1))
+    await record.add_verdict(make_verdict(fourth, 0, hint="Shorter."))
+    assert (await record.waiting())[POLICY].complaint_since is not None
+    claimed = await record.claim(POLICY, 3, worker="w", lease_s=60)
+    assert [turn.turn_id for turn in claimed] == [third, fourth, first]
 
 
 async def test_a_claim_whose_lease_ran_out_goes_back_and_the_late_worker_cannot_publish(

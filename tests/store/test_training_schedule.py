@@ -6,7 +6,8 @@ import pytest
 
 from store.errors import ConfigError
 from store.settings import read_settings
-from store.training_schedule import parse_schedule
+from store.training_schedule import is_batch_due, parse_schedule
+from store.values import Waiting
 
 
 def at(text: str) -> datetime:
@@ -53,3 +54,32 @@ def test_the_reason_says_what_is_waited_for() -> None:
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="train-when"):
         read_settings({"train_when": text})
+
+
+def waiting(ready: int, first: float | None = None, newest: float | None = None) -> Waiting:
+    return Waiting(
+        scored=9, ready=ready, oldest_since=0.0, complaint_since=first, newest_complaint=newest or first
+    )
+
+
+def test_a_whole_batch_does_not_wait() -> None:
+    assert is_batch_due(waiting(4, 0.0), 4, 60.0, 0.0)
+    assert is_batch_due(waiting(4), 4, 60.0, 0.0)  # of thanks
+
+
+def test_thanks_and_neutral_turns_start_no_clock() -> None:
+    assert not is_batch_due(waiting(3), 4, 60.0, 1e9)
+
+
+@pytest.mark.parametrize(
+    ("newest", "now", "is_due"),
+    [
+        (0.0, 60.0, False),  # it has not waited so long
+        (0.0, 61.0, True),
+        (50.0, 61.0, False),  # another one came just now: there may be more
+        (50.0, 81.0, True),  # quiet for half of the wait
+        (119.0, 121.0, True),  # waited twice as long, whatever comes
+    ],
+)
+def test_complaints_wait_for_others_that_still_come(newest: float, now: float, is_due: bool) -> None:
+    assert is_batch_due(waiting(2, 0.0, newest), 4, 60.0, now) is is_due

@@ -1,0 +1,76 @@
+"""What a version costs here, as the trainer measured it and others read it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from store.training_plan import TrainingPlan, duration, read_plan, wait_s, write_plan
+
+PLAN = TrainingPlan(
+    model="abc",
+    threads=2,
+    speed={"read_s": 0.01},
+    seconds={"teach": 30.0, "step": 80.0, "gate": 35.0},
+    budget_s=150.0,
+    steps=2,
+    anchors=6,
+    probes=28,
+    longest_text=900,
+    ratios={"step": 2.0},
+)
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert read_plan(tmp_path) is None
+    write_plan(tmp_path, PLAN)
+    assert read_plan(tmp_path) == PLAN
+    assert [path.name for path in tmp_path.iterdir()] == ["training-plan.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"unknown": 1}'])
+def test_a_file_that_cannot_be_read_is_no_plan(tmp_path: Path, text: str) -> None:
+    (tmp_path / "training-plan.json").write_text(text)
+    assert read_plan(tmp_path) is None
+
+
+def test_it_is_measured_again_for_another_model_or_number_of_threads() -> None:
+    assert PLAN.is_of("abc", 2)
+    assert not PLAN.is_of("abc", 4)
+    assert not PLAN.is_of("xyz", 2)
+    assert not TrainingPlan(model="abc", threads=2).is_of("abc", 2)
+
+
+def test_the_sentences_say_steps_anchors_prompts_seconds_and_what_is_dropped() -> None:
+    assert PLAN.sentences() == (
+        "A version takes about 2 min on idle cores: 30 s for hints and teacher, 80 s for 2 optimizer steps with 6 anchors, 35 s for a gate "
+        "of 28 prompts.",
+        "Turns of more than 900 tokens are dropped: there is no time or memory for them.",
+    )
+
+
+def test_a_plan_beyond_its_budget_says_so() -> None:
+    (_, beyond) = replace(PLAN, budget_s=60.0, longest_text=None).sentences()
+    assert (
+        beyond == "That is more than the 60 s that a version should take, and the least that training does."
+    )
+
+
+def test_what_a_version_took_moves_the_ratio_half_of_the_way_within_bounds() -> None:
+    slower = PLAN.with_measured({"teach": 120.0, "step": 80.0, "gate": 35.0, "write": 3.0})
+    assert slower.ratios == {"teach": 2.0, "step": 2.0, "gate": 1.0}
+    assert PLAN.with_measured({"step": 80.0 * 100}).ratios["step"] == 4.0
+    assert PLAN.with_measured({"step": 0.0}).ratios == {"step": 2.0}
+
+
+def test_a_complaint_waits_for_half_a_version_within_bounds_or_as_the_setting_says() -> None:
+    assert wait_s(0.0, PLAN) == 72.5
+    assert wait_s(0.0, None) == 30.0
+    assert wait_s(0.0, replace(PLAN, seconds={"step": 1e5})) == 600.0
+    assert wait_s(5.0, PLAN) == 5.0
+
+
+def test_durations_are_said_in_minutes_where_it_is_minutes() -> None:
+    assert [duration(seconds) for seconds in (0.1, 45.2, 130.0)] == ["1 s", "45 s", "2 min"]

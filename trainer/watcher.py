@@ -1,0 +1,110 @@
+"""The trainer at rest: looks for work in the record and starts the process with the weights (`trainer.worker`) when there is some.
+
+That process holds the model and its optimizer, many times the memory of this one, and ends by itself when there was nothing to do for a
+while. It is killed when this process dies. When it fails, this process ends the same way, and the supervisor starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from serving.model_digests import digest_served_model
+from store.errors import RecordError
+from store.processes import die_with_parent
+from store.record import Record
+from store.settings import Settings
+from store.training_plan import read_plan, training_threads
+from store.values import Heartbeat, Json
+from trainer.due import DueFinder
+
+#: Between two looks and two heartbeats; less than the silence after which `status` calls a process dead.
+POLL_S = 2.0
+_PROCESS = "trainer"
+
+
+class Watcher:
+    """One trainer process without weights. Make it, then `run` it.
+
+    Args:
+        settings_path: the file that the worker reads its settings from.
+    """
+
+    def __init__(self, record: Record, settings: Settings, settings_path: Path) -> None:
+        self._record = record
+        self._settings = settings
+        self._path = settings_path
+        self._due = DueFinder(record, settings)
+        #: Detail of the last worker's last heartbeat: its counters go on.
+        self._detail: Json = {}
+
+    async def run(self, stop: asyncio.Event) -> int:
+        """Work until ``stop`` is set or a worker failed; returns its exit code, negative for a signal."""
+        if code := await self._measure(stop):
+            return code
+        while not stop.is_set():
+            try:
+                await self._beat(self._due.state)
+                due = await self._due.find(int(self._detail.get("published", 0)))
+            except RecordError as exc:
+                print(f"patina: the trainer cannot read the record: {exc}", file=sys.stderr, flush=True)
+                due = None
+            if due is not None:
+                if not due.takes_turns:
+                    self._due.unlearning[due.policy].begin()
+                if code := await self._work(stop, "--work", json.dumps(self._detail)):
+                    return code
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), POLL_S)
+        return 0
+
+    async def _measure(self, stop: asyncio.Event) -> int:
+        """Measure this model once, so that everybody knows from the start what a version costs; returns the exit code."""
+        model = await asyncio.to_thread(digest_served_model, self._settings.model_path)
+        plan = read_plan(self._settings.home)
+        if plan is not None and plan.is_of(model.base_model, training_threads(self._settings.threads)):
+            return 0
+        return await self._work(stop, "--measure")
+
+    async def _work(self, stop: asyncio.Event, *arguments: str) -> int:
+        """Run a worker until it ends; returns its exit code."""
+        command = [sys.executable, "-m", "trainer", "--settings", str(self._path), *arguments]
+        # Killed, not asked: a worker that goes on without this process would train beside its successor.
+        child = await asyncio.create_subprocess_exec(
+            *command, preexec_fn=lambda: die_with_parent(signal.SIGKILL)
+        )
+        ended, stopped = asyncio.create_task(child.wait()), asyncio.create_task(stop.wait())
+        try:
+            while not ended.done():
+                await self._beat_beside(child.pid)
+                await asyncio.wait({ended, stopped}, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+                if stopped.done() and not ended.done():
+                    with contextlib.suppress(ProcessLookupError):
+                        child.terminate()
+                    await ended
+        finally:
+            stopped.cancel()
+            await asyncio.gather(stopped, return_exceptions=True)
+        return ended.result()
+
+    async def _beat_beside(self, pid: int) -> None:
+        """Remember what the worker's heartbeat shows; until it writes one, this process does."""
+        with contextlib.suppress(RecordError):  # written again soon
+            beat = await self._record.beat_of(_PROCESS)
+            if beat is not None and beat.pid == pid:
+                self._detail = beat.detail
+            else:
+                await self._beat("loading the model")
+
+    async def _beat(self, state: str) -> None:
+        plan = read_plan(self._settings.home)
+        detail = {**self._detail, "notes": list(plan.sentences()) if plan is not None else []}
+        await self._record.heartbeat(
+            Heartbeat(process=_PROCESS, pid=os.getpid(), state=state, detail=detail, at=time.time())
+        )
