@@ -39,6 +39,8 @@ IS_CHECKOUT = (REPOSITORY / "pyproject.toml").is_file()
 #: The built-in model's name; any other name or path is a Hugging Face one.
 BUILTIN_MODEL = "patina-tiny"
 BUILTIN_FOLDER = REPOSITORY / "models" / BUILTIN_MODEL
+#: Before a model's name: it is in Ollama's store.
+OLLAMA = "ollama:"
 
 
 def split_urls(text: str) -> tuple[str, ...]:
@@ -110,9 +112,37 @@ class Settings(BaseSettings):
     model_name: str = _field(
         BUILTIN_MODEL,
         "MODEL_NAME",
-        "built-in model, or a folder or cached name of a Hugging Face causal LM; also HF_CKPT, CLAAS_BASE_MODEL_ID",
+        "default model, a folder, a .gguf file, ollama:NAME or ollama:NAME:TAG, or a name on the Hugging Face hub; also HF_CKPT, CLAAS_BASE_MODEL_ID",
         "model",
         ("HF_CKPT", "CLAAS_BASE_MODEL_ID"),
+    )
+    model_folder: str = _field(
+        "",
+        "PATINA_MODEL_FOLDER",
+        "folder with the model's weights; default: where the start finds, downloads or converts --model-name",
+        "model",
+        has_flag=False,
+    )
+    model_gguf: str = _field(
+        "",
+        "PATINA_MODEL_GGUF",
+        "GGUF file that model_folder was converted from; default: as model_folder",
+        "model",
+        has_flag=False,
+    )
+    cache: str = _field(
+        "",
+        "PATINA_CACHE",
+        "folder of downloaded and converted models, shared by all homes; default: patina in XDG_CACHE_HOME or ~/.cache",
+        "model",
+        has_flag=False,
+    )
+    ollama_models: str = _field(
+        "",
+        "OLLAMA_MODELS",
+        "folder of Ollama's models, for --model-name ollama:NAME; default: ~/.ollama/models, then that of its Linux service",
+        "model",
+        has_flag=False,
     )
     lora_rank: int = _field(16, "LORA_RANK", "rank of the LoRA adapters", "learning")
     teacher_model_name: str = _field(
@@ -221,7 +251,7 @@ class Settings(BaseSettings):
     custom_rm_path: str = _field(
         "", "PATINA_CUSTOM_RM_PATH", "own reward: module:function or file.py:function", "scoring"
     )
-    backend: Literal["embedded", "vllm", "tinker", "auto"] = _field(
+    backend: Literal["embedded", "llamacpp", "vllm", "tinker", "auto"] = _field(
         "auto",
         "PATINA_BACKEND",
         "what serves the policy; auto: nothing of ours when --upstream is given; embedded for the built-in model; for others "
@@ -609,7 +639,7 @@ class Settings(BaseSettings):
                 f"--proxy-host {self.proxy_host} without a key opens the model and the record to the network: leave out "
                 '--api-key "", or give --insecure as well'
             )
-        if self.upstream and self.backend in ("embedded", "tinker"):
+        if self.upstream and self.backend in ("embedded", "llamacpp", "tinker"):
             raise ValueError(f"--upstream and --backend {self.backend} exclude each other")
         if len(self.upstreams) > 1 and self.backend != "vllm":
             raise ValueError("several --upstream are copies of one vLLM: give --backend vllm as well")
@@ -637,9 +667,20 @@ class Settings(BaseSettings):
     @property
     def policy(self) -> str:
         """Name the policy is served and recorded under."""
-        return self.served_model_name or re.sub(r"[^A-Za-z0-9._-]+", "-", Path(self.model_name).name).strip(
-            "-."
-        )
+        return self.served_model_name or self.policy_of_model
+
+    @property
+    def policy_of_model(self) -> str:
+        """The policy's name where none is given: the model's."""
+        name = self.model_name
+        own = name.removeprefix(OLLAMA) if name.startswith(OLLAMA) else Path(name).name.removesuffix(".gguf")
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", own).strip("-.")
+
+    @property
+    def models_folder(self) -> Path:
+        """Downloaded and converted models."""
+        usual = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        return Path(self.cache or f"{usual}/patina").expanduser().absolute() / "models"
 
     @property
     def is_loopback(self) -> bool:
@@ -653,7 +694,7 @@ class Settings(BaseSettings):
     @property
     def model_path(self) -> str:
         """What `from_pretrained` is given."""
-        return str(BUILTIN_FOLDER) if self.is_builtin else self.model_name
+        return self.model_folder or (str(BUILTIN_FOLDER) if self.is_builtin else self.model_name)
 
     @property
     def trains_locally(self) -> bool:

@@ -96,6 +96,8 @@ OWNERS = {
         "bench",
         "evals",
     },
+    "gguf": {"serving.llamacpp.adapters"},
+    "llama_cpp": {"serving.llamacpp.library"},
     "peft": {"trainer", "serving.embedded", "models", "bench"},
     "llguidance": {"serving.openai_server.grammar"},
     "tinker": {"serving.tinker", "trainer.tinker"},

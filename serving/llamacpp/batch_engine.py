@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from serving.llamacpp.adapters import LlamaAdapter
-from serving.llamacpp.library import LlamaContext, Logits, NoRoom
 from serving.llamacpp.kept_sequences import KeptSequences
+from serving.llamacpp.library import LlamaContext, Logits, NoRoom
 from serving.llamacpp.sampling import choose, edit_logits, most_likely, score
 from serving.openai_server.batch_loop import BatchLoop
 from serving.openai_server.engine import GrammarError, Job

@@ -18,14 +18,13 @@ from typing import Any
 import numpy
 import numpy.typing
 
+from serving.llamacpp.installation import INSTALL, PACKAGE
 from store.errors import AdapterError, ConfigError
 
 log = logging.getLogger("patina.llamacpp")
 
 Logits = numpy.typing.NDArray[numpy.float32]
 
-INSTALL = "python scripts/install_llamacpp.py"
-_PACKAGE = "llama_cpp"
 #: `llama_ftype` of files without quantised weights: float32, float16, bfloat16.
 _ALL_FLOAT32, _FLOAT_TYPES = 0, (0, 1, 32)
 _ERROR_LEVEL = 4
@@ -36,24 +35,19 @@ class NoRoom(Exception):
     """The tokens of a batch do not fit into the cache; nothing was changed."""
 
 
-def is_installed() -> bool:
-    """Return whether the bindings are installed; imports nothing."""
-    return importlib.util.find_spec(_PACKAGE) is not None
-
-
 class _Library:
     """The loaded bindings, and the last errors that the library logged."""
 
     def __init__(self) -> None:
-        spec = importlib.util.find_spec(_PACKAGE)
+        spec = importlib.util.find_spec(PACKAGE)
         if spec is None or not spec.submodule_search_locations:
             raise ConfigError(f"the bindings of llama.cpp are not installed: {INSTALL}")
         # The package's own start imports a second engine and its cache; the declarations alone are used here.
-        package = types.ModuleType(_PACKAGE)
+        package = types.ModuleType(PACKAGE)
         package.__path__ = list(spec.submodule_search_locations)
-        sys.modules.setdefault(_PACKAGE, package)
+        sys.modules.setdefault(PACKAGE, package)
         try:
-            self.api: Any = importlib.import_module(f"{_PACKAGE}.llama_cpp")
+            self.api: Any = importlib.import_module(f"{PACKAGE}.llama_cpp")
         except (ImportError, OSError, RuntimeError) as error:
             raise ConfigError(f"the bindings of llama.cpp cannot be loaded ({error}): {INSTALL}") from error
         self._errors = threading.local()
