@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
+from serving.llamacpp.installation import INSTALL, is_installed
 from serving.ports import free_port
 from serving.tinker import service as tinker
 from serving.vllm.environment import CPU_PATCHES, DEFAULT_FOLDER, find_environment, gpu_memory, main_memory
@@ -28,7 +29,7 @@ from serving.vllm.model_folder import read_model_facts
 from store.errors import ConfigError, UpstreamError
 from store.settings import DEFAULT_MODEL, Settings
 
-Choice = Literal["embedded", "vllm", "upstream", "tinker"]
+Choice = Literal["embedded", "llamacpp", "vllm", "upstream", "tinker"]
 _LOOK_S = 5.0
 
 
@@ -107,7 +108,7 @@ def plan_backend(settings: Settings) -> BackendPlan:
         )
     if settings.upstream:
         return BackendPlan(kind="upstream")
-    return _embedded(settings)
+    return _llamacpp(settings) if settings.backend == "llamacpp" else _embedded(settings)
 
 
 def _embedded(settings: Settings) -> BackendPlan:
@@ -119,6 +120,24 @@ def _embedded(settings: Settings) -> BackendPlan:
         "--api-key-file", str(settings.backend_key_file),
     )  # fmt: skip
     return BackendPlan(kind="embedded", urls=(f"http://127.0.0.1:{port}",), command=command)
+
+
+def _llamacpp(settings: Settings) -> BackendPlan:
+    if not settings.model_gguf:
+        raise ConfigError(
+            f"--backend llamacpp serves GGUF files, and {settings.model_name} is none: give --model-name a .gguf file or ollama:NAME, or leave it "
+            "out for the default model"
+        )
+    if not is_installed():
+        raise ConfigError(f"--backend llamacpp needs the bindings of llama.cpp: {INSTALL}")
+    port = settings.backend_port or free_port()
+    command = (
+        sys.executable, "-m", "serving.llamacpp", "--model", settings.model_gguf, "--folder", settings.model_path,
+        "--host", "127.0.0.1", "--port", str(port), "--served-model-name", settings.policy,
+        "--max-loras", str(settings.adapter_slots), "--threads", str(settings.resolved_threads),
+        "--api-key-file", str(settings.backend_key_file),
+    )  # fmt: skip
+    return BackendPlan(kind="llamacpp", urls=(f"http://127.0.0.1:{port}",), command=command)
 
 
 def _tinker(settings: Settings) -> BackendPlan:

@@ -250,7 +250,7 @@ class Settings(BaseSettings):
     custom_rm_path: str = _field(
         "", "PATINA_CUSTOM_RM_PATH", "own reward: module:function or file.py:function", "scoring"
     )
-    backend: Literal["embedded", "vllm", "tinker", "auto"] = _field(
+    backend: Literal["embedded", "llamacpp", "vllm", "tinker", "auto"] = _field(
         "auto",
         "PATINA_BACKEND",
         "what serves the policy; auto: nothing of ours when --upstream is given; "
@@ -639,7 +639,7 @@ class Settings(BaseSettings):
                 f"--proxy-host {self.proxy_host} without a key opens the model and the record to the network: leave out "
                 '--api-key "", or give --insecure as well'
             )
-        if self.upstream and self.backend in ("embedded", "tinker"):
+        if self.upstream and self.backend in ("embedded", "llamacpp", "tinker"):
             raise ValueError(f"--upstream and --backend {self.backend} exclude each other")
         if len(self.upstreams) > 1 and self.backend != "vllm":
             raise ValueError("several --upstream are copies of one vLLM: give --backend vllm as well")

@@ -10,39 +10,19 @@ An adapter is immutable: its name never gets other weights. Its users hold refer
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from serving.peft_folder import WEIGHTS, read_lora_shape, split_key
 from store.errors import AdapterError
 
-_PREFIX = "base_model.model."
 _MAX_CACHED_STACKS = (
     4  # combinations of adapters whose stacked matrices are cached; a new one costs a copy of its adapters
-)
-# Each of these changes what the adapter computes. Ignoring one would serve another policy than the trained one.
-_UNSUPPORTED_FIELDS = (
-    "alora_invocation_tokens",
-    "arrow_config",
-    "kasa_config",
-    "layer_replication",
-    "lora_bias",
-    "megatron_config",
-    "modules_to_save",
-    "monteclora_config",
-    "target_parameters",
-    "trainable_token_indices",
-    "use_bdlora",
-    "use_dora",
-    "use_qalora",
-    "velora_config",
 )
 
 
@@ -67,16 +47,13 @@ def read_adapter(
 
     Raises AdapterError if the folder is missing, truncated, of another model, or uses an unsupported feature.
     """
-    config = _read_config(folder)
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
-        raise AdapterError(f"{folder}: adapter_config.json has no usable r and lora_alpha")
+    shape = read_lora_shape(folder)
+    rank, scaling = shape.rank, shape.scaling
     if rank > max_rank:
         raise AdapterError(f"{folder}: rank {rank} is above this server's --max-lora-rank {max_rank}")
-    scaling = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     found: dict[str, dict[str, Tensor]] = {}
     for key, tensor in _read_tensors(folder).items():
-        module, part = _split_key(key, folder)
+        module, part = split_key(key, folder)
         found.setdefault(module, {})[part] = tensor
     if not found:
         raise AdapterError(f"{folder}: adapter_model.safetensors holds no weights")
@@ -106,28 +83,8 @@ def read_adapter(
     return Adapter(name=name, path=str(folder), rank=rank, layers=layers)
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / "adapter_config.json").read_text())
-    except FileNotFoundError:
-        raise AdapterError(f"{folder} is not an adapter folder: no adapter_config.json") from None
-    except (OSError, ValueError) as error:
-        raise AdapterError(f"{folder}: adapter_config.json cannot be read: {error}") from None
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise AdapterError(f"{folder}: only LoRA adapters can be served")
-    unsupported = [key for key in _UNSUPPORTED_FIELDS if config.get(key)]
-    if config.get("bias", "none") != "none":
-        unsupported.append("bias")
-    for key in ("rank_pattern", "alpha_pattern", "fan_in_fan_out"):
-        if config.get(key):
-            unsupported.append(key)
-    if unsupported:
-        raise AdapterError(f"{folder}: the adapter uses {', '.join(unsupported)}, which is not supported")
-    return config
-
-
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    path = folder / "adapter_model.safetensors"
+    path = folder / WEIGHTS
     try:
         with safe_open(path, framework="pt") as file:
             # Cloned: if a mapped file were truncated later, the engine would die with SIGBUS.
@@ -136,14 +93,6 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
         raise AdapterError(f"{folder} has no adapter_model.safetensors") from None
     except (OSError, SafetensorError) as error:
         raise AdapterError(f"{folder}: adapter_model.safetensors cannot be read: {error}") from None
-
-
-def _split_key(key: str, folder: Path) -> tuple[str, str]:
-    for part in ("A", "B"):
-        module = key.removeprefix(_PREFIX).removesuffix(f".lora_{part}.weight")
-        if key.endswith(f".lora_{part}.weight"):
-            return module, part
-    raise AdapterError(f"{folder}: {key} is not the weight of a linear layer's LoRA")
 
 
 class LoraLinear(nn.Linear):

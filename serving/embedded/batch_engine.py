@@ -21,11 +21,12 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from serving.embedded.adapters import Adapter
-from serving.embedded.grammar import Grammar
 from serving.embedded.kv_cache import BatchKvCache
 from serving.embedded.model import Model
 from serving.embedded.sampling import SamplingBatch, edit_logits, sample
+from serving.openai_server.batch_loop import EngineStats
 from serving.openai_server.engine import GrammarError, Job
+from serving.openai_server.grammar import Grammar
 from serving.openai_server.token_text import TokenText
 from serving.openai_server.values import LogprobsMode, OutputChunk
 
@@ -38,20 +39,6 @@ SCORED_TOKENS = 64
 
 
 EmbeddedJob = Job[Adapter]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """Counts since the start, and current numbers of sequences."""
-
-    running: int
-    waiting: int
-    steps: int
-    prompt_tokens: int
-    completion_tokens: int
-    preemptions: int
-    step_errors: int
-    last_error: str | None
 
 
 class _Sequence:
@@ -197,6 +184,7 @@ class BatchEngine:
             waiting=sum(len(one.sequences) for one in (*self._inbox, *self._waiting)) + incoming,
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
+            cached_prompt_tokens=0,
             completion_tokens=self._completion_tokens,
             preemptions=self._preemptions,
             step_errors=self._errors,
@@ -387,7 +375,7 @@ class BatchEngine:
             if one.grammar is not None:
                 edited = raw.clone() if edited is raw else edited
                 try:
-                    one.grammar.mask(edited[row])
+                    edited[row][torch.from_numpy(one.grammar.banned()).to(edited.device)] = -torch.inf
                 except GrammarError as error:
                     failed[row] = str(error)
         forced = {

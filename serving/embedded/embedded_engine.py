@@ -10,10 +10,10 @@ from typing import Any
 
 from serving.embedded.adapters import Adapter, read_adapter
 from serving.embedded.batch_engine import BatchEngine, EmbeddedJob
-from serving.embedded.grammar import Grammar, GrammarCompiler
 from serving.embedded.model import Model
 from serving.model_digests import digest_served_model
 from serving.openai_server.engine import EngineLimits, GrammarError
+from serving.openai_server.grammar import Grammar, GrammarCompiler
 from serving.openai_server.values import LogprobsMode, SamplingDefaults
 from serving.openai_server.vocabulary import Vocabulary
 from serving.prompt_window import PromptWindow

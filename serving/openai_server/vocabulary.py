@@ -45,6 +45,12 @@ class Vocabulary:
         self._tables: dict[frozenset[int], list[bytes]] = {}
         self.text = lru_cache(maxsize=65536)(self._text)
 
+    def to_json(self) -> str:
+        """Return the tokenizer in the format of tokenizer.json. Raises: ValueError if it is of another kind."""
+        if self._backend is None:
+            raise ValueError("only fast tokenizers are supported")
+        return str(self._backend.to_str())
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the ids of a text."""
         if self._backend is not None:

@@ -21,6 +21,7 @@ from store.errors import ConfigError
 from store.keys import write_secret
 from store.settings import REPOSITORY, Settings, child_environment, read_settings
 from tests.fixtures import PATINA_TINY
+from tests.gguf_model import write_gguf_model
 from tests.tinker.running import TinkerServer
 from tests.waiting import stop
 
@@ -52,11 +53,15 @@ class Backend:
         (home / "run").mkdir(parents=True, exist_ok=True)
         # what it needs besides itself; a Tinker server of our own, with the checkpoints that a trainer would have left there
         self.tinker = TinkerServer(PATINA_TINY, home).start() if kind == "tinker" else None
+        # llama.cpp serves the same model from a file of its own format
+        gguf = write_gguf_model(PATINA_TINY, home / "model.gguf") if kind == "llamacpp" else ""
         self.log = home / "backend.log"
         self.settings: Settings = read_settings(
             {
                 "backend": kind,
                 "home": home,
+                "model_folder": str(BUILTIN_FOLDER) if gguf else "",
+                "model_gguf": str(gguf),
                 "vllm_python": vllm_python(),
                 "backend_port": free_port(),
                 "adapter_slots": SLOTS,
@@ -99,7 +104,7 @@ class Backend:
 
     def _engine_pid(self) -> int:
         assert self.process is not None
-        if self.kind in ("embedded", "tinker"):
+        if self.kind != "vllm":
             return self.process.pid
         # the keeper's child: the process that listens
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()

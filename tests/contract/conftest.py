@@ -8,12 +8,18 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from serving.llamacpp.installation import INSTALL, is_installed
 from serving.protocol import BackendClient, Capabilities
 from tests.contract.backends import Backend, missing_vllm
 from tests.fixtures import PATINA_TINY
 from tests.tiny import make_tiny_adapter
 
-KINDS = ["embedded", "tinker", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(1800)])]
+KINDS = [
+    "embedded",
+    "llamacpp",
+    "tinker",
+    pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(1800)]),
+]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -21,6 +27,8 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     kind: str = request.param
     if kind == "vllm" and (why := missing_vllm()):
         pytest.skip(f"no vLLM here: {why}")
+    if kind == "llamacpp" and not is_installed():
+        pytest.skip(f"no llama.cpp here: {INSTALL}")
     made = Backend(kind, tmp_path_factory.mktemp(kind))
     try:
         made.start()

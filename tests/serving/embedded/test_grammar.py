@@ -12,9 +12,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from serving.embedded.grammar import GrammarCompiler
 from serving.embedded.model import Model, load_model
 from serving.openai_server.engine import GrammarError
+from serving.openai_server.grammar import GrammarCompiler
 from serving.openai_server.structured import build_grammar
 from serving.openai_server.toolcalls import ToolCall, ToolCallParser
 from serving.openai_server.values import OutputChunk
@@ -170,7 +170,7 @@ def test_a_tokenizer_without_the_tags_writes_them_as_text(tiny_model: Path) -> N
     noise, ids = torch.Generator().manual_seed(4), list[int]()
     while end not in ids:
         line = torch.randn(512, generator=noise)
-        grammar.mask(line)
+        line[torch.from_numpy(grammar.banned())] = -torch.inf
         ids.append(int(line.argmax()))
         grammar.accept(ids[-1])
     assert is_person(parsed_call(vocabulary.decode(ids[:-1])).arguments)
@@ -214,8 +214,8 @@ def test_a_grammar_that_fails_on_the_way_fails_its_request_alone(
         def copy(self) -> Breaks:
             return self
 
-        def mask(self, line: torch.Tensor) -> None:
-            broken.mask(line)
+        def banned(self) -> Any:
+            return broken.banned()
 
         def accept(self, token_id: int) -> None:
             raise GrammarError("too complex")

@@ -1,20 +1,17 @@
-"""Constrained decoding: compiles grammars over a model's tokenizer, and masks the logits of one sequence. The only module that uses llguidance.
+"""Constrained decoding: compiles grammars over a model's tokenizer, and masks the tokens of one sequence. The only module that uses llguidance.
 
 The work of a compilation and of a step is bounded, so a hostile schema costs its own request and delays the batch by at most some 20 ms a step.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
 import llguidance
-import llguidance.hf
 import llguidance.numpy as bitmasks
 import numpy
-import torch
-from torch import Tensor
+import numpy.typing
 
 from serving.openai_server.engine import GrammarError
 from serving.openai_server.vocabulary import Vocabulary
@@ -39,14 +36,15 @@ class Grammar:
         """Return an independent state: the samples of one prompt go different ways."""
         return Grammar(self._matcher.deep_copy(), self._size)
 
-    def mask(self, line: Tensor) -> None:
-        """Set the logits [V] of tokens that cannot come next to -inf. Raises: GrammarError if no token can."""
+    def banned(self) -> numpy.typing.NDArray[numpy.bool_]:
+        """Return a mask [V] of the tokens that cannot come next. Raises: GrammarError if no token can."""
         bitmasks.fill_next_token_bitmask(self._matcher, self._bits)
         self._check()
-        allowed = numpy.unpackbits(self._bits[0].view(numpy.uint8), bitorder="little")[: len(line)]
+        allowed = numpy.unpackbits(self._bits[0].view(numpy.uint8), bitorder="little")[: self._size]
         if not allowed.any():
             raise GrammarError("no token of this model can continue the reply under the schema")
-        line[torch.from_numpy(allowed == 0).to(line.device)] = -math.inf
+        banned: numpy.typing.NDArray[numpy.bool_] = allowed == 0
+        return banned
 
     def accept(self, token_id: int) -> None:
         """Move on by a token that the mask allowed. Raises: GrammarError."""
@@ -68,8 +66,8 @@ class GrammarCompiler:
         if not end_ids:
             raise ValueError("the model has no token that ends a reply")
         self._size = vocabulary.size
-        self._tokenizer: Any = llguidance.hf.from_tokenizer(
-            vocabulary.tokenizer, n_vocab=self._size, eos_token=sorted(end_ids)
+        self._tokenizer: Any = llguidance.LLTokenizer(
+            vocabulary.to_json(), n_vocab=self._size, eos_token=sorted(end_ids)
         )
 
     def compile(self, grammar: str) -> Grammar:
@@ -81,7 +79,7 @@ class GrammarCompiler:
         if matcher.is_error():
             raise GrammarError(_reason(matcher.get_error()))
         compiled = Grammar(matcher, self._size)
-        compiled.mask(torch.zeros(self._size))
+        compiled.banned()
         return compiled
 
 
