@@ -60,7 +60,7 @@ class Backend:
             {
                 "backend": kind,
                 "home": home,
-                "model_folder": str(BUILTIN_FOLDER) if gguf else "",
+                "model_folder": str(PATINA_TINY) if gguf else "",
                 "model_gguf": str(gguf),
                 "vllm_python": vllm_python(),
                 "backend_port": free_port(),
