@@ -1,6 +1,6 @@
 """A turn's verdict without any judge: the rules, the word patterns and the classifier, composed. No network.
 
-The scorer process and the in-process evaluation both read turns by this module; `scorers.scorer_chain` adds the user's own reward and a judge.
+The scorer process reads turns by this module; `scorers.scorer_chain` adds the user's own reward and a judge.
 """
 
 from __future__ import annotations

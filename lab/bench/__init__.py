@@ -1,1 +1,1 @@
-"""Benchmarks and experiments: run by hand, results go to research/."""
+"""Benchmarks and experiments: run by hand, results go to lab/research/."""

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scorers.labelled_rows import read_rows
+from lab.models.labelled_rows import read_rows
 from scorers.wish_labels import (
     OTHER_LANGUAGE,
     OUTPUTS,

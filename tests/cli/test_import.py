@@ -82,7 +82,14 @@ def test_an_imported_turn_is_answered_anew_and_one_without_a_hint_is_left(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = read_settings(
-        {"home": tmp_path, "model_name": str(tiny_model), "lora_rank": 4, "anchors": 1, "method": "opd"}
+        {
+            "home": tmp_path,
+            "model_name": str(tiny_model),
+            "lora_rank": 4,
+            "learning_rate": 4e-4,
+            "anchors": 1,
+            "method": "opd",
+        }
     )
     trainer = LocalVersionTrainer(settings)
     empty = Completion(text="An insect.")

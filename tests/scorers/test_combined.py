@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from lab.models.labelled_rows import read_rows
 from lab.models.questions import HELDOUT, ONLINE
 from lab.models.reader.labelled import REACTIONS, read_all_rows
 from scorers.combined import is_precise, read_message
-from scorers.labelled_rows import read_rows
 
 HERE = Path(__file__).parent
 REPLY = "The capital of France is **Paris**! 😊 It lies on the river Seine and I hope this helps you a lot."

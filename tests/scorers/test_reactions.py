@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
+from lab.models.labelled_rows import read_rows
 from lab.models.questions import HELDOUT, ONLINE
 from lab.models.reader.labelled import REACTIONS
 from lab.models.styles import HELDOUT_THANKS, NEUTRAL, STYLES, THANKS
-from scorers.labelled_rows import read_rows
 from scorers.lexicon import ANY_LANGUAGE, PATTERNS, WORDS
 from scorers.reactions import (
     MAX_REACTION,

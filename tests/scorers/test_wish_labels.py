@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.models.labelled_rows import read_rows
 from lab.models.reader.labelled import REACTIONS
 from lab.models.styles import HELDOUT_THANKS, NEUTRAL, STYLES, THANKS
 from lab.models.wish_training import FOLDER, labelled, main, read_phrases, train
-from scorers.labelled_rows import read_rows
 from scorers.wish_labels import (
     MAX_READ,
     OUTPUTS,

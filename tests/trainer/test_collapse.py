@@ -149,8 +149,8 @@ async def running(record: Record, tmp_path: Path) -> AsyncIterator[RunningTraine
     settings = read_settings(
         {
             "home": tmp_path,
-            "model_name": str(PATINA_TINY),
-            "served_model_name": "patina-tiny",
+            "learning_rate": 4e-4,
+            "kl_target": 0.1,
             "batch_size": 4,
             "threads": 1,
         }
@@ -257,7 +257,7 @@ def test_a_teacher_that_babbles_is_refused_by_the_hint_gate(fresh: LocalPolicy) 
         sampled_turn(fresh, f"turn-{number}", question, verdict=hint)
         for number, question in enumerate(QUESTIONS)
     ]
-    plan = StepPlan.of(read_settings({"model_name": str(PATINA_TINY)}))
+    plan = StepPlan.of(read_settings({"kl_target": 0.1}))
     honest = prepare(fresh, turns, plan, recent_verdicts=(), version=0)
     with poisoned_teacher(fresh, "babbler", 1.0):
         planted = prepare(fresh, turns, plan, recent_verdicts=(), version=0)

@@ -91,7 +91,13 @@ async def test_words_revive_a_stale_turn_and_none_that_must_not_train(
 
 
 def test_a_late_turn_and_a_stale_one_are_answered_by_todays_policy(tiny_model: Path, tmp_path: Path) -> None:
-    given: dict[str, Any] = {"home": tmp_path, "model_name": str(tiny_model), "lora_rank": 4, "method": "opd"}
+    given: dict[str, Any] = {
+        "home": tmp_path,
+        "model_name": str(tiny_model),
+        "lora_rank": 4,
+        "learning_rate": 4e-4,
+        "method": "opd",
+    }
     trainer = LocalVersionTrainer(read_settings({**given, "anchors": 1}))
     trainer.version = 100
     hint = {"hint": "Shorter, please.", "value": -1}
@@ -114,7 +120,13 @@ def test_a_late_turn_and_a_stale_one_are_answered_by_todays_policy(tiny_model: P
 def test_words_about_a_reply_that_todays_policy_would_hardly_give_are_taught_on_another(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    given: dict[str, Any] = {"home": tmp_path, "model_name": str(tiny_model), "lora_rank": 4, "method": "opd"}
+    given: dict[str, Any] = {
+        "home": tmp_path,
+        "model_name": str(tiny_model),
+        "lora_rank": 4,
+        "learning_rate": 4e-4,
+        "method": "opd",
+    }
     trainer = LocalVersionTrainer(read_settings({**given, "anchors": 1}))
     trainer.version = 3
 

@@ -24,6 +24,7 @@ def settings(tiny_model: Path, tmp_path: Path) -> Settings:
         {
             "home": tmp_path,
             "model_name": str(tiny_model),
+            "learning_rate": 4e-4,
             "method": "rl",  # on random weights a hint has nothing to say
             "lora_rank": 4,
             "anchors": 1,

@@ -146,6 +146,7 @@ def settings(tiny_model: Path, tmp_path: Path) -> Settings:
         {
             "home": tmp_path / "home",
             "model_name": str(tiny_model),
+            "learning_rate": 4e-4,
             "served_model_name": POLICY,
             "batch_size": 3,
             "max_wait_s": 1e12,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from lab.models.labelled_rows import read_rows
 from lab.models.reader.labelled import REACTIONS
-from scorers.labelled_rows import read_rows
 from wire.framework_text import EVIDENCE, Form, framework_retry, quoted_share
 from wire.user_text import next_state_text
 

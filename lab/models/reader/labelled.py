@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lab.models.labelled_rows import read_rows
 from lab.models.reader.generate import CLASSES, NEITHER, PRAISE, Sample, add_noise
-from scorers.labelled_rows import read_rows
 
 REACTIONS = Path(__file__).parent / "reactions"
 

@@ -42,6 +42,7 @@ def settings_of(server: TinkerServer | SkyrlServer, home: Path, **given: Any) ->
             "model_name": server.name,
             "served_model_name": "patina-tiny",
             "home": home,
+            "learning_rate": 1e-4,
             "seed": 3,
             "threads": 1,
             **given,
