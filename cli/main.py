@@ -61,8 +61,9 @@ def main(argv: Sequence[str], *, prog: str = "run.py") -> int:
 
             return wishes(settings, arguments)
         from cli.commands import COMMANDS
+        from serving.models.source import with_known_model
 
-        return COMMANDS[arguments.command](settings, arguments)
+        return COMMANDS[arguments.command](with_known_model(settings), arguments)
     except PatinaError as exc:
         print(f"patina: {exc}", file=sys.stderr)
         return 2

@@ -100,7 +100,7 @@ def resolve_model(settings: Settings) -> ModelSource:
         raise ConfigError(f"--model-name: there is no folder {name}, and it is no name of a model on the hub")
     from serving.models.hub import fetch_hub_model  # its library is large, and most starts need none of it
 
-    return ModelSource(folder=fetch_hub_model(name), label=name)
+    return ModelSource(folder=fetch_hub_model(name, cache), label=name)
 
 
 def _folder(folder: Path, gguf: Path | None) -> ModelSource:

@@ -9,37 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 from cli.arguments import build_parser
 from cli.backend import resolve
 from cli.main import main
-from cli.start_checks import check_model, check_start, notes_on_environment
-from serving.ports import bind, free_port
+from cli.start_checks import check_start, notes_on_environment
+from serving.ports import bind
 from store.errors import ConfigError
 from store.settings import DEFAULT_MODEL, REPOSITORY, make_private, read_settings
-
-
-@pytest.fixture
-def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free_port()}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-
-
-@pytest.mark.usefixtures("no_hub")
-def test_a_model_that_is_neither_here_nor_to_be_had_is_named_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Qwen/Qwen3-8B is not in the local cache and cannot be downloaded"):
-        check_model("Qwen/Qwen3-8B")
-    with pytest.raises(ConfigError, match="there is no folder /no/such/model"):
-        check_model("/no/such/model")
-    check_model(str(tmp_path))
-    check_start(read_settings({"backend": "embedded"}))  # the test model
-
-
-def test_an_offline_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch, no_hub: None) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set"):
-        check_model("Qwen/Qwen3-8B")
 
 
 def test_a_checkpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
