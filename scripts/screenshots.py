@@ -1,6 +1,6 @@
 """Make the pictures of the web page: `python -m scripts.screenshots FOLDER [--docs]`.
 
-Patina starts with the built-in model in a home of its own, a client talks and complains until versions are live, an evaluation is run, and Chromium
+Patina starts with its default model in a home of its own, a client talks and complains until versions are live, an evaluation is run, and Chromium
 takes a picture of each page, light and dark, for a phone and a desktop. `--docs` also writes them to docs/screenshots.
 """
 
@@ -21,6 +21,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 from evals.stack import Stack
+from store.examples import COMPLAINTS, HELD_OUT, QUESTIONS
 from store.settings import REPOSITORY, child_environment, read_settings
 from store.values import Json
 
@@ -40,26 +41,22 @@ Made by `python -m scripts.screenshots FOLDER --docs`; cut where long.
 |-|-|-|-|-|"""
 #: Pixels of a picture in docs, and its colours.
 _DOCS_HEIGHT, _COLOURS = {"phone": 1_800, "desktop": 1_400}, 96
-_QUESTIONS = (
-    "What is the capital of France?",
-    "What is the plural of mouse?",
-    "What is the capital of Peru?",
-    "What is 7 times 8?",
-)
-_VERSIONS, _WAIT_S = 2, 900.0
+_VERSIONS, _WAIT_S = 2, 3_600.0
 
 
 def talk(stack: Stack) -> None:
     """Complain about long answers until versions are live, then thank for short ones."""
     until = time.monotonic() + _WAIT_S
     turn = 0
-    while (live := stack.status()["live"].get("patina-tiny", 0)) < _VERSIONS and time.monotonic() < until:
-        _converse(stack, _QUESTIONS[turn % len(_QUESTIONS)], "Shorter please, and no emoji.")
+    while (
+        live := stack.status()["live"].get(stack.settings.policy, 0)
+    ) < _VERSIONS and time.monotonic() < until:
+        _converse(stack, QUESTIONS[turn % len(QUESTIONS)], COMPLAINTS[0])
         turn += 1
         time.sleep(5.0)
     if live < 1:
         raise SystemExit("no version went live")
-    for question in _QUESTIONS:
+    for question in QUESTIONS:
         _converse(stack, question, "Perfect, thank you!")
     branch(stack)
     time.sleep(10.0)
@@ -67,13 +64,13 @@ def talk(stack: Stack) -> None:
 
 def branch(stack: Stack) -> None:
     """Go on from one reply in three ways, and from one of these in two."""
-    asked = {"role": "user", "content": _QUESTIONS[0]}
+    asked = {"role": "user", "content": QUESTIONS[0]}
     first = _chat(stack, [asked])
-    ways = ("Shorter please, and no emoji.", "Perfect, thank you!", "And of Peru?")
+    ways = (COMPLAINTS[0], "Perfect, thank you!", "And why is that so?")
     for words in ways:
         said = {"role": "user", "content": words}
         reply = _chat(stack, [asked, first, said])
-    for words in ("And of Japan?", "Too long again. Shorter!"):
+    for words in ("And what else?", "Too long again. Shorter!"):
         _chat(stack, [asked, first, said, reply, {"role": "user", "content": words}])
 
 
@@ -98,7 +95,7 @@ def evaluate(folder: Path) -> None:
 def use_page(page: Page, base: str) -> None:
     """Ask something in the chat panel, and forget a turn."""
     page.goto(f"{base}/try")
-    for words in ("What is the capital of Japan?", "Shorter please, and no emoji."):
+    for words in (HELD_OUT[0], COMPLAINTS[0]):
         page.fill("#text", words)
         page.click("text=Send")
         page.locator("#newest", has_text=words).wait_for()
@@ -119,9 +116,9 @@ def _converse(stack: Stack, question: str, reaction: str) -> None:
 
 def _chat(stack: Stack, messages: list[Json]) -> Json:
     """Return the reply's message."""
-    body = {"model": "patina-tiny", "messages": messages}
+    body = {"model": stack.settings.policy, "messages": messages}
     headers = {"authorization": f"Bearer {stack.key}", "user-agent": "Desk/1.0"}
-    reply = httpx.post(f"{stack.base_url}/chat/completions", json=body, headers=headers, timeout=120)
+    reply = httpx.post(f"{stack.base_url}/chat/completions", json=body, headers=headers, timeout=600)
     message: Json = reply.raise_for_status().json()["choices"][0]["message"]
     return message
 
