@@ -14,14 +14,15 @@ import sys
 import tempfile
 import textwrap
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from cli.arguments import given_settings
-from cli.live import get_json, key_of
+from cli.live import get_json, post_json
 from serving.ports import free_port
 from store.errors import ConfigError
 from store.examples import COMPLAINTS, HELD_OUT, QUESTIONS
@@ -35,8 +36,8 @@ from store.version import COMMAND
 _COMPLAINTS = (COMPLAINTS[0], "Too long. Keep it short.", "In one or two sentences, please.", "That is too much text. Be brief.")  # fmt: skip
 #: Longest replies in tokens, to a question and to a complaint; requests at a time.
 _REPLY, _AFTER_COMPLAINT, _AT_ONCE = 160, 60, 4
-#: Longest waits in seconds: for a reply, for the start, for the version, and for a trainer that has nothing to do.
-_REPLY_S, _READY_S, _VERSION_S, _IDLE_S = 300.0, 300.0, 1_500.0, 60.0
+#: Longest waits in seconds: for a reply, for the start, and for the version.
+_REPLY_S, _READY_S, _VERSION_S = 300.0, 300.0, 1_500.0
 _OWN = frozenset({"home", "proxy_host", "proxy_port", "database", "record_dir"})
 #: Unless the person gives them: the batch is complete with the last complaint, and patterns read it at once.
 _DEFAULTS = {"batch_size": len(_COMPLAINTS), "max_wait_s": 120, "judge": "none", "canary_share": 0}
@@ -50,39 +51,30 @@ class _Patina:
         self._settings = Settings.load(home / "run" / "settings.json")
         self.policy = self._settings.policy
 
-    def get(self, path: str) -> Json:
-        found: Json = get_json(self._settings, path)
-        return found
+    def get(self, path: str) -> Any:
+        return get_json(self._settings, path)
 
     def ask(self, messages: Sequence[Mapping[str, str]], *, trains: bool = True, tokens: int = _REPLY) -> str:
         """Return a reply of the live version. Raises: ConfigError: none came."""
         # Two greedy replies differ by the weights alone; in a person's conversations the model's own defaults hold.
         sampling = {} if trains else {"temperature": 0}
         body = {"model": self.policy, "messages": list(messages), "max_tokens": tokens, **sampling}
-        headers = {"content-type": "application/json", "x-patina-train": "on" if trains else "off"}
-        if key := key_of(self._settings):
-            headers["x-patina-key"] = key
-        url = f"{self._settings.gateway_url}/v1/chat/completions"
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by way of a web proxy
-        try:
-            with opener.open(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=_REPLY_S) as reply:  # fmt: skip
-                return strip_controls(json.load(reply)["choices"][0]["message"].get("content") or "")
-        except (OSError, ValueError, LookupError) as exc:  # urllib's errors are OSErrors
-            raise ConfigError(f"the demo's Patina did not answer: {exc}") from exc
+        headers = {"x-patina-train": "on" if trains else "off"}
+        found = post_json(self._settings, "/v1/chat/completions", body, headers, timeout_s=_REPLY_S)
+        return strip_controls(found["choices"][0]["message"].get("content") or "")
 
 
 def run_demo(settings: Settings, arguments: argparse.Namespace) -> int:
     """Run the demo; returns its exit code. Raises: ConfigError: the Patina that it starts does not start, or does not answer."""
+    if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
+        raise ConfigError(f"--json {arguments.json}: there is no such folder")
     if not settings.trains_locally:
         raise ConfigError("the demo shows learning, and an --upstream alone does not learn")
     _say(f"A fresh Patina starts with {settings.policy} in a temporary folder. Ctrl-C ends the demo.")
     with _started(given_settings(arguments)) as patina:
         result = _show(patina)
     if arguments.json is not None:
-        try:
-            arguments.json.write_text(json.dumps(result, ensure_ascii=False, indent=1), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write {arguments.json}: {error.strerror or error}") from error
+        arguments.json.write_text(json.dumps(result, ensure_ascii=False, indent=1), encoding="utf-8")
     _say(f"\nYour turn: `{COMMAND}` starts Patina for you, and its page (“Try it”) has questions to click.")
     return 0 if result["learned"] else 1
 
@@ -90,39 +82,25 @@ def run_demo(settings: Settings, arguments: argparse.Namespace) -> int:
 @contextmanager
 def _started(given: Mapping[str, object]) -> Iterator[_Patina]:
     """Start a Patina in a temporary folder; end it and remove the folder whatever happens."""
-    home = Path(tempfile.mkdtemp(prefix="patina-demo-"))
     chosen = _DEFAULTS | {name: value for name, value in given.items() if name not in _OWN}
-    own = [
-        f"--home={home}",
-        "--proxy-host=127.0.0.1",
-        f"--proxy-port={free_port()}",
-        "--database=",
-        "--record-dir=",
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "cli",
-        *(f"--set={name}={value}" for name, value in chosen.items()),
-        *own,
-    ]
-    log = home / "start.log"
-    with log.open("wb") as output:
-        # A session of its own: Ctrl-C reaches the demo alone, which then stops the other in order.
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=child_environment(), start_new_session=True,
-            preexec_fn=die_with_parent,
-        )  # fmt: skip
-    try:
-        yield _wait_ready(process, home, log)
-    finally:
-        process.terminate()
+    flags = [f"--set={name}={value}" for name, value in chosen.items()]
+    flags += ["--proxy-host=127.0.0.1", f"--proxy-port={free_port()}", "--database=", "--record-dir="]
+    with tempfile.TemporaryDirectory(prefix="patina-demo-", ignore_cleanup_errors=True) as home:
+        log = Path(home) / "start.log"
+        with log.open("wb") as output:
+            # A session of its own: Ctrl-C reaches the demo alone, which then stops the other in order.
+            process = subprocess.Popen(
+                [sys.executable, "-m", "cli", f"--home={home}", *flags], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                env=child_environment(), start_new_session=True, preexec_fn=die_with_parent,
+            )  # fmt: skip
         try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
+            yield _wait_ready(process, Path(home), log)
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30)
             process.kill()
             process.wait()
-        shutil.rmtree(home, ignore_errors=True)
 
 
 def _wait_ready(process: subprocess.Popen[bytes], home: Path, log: Path) -> _Patina:
@@ -131,17 +109,13 @@ def _wait_ready(process: subprocess.Popen[bytes], home: Path, log: Path) -> _Pat
         progress.show("the model is loading")
         if (home / "run" / "settings.json").exists():
             patina = _Patina(home)
-            try:
+            with suppress(ConfigError):  # it does not listen yet
                 health = patina.get("/healthz")
-            except ConfigError:
-                pass  # it does not listen yet
-            else:
                 if health["backend"]["ready"] and health["record"]["available"]:
                     return patina
         time.sleep(0.5)
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    why = next((line for line in reversed(lines) if line.strip()), "no word of why").removeprefix("patina: ")
-    raise ConfigError(f"the demo's Patina did not start: {why}")
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no word of why"]
+    raise ConfigError(f"the demo's Patina did not start: {lines[-1].removeprefix('patina: ')}")
 
 
 def _show(patina: _Patina) -> Json:
@@ -160,10 +134,8 @@ def _show(patina: _Patina) -> Json:
             _say("\n" + side_by_side(question, old, new, shutil.get_terminal_size().columns))
         result |= compare(before, now) | {"questions": HELD_OUT, "before": before, "now": now}
         _say(f"\n{sentence(result)}")
-        done = subprocess.run(
-            [sys.executable, "-m", "cli", "rollback", "0", f"--home={patina.home}"],
-            env=child_environment(), capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        undo = [sys.executable, "-m", "cli", "rollback", "0", f"--home={patina.home}"]
+        done = subprocess.run(undo, env=child_environment(), capture_output=True, text=True, check=False)
         _say(f"\nUndo: `{COMMAND} rollback 0`\n  {(done.stdout or done.stderr).strip()}")
     else:
         _say(f"\nNo version went live, and nothing changed: {why_not}")
@@ -173,9 +145,8 @@ def _show(patina: _Patina) -> Json:
 def _held_out_replies(patina: _Patina) -> list[str]:
     progress = _Progress()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        asked = [
-            pool.submit(patina.ask, [{"role": "user", "content": one}], trains=False) for one in HELD_OUT
-        ]
+        messages = [[{"role": "user", "content": one}] for one in HELD_OUT]
+        asked = [pool.submit(patina.ask, one, trains=False) for one in messages]
         while (done := sum(one.done() for one in asked)) < len(asked):
             progress.show(f"{done} of {len(asked)} replies")
             time.sleep(0.5)
@@ -183,8 +154,6 @@ def _held_out_replies(patina: _Patina) -> list[str]:
 
 
 def _complain(patina: _Patina) -> None:
-    """Ask a question for each complaint, and complain about the reply."""
-
     def talk(question: str, complaint: str) -> tuple[str, ...]:
         messages = [{"role": "user", "content": question}]
         reply = patina.ask(messages)
@@ -194,18 +163,14 @@ def _complain(patina: _Patina) -> None:
     width = max(40, shutil.get_terminal_size().columns - 11)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for texts in pool.map(talk, QUESTIONS, _COMPLAINTS):
-            _say("")
-            for number, text in enumerate(texts):
-                _say(
-                    f"  {'model ' if number % 2 else 'person'}   {clip(text, 2 * width if number == 1 else width)}"
-                )
+            parts = zip(("person", "model", "person", "model"), texts, (1, 2, 1, 1), strict=True)
+            _say("\n" + "\n".join(f"  {who:<8} {clip(text, lines * width)}" for who, text, lines in parts))
 
 
 def _wait_for_version(patina: _Patina) -> tuple[int, str]:
     """Wait for the first version; returns it and "", or 0 and why there is none."""
     progress, notes = _Progress(), ""
-    idle_since = time.monotonic()
-    while True:
+    while progress.seconds < _VERSION_S:
         status = patina.get("/v1/patina/status")
         detail: Json = status["processes"].get("trainer", {}).get("detail", {})
         if not notes and (notes := "\n".join(f"  {note}" for note in detail.get("notes") or ())):
@@ -214,43 +179,42 @@ def _wait_for_version(patina: _Patina) -> tuple[int, str]:
             return version, ""
         if why := why_none(status):
             return 0, why
-        if detail.get("phase") or status["stages"].keys() & {"answered", "scored", "claimed"}:
-            idle_since = time.monotonic()
-        if time.monotonic() - idle_since > _IDLE_S or progress.seconds > _VERSION_S:
-            stages = ", ".join(f"{number} {stage}" for stage, number in status["stages"].items())
-            return 0, f"none was made in {progress.seconds:.0f} s; turns: {stages}"
         progress.show(detail["phase"] if detail.get("phase") else "the complaints are being read")
         time.sleep(1.0)
+    stages = ", ".join(
+        f"{number} {stage}" for stage, number in patina.get("/v1/patina/status")["stages"].items()
+    )
+    return 0, f"none was made in {progress.seconds:.0f} s; turns: {stages}"
 
 
 def why_none(status: Json) -> str:
     """Return why the first version will not be, from `/v1/patina/status`; "" while it may."""
     if status["last_step"] and status["last_step"]["error"]:
         return str(status["last_step"]["error"])
-    if status["stages"].keys() & {"answered", "scored", "claimed"}:
-        return ""
     dropped = {code: number for code, number in status["drop_reasons"].items() if code != "opted_out"}
-    if sum(dropped.values()) < len(_COMPLAINTS):
+    if status["stages"].keys() & {"answered", "scored", "claimed"} or sum(dropped.values()) < len(
+        _COMPLAINTS
+    ):
         return ""
-    return "the complaints were not used: " + ", ".join(
-        f"{number} {code}" for code, number in dropped.items()
-    )
+    words = ", ".join(f"{number} {code}" for code, number in dropped.items())
+    return f"the complaints were not used: {words}"
 
 
 def compare(before: Sequence[str], now: Sequence[str]) -> Json:
-    """Return how many replies are shorter and longer than before, in words, and the mean words of both."""
+    """Return how many replies are shorter and longer than before, by a tenth of the words or more, and the mean words of both."""
     counts = [(len(old.split()), len(new.split())) for old, new in zip(before, now, strict=True)]
-    shorter, longer = sum(new < old for old, new in counts), sum(new > old for old, new in counts)
-    means = [sum(column) / len(counts) for column in zip(*counts, strict=True)]
-    return {
-        "n": len(counts), "shorter": shorter, "longer": longer, "words_before": means[0], "words_now": means[1], "learned": shorter > longer,
-    }  # fmt: skip
+    # Two replies that the limit cuts differ by a word or two.
+    shorter = sum(new < 0.9 * old for old, new in counts)
+    longer = sum(old < 0.9 * new for old, new in counts)
+    before_mean, now_mean = (sum(column) / len(counts) for column in zip(*counts, strict=True))
+    found = {"n": len(counts), "shorter": shorter, "longer": longer, "learned": shorter > longer}
+    return found | {"words_before": before_mean, "words_now": now_mean}
 
 
 def sentence(result: Json) -> str:
     """Return the numbers of `compare` in words."""
     return (
-        f"{'It learned' if result['learned'] else 'It did not learn'}: of {result['n']} replies {result['shorter']} are shorter than before "
+        f"{'It learned' if result['learned'] else 'It did not learn'}: of {result['n']} replies {result['shorter']} are clearly shorter than before "
         f"and {result['longer']} longer; {result['words_before']:.0f} words on average before, {result['words_now']:.0f} now."
     )
 
@@ -259,8 +223,7 @@ def side_by_side(question: str, before: str, now: str, width: int) -> str:
     """Return a question with its two replies in columns of at most about eight lines."""
     column = max(20, (width - 5) // 2)
     old, new = (textwrap.wrap(clip(text, 7 * column), column) or ["(nothing)"] for text in (before, now))
-    rows = [("before", "now"), ("-" * column, "-" * column)]
-    rows += [(old[i] if i < len(old) else "", new[i] if i < len(new) else "") for i in range(max(len(old), len(new)))]  # fmt: skip
+    rows = [("before", "now"), ("-" * column,) * 2, *zip_longest(old, new, fillvalue="")]
     return "\n".join([f"  {question}", *(f"  {left:<{column}} | {right}".rstrip() for left, right in rows)])
 
 

@@ -6,7 +6,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from store.errors import ConfigError
@@ -42,13 +42,25 @@ def ask_proxy(settings: Settings) -> Json | None:
 
 def get_json(running: Settings, path: str, url: str = "") -> Any:
     """Return what the running proxy answers, at its own address or another. Raises: ConfigError: it does not, or with an error, which is repeated."""
-    url = url or running.gateway_url
-    request = urllib.request.Request(f"{url}{path}")
+    return _exchange(running, path, url or running.gateway_url, None, {}, _TIMEOUT_S)
+
+
+def post_json(
+    running: Settings, path: str, body: Json, headers: Mapping[str, str], *, timeout_s: float
+) -> Any:
+    """Return what the running proxy answers to ``body``. Raises: ConfigError: as `get_json`."""
+    return _exchange(running, path, running.gateway_url, json.dumps(body).encode(), headers, timeout_s)
+
+
+def _exchange(
+    running: Settings, path: str, url: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float
+) -> Any:
+    request = urllib.request.Request(f"{url}{path}", body, {"content-type": "application/json", **headers})
     if key := key_of(running):
         request.add_header("x-patina-key", key)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by way of a web proxy
     try:
-        with opener.open(request, timeout=_TIMEOUT_S) as reply:
+        with opener.open(request, timeout=timeout_s) as reply:
             return json.load(reply)
     except urllib.error.HTTPError as exc:
         raise ConfigError(f"{url}{path} answered {exc.code}: {_message_of(exc)}") from exc

@@ -1,6 +1,7 @@
 """Make the pictures of the web page: `python -m lab.screenshots FOLDER [--docs]`.
 
-Patina starts in a home of its own, a client talks and complains until versions are live, and Chromium takes a picture of each page, light and dark, for a phone and a desktop. `--docs` also writes them to docs/screenshots.
+Patina starts with its default model in a home of its own, a client talks and complains until versions are live, and Chromium takes a picture of
+each page, light and dark, for a phone and a desktop. `--docs` also writes them to docs/screenshots.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 from lab.evals.stack import Stack
+from store.examples import COMPLAINTS, HELD_OUT, QUESTIONS
 from store.settings import REPOSITORY, child_environment, read_settings
 from store.values import Json
 
@@ -38,13 +40,7 @@ Made by `python -m lab.screenshots FOLDER --docs`; cut where long.
 |-|-|-|-|-|"""
 #: Pixels of a picture in docs, and its colours.
 _DOCS_HEIGHT, _COLOURS = {"phone": 1_800, "desktop": 1_400}, 96
-_QUESTIONS = (
-    "What is the capital of France?",
-    "What is the plural of mouse?",
-    "What is the capital of Peru?",
-    "What is 7 times 8?",
-)
-_VERSIONS, _WAIT_S = 2, 900.0
+_VERSIONS, _WAIT_S = 2, 3_600.0
 
 
 def talk(stack: Stack) -> None:
@@ -54,12 +50,12 @@ def talk(stack: Stack) -> None:
     while (
         live := stack.status()["live"].get(stack.settings.policy, 0)
     ) < _VERSIONS and time.monotonic() < until:
-        _converse(stack, _QUESTIONS[turn % len(_QUESTIONS)], "Shorter please, and no emoji.")
+        _converse(stack, QUESTIONS[turn % len(QUESTIONS)], COMPLAINTS[0])
         turn += 1
         time.sleep(5.0)
     if live < 1:
         raise SystemExit("no version went live")
-    for question in _QUESTIONS:
+    for question in QUESTIONS:
         _converse(stack, question, "Perfect, thank you!")
     branch(stack)
     time.sleep(10.0)
@@ -67,20 +63,20 @@ def talk(stack: Stack) -> None:
 
 def branch(stack: Stack) -> None:
     """Go on from one reply in three ways, and from one of these in two."""
-    asked = {"role": "user", "content": _QUESTIONS[0]}
+    asked = {"role": "user", "content": QUESTIONS[0]}
     first = _chat(stack, [asked])
-    ways = ("Shorter please, and no emoji.", "Perfect, thank you!", "And of Peru?")
+    ways = (COMPLAINTS[0], "Perfect, thank you!", "And why is that so?")
     for words in ways:
         said = {"role": "user", "content": words}
         reply = _chat(stack, [asked, first, said])
-    for words in ("And of Japan?", "Too long again. Shorter!"):
+    for words in ("And what else?", "Too long again. Shorter!"):
         _chat(stack, [asked, first, said, reply, {"role": "user", "content": words}])
 
 
 def use_page(page: Page, base: str) -> None:
     """Ask something in the chat panel, and forget a turn."""
     page.goto(f"{base}/try")
-    for words in ("What is the capital of Japan?", "Shorter please, and no emoji."):
+    for words in (HELD_OUT[0], COMPLAINTS[0]):
         page.fill("#text", words)
         page.click("text=Send")
         page.locator("#newest", has_text=words).wait_for()
@@ -103,7 +99,7 @@ def _chat(stack: Stack, messages: list[Json]) -> Json:
     """Return the reply's message."""
     body = {"model": stack.settings.policy, "messages": messages}
     headers = {"authorization": f"Bearer {stack.key}", "user-agent": "Desk/1.0"}
-    reply = httpx.post(f"{stack.base_url}/chat/completions", json=body, headers=headers, timeout=120)
+    reply = httpx.post(f"{stack.base_url}/chat/completions", json=body, headers=headers, timeout=600)
     message: Json = reply.raise_for_status().json()["choices"][0]["message"]
     return message
 
