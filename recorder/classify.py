@@ -78,6 +78,8 @@ STRUCTURE: Mapping[str, tuple[str, str]] = {
     "long_system": ("", "a long system prompt"),
     "structured_opening": ("structured_one_off", "a forced schema or call on a fresh request"),
     "structured": ("", "a forced schema or call"),
+    "reply_schema": ("", "a schema in `response_format`, which people's programs send too"),
+    "json_mode": ("", "a `response_format` of any JSON"),
     "written_schema": ("structured_one_off", "an order to follow a JSON schema written out on a fresh request"),
     "probe": ("probe", "room for one token on a fresh request or under an instruction, or for a few after a greeting"),
     "few_tokens": ("", "a low token limit on a request with instructions"),
@@ -161,6 +163,12 @@ _TOPIC_OF: Mapping[str, str] = {
 _TOPIC_ORDER = {topic: i for i, topic in enumerate(dict.fromkeys(_TOPIC_OF.values()))}
 _TOPIC_CODES = frozenset(p.code for p in TOPICS)
 
+#: What a `response_format` is evidence of, and what people's requests with one have as well: together they make no side turn. For JSON without a
+#: schema, OpenAI's API wants the word in the prompt.
+_FORCED = frozenset({"structured", "structured_opening"})
+_BESIDE_SCHEMA = _FORCED | {"reply_schema", "bias", "opening", "one_message", "temperature_0"}
+_BESIDE_JSON_MODE = _BESIDE_SCHEMA | {"json_mode", "ask_form", "role_form"}
+
 _FORM_TOPICS = frozenset({"text_function", "quoted_conversation", "structured_one_off", "judge"})
 _MACHINE_CODES = frozenset({"machine_event", "other_speaker", *(f"ask_{p.code}" for p in MACHINES)})
 _MARKUP = " \t#*>|<[(\"'`-•"
@@ -226,6 +234,11 @@ def weigh(codes: Iterable[str], weights: Mapping[str, float] = WEIGHTS) -> Class
     found = dict.fromkeys(codes)
     if "known_system" in found or "same_system" in found:
         found = {code: None for code in found if not code.startswith("role_")}
+    beside = _BESIDE_JSON_MODE if "json_mode" in found else _BESIDE_SCHEMA
+    if found.keys() & {"reply_schema", "json_mode"} and not any(
+        weights.get(c, 0) > 0 for c in found.keys() - beside
+    ):
+        found = {code: None for code in found if code not in _FORCED}
     evidence = sorted(
         (Evidence(code=code, weight=weights[code]) for code in found if weights.get(code)),
         key=lambda e: -abs(e.weight),
@@ -302,6 +315,8 @@ def find_codes(messages: Sequence[Message], request: Mapping[str, Any]) -> list[
         "long_system": len(system) > _SHORT_SYSTEM_CHARS,
         "structured": structured,
         "structured_opening": structured and not answered,
+        "reply_schema": _reply_format(request) == "json_schema",
+        "json_mode": _reply_format(request) == "json_object",
         "role_topic_structured": structured and bool(role & _TOPIC_CODES),
         "agent_form": is_agent,
         "written_schema": not answered and _writes_schema(_bounded("\n".join(texts))),
@@ -440,11 +455,16 @@ def is_silent_reply(completion: Completion) -> bool:
 
 def is_structured(request: Mapping[str, Any]) -> bool:
     """Whether the reply must follow a JSON schema or call one given function."""
-    response_format = request.get("response_format")
-    if isinstance(response_format, Mapping) and response_format.get("type") in ("json_schema", "json_object"):
+    if _reply_format(request) in ("json_schema", "json_object"):
         return True
     choice = request.get("tool_choice")
     tools = request.get("tools")
     return isinstance(choice, Mapping) or (
         choice == "required" and isinstance(tools, list) and len(tools) == 1
     )
+
+
+def _reply_format(request: Mapping[str, Any]) -> object:
+    """Return the type of the `response_format`."""
+    form = request.get("response_format")
+    return form.get("type") if isinstance(form, Mapping) else None

@@ -105,6 +105,16 @@ def test_housekeeping_is_side_with_its_reason(reason: str, text: str, more: dict
         (f"Answer the question with this context.\n{QUOTED}\nAnswer the user question: where is Oslo?", {}),
         ("The following is a friendly talk.\nHuman: hi\nAI: hello\nHuman: where is Oslo?\nAI:", {}),
         ("Return JSON please", {"history": 1, "response_format": {"type": "json_object"}}),
+        ("What is the capital of France?", {"response_format": {"type": "json_schema"}}),
+        (
+            "Name three rivers of Norway with their lengths.",
+            {"response_format": {"type": "json_object"}, "temperature": 0},
+        ),
+        ("Give me a recipe for pancakes as JSON, please.", {"response_format": {"type": "json_object"}}),
+        (
+            "I have eggs and flour. What can I cook?",
+            {"system": "You are a cook. Answer in JSON.", "response_format": {"type": "json_schema"}},
+        ),
         ("yes", {"history": 1, "max_tokens": 1}),
         ("Where is Oslo?", {"max_tokens": 5}),
         ("Write a commit message for my last change", {"history": 2}),
@@ -235,6 +245,16 @@ def test_what_follows_can_correct_a_kind_but_not_the_clients_word() -> None:
     assert reconsider(first, "continued").kind is TurnKind.MAIN
     named = classify_request([{"role": "user", "content": "hi"}], {}, TurnKind.SIDE)
     assert reconsider(named, "continued") == named
+
+
+def test_a_reply_format_counts_beside_other_evidence_of_a_program() -> None:
+    asked, schema = (
+        [{"role": "user", "content": "Ann is 30 years old."}],
+        {"response_format": {"type": "json_schema"}},
+    )
+    assert classify(asked, schema).kind is TurnKind.MAIN
+    assert classify(asked, schema, ["template"]).kind is TurnKind.SIDE
+    assert reconsider(classify(asked, schema), "continued").kind is TurnKind.MAIN
 
 
 def test_the_record_adds_to_the_evidence() -> None:
