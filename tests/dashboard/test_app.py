@@ -73,7 +73,7 @@ async def test_the_sections_stand_in_the_order_in_which_people_ask(
             r">([^<]+)</a></li>", text.split('aria-label="Sections"')[1].split("</nav>")[0]
         )
     first = ["Learning", "Versions", "Not used", "Conversations", "Steps", "People"]
-    assert shown == {"owner": [*first, "Settings", "Live", "Try it", "Evaluations"], "bob": [*first, "Live"]}
+    assert shown == {"owner": [*first, "Settings", "Live", "Try it"], "bob": [*first, "Live"]}
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -122,7 +122,7 @@ async def test_every_route_with_every_key_shows_no_other_keys_words_and_takes_no
                 assert "alert(1)" not in reply.text, path
             if who in ("revoked", "wrong"):
                 assert reply.status_code == (204 if part else 303), path
-    assert seen == {"owner": {200, 404}, "bob": {200, 403, 404}}.get(who, {204, 303})
+    assert seen == {"owner": {200}, "bob": {200, 403, 404}}.get(who, {204, 303})
     record = await Record.open(record_url)
     assert (await record.aliases())[POLICY].version == 1
     assert not await record.is_paused()
