@@ -50,6 +50,8 @@ _KILLED_AT_START_S = 0.5
 _GROUP_SIGNAL_S = 0.25
 #: Longer than the gateways give requests in flight (`proxy.__main__.GRACE_S`).
 _STOP_S = 15.0
+#: Pause between two looks for new versions.
+_LOOK_S = 2.0
 _LOG_LIMIT = 10 * 1024 * 1024
 
 
@@ -272,6 +274,7 @@ async def _beat(settings: Settings, children: list[Child], versions: VersionLine
     end: recorder and proxy report it.
     """
     record: Record | None = None
+    next_look = 0.0
     try:
         while True:
             try:
@@ -286,8 +289,10 @@ async def _beat(settings: Settings, children: list[Child], versions: VersionLine
                         at=time.time(),
                     )
                 )
-                for line in await versions.look(record):
-                    print(line, flush=True)
+                if time.monotonic() >= next_look:
+                    for line in await versions.look(record):
+                        print(line, flush=True)
+                    next_look = time.monotonic() + _LOOK_S
             except RecordError as exc:
                 print(f"patina: the supervisor cannot use the record: {exc}", file=sys.stderr, flush=True)
             await asyncio.sleep(1.0)
