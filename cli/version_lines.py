@@ -38,15 +38,16 @@ class VersionLines:
     def __init__(self, settings: Settings, since: float) -> None:
         self._settings = settings
         self._keys = KeyFile(settings.keys_file)
-        self._step_at = self._move_at = since
+        self._start = self._step_at = self._move_at = since
         self._last_error = ""
+        self._notes: tuple[str, ...] = ()
         self._measured = False
 
     async def look(self, record: Record) -> list[str]:
         """Return the lines for what happened since the last call. Raises: RecordError."""
         steps = await record.steps_finished_after(self._step_at)
         aliases = await record.aliases()
-        lines: list[str] = []
+        lines = [] if self._notes else await self._cost_lines(record)
         for step in steps:
             self._step_at = step.finished_at or self._step_at
             if line := await self._step_line(record, step, aliases):
@@ -62,6 +63,14 @@ class VersionLines:
                 if move.actor not in _STEPS:
                     lines.append(self._moved(move))
         return [strip_controls(line) for line in lines]
+
+    async def _cost_lines(self, record: Record) -> list[str]:
+        """Return what the trainer says of a version's cost on this machine, once it has measured it."""
+        beat = await record.beat_of("trainer")
+        if beat is None or beat.at < self._start:
+            return []
+        self._notes = tuple(beat.detail.get("notes") or ())
+        return [f"training: {note}" for note in self._notes]
 
     async def _step_line(self, record: Record, step: StepReport, aliases: dict[str, AliasMove]) -> str:
         live = aliases[step.policy].version if step.policy in aliases else 0

@@ -12,7 +12,7 @@ from cli.version_lines import VersionLines, duration
 from store.keys import KeyFile
 from store.record import Record
 from store.settings import Settings, read_settings
-from store.values import AdapterState, AdapterVersion, StepReport
+from store.values import AdapterState, AdapterVersion, Heartbeat, StepReport
 from store.version import COMMAND
 from tests.making import make_answer, make_turn, make_verdict
 
@@ -116,6 +116,23 @@ async def test_a_rejected_version_has_its_reason_and_what_stays(record: Record, 
         "version 1 was rejected, nothing changed: version 0 (the base model) stays live (facts: 40%, base 60%)",
         "measured here: a version takes about 2 min",
     ]
+
+
+async def test_what_a_version_costs_here_is_said_once_when_the_trainer_has_measured_it(
+    record: Record, settings: Settings
+) -> None:
+    def beat(at: float, **detail: Any) -> Heartbeat:
+        return Heartbeat(process="trainer", pid=1, state="waiting", detail=detail, at=at)
+
+    lines = VersionLines(settings, START)
+    await record.heartbeat(beat(START - 9, notes=["of an earlier start"]))
+    assert await lines.look(record) == []
+    await record.heartbeat(beat(START + 1, notes=[]))
+    assert await lines.look(record) == []
+    await record.heartbeat(beat(START + 2, notes=["a version takes about 3 min"]))
+    assert await lines.look(record) == ["training: a version takes about 3 min"]
+    await record.heartbeat(beat(START + 3, notes=["a version takes about 3 min"]))
+    assert await lines.look(record) == []
 
 
 async def test_a_step_that_fails_again_and_again_is_reported_once(record: Record, settings: Settings) -> None:
