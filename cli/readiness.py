@@ -14,6 +14,7 @@ from store.errors import RecordError
 from store.record import Record
 from store.settings import Settings
 from store.texts import counted
+from store.training_plan import duration, read_plan, wait_s
 from store.training_schedule import ALWAYS, MANUAL
 from store.version import COMMAND
 
@@ -56,9 +57,10 @@ def expectation(settings: Settings, step_s: float | None) -> str:
     if mode == MANUAL:
         return f" `{COMMAND} train --now` trains what waits."
     when = "" if mode == ALWAYS else f", as soon as the schedule ({settings.train_when}) allows"
+    wait = duration(wait_s(settings.max_wait_s, read_plan(settings.home)))
     takes = "" if step_s is None else f" It takes about {max(1.0, step_s):.0f} s."
     return (
-        f" A version is trained after {counted(settings.batch_size, 'reaction')} or {settings.max_wait_s:.0f} s after the first one{when}.{takes}"
+        f" A version is trained after {counted(settings.batch_size, 'reaction')} or when a complaint has waited {wait}{when}.{takes}"
     )  # fmt: skip
 
 
@@ -73,7 +75,7 @@ def _state(gateway_url: str) -> tuple[bool, bool]:
 
 
 async def _step_s(settings: Settings) -> float | None:
-    """Return what a step took here, or would take with the built-in model; None: not known."""
+    """Return what a step took here, or is expected to take; None: not known."""
     found: list[float] = []
     with contextlib.suppress(RecordError):  # the processes report it
         record = await Record.open(settings.database_url)
@@ -88,4 +90,6 @@ async def _step_s(settings: Settings) -> float | None:
         ]
     if found:
         return statistics.median(found)
+    if (plan := read_plan(settings.home)) is not None:
+        return plan.total_s
     return _BUILTIN_STEP_S if settings.is_builtin else None

@@ -83,7 +83,8 @@ LEAST = Effort(
 
 def effort_at(share: float) -> Effort:
     """Return the effort at this share of the way from `LEAST` to `MOST`."""
-    low, high = asdict(LEAST), asdict(MOST)
+    low: dict[str, float] = asdict(LEAST)
+    high: dict[str, float] = asdict(MOST)
 
     def between(name: str) -> float:
         value = low[name] + share * (high[name] - low[name])
