@@ -161,6 +161,10 @@ def _print_status(console: Console, status: RecordStatus) -> None:
             escape(_brief(beat)),
         )
     console.print(table)
+    for beat in status.heartbeats:
+        if beat.process == "trainer" and now - beat.at < SILENT_S:
+            for note in beat.detail.get("notes") or ():
+                console.print(f"training: {escape(str(note))}")
     live = ", ".join(f"{policy}@{version}" for policy, version in status.live.items()) or "the bare model"
     console.print(
         f"live: {live} · versions: {_counts(status.versions) or 'none yet'} · training: {status.training}"
@@ -198,7 +202,7 @@ def _brief(beat: Heartbeat) -> str:
             restarts = value.get("restarts")
             if restarts:
                 parts.append(f"{name} restarted {restarts}x")
-        elif value not in (None, "", 0, [], {}):
+        elif name != "notes" and value not in (None, "", 0, [], {}):
             parts.append(f"{name}={value}")
     return " ".join(parts)[:160]
 

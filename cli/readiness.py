@@ -10,11 +10,11 @@ import time
 import urllib.error
 import urllib.request
 
-from cli.version_lines import duration
 from store.errors import RecordError
 from store.record import Record
 from store.settings import Settings
 from store.texts import counted
+from store.training_plan import duration, read_plan, wait_s
 from store.training_schedule import ALWAYS, MANUAL
 from store.version import COMMAND
 
@@ -55,11 +55,14 @@ def expectation(settings: Settings, step_s: float | None) -> str:
     if mode == MANUAL:
         return f" `{COMMAND} train --now` trains what waits."
     when = "" if mode == ALWAYS else f", as soon as the schedule ({settings.train_when}) allows"
+    wait = duration(wait_s(settings.max_wait_s, read_plan(settings.home)))
     takes = (
-        "how long that takes here is not known yet" if step_s is None else f"that takes {duration(step_s)}"
+        "how long that takes here is not known yet"
+        if step_s is None
+        else f"that takes about {duration(step_s)}"
     )
     return (
-        f" A version is trained after {counted(settings.batch_size, 'reaction')} or {settings.max_wait_s:.0f} s after the first one{when}; {takes}."
+        f" A version is trained after {counted(settings.batch_size, 'reaction')} or when a complaint has waited {wait}{when}; {takes}."
     )  # fmt: skip
 
 
@@ -74,7 +77,7 @@ def _state(gateway_url: str) -> tuple[bool, bool]:
 
 
 async def _step_s(settings: Settings) -> float | None:
-    """Return what a step took here; None: not known."""
+    """Return what a step took here, or is expected to take; None: not known."""
     found: list[float] = []
     with contextlib.suppress(RecordError):  # the processes report it
         record = await Record.open(settings.database_url)
@@ -87,4 +90,7 @@ async def _step_s(settings: Settings) -> float | None:
             for step in steps
             if step.finished_at and step.version is not None
         ]
-    return statistics.median(found) if found else None
+    if found:
+        return statistics.median(found)
+    plan = read_plan(settings.home)
+    return plan.total_s if plan is not None else None

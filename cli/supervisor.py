@@ -147,7 +147,10 @@ def plan(settings: Settings, path: Path, backend: BackendPlan) -> list[Child]:
             name=name,
             command=list(command),
             environment=without_secrets(
-                child_environment(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads),
+                # A thread that waits for others sleeps: the core may be another process's.
+                child_environment(
+                    OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads, OMP_WAIT_POLICY="passive"
+                ),
                 _needed_secrets(name, settings),
             ),
             log=settings.logs_folder / f"{name}.log",

@@ -11,6 +11,7 @@ from store.keys import KeyFile
 from store.record import Record
 from store.settings import Settings
 from store.texts import clip, counted, strip_controls
+from store.training_plan import duration
 from store.values import AdapterState, AliasMove, ReleaseStage, ScoredTurn, StepReport
 from store.version import COMMAND
 
@@ -55,7 +56,7 @@ class VersionLines:
                 if step.version is not None and step.finished_at is not None and not self._measured:
                     self._measured = True
                     lines.append(
-                        f"measured here: a version takes {duration(step.finished_at - step.started_at)}"
+                        f"measured here: a version takes about {duration(step.finished_at - step.started_at)}"
                     )
         for move in sorted(aliases.values(), key=lambda one: one.moved_at):
             if move.moved_at > self._move_at:
@@ -133,11 +134,6 @@ def command(settings: Settings, words: str) -> str:
     """Return a command as a person types it for this home."""
     default = Settings.model_fields["home"].default.expanduser()
     return f"{COMMAND} {words}" + ("" if settings.home == default else f" --home {settings.home}")
-
-
-def duration(seconds: float) -> str:
-    """Return a measured time in words: seconds below two minutes, else minutes."""
-    return f"about {max(1, round(seconds))} s" if seconds < 120 else f"about {round(seconds / 60)} min"
 
 
 def _version(number: int) -> str:

@@ -49,7 +49,8 @@ from store.record import Record
 from store.record_handle import RecordHandle
 from store.releases import sentence
 from store.settings import Settings
-from store.texts import clip, counted, strip_controls
+from store.texts import clip, strip_controls
+from store.training_plan import expectation, read_plan
 from store.training_schedule import ALWAYS
 from store.values import AdapterState, Feedback, Selection, may_hold_hint, new_feedback_id
 from store.version import COMMAND, VERSION
@@ -326,7 +327,7 @@ class Dashboard:
         settings = self._settings
         if not settings.trains_locally or settings.schedule.mode != ALWAYS:
             return ""
-        return f"A version is trained after {counted(settings.batch_size, 'reaction')} or {settings.max_wait_s:.0f} s after the first one."
+        return expectation(settings.batch_size, settings.max_wait_s, read_plan(settings.home))
 
     async def _versions(self, request: Request, viewer: Viewer) -> Response:
         record = await self._record.get()

@@ -325,7 +325,7 @@ class Record:
     async def claim(
         self, policy: str, limit: int, *, worker: str, lease_s: float, now: float | None = None
     ) -> list[ScoredTurn]:
-        """Take up to ``limit`` scored turns, oldest first, for ``worker`` until the lease runs out."""
+        """Take up to ``limit`` scored turns for ``worker`` until the lease runs out: the oldest first, thanks last."""
         return await self._database.write(
             trainer.claim, policy, limit, worker=worker, lease_s=lease_s, now=_now(now)
         )

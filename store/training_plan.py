@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -59,15 +60,19 @@ class TrainingPlan:
     def total_s(self) -> float:
         return sum(self.seconds.values())
 
-    def with_measured(self, measured: Mapping[str, float]) -> TrainingPlan:
-        """Return the plan that knows the seconds by phase that a version took."""
-        ratios = dict(self.ratios)
+    def with_measured(self, estimated: Mapping[str, float], measured: Mapping[str, float]) -> TrainingPlan:
+        """Return the plan that knows what a version took.
+
+        Args:
+            estimated: seconds by phase of that very version, without a correction.
+        """
+        ratios, seconds = dict(self.ratios), dict(self.seconds)
         for phase, took in measured.items():
-            if took > 0 and (expected := self.seconds.get(phase)):
-                before = ratios.get(phase, 1.0)
-                # ``expected`` holds the ratio of before.
-                ratios[phase] = min(max(before * (took / expected) ** 0.5, _RATIOS[0]), _RATIOS[1])
-        return replace(self, ratios=ratios)
+            before = ratios.get(phase, 1.0)
+            now = math.sqrt(before * max(took, 0.0) / estimated[phase])
+            ratios[phase] = min(max(now, _RATIOS[0]), _RATIOS[1])
+            seconds[phase] = seconds.get(phase, 0.0) * ratios[phase] / before
+        return replace(self, ratios=ratios, seconds=seconds)
 
     def sentences(self) -> tuple[str, ...]:
         """Return what a person should know before the first version, in sentences."""
@@ -109,6 +114,13 @@ def wait_s(max_wait_s: float, plan: TrainingPlan | None) -> float:
     if max_wait_s > 0:
         return max_wait_s
     return min(max((plan.total_s if plan is not None else 0.0) / 2, _WAIT_S[0]), _WAIT_S[1])
+
+
+def expectation(batch_size: int, max_wait_s: float, plan: TrainingPlan | None) -> str:
+    """Return when a version is trained and what it costs here, as sentences."""
+    wait = duration(wait_s(max_wait_s, plan))
+    when = f"A version is trained after {counted(batch_size, 'reaction')}, or when a complaint has waited {wait}."
+    return " ".join((when, *(plan.sentences() if plan is not None else ())))
 
 
 def read_plan(home: Path) -> TrainingPlan | None:

@@ -1,30 +1,36 @@
 """What a version costs on this machine, and how much of it is done so that it ends in time. Pure; the speed is measured elsewhere.
 
-A version reads and samples the turns of its batch and the anchors several times, and the gate samples and reads its prompts. Each is a
-number of tokens times the time of a forward pass, or a number of decoding steps. `LEVELS` are how much is done, from all to the
-documented minimum; `affordable` takes the first whose estimate is within the budget.
+A version reads and samples the turns of its batch, the anchors and the gate's prompts. Each is a number of tokens times the time of a forward
+pass, or a number of decoding steps. `affordable` takes the most effort between `LEAST` and `MOST` whose estimate is within the budget.
 
-The estimate is rough (prompts and replies of typical length, no contention); it is there to tell seconds from minutes from hours.
+The estimate counts prompts and replies of typical length. What versions of the same model took in fact corrects it, phase by phase
+(`store.training_plan.TrainingPlan.ratios`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 from store.values import Json
 
-#: Seconds that a version may take by the estimate, so that it takes less than twice as many: the estimate is rough, and a core is
-#: seldom one's own. A person waits so long for an effect.
+#: Seconds that a version should take: a person waits so long for an effect.
 BUDGET_S = 150.0
 #: Typical tokens of a prompt, of a prompt with hints, of a question below another system prompt, and of a reply.
 PROMPT, HINTED, CONTEXT, REPLY = 120, 240, 280, 96
-#: Prompts of the whole gate, and passes that read its replies.
-GATE_PROMPTS, GATE_READS = 60, 4
-#: Questions that show which wishes the policy follows, and passes that read each reply: three wishes, together and one left out.
-WISH_PROBES, WISH_READS = 24, 4
-#: Rows of the decoding step that `Speed.decode_s` is of.
-DECODE_ROWS = 8
+#: Tokens of a question that the trainer asks itself, and of the same behind a hint.
+QUESTION, HINTED_QUESTION = 48, 96
+#: Prompts of the whole gate, and the share of them that is read again.
+GATE_PROMPTS, READ_AGAIN = 60, 0.5
+#: Reference questions, contexts of hints that are compared for each complaint, and questions that show which wishes the policy follows.
+REFERENCES, EFFECTS, WISH_PROBES = 8, 3, 24
+#: Passes that read the replies to the latter: three wishes, together and one left out.
+WISH_READS = 4
+#: Replies to small talk in a step.
+SMALL_TALK = 2
+#: Between `LEAST` and `MOST` there are so many levels.
+LEVELS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +40,14 @@ class Speed:
     Attributes:
         read_s: a token of a forward pass, without the output layer.
         logits_s: a position of the output layer.
-        decode_s: a decoding step of `DECODE_ROWS` rows.
-        learn_factor: forward and backward pass, in forward passes: 3, with gradient checkpointing 4.
+        step_s: a decoding step of one row; row_s: each further row.
+        learn_factor: forward and backward pass, in forward passes.
     """
 
     read_s: float
     logits_s: float
-    decode_s: float
+    step_s: float
+    row_s: float
     learn_factor: float = 3.0
 
 
@@ -67,16 +74,23 @@ class Effort:
     contexts: int = 4
 
 
-#: From all to the least.
-LEVELS = (
-    Effort(steps=6, anchors=16),
-    Effort(steps=6, anchors=16, canaries=0.6, resample_tokens=256),
-    Effort(steps=4, anchors=12, canaries=0.5, resample_tokens=128, contexts=2),
-    Effort(steps=3, anchors=8, canaries=0.4, gate_tokens=64, resample_tokens=64, anchor_tokens=48, contexts=2),
-    Effort(steps=2, anchors=6, canaries=0.3, gate_tokens=48, resample_tokens=64, anchor_tokens=32, contexts=1),
-    Effort(steps=2, anchors=4, canaries=0.2, gate_tokens=32, resample_tokens=48, anchor_tokens=32, contexts=1),
-    Effort(steps=1, anchors=4, canaries=0.2, gate_tokens=24, resample_tokens=32, anchor_tokens=24, contexts=1),
-)  # fmt: skip
+MOST = Effort(steps=6, anchors=16)
+#: Below this a version learns hardly anything, or its gate sees nothing.
+LEAST = Effort(
+    steps=1, anchors=4, canaries=0.25, gate_tokens=48, resample_tokens=48, anchor_tokens=32, contexts=1
+)
+
+
+def effort_at(share: float) -> Effort:
+    """Return the effort at this share of the way from `LEAST` to `MOST`."""
+    low: dict[str, float] = asdict(LEAST)
+    high: dict[str, float] = asdict(MOST)
+
+    def between(name: str) -> float:
+        value = low[name] + share * (high[name] - low[name])
+        return round(value, 3) if isinstance(high[name], float) else round(value)
+
+    return Effort(**{name: between(name) for name in low})  # type: ignore[arg-type]  # floats stay floats
 
 
 def anchor_steps(steps: int) -> int:
@@ -84,9 +98,14 @@ def anchor_steps(steps: int) -> int:
     return steps // 2
 
 
+def gate_prompts(effort: Effort) -> int:
+    """Prompts of the gate, about."""
+    return math.ceil(GATE_PROMPTS * effort.canaries)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Seconds of a version."""
+    """Seconds of a version by phase: hints and teacher; optimizer steps, with their anchors; gate."""
 
     teach_s: float
     step_s: float
@@ -95,6 +114,18 @@ class Estimate:
     @property
     def total_s(self) -> float:
         return self.teach_s + self.step_s + self.gate_s
+
+    @property
+    def by_phase(self) -> dict[str, float]:
+        return {"teach": self.teach_s, "step": self.step_s, "gate": self.gate_s}
+
+    def corrected(self, ratios: Mapping[str, float]) -> Estimate:
+        """Return the estimate times what earlier versions took in fact."""
+        return Estimate(
+            teach_s=self.teach_s * ratios.get("teach", 1.0),
+            step_s=self.step_s * ratios.get("step", 1.0),
+            gate_s=self.gate_s * ratios.get("gate", 1.0),
+        )
 
     def to_json(self) -> Json:
         return {"estimate_s": round(self.total_s, 3)}
@@ -107,47 +138,49 @@ def estimate(speed: Speed, effort: Effort, *, turns: int) -> Estimate:
         return rows * passes * ((prompt + reply) * speed.read_s + reply * speed.logits_s)
 
     def samples(rows: float, prompt: int, reply: int) -> float:
-        decoding = reply * speed.decode_s * max(1.0, rows / DECODE_ROWS)
-        return rows * prompt * speed.read_s + decoding if rows else 0.0
+        if not rows:
+            return 0.0
+        return rows * prompt * speed.read_s + reply * (speed.step_s + (rows - 1) * speed.row_s)
 
     reply = min(effort.resample_tokens, REPLY)
-    anchors, anchor_reply = effort.anchors, effort.anchor_tokens
-    # policy, then teacher, base model and policy again
-    teach = reads(turns, PROMPT, reply, 3) + reads(turns, HINTED, reply, 1)
-    contexts = effort.contexts
-    teach += samples(contexts, CONTEXT, reply) + reads(contexts, CONTEXT, reply, 4)
+    anchors, short = effort.anchors, effort.anchor_tokens
+    references = max(4, math.ceil(REFERENCES * effort.canaries))
+    probes = max(4, math.ceil(WISH_PROBES * effort.canaries))
+    wishes = samples(probes, QUESTION, short) + reads(probes, HINTED_QUESTION, short, WISH_READS)
+    own = effort.contexts
+    # each hint along the references, which are read without one once; policy, then teacher, base model and policy again; wishes; contexts
+    teach = turns * EFFECTS * reads(references, HINTED_QUESTION, short, 1)
+    teach += reads(turns, PROMPT, reply, 3) + reads(turns, HINTED, reply, 1) + wishes
+    teach += samples(own, CONTEXT, reply) + reads(own, CONTEXT, reply, 4)
     # candidates are sampled and read, those that are chosen answered
-    candidates = 2 * anchors
-    step = samples(candidates, PROMPT, anchor_reply) + reads(candidates, PROMPT, anchor_reply, 1)
-    step += samples(anchors, PROMPT, anchor_reply)
+    step = samples(2 * anchors, PROMPT, short) + reads(2 * anchors, PROMPT, short, 1)
+    step += samples(anchors + SMALL_TALK, PROMPT, short)
     # forward and backward, base model, the teacher behind its hints, and how far it went
     each = reads(turns, PROMPT, reply, speed.learn_factor + 2) + reads(turns, HINTED, reply, 1)
-    each += reads(anchors, PROMPT, anchor_reply, speed.learn_factor + 2)
-    each += reads(contexts, CONTEXT, reply, speed.learn_factor + 3)
-    resampling = samples(turns + contexts + anchors, PROMPT, max(reply, anchor_reply))
+    each += reads(anchors + SMALL_TALK, PROMPT, short, speed.learn_factor + 2)
+    each += reads(own, CONTEXT, reply, speed.learn_factor + 3)
+    resampling = samples(turns + own + anchors, PROMPT, max(reply, short))
     step += effort.steps * each + (effort.steps - 1) * resampling
     # the steps on the anchors alone
-    alone = reads(anchors, PROMPT, anchor_reply, speed.learn_factor + 2) + samples(
-        anchors, PROMPT, anchor_reply
-    )
+    alone = reads(anchors, PROMPT, short, speed.learn_factor + 1) + samples(anchors, PROMPT, short)
     step += anchor_steps(effort.steps) * alone
-    prompts = math.ceil(GATE_PROMPTS * effort.canaries)
-    gate = samples(prompts, PROMPT, effort.gate_tokens) + reads(
-        prompts, PROMPT, effort.gate_tokens, GATE_READS
-    )
-    # the wishes of the playbook are measured before and after: as many probes, each read with and without the wishes
-    probes = math.ceil(WISH_PROBES * effort.canaries)
-    gate += 2 * (samples(probes, PROMPT, anchor_reply) + reads(probes, HINTED, anchor_reply, WISH_READS))
-    return Estimate(teach_s=teach, step_s=step, gate_s=gate)
+    # base model and candidate
+    prompts = gate_prompts(effort)
+    gate = 2 * samples(prompts, QUESTION, effort.gate_tokens)
+    gate += reads(READ_AGAIN * prompts, QUESTION, effort.gate_tokens, 4)
+    return Estimate(teach_s=teach, step_s=step, gate_s=gate + wishes)
 
 
-def affordable(speed: Speed, *, turns: int, budget_s: float = BUDGET_S) -> tuple[Effort, Estimate]:
-    """The most effort whose estimate is within the budget, or the least there is, with its estimate."""
-    for effort in LEVELS:
-        found = estimate(speed, effort, turns=turns)
+def affordable(
+    speed: Speed, *, turns: int, budget_s: float = BUDGET_S, ratios: Mapping[str, float] | None = None
+) -> tuple[Effort, Estimate]:
+    """The most effort whose corrected estimate is within the budget, or the least there is, with its estimate."""
+    for level in range(LEVELS, -1, -1):
+        effort = effort_at(level / LEVELS)
+        found = estimate(speed, effort, turns=turns).corrected(ratios or {})
         if found.total_s <= budget_s:
-            return effort, found
-    return LEVELS[-1], estimate(speed, LEVELS[-1], turns=turns)
+            break
+    return effort, found
 
 
 def longest_text(speed: Speed, *, budget_s: float = BUDGET_S) -> int:

@@ -42,7 +42,7 @@ from store.learning import DEFAULTS
 from store.manifest import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from trainer.batch import GREEDY_BELOW, cheapest_parts
 from trainer.checkpoint import TRAINER_STATE
-from trainer.cost import DECODE_ROWS, Speed
+from trainer.cost import Speed
 from trainer.decoding import Decoder, MergedDecoder, NetworkDecoder, largest_difference, supports
 from trainer.losses import Residual, likeliest, topk_overlap, with_residual
 from trainer.memory_plan import MOST_TOKENS, Sizes, TrainingMemoryPlan, free_bytes, plan_memory
@@ -80,6 +80,10 @@ _LOGITS = 1 << 24
 _MERGED_TOLERANCE = 1e-4
 #: An output layer in half precision is also held in float32 where that takes no more than this share of the free memory.
 _WIDE_HEAD_SHARE = 0.2
+#: Rows of the larger decoding step that is measured, and how often each operation is.
+_DECODE_ROWS, _MEASUREMENTS = 16, 3
+#: Readings of the base model that are kept: `changes` compares many contexts with the same one.
+_KEPT_HIDDEN = 4
 _ADAPTER = "default"
 
 
@@ -125,6 +129,7 @@ class LocalPolicy(Texts):
     ) -> None:
         self.at_boundary: Callable[[], None] = _go_on
         self._parked: dict[nn.Parameter, Tensor] = {}
+        self._base_hidden: dict[tuple[Any, Any], tuple[Tensor, Tensor]] = {}
         self.device = usable_device(device)
         self.name = model
         super().__init__(model)
@@ -200,15 +205,16 @@ class LocalPolicy(Texts):
         )
         return plan_memory(sizes, free)
 
-    @torch.no_grad()
     def measure_speed(self) -> Speed:
-        """How fast this model is here; takes a few hundred tokens' time. On a CPU in processor time: an estimate is of a core of one's own."""
+        """How fast this model is here, each operation the best of some: anything else that runs makes one slower.
+
+        On a CPU in processor time, for cores of one's own.
+        """
         count = min(128, self.max_context - 1)
-        ids = torch.arange(count, device=self.device)[None] % self.vocabulary_size
-        decoder = self._network.get_decoder()
+        ids = [token % self.vocabulary_size for token in range(count)]
 
         def now() -> float:
-            if self.device.type == "cpu":  # whatever else this machine does just now
+            if self.device.type == "cpu":
                 return time.process_time() / torch.get_num_threads()
             if self.device.type == "cuda":
                 torch.cuda.synchronize()
@@ -216,20 +222,38 @@ class LocalPolicy(Texts):
 
         def seconds(work: Callable[[], Any]) -> float:
             work()
-            began = now()
-            work()
-            return now() - began
+            found = []
+            for _ in range(_MEASUREMENTS):
+                began = now()
+                work()
+                found.append(now() - began)
+            return min(found)
 
-        read = seconds(lambda: decoder(input_ids=ids, use_cache=False)) / count
-        hidden = decoder(input_ids=ids[:, :16], use_cache=False).last_hidden_state
-        logits = seconds(lambda: self.logits(hidden)) / 16
-        sampler = self._decoder(self._network, Weights.STUDENT)
-        rows = ids[:, :2].expand(DECODE_ROWS, 2)
-        sampler.begin(rows, torch.ones_like(rows), 4)
-        decode = seconds(lambda: self._head(self._network, sampler.step(rows[:, 0])))
+        def learn() -> None:
+            self.accumulate(self.response_hidden([ids[:1]], [ids])[0].sum())
+            self.drop_gradients()
+
+        learn_s = seconds(learn)
+        with torch.no_grad():
+            read_s = seconds(lambda: self.response_hidden([ids[:1]], [ids]))
+            hidden, _ = self.response_hidden([ids[:1]], [ids])
+            logits_s = seconds(lambda: self.logits(hidden))
+            sampler = self._decoder(self._network, Weights.STUDENT)
+            one, many = (self._decoding_s(sampler, rows, seconds) for rows in (1, _DECODE_ROWS))
         return Speed(
-            read_s=read, logits_s=logits, decode_s=decode, learn_factor=4.0 if self._checkpointing else 3.0
+            read_s=read_s / count,
+            logits_s=logits_s / count,
+            step_s=one,
+            row_s=max(0.0, many - one) / (_DECODE_ROWS - 1),
+            learn_factor=max(1.0, learn_s / max(read_s, 1e-9)),
         )
+
+    def _decoding_s(
+        self, sampler: Decoder, rows: int, seconds: Callable[[Callable[[], Any]], float]
+    ) -> float:
+        ids = torch.ones(rows, 2, dtype=torch.long, device=self.device)
+        sampler.begin(ids, torch.ones_like(ids), 3 + _MEASUREMENTS)
+        return seconds(lambda: self._head(self._network, sampler.step(ids[:, 0])))
 
     def _wrap(self, network: Any, config: LoraConfig, seed: int) -> None:
         """Put a fresh adapter of that form on the bare network, with fresh moments and average."""
@@ -589,7 +613,7 @@ class LocalPolicy(Texts):
         for start in range(0, len(responses), rows):
             self.at_boundary()
             part = responses[start : start + rows]
-            first, mask = self.response_hidden(before[start : start + rows], part, before_weights)
+            first, mask = self._hidden_once(before[start : start + rows], part, before_weights)
             second, _ = self.response_hidden(after[start : start + rows], part, after_weights)
             peaks = torch.zeros(mask.shape[0], device=self.device)
             shifts: list[dict[tuple[int, int], float]] = [{} for _ in part]
@@ -610,6 +634,19 @@ class LocalPolicy(Texts):
                 Change(peak=peak, shifts=shift) for peak, shift in zip(peaks.tolist(), shifts, strict=True)
             ]
         return found
+
+    def _hidden_once(
+        self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], weights: Weights
+    ) -> tuple[Tensor, Tensor]:
+        """As :meth:`response_hidden`; what the base model, which never changes, reads again and again is kept."""
+        if weights is not Weights.BASE:
+            return self.response_hidden(prompts, responses, weights)
+        key = (tuple(map(tuple, prompts)), tuple(map(tuple, responses)))
+        if key not in self._base_hidden:
+            while len(self._base_hidden) >= _KEPT_HIDDEN:
+                del self._base_hidden[next(iter(self._base_hidden))]
+            self._base_hidden[key] = self.response_hidden(prompts, responses, weights)
+        return self._base_hidden[key]
 
     def _pack(
         self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]

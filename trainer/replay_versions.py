@@ -115,7 +115,7 @@ class VersionReplay:
         self._job = job
         self._device = make_device(settings, record)
         self._make_trainer = make_trainer or (
-            lambda wanted, state: make_workshop(wanted, self._device, state if "level" in state else None)
+            lambda wanted, state: make_workshop(wanted, self._device, state if "effort" in state else None)
         )
         self._thread = WeightsThread()
         self._on_thread = self._thread.run
@@ -241,7 +241,7 @@ class VersionReplay:
 
     async def _trainer_for(self, settings: Settings, state: Json) -> VersionTrainer:
         """The trainer at the tip of the branch; made anew where settings or effort differ from the last step's."""
-        made_for = (settings, *(state.get(name) for name in ("level", "max_context", "micro_tokens")))
+        made_for = (settings, *(state.get(name) for name in ("effort", "max_context", "micro_tokens")))
         if self._trainer is not None and made_for == self._made_for:
             return self._trainer
         if self._trainer is not None:

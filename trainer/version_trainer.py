@@ -12,9 +12,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+
+import torch
 
 from serving.model_digests import digest_served_model
 from store.errors import AlignmentError
@@ -22,6 +24,7 @@ from store.lifecycle import DropReason
 from store.manifest import ModelDigests
 from store.settings import Settings, to_json
 from store.texts import counted
+from store.training_plan import TrainingPlan, read_plan, write_plan
 from store.values import (
     BASE_VERSION,
     EXPLICIT_SOURCE,
@@ -43,7 +46,7 @@ from trainer.checkpoint import (
     verify_version,
     write_version,
 )
-from trainer.cost import BUDGET_S, LEVELS, Effort, Estimate, affordable, longest_text
+from trainer.cost import BUDGET_S, MOST, Effort, Speed, affordable, estimate, gate_prompts, longest_text
 from trainer.gate import Gate
 from trainer.hint_selection import HintSelection
 from trainer.playbook import Playbook
@@ -143,7 +146,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
     wish_questions: float = 1.0
     _wishes: WishTraining
 
-    def __init__(self, settings: Settings, plan: StepPlan, policy: P, effort: Effort = LEVELS[0]) -> None:
+    def __init__(self, settings: Settings, plan: StepPlan, policy: P, effort: Effort = MOST) -> None:
         super().__init__(
             settings,
             plan,
@@ -164,7 +167,7 @@ class BaseVersionTrainer(PolicyProgress, ABC, Generic[P]):
             settings.model_path,
             seed=settings.seed,
             max_tokens=effort.anchor_tokens,
-            most_candidates=None if effort is LEVELS[0] else 2 * effort.anchors,
+            most_candidates=None if effort == MOST else 2 * effort.anchors,
         )
         self._fixed_text = FixedText(policy)
         self._new_wishes: Json = {}
@@ -574,21 +577,6 @@ def _without(prepared: PreparedBatch, left_out: Sequence[str]) -> PreparedBatch:
     )
 
 
-def _cost_notes(effort: Effort, expected: Estimate, policy: LocalPolicy, plan: StepPlan) -> tuple[str, ...]:
-    """How long a version takes, and what is left out so that it ends in time."""
-    notes = [f"a version is expected to take about {max(1, round(expected.total_s))} s here"]
-    if effort is not LEVELS[0]:
-        notes.append(
-            f"so that it does: {plan.steps_per_batch} optimizer steps, {effort.anchors} anchors, "
-            f"{effort.canaries:.0%} of the gate's prompts at most"
-        )
-    if policy.max_context < policy.model_context:
-        notes.append(
-            f"turns of more than {policy.max_context} tokens are dropped: there is no memory or time for them"
-        )
-    return tuple(notes)
-
-
 class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
     """The policy in this process.
 
@@ -612,15 +600,23 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
             teacher=settings.teacher_model_name,
             quantize=settings.quantize == "4bit",
         )
-        speed = policy.measure_speed()
-        effort, self.estimate = affordable(
-            speed, turns=settings.batch_size + settings.learning.replay, budget_s=budget_s
+        model, threads = digest_served_model(settings.model_path).base_model, torch.get_num_threads()
+        known = read_plan(settings.home)
+        if known is None or not known.is_of(model, threads):
+            known = TrainingPlan(model=model, threads=threads, speed=asdict(policy.measure_speed()))
+        self._speed, self._is_replay = Speed(**known.speed), pinned is not None
+        effort, expected = affordable(
+            self._speed,
+            turns=settings.batch_size + settings.learning.replay,
+            budget_s=budget_s,
+            ratios=known.ratios,
         )
+        longest = min(policy.max_context, longest_text(self._speed, budget_s=budget_s))
         #: Longest turn that is trained on, by time; `LocalPolicy.memory` says it by memory.
-        policy.max_context = min(policy.max_context, longest_text(speed, budget_s=budget_s))
+        policy.max_context = longest
         micro_tokens = policy.memory.micro_tokens
         if pinned is not None:
-            effort, policy.max_context = LEVELS[int(pinned["level"])], int(pinned["max_context"])
+            effort, policy.max_context = Effort(**pinned["effort"]), int(pinned["max_context"])
             micro_tokens = int(pinned["micro_tokens"])
         plan = StepPlan.of(settings)
         plan = replace(
@@ -630,23 +626,54 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
             micro_tokens=min(plan.micro_tokens, micro_tokens),
         )
         self._effort = effort
-        self._notes = _cost_notes(effort, self.estimate, policy, plan)
+        self.cost = replace(
+            known,
+            seconds=expected.by_phase,
+            budget_s=budget_s,
+            steps=plan.steps_per_batch + plan.anchor_steps,
+            anchors=min(effort.anchors, settings.learning.anchors),
+            probes=gate_prompts(effort),
+            longest_text=longest if longest < policy.model_context else None,
+        )
+        if pinned is None:
+            write_plan(settings.home, self.cost)
         super().__init__(settings, plan, policy, effort)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return self._notes
+        return self.cost.sentences()
 
     def state(self) -> Json:
         return {
             **super().state(),
-            "level": LEVELS.index(self._effort),
+            "effort": asdict(self._effort),
             "max_context": self._policy.max_context,
             "micro_tokens": self._plan.micro_tokens,
         }
 
+    def attempt(
+        self,
+        turns: Sequence[ScoredTurn],
+        replay: Sequence[ScoredTurn],
+        recent: Sequence[int],
+        number: int,
+        remembered: Sequence[ScoredTurn] = (),
+        edits: Sequence[Edit] = (),
+    ) -> Outcome:
+        """See `BaseVersionTrainer.attempt`; what it took corrects the next plan."""
+        outcome = super().attempt(turns, replay, recent, number, remembered, edits)
+        if outcome.written is not None and not self._is_replay:
+            took = outcome.metrics
+            expected = estimate(self._speed, self._effort, turns=len(turns) + self._settings.learning.replay)
+            self.cost = self.cost.with_measured(
+                expected.by_phase,
+                {"teach": took["teach_s"], "step": took["train_s"] - took["teach_s"], "gate": took["gate_s"]},
+            )
+            write_plan(self._settings.home, self.cost)
+        return outcome
+
     def _backend_metrics(self) -> Json:
-        return self.estimate.to_json()
+        return {"estimate_s": round(self.cost.total_s, 3)}
 
     def _train(self, samples: Sequence[Sample], number: int) -> dict[str, float]:
         return train(

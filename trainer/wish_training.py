@@ -22,7 +22,7 @@ from store.values import Json, ScoredTurn
 from trainer.advantages import directive_streams
 from trainer.batch import Sample, SampleKind
 from trainer.contexts import in_other_contexts
-from trainer.cost import LEVELS
+from trainer.cost import MOST
 from trainer.hindsight import after_hints
 from trainer.hint_effect import MAX_TOKENS, PROBES, REFERENCES, HintMeter
 from trainer.hint_selection import HintSelection, effective_wording
@@ -82,7 +82,7 @@ class WishTraining(WishState):
         seed: int,
         share: float = 1.0,
         max_tokens: int = MAX_TOKENS,
-        contexts: int = LEVELS[0].contexts,
+        contexts: int = MOST.contexts,
     ) -> None:
         super().__init__()
         self._contexts = contexts

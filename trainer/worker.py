@@ -78,6 +78,8 @@ from trainer.step import StepPlan
 from trainer.weights_thread import WeightsThread
 
 POLL_S = 0.5
+#: Between two heartbeats.
+_BEAT_S = 1.0
 LEASE_S = 120.0
 #: Pause between two renewals of the lease.
 RENEW_S = LEASE_S / 4
@@ -101,7 +103,6 @@ class _Counters:
     failed: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     last_error: str | None = None
-    notes: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, found: Json) -> _Counters:
@@ -117,7 +118,6 @@ class _Counters:
             "failed": self.failed,
             "dropped": dict(self.dropped),
             "last_error": self.last_error,
-            "notes": list(self.notes),
         }
 
 
@@ -228,7 +228,6 @@ class TrainerWorker:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), _SERVER_S)
                 continue
-            self._counters.notes = self._trainer.notes
             self._counters.last_error = None
             await self._start()
             return
@@ -590,6 +589,7 @@ class TrainerWorker:
                         state=self._state + interrupted,
                         detail={
                             **self._counters.to_json(),
+                            "notes": list(self._trainer.notes) if self._trainer is not None else [],
                             "policy": self._policy,
                             **self._progress(),
                         }
@@ -601,7 +601,7 @@ class TrainerWorker:
             except RecordError as exc:
                 # `status` shows silence for what it is; training itself notices on its own.
                 self._counters.last_error = f"the heartbeat was not written: {exc}"
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(_BEAT_S)
 
     def _progress(self) -> Json:
         """Return which step runs and the phase that it is in; {}: none runs."""

@@ -126,15 +126,16 @@ def ask_to_train(connection: sa.Connection, now: float) -> None:
 def claim(
     connection: sa.Connection, policy: str, limit: int, *, worker: str, lease_s: float, now: float
 ) -> list[ScoredTurn]:
-    """Take up to ``limit`` scored turns for ``worker`` until the lease runs out: complaints and hints first, then the oldest."""
+    """Take up to ``limit`` scored turns for ``worker`` until the lease runs out: the oldest first, thanks last."""
     lv, v = schema.turn_states.c, schema.verdicts.c
+    is_thanks = sa.and_(v.value > 0, v.hint.is_(None))
     ids = list(
         (
             connection.execute(
                 sa.select(lv.turn_id)
                 .select_from(schema.turn_states.join(schema.verdicts, v.verdict_id == _newest_verdict()))
                 .where(lv.policy == policy, lv.stage == Stage.SCORED.value)
-                .order_by(sa.case((_complains(), 0), else_=1), lv.stage_since, lv.turn_id)
+                .order_by(sa.case((is_thanks, 1), else_=0), lv.stage_since, lv.turn_id)
                 .limit(limit)
                 # PostgreSQL lets others read on meanwhile; SQLite has one writer and leaves this away.
                 .with_for_update(skip_locked=True, of=schema.turn_states)

@@ -20,10 +20,10 @@ from tests.proxy.upstream import free_socket, running
 @pytest.mark.parametrize(
     ("more", "step_s", "said"),
     [
-        ({}, 12.4, " A version is trained after 4 reactions or 60 s after the first one; that takes about 12 s."),
-        ({"batch_size": 8, "max_wait_s": 5.0}, None, " A version is trained after 8 reactions or 5 s after the first one; how long that takes here is not known yet."),
-        ({}, 619.0, " A version is trained after 4 reactions or 60 s after the first one; that takes about 10 min."),
-        ({"train_when": "23:00-07:00"}, 12.4, " A version is trained after 4 reactions or 60 s after the first one, as soon as the schedule (23:00-07:00) allows; that takes about 12 s."),
+        ({}, 12.4, " A version is trained after 4 reactions or when a complaint has waited 30 s; that takes about 12 s."),
+        ({"batch_size": 8, "max_wait_s": 5.0}, None, " A version is trained after 8 reactions or when a complaint has waited 5 s; how long that takes here is not known yet."),
+        ({}, 619.0, " A version is trained after 4 reactions or when a complaint has waited 30 s; that takes about 10 min."),
+        ({"train_when": "23:00-07:00"}, 12.4, " A version is trained after 4 reactions or when a complaint has waited 30 s, as soon as the schedule (23:00-07:00) allows; that takes about 12 s."),
         ({"train_when": "manual"}, 12.0, f" `{COMMAND} train --now` trains what waits."),
         ({"upstream": "https://api.example/v1"}, None, ""),
     ],
@@ -31,7 +31,7 @@ from tests.proxy.upstream import free_socket, running
 def test_the_start_says_when_to_expect_a_version(
     more: dict[str, Any], step_s: float | None, said: str
 ) -> None:
-    assert readiness.expectation(read_settings(more), step_s) == said
+    assert readiness.expectation(read_settings({"home": "/nowhere", **more}), step_s) == said
 
 
 async def test_it_is_ready_once_backend_and_record_work(
@@ -56,7 +56,7 @@ async def test_it_is_ready_once_backend_and_record_work(
     assert asked == 3
     printed = capsys.readouterr().out
     assert printed.startswith("Ready after ")
-    assert printed.endswith("60 s after the first one; how long that takes here is not known yet.\n")
+    assert printed.endswith("30 s; how long that takes here is not known yet.\n")
 
 
 async def test_an_endpoint_that_does_not_answer_is_named_once(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cli.version_lines import VersionLines, duration
+from cli.version_lines import VersionLines
 from store.keys import KeyFile
 from store.record import Record
 from store.settings import Settings, read_settings
@@ -163,10 +163,3 @@ async def test_what_steers_a_terminal_is_removed(record: Record, settings: Setti
     await publish(record, 1, START + 1, ("\x1b[31mShorter.", "\x1b[31mShorter."))
     (line, _) = await VersionLines(settings, START).look(record)
     assert "\x1b" not in line
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0.2, "about 1 s"), (119.0, "about 119 s"), (619.0, "about 10 min")]
-)
-def test_minutes_are_said_where_it_is_minutes(seconds: float, words: str) -> None:
-    assert duration(seconds) == words

@@ -326,7 +326,7 @@ async def test_complaints_are_claimed_before_thanks_that_waited_longer(record: R
     await record.add_verdict(make_verdict(fourth, 0, hint="Shorter."))
     assert (await record.waiting())[POLICY].complaint_since is not None
     claimed = await record.claim(POLICY, 3, worker="w", lease_s=60)
-    assert [turn.turn_id for turn in claimed] == [third, fourth, first]
+    assert [turn.turn_id for turn in claimed] == [second, third, fourth]
 
 
 async def test_a_claim_whose_lease_ran_out_goes_back_and_the_late_worker_cannot_publish(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from store.training_plan import TrainingPlan, duration, read_plan, wait_s, write_plan
+from store.training_plan import TrainingPlan, duration, expectation, read_plan, wait_s, write_plan
 
 PLAN = TrainingPlan(
     model="abc",
@@ -59,10 +59,12 @@ def test_a_plan_beyond_its_budget_says_so() -> None:
 
 
 def test_what_a_version_took_moves_the_ratio_half_of_the_way_within_bounds() -> None:
-    slower = PLAN.with_measured({"teach": 120.0, "step": 80.0, "gate": 35.0, "write": 3.0})
+    estimated = {"teach": 30.0, "step": 40.0, "gate": 35.0}
+    slower = PLAN.with_measured(estimated, {"teach": 120.0, "step": 80.0, "gate": 35.0})
     assert slower.ratios == {"teach": 2.0, "step": 2.0, "gate": 1.0}
-    assert PLAN.with_measured({"step": 80.0 * 100}).ratios["step"] == 4.0
-    assert PLAN.with_measured({"step": 0.0}).ratios == {"step": 2.0}
+    assert slower.seconds == {"teach": 60.0, "step": 80.0, "gate": 35.0}
+    assert PLAN.with_measured(estimated, {"step": 40.0 * 100}).ratios["step"] == 4.0
+    assert PLAN.with_measured(estimated, {"step": 0.0}).ratios["step"] == 0.25
 
 
 def test_a_complaint_waits_for_half_a_version_within_bounds_or_as_the_setting_says() -> None:
@@ -70,6 +72,14 @@ def test_a_complaint_waits_for_half_a_version_within_bounds_or_as_the_setting_sa
     assert wait_s(0.0, None) == 30.0
     assert wait_s(0.0, replace(PLAN, seconds={"step": 1e5})) == 600.0
     assert wait_s(5.0, PLAN) == 5.0
+
+
+def test_the_expectation_is_known_before_anything_was_measured() -> None:
+    assert (
+        expectation(4, 0.0, None)
+        == "A version is trained after 4 reactions, or when a complaint has waited 30 s."
+    )
+    assert "a complaint has waited 72 s. A version takes about 2 min" in expectation(4, 0.0, PLAN)
 
 
 def test_durations_are_said_in_minutes_where_it_is_minutes() -> None:

@@ -18,7 +18,7 @@ from tests.fixtures import PATINA_TINY
 from tests.trainer.test_playbook import stated
 from tests.trainer.turns import sampled_turn
 from trainer.contexts import Chat, in_other_contexts
-from trainer.cost import LEVELS
+from trainer.cost import MOST
 from trainer.playbook import Playbook
 from trainer.policy import LocalPolicy
 from trainer.wish_training import MAX_CONTEXT_TOKENS, WishTraining
@@ -182,6 +182,6 @@ def test_a_wish_that_is_stated_to_one_program_is_followed_in_another(
         learner.add_reaction(pending, "Thanks, perfect!" if good else "Shorter please, and no emoji.")
         if (attempt := learner.train()) and attempt.outcome.written:
             contexts.append(attempt.outcome.metrics["contexts"])
-    assert set(contexts) == {LEVELS[0].contexts}
+    assert set(contexts) == {MOST.contexts}
     assert share(lead) >= 0.6
     assert share(elsewhere) >= 0.35

@@ -42,8 +42,8 @@ async def serve(bench: Bench, version: int, count: int, complaints: int) -> None
 
 
 async def review(bench: Bench) -> None:
-    bench.worker._releases._reviewed_at = -1e9
-    await bench.worker._releases.review()
+    bench.worker._due.releases._reviewed_at = -1e9
+    await bench.worker._due.releases.review()
 
 
 async def two_versions(bench: Bench) -> None:
@@ -124,10 +124,10 @@ async def test_the_files_of_a_version_on_trial_and_of_its_baseline_stay(bench: B
 
 async def test_the_share_is_smaller_where_several_keys_use_the_policy(bench: Bench) -> None:
     await bench.add("a", "b")
-    assert await bench.worker._releases.share_of_next(POLICY) == 0.0  # one of the first versions
+    assert await bench.worker._due.releases.share_of_next(POLICY) == 0.0  # one of the first versions
     assert await bench.worker.work_once()
-    assert await bench.worker._releases.share_of_next(POLICY) == SHARE_OF_ONE
+    assert await bench.worker._due.releases.share_of_next(POLICY) == SHARE_OF_ONE
     for key in ("ann", "bob"):
         turn = make_turn(f"of-{key}", policy=POLICY)
         await bench.record.write_turns([replace(turn, key_name=key, created_at=time.time())])
-    assert await bench.worker._releases.share_of_next(POLICY) == SHARE_OF_MANY
+    assert await bench.worker._due.releases.share_of_next(POLICY) == SHARE_OF_MANY

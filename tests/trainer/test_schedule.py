@@ -70,7 +70,8 @@ async def test_in_idle_mode_a_request_in_flight_or_lately_keeps_a_step_from_begi
     await beat(record, 0)
     await record.write_turns([make_turn("new", created_at=time.time() - 60.0, session_id="other")])
     assert not await bench.worker.work_once()
-    bench.worker._settings = bench.worker._settings.model_copy(update={"idle_minutes": 0.5})
+    due = bench.worker._due
+    due._settings = due._settings.model_copy(update={"idle_minutes": 0.5})
     assert await bench.worker.work_once()
     bench.worker._thread.shutdown()
 

@@ -200,7 +200,7 @@ async def test_the_baseline_of_a_batch_holds_no_verdict_of_the_batch_or_of_those
     monkeypatch.setattr(bench.trainer, "attempt", noted)
     assert await bench.worker.work_once()
     assert await bench.worker.work_once()
-    assert seen == [[], [-1, -1, -1, 1]]  # oldest first
+    assert seen == [[], [-1, -1, -1, -1]]  # thanks are claimed last
     bench.worker._thread.shutdown()
 
 

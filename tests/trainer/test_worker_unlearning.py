@@ -18,8 +18,9 @@ from store.settings import Settings, read_settings
 from store.values import AdapterState, AdapterVersion, Json, ScoredTurn, WishEdit
 from tests.making import make_answer, make_turn, make_verdict
 from trainer.checkpoint import remove_version, write_version
+from trainer.due import MAX_UNLEARNING_FAILURES, has_withdrawn_wish
 from trainer.protocol import AttemptPhase, Edit, Outcome, TurnRefusal
-from trainer.worker import MAX_UNLEARNING_FAILURES, TrainerWorker, has_withdrawn_wish
+from trainer.worker import TrainerWorker
 
 POLICY = "patina-tiny"
 
@@ -159,7 +160,9 @@ def settings(tiny_model: Path, tmp_path: Path) -> Settings:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What `time.monotonic` of the worker says."""
     now = [1_000.0]
-    monkeypatch.setattr("trainer.worker.time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    for module in ("trainer.worker", "trainer.due"):
+        clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+        monkeypatch.setattr(f"{module}.time", clock)
     return now
 
 

@@ -21,7 +21,7 @@ from trainer.protocol import Edit, Outcome
 #: Both sides have the same number, or the request is refused.
 FORMAT = 1
 #: What the worker's trainer measured of its machine; `LocalVersionTrainer` takes it back as ``pinned``.
-EFFORT = ("level", "max_context", "micro_tokens")
+EFFORT = ("effort", "max_context", "micro_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
