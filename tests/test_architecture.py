@@ -96,7 +96,7 @@ OWNERS = {
         "bench",
         "evals",
     },
-    "gguf": {"serving.llamacpp.adapters"},
+    "gguf": {"serving.llamacpp.gguf_adapter"},
     "llama_cpp": {"serving.llamacpp.library"},
     "peft": {"trainer", "serving.embedded", "models", "bench"},
     "llguidance": {"serving.openai_server.grammar"},
