@@ -280,6 +280,15 @@ def _add_control_commands(command: AddCommand) -> None:
 
     _add_forget(command)
     _add_retrain(command)
+    exported = command("export", "write a version for llama.cpp's own server and Ollama")
+    exported.add_argument("version", type=int)
+    exported.add_argument(
+        "--gguf", action="store_true", required=True, help="as a GGUF adapter with a Modelfile"
+    )
+    exported.add_argument(
+        "--out", type=Path, metavar="DIR", help="a new folder (default: POLICY-VERSION-gguf in this one)"
+    )
+    add_policy_arguments(exported, _SHARED)
     for name, help in (
         ("pause", "stop training; serving, recording and scoring go on"),
         ("resume", "go on training"),

