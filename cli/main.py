@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from cli.arguments import build_parser, given_settings
 from store.errors import ConfigError, PatinaError
@@ -12,6 +14,16 @@ from store.settings import Settings, read_settings
 
 #: Commands (None: the start) that do not ask about what was started on this home before.
 _OF_NO_HOME = frozenset({None, "demo", "eval", "classify", "score"})
+#: Commands with a module of their own, which alone is imported, and its function.
+_MODULES = {
+    "classify": ("cli.classify", "classify"),
+    "demo": ("cli.demo", "run_demo"),
+    "explain": ("cli.explain", "explain"),
+    "keys": ("cli.keys", "keys"),
+    "open": ("cli.open_page", "open_page"),
+    "score": ("cli.score", "score"),
+    "wishes": ("cli.wishes", "wishes"),
+}
 #: Errors of the disk that the user must mend.
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
@@ -30,44 +42,7 @@ def main(argv: Sequence[str], *, prog: str = "run.py") -> int:
         settings = read_settings(given_settings(arguments))
         if arguments.command not in _OF_NO_HOME:
             settings = with_served_model(settings)
-        if arguments.command is None:
-            from cli.supervisor import serve
-
-            return serve(settings)
-        if arguments.command == "demo":
-            from cli.demo import run_demo
-
-            return run_demo(settings, arguments)
-        if extension := getattr(arguments, "extension", None):
-            return int(extension(settings, given_settings(arguments), arguments))
-        if arguments.command == "classify":
-            from cli.classify import classify
-
-            return classify(settings, arguments)
-        if arguments.command == "score":
-            from cli.score import score
-
-            return score(settings, arguments)
-        if arguments.command == "keys":
-            from cli.keys import keys
-
-            return keys(settings, arguments)
-        if arguments.command == "explain":
-            from cli.explain import explain
-
-            return explain(settings, arguments)
-        if arguments.command == "open":
-            from cli.open_page import open_page
-
-            return open_page(settings, arguments)
-        if arguments.command == "wishes":
-            from cli.wishes import wishes
-
-            return wishes(settings, arguments)
-        from cli.commands import COMMANDS
-        from serving.models.source import with_known_model
-
-        return COMMANDS[arguments.command](with_known_model(settings), arguments)
+        return _run(arguments, settings)
     except PatinaError as exc:
         print(f"patina: {exc}", file=sys.stderr)
         return 2
@@ -83,6 +58,23 @@ def main(argv: Sequence[str], *, prog: str = "run.py") -> int:
         place = f" ({exc.filename})" if exc.filename else ""
         print(f"patina: the disk cannot be written: {exc.strerror}{place}", file=sys.stderr)
         return 2
+
+
+def _run(arguments: argparse.Namespace, settings: Settings) -> int:
+    command = arguments.command
+    if command is None:
+        from cli.supervisor import serve
+
+        return serve(settings)
+    if extension := getattr(arguments, "extension", None):
+        return int(extension(settings, given_settings(arguments), arguments))
+    if command in _MODULES:
+        module, function = _MODULES[command]
+        return int(getattr(import_module(module), function)(settings, arguments))
+    from cli.commands import COMMANDS
+    from serving.models.source import with_known_model
+
+    return COMMANDS[command](with_known_model(settings), arguments)
 
 
 def with_served_model(settings: Settings) -> Settings:
