@@ -82,7 +82,7 @@ OWNERS = {
     "sqlalchemy": {"store", "migrations"},
     "alembic": {"migrations"},
     "aiohttp": {"serving", "bench.passthrough"},
-    "jinja2": {"dashboard", "serving.openai_server.prompts"},
+    "jinja2": {"dashboard", "serving.openai_server.chat_template"},
     "starlette": {"dashboard", "proxy", "serving.openai_server", "bench.passthrough"},
     "uvicorn": {
         "dashboard",
