@@ -118,6 +118,7 @@ def _embedded(settings: Settings) -> BackendPlan:
         "--served-model-name", settings.policy, "--max-lora-rank", str(max(64, settings.lora_rank)),
         "--max-loras", str(settings.adapter_slots), "--threads", str(settings.resolved_threads),
         "--api-key-file", str(settings.backend_key_file),
+        "--tool-check-file", str(settings.home / "run" / "tool_checks.json"),
     )  # fmt: skip
     return BackendPlan(kind="embedded", urls=(f"http://127.0.0.1:{port}",), command=command)
 

@@ -52,7 +52,7 @@ OWNERS = {
     "sqlalchemy": {"store", "migrations"},
     "alembic": {"migrations"},
     "aiohttp": {"serving", "lab.bench.passthrough"},
-    "jinja2": {"dashboard", "serving.openai_server.prompts"},
+    "jinja2": {"dashboard", "serving.openai_server.chat_template"},
     "starlette": {"dashboard", "proxy", "serving.openai_server", "lab.bench.passthrough"},
     "uvicorn": {
         "dashboard",

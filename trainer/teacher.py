@@ -152,8 +152,9 @@ def _ways(
     """Each way to hand these messages and tools to a template that differs from those before, the commonest first."""
     tools = request.get("tools") or None
     tool_sets: list[list[Any] | None] = [tools]
-    if tools and request.get("tool_choice") == "none":
-        tool_sets.append(None)  # some engines hide the tools that may not be called
+    if tools:
+        # Some engines hide tools that may not be called, and ours those that a model does not call of itself.
+        tool_sets.append(None)
     seen: list[tuple[Messages, list[Any] | None]] = []
     for some_tools, parts, arguments, null, developer in product(
         tool_sets,

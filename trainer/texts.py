@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from serving.openai_server.chat_template import apply_template
 from store.errors import AlignmentError, ConfigError
 
 
@@ -37,13 +38,7 @@ class Texts:
             AlignmentError: the template refuses these messages.
         """
         try:
-            text = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=[dict(tool) for tool in tools] if tools else None,
-                add_generation_prompt=True,
-                tokenize=False,
-                **template,
-            )
+            text = apply_template(self.tokenizer, messages, tools, add_generation_prompt=True, **template)
         except Exception as error:  # a template is a program by the model's author, and raises what it likes
             raise AlignmentError(f"the chat template refuses the messages: {first_line(error)}") from error
         return self.encode(text)

@@ -61,6 +61,11 @@ def build_parser() -> argparse.ArgumentParser:
         type=Path,
         help="file that holds the key that clients must send as Bearer (default: none)",
     )
+    add(
+        "--tool-check-file",
+        type=Path,
+        help="file that keeps whether a model calls tools that its chat template does not show (default: none)",
+    )
     return parser
 
 
@@ -100,8 +105,10 @@ def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
 
     from serving.embedded.embedded_engine import EmbeddedEngine, EmbeddedOptions
     from serving.embedded.model import default_threads, load_model
+    from serving.model_digests import digest_served_model
     from serving.openai_server.app import OpenAIServer
     from serving.openai_server.serve import serve as run
+    from serving.openai_server.tool_check import ToolCheck
 
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
@@ -129,6 +136,9 @@ def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
         served_names=arguments.served_model_name or [arguments.model],
         root=arguments.model,
         api_key=read_key_file(arguments.api_key_file),
+        tool_check=ToolCheck(
+            arguments.tool_check_file, lambda: digest_served_model(arguments.model).base_model
+        ),
     )
     address, port = listen(listener, backlog=512, option=_OPTION)
     size = f"{model.parameters / 1e6:.1f} M parameters, {str(model.dtype).removeprefix('torch.')}, {model.device}"

@@ -20,6 +20,9 @@ from serving.prompt_window import PromptWindow
 from store.manifest import check_version
 from store.version import VERSION
 
+#: Models with fewer parameters often do not find the end of a string that a grammar lets go on.
+_BOUNDED_BELOW = 1_000_000_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedOptions:
@@ -46,7 +49,7 @@ class EmbeddedEngine:
             max_sequences=options.max_num_seqs,
             option="--max-num-seqs",
             is_constrained=self._grammars is not None,
-            bounds_values=self.window is not None,
+            bounds_values=model.parameters < _BOUNDED_BELOW,
         )
 
     @property

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -23,6 +24,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from serving.openai_server.chat_template import TemplateSupport, template_support
 from serving.openai_server.engine import GrammarError, Job, LoadedAdapter, SamplingEngine
 from serving.openai_server.guard import KeyGuard
 from serving.openai_server.prompts import normalise_messages, render_chat
@@ -48,6 +50,7 @@ from serving.openai_server.schemas import (
     parse_body,
 )
 from serving.openai_server.structured import json_schema_of
+from serving.openai_server.tool_check import MAX_TOKENS, STOPS, ToolCase, ToolCheck
 from serving.openai_server.toolcalls import ToolCallParser
 from serving.openai_server.values import OutputChunk, SamplingParams, TokenLogprob
 from serving.openai_server.vocabulary import Vocabulary
@@ -56,6 +59,8 @@ from store.errors import AdapterError, UpstreamError
 
 log = logging.getLogger("patina.serving")
 
+#: While requests run, the tool check looks so often whether they have ended.
+_IDLE_LOOK_S = 1.0
 # Rendering and encoding a prompt of this many bytes takes about a millisecond; longer ones run in a thread.
 _INLINE_BYTES = 16_384
 
@@ -124,12 +129,21 @@ class OpenAIServer:
         served_names: names of the base model; replies contain the first.
         root: source of the base model, for the list of models.
         api_key: expected of every request; "": none (`KeyGuard`).
+        tool_check: whether the model calls tools that its template does not show.
     """
 
     def __init__(
-        self, engine: SamplingEngine[Any], *, served_names: Sequence[str], root: str, api_key: str = ""
+        self,
+        engine: SamplingEngine[Any],
+        *,
+        served_names: Sequence[str],
+        root: str,
+        api_key: str = "",
+        tool_check: ToolCheck | None = None,
     ) -> None:
         self.engine = engine
+        self._tool_check = tool_check or ToolCheck()
+        self._unread_tools = 0
         self.served_names = tuple(served_names)
         self.root = root
         self.adapters: dict[str, tuple[LoadedAdapter, int]] = {}
@@ -167,6 +181,7 @@ class OpenAIServer:
 
         self.engine.start(post)
         yield
+        self._tool_check.cancel()
         self.engine.stop()
         await self.engine.join()
 
@@ -185,11 +200,29 @@ class OpenAIServer:
 
     async def _version(self, request: Request) -> Response:
         self._require_ready()
-        return _Json({**self.engine.version_info(), "sampling_defaults": asdict(self.engine.defaults)})
+        info = dict(self.engine.version_info())
+        declared = dict(info.get("capabilities") or {})
+        missing = self._template.missing()
+        if missing:
+            note = f"the model's chat template shows no {', no '.join(missing)}"
+            declared["notes"] = [*declared.get("notes", ()), f"{note}; Patina writes them as text"]
+        if not self._template.tools:
+            declared["tools"] = self._tool_check.is_passed if self._tool_check.is_done else None
+        info["capabilities"] = {**declared, "template": asdict(self._template)}
+        return _Json({**info, "sampling_defaults": asdict(self.engine.defaults)})
 
     async def _stats(self, request: Request) -> Response:
         cut = {"cut_prompts": self._cut_prompts, "dropped_prompt_tokens": self._dropped_tokens}
-        return _Json({**self.engine.stats(), **cut, "adapters": sorted(self.adapters)})
+        tools = (
+            {}
+            if self._template.tools
+            else {"unread_tools": self._unread_tools, "tools": self._tool_check.sentence()}
+        )
+        return _Json({**self.engine.stats(), **cut, **tools, "adapters": sorted(self.adapters)})
+
+    @property
+    def _template(self) -> TemplateSupport:
+        return template_support(self.engine.vocabulary.tokenizer)
 
     def _model_card(self, name: str) -> dict[str, Any]:
         found = self.adapters.get(name)
@@ -299,11 +332,39 @@ class OpenAIServer:
         return render_chat(
             self.engine.vocabulary,
             messages,
-            tools=body.tools,
+            tools=self._read_tools(body),
             add_generation_prompt=body.add_generation_prompt is not False,
             continue_final_message=bool(body.continue_final_message),
             template_arguments=body.chat_template_kwargs,
         )
+
+    def _read_tools(self, body: ChatBody | TokenizeBody) -> list[dict[str, Any]] | None:
+        """Return the tools that the prompt shows.
+
+        A template that knows tools shows them all. Patina's own tool prompt shows those that must be called, and those that may be where
+        the model was seen to call: elsewhere they would only fill the prompt.
+        """
+        if not body.tools or self._template.tools:
+            return body.tools
+        choice = body.tool_choice if isinstance(body, ChatBody) else None
+        is_forced = choice not in (None, "auto", "none")
+        return body.tools if is_forced or (choice != "none" and self._tool_check.is_passed) else None
+
+    async def _ask_case(self, case: ToolCase) -> str:
+        """Return the model's greedy reply to a case of the tool check, once no request runs."""
+        # Engines announce no end of a request.
+        while any(self.engine.stats().get(state) for state in ("running", "waiting")):  # noqa: ASYNC110
+            await asyncio.sleep(_IDLE_LOOK_S)
+        vocabulary = self.engine.vocabulary
+        ids = render_chat(vocabulary, [{"role": "user", "content": case.question}], tools=case.tools)
+        results = ResultStream(1)
+        params = SamplingParams(
+            max_tokens=MAX_TOKENS, temperature=0.0, stop=STOPS, include_stop=True, keep_tool_tags=True
+        )
+        job: Job[Any] = Job(prompt_ids=ids, params=params, adapter=None, deliver=results.put)
+        if not self.engine.submit(job):
+            raise _shutdown_error()
+        return "".join([output.text async for _, output in results])
 
     def _fit(self, body: ChatBody) -> tuple[list[int], int, int]:
         """Return the ids that the model reads, how many tokens were left out, and how many the reply may have.
@@ -385,6 +446,10 @@ class OpenAIServer:
         n = body.n or 1
         self._check_sequence_count(n)
         form, grammar = await self._output_form(body)
+        is_unread = bool(body.tools) and body.tool_choice != "none" and self._read_tools(body) is None
+        if is_unread:
+            self._unread_tools += 1
+            response.headers.append((b"x-patina-tools", b"unread"))
         prompt_ids, dropped, most = (
             self._fit(body) if len(raw) <= _INLINE_BYTES else await asyncio.to_thread(self._fit, body)
         )
@@ -418,8 +483,10 @@ class OpenAIServer:
                 wants_logprobs=bool(body.logprobs),
                 wants_ids=bool(body.return_token_ids),
                 as_token_ids=bool(body.return_tokens_as_token_ids),
-                one_call=body.parallel_tool_calls is False or bool(body.functions),
+                one_call=form.forces_call or body.parallel_tool_calls is False or bool(body.functions),
                 is_legacy=bool(body.functions),
+                forces_call=form.forces_call,
+                is_named=form.is_named,
             )
             for index in range(n)
         ]
@@ -427,6 +494,8 @@ class OpenAIServer:
         def usage() -> dict[str, Any]:
             return build_usage(len(prompt_ids), sum(len(choice.token_ids) for choice in choices), dropped)
 
+        if body.tools and not self._template.tools:
+            response.at_end = partial(self._tool_check.start, self._ask_case)
         if not body.stream:
             async with response(self.engine, [job], results):
                 async for index, output in results:
@@ -572,6 +641,8 @@ class _ResponseWriter:
         self._jobs: Sequence[Job[Any]] = ()
         self._results: ResultStream | None = None
         self._watch: asyncio.Task[None] | None = None
+        self.headers: list[tuple[bytes, bytes]] = []  #: of the response, besides its type
+        self.at_end: Callable[[], None] = lambda: None  #: called when the work has ended
         self.streaming = False
         self.client_left = False
 
@@ -597,6 +668,7 @@ class _ResponseWriter:
         self._cancel_jobs()
         if self._watch is not None:
             self._watch.cancel()
+        self.at_end()
 
     def _cancel_jobs(self) -> None:
         assert self._engine is not None
@@ -614,7 +686,11 @@ class _ResponseWriter:
     async def reply(self, body: dict[str, Any]) -> None:
         """Send the whole reply."""
         data = orjson.dumps(body)
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(data)).encode()),
+            *self.headers,
+        ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": data})
 
@@ -639,6 +715,7 @@ class _ResponseWriter:
             headers = [
                 (b"content-type", b"text/event-stream; charset=utf-8"),
                 (b"cache-control", b"no-cache"),
+                *self.headers,
             ]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": data, "more_body": True})

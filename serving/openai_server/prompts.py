@@ -8,8 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
-
+from serving.openai_server.chat_template import REFUSALS, apply_template
 from serving.openai_server.schemas import RequestError
 from serving.openai_server.vocabulary import Vocabulary
 
@@ -96,15 +95,15 @@ def render_chat(
     if not tokenizer.chat_template:
         raise RequestError("this model has no chat template; use /v1/completions")
     try:
-        text = tokenizer.apply_chat_template(
+        text = apply_template(
+            tokenizer,
             normalise_messages(messages),
-            tools=list(tools) if tools else None,
-            tokenize=False,
+            tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             **(template_arguments or {}),
         )
-    except (TemplateError, ValueError, TypeError, KeyError) as error:
+    except REFUSALS as error:
         raise RequestError(
             f"the model's chat template refuses these messages: {error}", param="messages"
         ) from error

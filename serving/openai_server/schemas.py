@@ -6,6 +6,7 @@ that have no effect.
 
 from __future__ import annotations
 
+import json
 import math
 import uuid
 from collections.abc import Mapping, Sequence
@@ -360,9 +361,12 @@ class OutputForm:
         parses_calls: tool calls are looked for in the text.
         grammar: holds the reply to a schema or a call; "": free text. Only of an engine with `EngineLimits.is_constrained`.
         forced: prescribed beginning, for an engine without grammars.
+        forces_call: the reply is one call. is_named: of a given function.
     """
 
     parses_calls: bool = False
+    forces_call: bool = False
+    is_named: bool = False
     grammar: str = ""
     forced: str = ""
 
@@ -388,7 +392,7 @@ def output_form(body: _SamplingBody, limits: EngineLimits, *, tags_are_tokens: b
         tools if parses else (),
         many_calls=_many_calls(body),
         tags_are_tokens=tags_are_tokens,
-        is_bounded=limits.bounds_values,
+        most_characters=_most_characters(body, limits, [schema]),
     )
     return OutputForm(parses_calls=parses, grammar=grammar)
 
@@ -408,18 +412,37 @@ def _forced_call(
                 "tool_choice must be none, auto, required, or one of the tools", param="tool_choice"
             )
     if limits.is_constrained:
-        many = name is None and _many_calls(body)
         grammar = build_grammar(
-            None, tools, many_calls=many, tags_are_tokens=tags_are_tokens, is_bounded=limits.bounds_values
+            None,
+            tools,
+            many_calls=False,
+            tags_are_tokens=tags_are_tokens,
+            most_characters=_most_characters(body, limits, tools),
         )
-        return OutputForm(parses_calls=True, grammar=grammar)
+        return OutputForm(parses_calls=True, grammar=grammar, forces_call=True, is_named=name is not None)
     if "forced_call" in limits.unsupported:
         raise RequestError(
             f"a required tool call is not supported by {limits.name}; leave tool_choice at auto",
             param="tool_choice",
         )
     forced = "<tool_call>" if name is None else f'<tool_call>\n{{"name": "{name}", "arguments":'
-    return OutputForm(parses_calls=True, forced=forced)
+    return OutputForm(parses_calls=True, forced=forced, forces_call=True, is_named=name is not None)
+
+
+#: Bounds of a string for a model that may not find its end, and tokens of a reply that its strings leave to the rest.
+_STRING_BOUNDS, _OTHER_TOKENS, _CHARACTERS_A_TOKEN = (16, 24, 40, 60, 100, 160, 250, 400), 40, 1.5
+
+
+def _most_characters(body: _SamplingBody, limits: EngineLimits, schemas: Sequence[Any]) -> int:
+    """Return how long a string may be that a schema leaves open, so that the reply ends within its tokens; 0: no bound."""
+    if not limits.bounds_values:
+        return 0
+    most = (body.max_completion_tokens if isinstance(body, ChatBody) else None) or body.max_tokens
+    if most is None:
+        return _STRING_BOUNDS[-1]
+    strings = max(1, json.dumps(schemas).count('"type": "string"') // len(schemas))
+    room = _CHARACTERS_A_TOKEN * (most - _OTHER_TOKENS) / strings
+    return max(_STRING_BOUNDS[0], *(bound for bound in _STRING_BOUNDS if bound <= room), 0)
 
 
 def _many_calls(body: _SamplingBody) -> bool:
@@ -519,6 +542,8 @@ class ChatChoice:
     """One choice of a chat completion while it grows: engine output in, stream chunks out, the whole message at the end.
 
     `head` holds the fields that begin every chunk (id, object, created, model). `is_legacy`: a call has the form of `function_call`.
+    `forces_call`: the reply is a call, also where its arguments are cut off. `is_named`: of a given function, after which OpenAI's finish reason
+    is `stop`.
     """
 
     index: int
@@ -530,6 +555,8 @@ class ChatChoice:
     as_token_ids: bool
     one_call: bool = False
     is_legacy: bool = False
+    forces_call: bool = False
+    is_named: bool = False
     content: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -545,7 +572,7 @@ class ChatChoice:
         if self.parser is not None:
             parts = self.parser.feed(output.text)
             if output.finish_reason is not None:
-                parts += self.parser.flush()
+                parts += self.parser.flush(takes_part=self.forces_call)
         deltas: list[dict[str, Any]] = []
         for part in parts:
             if isinstance(part, str):
@@ -563,7 +590,7 @@ class ChatChoice:
                 deltas.append({"tool_calls": [{"index": number, "function": {"arguments": part.arguments}}]})
         if output.finish_reason is not None:
             self.finish_reason = openai_finish_reason(
-                output.finish_reason, bool(self.calls), is_legacy=self.is_legacy
+                output.finish_reason, bool(self.calls) and not self.is_named, is_legacy=self.is_legacy
             )
             self.stop_reason = output.stop_reason
         return deltas
@@ -633,7 +660,7 @@ class ChatChoice:
 def openai_finish_reason(
     reason: FinishReason, called: bool, *, is_legacy: bool = False
 ) -> Literal["stop", "length", "tool_calls", "function_call", "abort", "error"]:
-    """Return OpenAI's finish reason: a completion that ended by itself and called a tool ends with `tool_calls`."""
+    """Return OpenAI's finish reason: a completion that ended by itself and called a tool of its own choice ends with `tool_calls`."""
     if called and reason == "stop":
         return "function_call" if is_legacy else "tool_calls"
     return reason

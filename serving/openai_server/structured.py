@@ -48,7 +48,7 @@ def build_grammar(
     *,
     many_calls: bool,
     tags_are_tokens: bool,
-    is_bounded: bool = False,
+    most_characters: int = 0,
 ) -> str:
     """Return the grammar of a reply that is a JSON value, one of the calls, or either.
 
@@ -57,13 +57,13 @@ def build_grammar(
         tools: functions that may be called.
         many_calls: several calls may follow each other.
         tags_are_tokens: the tokenizer has the tags of a call as tokens of their own.
-        is_bounded: strings, numbers, lists and objects whose size the schema leaves open are kept small.
+        most_characters: of a string whose length the schema leaves open; numbers, lists and objects are kept small as well. 0: nothing is bounded.
     """
     rules = []
     starts = []
     if schema is not None:
         starts.append("answer")
-        rules.append(f"answer: {_json(schema, is_bounded)}")
+        rules.append(f"answer: {_json(schema, most_characters)}")
     if tools:
         starts.append('call ("\\n" call)*' if many_calls else "call")
         opened, closed = (OPEN, CLOSE) if tags_are_tokens else (json.dumps(OPEN), json.dumps(CLOSE))
@@ -72,14 +72,20 @@ def build_grammar(
     for i, tool in enumerate(tools):
         begin = f'{{"name": {json.dumps(tool["name"], ensure_ascii=False)}, "arguments": '
         rules.append(f'call_{i}: {json.dumps(begin, ensure_ascii=False)} arguments_{i} "}}"')
-        rules.append(f"arguments_{i}: {_json(_parameters(tool), is_bounded)}")
+        rules.append(f"arguments_{i}: {_json(_parameters(tool), most_characters)}")
     return "\n".join([f"start: {' | '.join(starts)}", *rules, ""])
 
 
 def _parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema of a call's arguments, which are an object also where the schema leaves that open."""
+    """Return the schema of a call's arguments; a function that names none takes none."""
     schema = tool.get("parameters")
-    return {"type": "object"} if not isinstance(schema, dict) or not schema else schema
+    if (
+        not isinstance(schema, dict)
+        or not schema
+        or (schema.get("properties") == {} and not _OPEN & schema.keys())
+    ):
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    return schema
 
 
 #: Keywords whose value is a schema or a list of schemas; a map of schemas by name.
@@ -92,7 +98,7 @@ _OPEN = frozenset(
 
 
 #: Bounds for a small model, which may not find the end of a value. With one of these keywords, a value has bounds of its own.
-_MOST_CHARACTERS, _MOST_ITEMS, _MOST_PROPERTIES, _LARGEST = 120, 8, 4, 10**9 - 1
+_MOST_ITEMS, _MOST_PROPERTIES, _LARGEST, _FINEST = 8, 4, 10**9 - 1, 0.0001
 _STRING_BOUNDS = frozenset({"maxLength", "pattern", "format", "enum", "const"})
 _NUMBER_BOUNDS = frozenset(
     {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const"}
@@ -100,44 +106,45 @@ _NUMBER_BOUNDS = frozenset(
 _OBJECT_BOUNDS = frozenset({"properties", "maxProperties", "required", "minProperties", "enum", "const"})
 
 
-def _bound(schema: dict[str, Any]) -> dict[str, Any]:
+def _bound(schema: dict[str, Any], most_characters: int) -> dict[str, Any]:
     """Return a schema whose own values are bounded where it leaves them open. What the result allows, the schema allows."""
     kind, given = schema.get("type"), schema.keys()
     if kind == "string" and not given & _STRING_BOUNDS:
-        return {**schema, "maxLength": max(_MOST_CHARACTERS, schema.get("minLength", 0))}
+        return {**schema, "maxLength": max(most_characters, schema.get("minLength", 0))}
     if kind in ("integer", "number") and not given & _NUMBER_BOUNDS:
-        return {**schema, "type": "integer", "minimum": -_LARGEST, "maximum": _LARGEST}
+        digits = {} if kind == "integer" else {"multipleOf": _FINEST}
+        return {**schema, "minimum": -_LARGEST, "maximum": _LARGEST, **digits}
     if kind == "array" and not given & {"maxItems", "prefixItems", "enum", "const"}:
         return {**schema, "maxItems": max(_MOST_ITEMS, schema.get("minItems", 0))}
     if kind == "object" and not given & (_OBJECT_BOUNDS | _OPEN - {"additionalProperties"}):
         value = schema.get("additionalProperties", True)
-        scalars = [_bound({"type": name}) for name in ("string", "integer", "boolean")]
+        scalars = [_bound({"type": name}, most_characters) for name in ("string", "integer", "boolean")]
         names = {"^[A-Za-z][A-Za-z0-9_ ]{0,19}$": {"anyOf": scalars} if value is True else value}
         bounded = {"patternProperties": names, "additionalProperties": False}
         return {**schema, **bounded, "maxProperties": _MOST_PROPERTIES}
     return schema
 
 
-def _close(schema: Any, is_bounded: bool) -> Any:
+def _close(schema: Any, most_characters: int) -> Any:
     """Return a schema whose objects have no other properties than those that it names, unless it speaks of others.
 
     A model that is unsure of the end would name property after property. What the result allows, the schema allows.
     """
     if isinstance(schema, list):
-        return [_close(one, is_bounded) for one in schema]
+        return [_close(one, most_characters) for one in schema]
     if not isinstance(schema, dict):
         return schema
     found: dict[str, Any] = {}
     for name, value in schema.items():
         if name in _SCHEMAS:
-            found[name] = _close(value, is_bounded)
+            found[name] = _close(value, most_characters)
         elif name in _NAMED_SCHEMAS and isinstance(value, dict):
-            found[name] = {key: _close(one, is_bounded) for key, one in value.items()}
+            found[name] = {key: _close(one, most_characters) for key, one in value.items()}
         else:
             found[name] = value
     if schema.get("properties") and not _OPEN & schema.keys():
         found["additionalProperties"] = False
-    return _bound(found) if is_bounded else found
+    return _bound(found, most_characters) if most_characters else found
 
 
 def _merges_objects(schema: Any) -> bool:
@@ -149,6 +156,6 @@ def _merges_objects(schema: Any) -> bool:
     return len(schema.get("allOf") or ()) > 1 or any(_merges_objects(one) for one in schema.values())
 
 
-def _json(schema: Mapping[str, Any], is_bounded: bool) -> str:
-    schema = schema if _merges_objects(schema) else _close(schema, is_bounded)
+def _json(schema: Mapping[str, Any], most_characters: int) -> str:
+    schema = schema if _merges_objects(schema) else _close(schema, most_characters)
     return "%json " + json.dumps({**schema, "x-guidance": _JSON_OPTIONS}, ensure_ascii=False)

@@ -8,11 +8,15 @@ any chunking.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 
 from serving.openai_server.detokenize import overlap_with_start
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+#: The beginning of a call up to its arguments; a whole JSON string.
+_BEGIN = re.compile(r'\s*\{\s*"name":\s*("(?:[^"\\]|\\.)*"),\s*"(?:arguments|parameters)":\s*')
+_STRINGS = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,20 @@ def parse_call(inside: str) -> ToolCall | None:
     return ToolCall(name=value["name"], arguments=json.dumps(arguments, ensure_ascii=False))
 
 
+def _part_of_call(inside: str) -> ToolCall | None:
+    """Return a call that was cut off in its arguments."""
+    begin = _BEGIN.match(inside)
+    return None if begin is None else ToolCall(name=json.loads(begin[1]), arguments=inside[begin.end() :])
+
+
+def _end_of_call(text: str) -> int:
+    """Return where the end tag of a call begins, -1 where it is not there yet. Within a JSON string the tag is text."""
+    end = text.find(CLOSE)
+    while end >= 0 and _STRINGS.sub("", text[:end]).rpartition("\n")[2].count('"') % 2:
+        end = text.find(CLOSE, end + 1)
+    return end
+
+
 class ToolCallParser:
     """Splits text that arrives in pieces into content and calls, in order.
 
@@ -65,12 +83,16 @@ class ToolCallParser:
             pass
         return out
 
-    def flush(self) -> list[str | ToolCall]:
-        """End the text: a call without an end tag counts if its JSON is complete."""
+    def flush(self, *, takes_part: bool = False) -> list[str | ToolCall]:
+        """End the text: a call without an end tag counts if its JSON is complete.
+
+        Args:
+            takes_part: a call that was cut off counts as well, with the part of its arguments that is there.
+        """
         rest, self._text = self._text, ""
         if self._inside:
             self._inside = False
-            call = parse_call(rest)
+            call = parse_call(rest) or (_part_of_call(rest) if takes_part else None)
             if call is not None:
                 self.calls += 1
                 return [call]
@@ -81,9 +103,10 @@ class ToolCallParser:
 
     def _step(self, out: list[str | ToolCall]) -> bool:
         if self._inside:
-            inside, found, rest = self._text.partition(CLOSE)
-            if not found:
+            end = _end_of_call(self._text)
+            if end < 0:
                 return False
+            inside, rest = self._text[:end], self._text[end + len(CLOSE) :]
             self._text, self._inside = rest, False
             call = parse_call(inside)
             if call is None:

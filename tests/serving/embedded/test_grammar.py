@@ -95,7 +95,7 @@ def test_every_sample_of_a_random_model_keeps_to_the_schema_and_ends(
 def test_a_random_model_ends_every_value_that_is_bounded(
     engine: RunningEngine, compiler: GrammarCompiler, schema: dict[str, Any]
 ) -> None:
-    bounded = build_grammar(schema, (), many_calls=False, tags_are_tokens=True, is_bounded=True)
+    bounded = build_grammar(schema, (), many_calls=False, tags_are_tokens=True, most_characters=120)
     call = engine.ask(
         PROMPTS[0], n=2, grammar=compiler.compile(bounded), temperature=1.5, seed=3, max_tokens=1500
     ).wait()

@@ -66,10 +66,11 @@ def test_objects_inside_are_closed_and_names_are_not_keywords() -> None:
 @pytest.mark.parametrize(
     ("schema", "bounded"),
     [
-        ({"type": "string"}, {"maxLength": 120}),
-        ({"type": "string", "minLength": 200}, {"maxLength": 200}),
+        ({"type": "string"}, {"maxLength": 400}),
+        ({"type": "string", "minLength": 500}, {"maxLength": 500}),
         ({"type": "string", "enum": ["a"]}, {}),
-        ({"type": "number"}, {"type": "integer", "minimum": -999999999, "maximum": 999999999}),
+        ({"type": "integer"}, {"minimum": -999999999, "maximum": 999999999}),
+        ({"type": "number"}, {"minimum": -999999999, "maximum": 999999999, "multipleOf": 0.0001}),
         ({"type": "number", "minimum": 0}, {}),
         ({"type": "array", "minItems": 2}, {"maxItems": 8}),
         ({"properties": {"type": {"const": "string"}}}, {"additionalProperties": False}),
@@ -84,6 +85,23 @@ def test_what_a_schema_leaves_open_is_bounded_for_a_small_model(
     written = json.loads(rules(made)["answer"].removeprefix("%json "))
     assert written.pop("x-guidance")
     assert written == schema | bounded
+
+
+@pytest.mark.parametrize(("max_tokens", "longest"), [(20, 16), (60, 24), (200, 100), (100_000, 400)])
+def test_strings_of_a_small_model_are_as_short_as_its_reply_must_be(max_tokens: int, longest: int) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "string"}}}
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": max_tokens, "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}  # fmt: skip
+    limits = replace(LIMITS, bounds_values=True)
+    made = output_form(parse_body(ChatBody, orjson.dumps(body), limits), limits, tags_are_tokens=True)
+    written = json.loads(rules(made)["answer"].removeprefix("%json "))
+    assert {one["maxLength"] for one in written["properties"].values()} == {longest}
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
+def test_a_function_that_names_no_parameters_takes_none(parameters: Any) -> None:
+    function = {"name": "ping"} | ({} if parameters is None else {"parameters": parameters})
+    made = rules(form(tools=[{"type": "function", "function": function}], tool_choice="required"))
+    assert '"properties": {}, "additionalProperties": false' in made["arguments_0"]
 
 
 def test_a_client_cannot_change_the_grammars_options() -> None:
@@ -101,7 +119,7 @@ def test_tools_beside_a_format_leave_the_model_the_choice() -> None:
 
 def test_a_required_call_is_one_of_the_tools_and_a_named_one_that_tool_once() -> None:
     required = rules(form(tools=TOOLS, tool_choice="required"))
-    assert required["start"] == 'call ("\\n" call)*'
+    assert required["start"] == "call"
     assert required["call"] == '<tool_call> "\\n" (call_0 | call_1) "\\n" </tool_call>'
     assert rules(form(tools=TOOLS, tool_choice="required", parallel_tool_calls=False))["start"] == "call"
     named = rules(form(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "g"}}))

@@ -37,6 +37,14 @@ CASES = {
     "cut off": ('see <tool_call>{"name": "wea', ['see <tool_call>{"name": "wea']),
     "almost a tag": ("x <tool_cal", ["x <tool_cal"]),
     "invalid then valid": (f"<tool_call>[]</tool_call>\n{CALL}", ["<tool_call>[]</tool_call>", PARSED]),
+    "an end tag in a string": (
+        '<tool_call>{"name": "f", "arguments": {"a": "x</tool_call> \\"y\\""}}</tool_call>',
+        [ToolCall(name="f", arguments='{"a": "x</tool_call> \\"y\\""}')],
+    ),
+    "a string without an end": (
+        f'<tool_call>{{"name": "f}}\n</tool_call>\n{CALL}',
+        ['<tool_call>{"name": "f}\n</tool_call>', PARSED],
+    ),
     "empty": ("", []),
 }
 
@@ -62,3 +70,11 @@ def test_arguments_may_be_missing_or_quoted_once_more() -> None:
     )
     assert parse_call('{"name": "f", "arguments": [1]}') is None
     assert parse_call('{"name": "f", "arguments": "x"}') is None
+
+
+def test_a_forced_call_that_is_cut_off_keeps_the_part_of_its_arguments() -> None:
+    parser = ToolCallParser()
+    assert parser.feed('<tool_call>\n{"name": "f", "arguments": {"a": "b') == []
+    assert parser.flush(takes_part=True) == [ToolCall(name="f", arguments='{"a": "b')]
+    assert parser.feed('<tool_call>\n{"nam') == []
+    assert parser.flush(takes_part=True) == ['<tool_call>\n{"nam']
