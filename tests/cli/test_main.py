@@ -14,8 +14,9 @@ from store.settings import Settings, read_settings
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Settings:
-    """The settings of a start with another model than the default."""
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """The settings of a start with another model than the default; the environment names none."""
+    monkeypatch.delenv("MODEL_NAME", raising=False)
     settings = read_settings({"home": tmp_path, "model_name": "org/model", "served_model_name": "served"})
     (tmp_path / "run").mkdir()
     settings.dump(tmp_path / "run" / "settings.json")
