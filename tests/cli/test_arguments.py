@@ -103,7 +103,7 @@ def test_a_wrong_value_gets_one_sentence_and_exit_code_2(
 
 @pytest.mark.parametrize("command", ["", "status", "trajectories", "versions", "demo", "verify"])
 def test_help_comes_up_without_anything_heavy(command: str) -> None:
-    """What takes seconds to import must not be imported for a help page; time itself is measured in bench/."""
+    """What takes seconds to import must not be imported for a help page; time itself is measured in lab/bench/."""
     code = (
         "import sys\nfrom cli.main import main\n"
         f"try:\n    main({[command, '--help'] if command else ['--help']!r})\n"
