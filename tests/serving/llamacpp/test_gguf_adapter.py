@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -25,13 +27,17 @@ from tests.tiny import make_tiny_adapter
 IDS = list(range(5, 45))
 
 
+@lru_cache(maxsize=8)
+def reference_model(folder: Path, adapter: Path | None) -> Any:
+    """Return the model of transformers and peft."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model if adapter is None else PeftModel.from_pretrained(model, adapter)
+
+
 def reference(folder: Path, adapter: Path | None) -> torch.Tensor:
     """Return the log-probabilities [T, V] that transformers and peft compute."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    if adapter is not None:
-        model = PeftModel.from_pretrained(model, adapter)
     with torch.no_grad():
-        return torch.log_softmax(model(torch.tensor([IDS])).logits[0].double(), -1)
+        return torch.log_softmax(reference_model(folder, adapter)(torch.tensor([IDS])).logits[0].double(), -1)
 
 
 def computed(model: GgufModel, adapter: Path | None) -> torch.Tensor:
