@@ -22,6 +22,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,7 +46,7 @@ from trainer.checkpoint import TRAINER_STATE
 from trainer.cost import Speed
 from trainer.decoding import Decoder, MergedDecoder, NetworkDecoder, largest_difference, supports
 from trainer.losses import Residual, likeliest, topk_overlap, with_residual
-from trainer.memory_plan import MOST_TOKENS, Sizes, TrainingMemoryPlan, free_bytes, plan_memory
+from trainer.memory_plan import MOST_ON_CPU, MOST_TOKENS, Sizes, TrainingMemoryPlan, free_bytes, plan_memory
 from trainer.out_of_memory import in_halves
 from trainer.protocol import LEAST_SHIFT, Change
 from trainer.protocol import HintScore as HintScore
@@ -203,7 +204,10 @@ class LocalPolicy(Texts):
             item_bytes=network.dtype.itemsize,
             lora_parameters=sum(rank * (one.in_features + one.out_features) for one in linear),
         )
-        return plan_memory(sizes, free)
+        plan = plan_memory(sizes, free)
+        if self.device.type == "cpu":
+            return replace(plan, micro_tokens=min(plan.micro_tokens, MOST_ON_CPU))
+        return plan
 
     def measure_speed(self) -> Speed:
         """How fast this model is here, each operation the best of some: anything else that runs makes one slower.

@@ -607,7 +607,8 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
         self._speed, self._is_replay = Speed(**known.speed), pinned is not None
         effort, expected = affordable(
             self._speed,
-            turns=settings.batch_size + settings.learning.replay,
+            # past turns fill a small batch up to so many
+            turns=max(settings.batch_size, settings.learning.replay),
             budget_s=budget_s,
             ratios=known.ratios,
         )
@@ -664,7 +665,9 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
         outcome = super().attempt(turns, replay, recent, number, remembered, edits)
         if outcome.written is not None and not self._is_replay:
             took = outcome.metrics
-            expected = estimate(self._speed, self._effort, turns=len(turns) + self._settings.learning.replay)
+            expected = estimate(
+                self._speed, self._effort, turns=max(len(turns), self._settings.learning.replay)
+            )
             self.cost = self.cost.with_measured(
                 expected.by_phase,
                 {"teach": took["teach_s"], "step": took["train_s"] - took["teach_s"], "gate": took["gate_s"]},

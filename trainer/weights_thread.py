@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -22,23 +22,44 @@ def has_gpu_driver() -> bool:
     return any(Path(path).exists() for path in _GPU_DEVICES)
 
 
-def _yield_cores() -> None:
-    """Let this thread, and those that its tensor operations start, run on idle cores only; Linux alone can do that.
+def _schedule(policy: str, threads: Iterable[int] = (0,)) -> None:
+    """Give threads a scheduling policy of Linux, by name; 0: this one, and those that its tensor operations start.
 
-    The kernel still gives such threads some time under constant load. A GPU must not wait for its next kernel.
+    Elsewhere nothing happens, and with a GPU neither: it must not wait for its next kernel.
     """
-    if hasattr(os, "SCHED_IDLE") and not has_gpu_driver():
-        with contextlib.suppress(PermissionError):  # a sandbox that forbids it: the process is nice anyway
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    if not hasattr(os, policy) or has_gpu_driver():
+        return
+    for thread in threads:
+        # a sandbox that forbids it, in which the process is nice anyway; a thread that has ended
+        with contextlib.suppress(PermissionError, ProcessLookupError):
+            os.sched_setscheduler(thread, getattr(os, policy), os.sched_param(0))
+
+
+def _idle_threads() -> list[int]:
+    """Return the threads of this process that run on idle cores only: the weights' own, and those that it started."""
+    folder = Path("/proc/self/task")
+    threads = [int(one.name) for one in folder.iterdir()] if folder.is_dir() else []
+    return [one for one in threads if os.sched_getscheduler(one) == os.SCHED_IDLE]
 
 
 class WeightsThread:
     """Runs work on weights beside the event loop, one piece at a time."""
 
     def __init__(self) -> None:
+        self._hurried: list[int] = []
         self._executor = ThreadPoolExecutor(
-            max_workers=1, thread_name_prefix="weights", initializer=_yield_cores
+            max_workers=1, thread_name_prefix="weights", initializer=_schedule, initargs=("SCHED_IDLE",)
         )
+
+    def hurry(self) -> None:
+        """Let the work run beside other programs, with the niceness of the process, until `yield_cores`."""
+        self._hurried = _idle_threads()
+        _schedule("SCHED_OTHER", self._hurried)
+
+    def yield_cores(self) -> None:
+        """Let the work run on cores that nothing else wants."""
+        _schedule("SCHED_IDLE", self._hurried)
+        self._hurried = []
 
     async def run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
