@@ -1,7 +1,7 @@
 """`run.py demo`: ask, complain, wait for the version, and compare the replies to other questions before and after it.
 
 A fresh Patina runs in a temporary folder on a port of its own and is used over HTTP alone, as by any client. Nothing of it stays.
-Exit code 0: a version went live, and more of the compared replies are shorter than longer; 1: not, and the last lines say why.
+Exit code 0: a version went live, and more than half of the compared replies are clearly shorter; 1: not, and the last lines say why.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from store.errors import ConfigError
 from store.examples import COMPLAINTS, HELD_OUT, QUESTIONS
 from store.processes import die_with_parent
 from store.settings import Settings, child_environment
-from store.texts import clip, strip_controls
+from store.texts import clip, counted, strip_controls
 from store.values import Json
 from store.version import COMMAND
 
@@ -130,7 +130,7 @@ def _show(patina: _Patina) -> Json:
     if version:
         _say(f"\nVersion {version} is live. The first questions again, without a word about length:")
         now = _held_out_replies(patina)
-        for question, old, new in list(zip(HELD_OUT, before, now, strict=True))[:3]:
+        for question, old, new in list(zip(HELD_OUT, before, now, strict=True))[:2]:
             _say("\n" + side_by_side(question, old, new, shutil.get_terminal_size().columns))
         result |= compare(before, now) | {"questions": HELD_OUT, "before": before, "now": now}
         _say(f"\n{sentence(result)}")
@@ -207,23 +207,30 @@ def compare(before: Sequence[str], now: Sequence[str]) -> Json:
     shorter = sum(new < 0.9 * old for old, new in counts)
     longer = sum(old < 0.9 * new for old, new in counts)
     before_mean, now_mean = (sum(column) / len(counts) for column in zip(*counts, strict=True))
-    found = {"n": len(counts), "shorter": shorter, "longer": longer, "learned": shorter > longer}
+    found = {"n": len(counts), "shorter": shorter, "longer": longer, "learned": 2 * shorter > len(counts)}
     return found | {"words_before": before_mean, "words_now": now_mean}
 
 
 def sentence(result: Json) -> str:
     """Return the numbers of `compare` in words."""
     return (
-        f"{'It learned' if result['learned'] else 'It did not learn'}: of {result['n']} replies {result['shorter']} are clearly shorter than before "
+        f"{'It learned it' if result['learned'] else 'It did not learn it yet'}: of {result['n']} replies {result['shorter']} are clearly shorter than before "
         f"and {result['longer']} longer; {result['words_before']:.0f} words on average before, {result['words_now']:.0f} now."
     )
 
 
 def side_by_side(question: str, before: str, now: str, width: int) -> str:
-    """Return a question with its two replies in columns of at most about eight lines."""
+    """Return a question with its two replies in columns, each cut at about a dozen lines."""
     column = max(20, (width - 5) // 2)
-    old, new = (textwrap.wrap(clip(text, 7 * column), column) or ["(nothing)"] for text in (before, now))
-    rows = [("before", "now"), ("-" * column,) * 2, *zip_longest(old, new, fillvalue="")]
+    old, new = (textwrap.wrap(clip(text, 12 * column), column) or ["(nothing)"] for text in (before, now))
+    rows = [
+        tuple(
+            f"{when}, {counted(len(text.split()), 'word')}"
+            for when, text in (("before", before), ("now", now))
+        ),
+        ("-" * column,) * 2,
+        *zip_longest(old, new, fillvalue=""),
+    ]
     return "\n".join([f"  {question}", *(f"  {left:<{column}} | {right}".rstrip() for left, right in rows)])
 
 

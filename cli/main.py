@@ -7,9 +7,11 @@ import sys
 from collections.abc import Sequence
 
 from cli.arguments import build_parser, given_settings
-from store.errors import PatinaError
-from store.settings import read_settings
+from store.errors import ConfigError, PatinaError
+from store.settings import Settings, read_settings
 
+#: Commands (None: the start) that do not ask about what was started on this home before.
+_OF_NO_HOME = frozenset({None, "demo", "eval", "classify", "score"})
 #: Errors of the disk that the user must mend.
 _DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
@@ -26,6 +28,8 @@ def main(argv: Sequence[str], *, prog: str = "run.py") -> int:
     arguments = parser.parse_args(argv)
     try:
         settings = read_settings(given_settings(arguments))
+        if arguments.command not in _OF_NO_HOME:
+            settings = with_served_model(settings)
         if arguments.command is None:
             from cli.supervisor import serve
 
@@ -80,3 +84,16 @@ def main(argv: Sequence[str], *, prog: str = "run.py") -> int:
         place = f" ({exc.filename})" if exc.filename else ""
         print(f"patina: the disk cannot be written: {exc.strerror}{place}", file=sys.stderr)
         return 2
+
+
+def with_served_model(settings: Settings) -> Settings:
+    """Return the settings with the model that the newest start on this home served, where none was named: its policy is what a command is about."""
+    if settings.model_fields_set & {"model_name", "served_model_name"}:
+        return settings
+    try:
+        last = Settings.load(settings.home / "run" / "settings.json")
+    except ConfigError:
+        return settings  # nothing was ever started here
+    return settings.model_copy(
+        update={"model_name": last.model_name, "served_model_name": last.served_model_name}
+    )
