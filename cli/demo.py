@@ -192,9 +192,8 @@ def why_none(status: Json) -> str:
     if status["last_step"] and status["last_step"]["error"]:
         return str(status["last_step"]["error"])
     dropped = {code: number for code, number in status["drop_reasons"].items() if code != "opted_out"}
-    if status["stages"].keys() & {"answered", "scored", "claimed"} or sum(dropped.values()) < len(
-        _COMPLAINTS
-    ):
+    waits = status["stages"].keys() & {"answered", "scored", "claimed"}
+    if waits or sum(dropped.values()) < len(_COMPLAINTS):
         return ""
     words = ", ".join(f"{number} {code}" for code, number in dropped.items())
     return f"the complaints were not used: {words}"
@@ -223,14 +222,8 @@ def side_by_side(question: str, before: str, now: str, width: int) -> str:
     """Return a question with its two replies in columns, each cut at about a dozen lines."""
     column = max(20, (width - 5) // 2)
     old, new = (textwrap.wrap(clip(text, 12 * column), column) or ["(nothing)"] for text in (before, now))
-    rows = [
-        tuple(
-            f"{when}, {counted(len(text.split()), 'word')}"
-            for when, text in (("before", before), ("now", now))
-        ),
-        ("-" * column,) * 2,
-        *zip_longest(old, new, fillvalue=""),
-    ]
+    heads = [f"{when}, {counted(len(text.split()), 'word')}" for when, text in (("before", before), ("now", now))]  # fmt: skip
+    rows = [heads, ["-" * column] * 2, *zip_longest(old, new, fillvalue="")]
     return "\n".join([f"  {question}", *(f"  {left:<{column}} | {right}".rstrip() for left, right in rows)])
 
 

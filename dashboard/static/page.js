@@ -30,7 +30,11 @@ document.addEventListener("submit", (event) => {
   form.ariaBusy = "true";
   form.querySelector("[role=status]").textContent = words;
 });
-// A page that comes back from the browser's history waits for nothing.
+// A page that comes back from the browser's history waits for nothing. With a keyboard at hand the next words can be typed at once.
 addEventListener("pageshow", () => {
-  for (const form of document.querySelectorAll("form[data-busy]")) { form.ariaBusy = null; form.querySelector("[role=status]").textContent = ""; }
+  const form = document.querySelector("form[data-busy]");
+  if (form === null) return;
+  form.ariaBusy = null;
+  form.querySelector("[role=status]").textContent = "";
+  if (matchMedia("(pointer: fine)").matches) form.querySelector("textarea").focus({ preventScroll: true });
 });

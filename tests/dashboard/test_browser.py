@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from dashboard.app import Dashboard, create_app
 from dashboard.sign_in import SignIn
 from migrations import upgrade
+from store.examples import COMPLAINTS, QUESTIONS, THANKS
 from store.journal import JournalWriter
 from store.keys import KeyFile, Keyring
 from store.record import Record
@@ -213,6 +214,48 @@ def test_what_a_person_opened_and_focused_stays_so_when_a_part_is_replaced(
     assert page.evaluate("[...document.querySelectorAll('td details')].map(one => one.open)") == before
     assert before[-1] is True
     assert page.evaluate("document.activeElement.parentElement.open") is True
+    context.close()
+
+
+def test_a_question_that_is_chosen_by_keyboard_is_sent_once_and_its_reply_is_in_view_with_the_text_ready_for_a_reaction(
+    browser: Browser, address: str
+) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = sign_in(context, address)
+    page.goto(address + "/dashboard/try")
+    page.click("text=New conversation")
+    expect(page.locator(".message.user")).to_have_count(0)
+    expect(page.locator("#text")).to_be_focused()
+    sent: list[str] = []
+    page.on("request", lambda one: sent.append(one.url) if one.method == "POST" else None)
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("document.activeElement.value") == QUESTIONS[-1]
+    page.evaluate(
+        "() => { const one = document.activeElement; one.form.requestSubmit(one); one.form.requestSubmit(one) }"
+    )
+    page.wait_for_url("**/try#newest")
+    assert len(sent) == 1
+    expect(page.locator("#newest")).to_be_in_viewport()
+    expect(page.locator("#newest")).to_contain_text(QUESTIONS[-1])
+    expect(page.locator("#text")).to_be_focused()
+    expect(page.get_by_role("button", name=COMPLAINTS[0])).to_be_visible()
+    context.close()
+
+
+def test_a_finger_reacts_to_a_reply_on_a_phone_and_no_keyboard_covers_it(
+    browser: Browser, address: str
+) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page = sign_in(context, address)
+    page.goto(address + "/dashboard/try")
+    page.get_by_role("button", name=THANKS).tap()
+    expect(page.locator("#newest")).to_contain_text(THANKS)
+    expect(page.locator("#newest")).to_be_in_viewport()
+    expect(page.locator("#text")).not_to_be_focused()
+    assert all(
+        one.bounding_box()["height"] >= 40  # type: ignore[index]  # it is visible
+        for one in page.locator("[name=suggestion]").all()
+    )
     context.close()
 
 

@@ -85,7 +85,6 @@ def complain(page: Page) -> None:
         page.fill("#text", question)
         page.click("text=Send")
         expect(page.locator("#newest")).to_contain_text(question)
-        expect(page.locator("#text")).to_be_focused()
         page.fill("#text", "Shorter please, and no emoji.")
         page.click("text=Send")
         expect(page.locator("#newest")).to_contain_text("Shorter please")
