@@ -857,6 +857,10 @@ def read_settings(given: dict[str, Any]) -> Settings:
 DEFAULT_ORIGIN = "default"
 
 
+#: Settings that the start fills in where nothing sets them (`serving.models`).
+_FOUND_AT_START = frozenset({"model_folder", "model_gguf"})
+
+
 def origins_of(settings: Settings) -> dict[str, str]:
     """Return from where each setting of a start comes, read in a process that has its environment."""
     plain = _Defaults()
@@ -875,7 +879,7 @@ def origins_of(settings: Settings) -> dict[str, str]:
         elif variable and value == getattr(given, name):
             found[name] = f"environment: {variable}"
         else:
-            found[name] = "command line"
+            found[name] = "found at the start" if name in _FOUND_AT_START else "command line"
     return found
 
 

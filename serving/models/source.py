@@ -34,10 +34,13 @@ class ModelSource:
 def with_model(settings: Settings) -> tuple[Settings, ModelSource | None]:
     """Return the settings with the model's folder and file filled in; None where no process here reads its weights.
 
+    A vLLM that runs elsewhere downloads its hub model itself, into the library's cache, where the trainer finds it: nothing is downloaded twice.
+
     Raises:
         ConfigError: the model cannot be had, in one sentence.
     """
-    if not settings.trains_locally or settings.backend == "tinker":
+    is_elsewhere = bool(settings.upstream) and _is_hub_name(settings)
+    if not settings.trains_locally or settings.backend == "tinker" or is_elsewhere:
         return settings, None
     source = resolve_model(settings)
     return settings.model_copy(
@@ -101,6 +104,12 @@ def resolve_model(settings: Settings) -> ModelSource:
     from serving.models.hub import fetch_hub_model  # its library is large, and most starts need none of it
 
     return ModelSource(folder=fetch_hub_model(name, cache), label=name)
+
+
+def _is_hub_name(settings: Settings) -> bool:
+    name = settings.model_name
+    is_named = name == DEFAULT.name or name.startswith((OLLAMA, ".", "/", "~")) or name.endswith(".gguf")
+    return not (is_named or settings.model_folder or Path(settings.model_path).exists())
 
 
 def _folder(folder: Path, gguf: Path | None) -> ModelSource:

@@ -165,6 +165,10 @@ def test_a_folder_is_taken_as_it_is_and_no_folder_is_needed_where_nothing_here_r
     assert (settings.model_path, settings.model_gguf) == (str(tiny_model), "")
     remote = settings_of("gpt-4o", cache, backend="auto", upstream="http://127.0.0.1:9/v1")
     assert with_model(remote) == (remote, None)
+    attached = settings_of("maker/model", cache, backend="vllm", upstream="http://127.0.0.1:9")
+    assert with_model(attached) == (attached, None)
+    local = attached.model_copy(update={"model_name": str(tiny_model)})
+    assert with_model(local)[0].model_folder == str(tiny_model)
 
 
 def test_commands_find_the_folder_of_the_last_start(tiny_model: Path, cache: Path, tmp_path: Path) -> None:
