@@ -174,9 +174,8 @@ class Proxy:
         self._name = name
         self._keys = keys
         self._allows_anonymous = not keys if isinstance(keys, str) else keys.is_open
-        self._checks_host = (
-            is_on_loopback and self._allows_anonymous
-        )  # with a key, a rebound name is of no use
+        # With a key, a rebound name is of no use.
+        self._checks_host = is_on_loopback and self._allows_anonymous
         self._passes_credentials = passes_credentials
         self._origins = origins or CorsPolicy()
         self._on_crash = on_crash
