@@ -138,6 +138,9 @@ def traffic_lines(proxy: Json) -> list[str]:
             f"read in part: {counted(activity['cut_prompts'], 'long prompt')}, without "
             f"{counted(activity['dropped_prompt_tokens'], 'token')} in the middle"
         )
+    if activity.get("unread_tools"):
+        requests = counted(activity["unread_tools"], "request")
+        lines.append(f"tools that the model did not see: in {requests}; {activity['tools']}")
     tools: Json = proxy.get("tools_left_out") or {}
     if tools:
         counts = ", ".join(f"{name} in {counted(count, 'request')}" for name, count in sorted(tools.items()))

@@ -174,7 +174,7 @@ class Proxy:
         self._name = name
         self._keys = keys
         self._allows_anonymous = not keys if isinstance(keys, str) else keys.is_open
-        # with a key, a rebound name is of no use
+        # With a key, a rebound name is of no use.
         self._checks_host = is_on_loopback and self._allows_anonymous
         self._passes_credentials = passes_credentials
         self._origins = origins or CorsPolicy()

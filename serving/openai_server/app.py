@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -50,7 +50,7 @@ from serving.openai_server.schemas import (
     parse_body,
 )
 from serving.openai_server.structured import json_schema_of
-from serving.openai_server.tool_check import MAX_TOKENS, STOPS, ToolCase, ToolCheck
+from serving.openai_server.tool_check import MAX_TOKENS, STOPS, CallCase, ToolCheck
 from serving.openai_server.toolcalls import ToolCallParser
 from serving.openai_server.values import OutputChunk, SamplingParams, TokenLogprob
 from serving.openai_server.vocabulary import Vocabulary
@@ -350,7 +350,7 @@ class OpenAIServer:
         is_forced = choice not in (None, "auto", "none")
         return body.tools if is_forced or (choice != "none" and self._tool_check.is_passed) else None
 
-    async def _ask_case(self, case: ToolCase) -> str:
+    async def _ask_case(self, case: CallCase) -> str:
         """Return the model's greedy reply to a case of the tool check, once no request runs."""
         # Engines announce no end of a request.
         while any(self.engine.stats().get(state) for state in ("running", "waiting")):  # noqa: ASYNC110
@@ -474,22 +474,7 @@ class OpenAIServer:
         head = self._head(f"chatcmpl-{uuid.uuid4().hex}", "chat.completion", body.model)
         if body.stream:
             head["object"] = "chat.completion.chunk"
-        choices = [
-            ChatChoice(
-                index=index,
-                vocabulary=vocabulary,
-                head=head,
-                parser=ToolCallParser() if form.parses_calls else None,
-                wants_logprobs=bool(body.logprobs),
-                wants_ids=bool(body.return_token_ids),
-                as_token_ids=bool(body.return_tokens_as_token_ids),
-                one_call=form.forces_call or body.parallel_tool_calls is False or bool(body.functions),
-                is_legacy=bool(body.functions),
-                forces_call=form.forces_call,
-                is_named=form.is_named,
-            )
-            for index in range(n)
-        ]
+        choices = [_choice(index, body, form, vocabulary, head) for index in range(n)]
 
         def usage() -> dict[str, Any]:
             return build_usage(len(prompt_ids), sum(len(choice.token_ids) for choice in choices), dropped)
@@ -599,6 +584,24 @@ class OpenAIServer:
             return
         done = [choice_of(i, merge_chunks(chunks), opening=True) for i, chunks in enumerate(whole)]
         await response.reply({**head, "choices": done, "usage": usage()})
+
+
+def _choice(
+    index: int, body: ChatBody, form: OutputForm, vocabulary: Vocabulary, head: Mapping[str, Any]
+) -> ChatChoice:
+    return ChatChoice(
+        index=index,
+        vocabulary=vocabulary,
+        head=head,
+        parser=ToolCallParser() if form.parses_calls else None,
+        wants_logprobs=bool(body.logprobs),
+        wants_ids=bool(body.return_token_ids),
+        as_token_ids=bool(body.return_tokens_as_token_ids),
+        one_call=form.forces_call or body.parallel_tool_calls is False or bool(body.functions),
+        is_legacy=bool(body.functions),
+        forces_call=form.forces_call,
+        is_named=form.is_named,
+    )
 
 
 def _completion_logprobs(

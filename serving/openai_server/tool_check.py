@@ -42,7 +42,7 @@ _SEARCH = _tool("web_search", "Search the web.", "query")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCase:
+class CallCase:
     """A question with tools: the call that it needs, with a word of its argument; "": none."""
 
     question: str
@@ -60,12 +60,12 @@ class ToolCase:
 
 
 CASES = (
-    ToolCase(question="What is the weather in Oslo right now?", name="get_weather", argument="oslo"),
-    ToolCase(question="Read the file notes.txt and tell me what is in it.", name="read_file", argument="notes.txt"),
-    ToolCase(question="Search the web for the newest release of Python.", name="web_search", argument="python"),
-    ToolCase(question="What is 2 plus 3?"),
-    ToolCase(question="Is it raining in Lima at the moment?", name="get_weather", argument="lima"),
-    ToolCase(question="Thank you, that was helpful."),
+    CallCase(question="What is the weather in Oslo right now?", name="get_weather", argument="oslo"),
+    CallCase(question="Read the file notes.txt and tell me what is in it.", name="read_file", argument="notes.txt"),
+    CallCase(question="Search the web for the newest release of Python.", name="web_search", argument="python"),
+    CallCase(question="What is 2 plus 3?"),
+    CallCase(question="Is it raining in Lima at the moment?", name="get_weather", argument="lima"),
+    CallCase(question="Thank you, that was helpful."),
 )  # fmt: skip
 
 
@@ -93,11 +93,11 @@ class ToolCheck:
     def sentence(self) -> str:
         """Return the result in words."""
         if not self.is_done:
-            return "whether it calls them by Patina's own tool prompt is found out after the first request with tools"
-        result = f"by Patina's own tool prompt it passed {self.passed} of {self.cases} checks"
-        return result if self.is_passed else f"{result}, so optional tools are left out of its prompt"
+            return "its chat template shows none, and whether it calls them by Patina's own prompt is not known yet"
+        result = f"its chat template shows none, and by Patina's own prompt it passed {self.passed} of {self.cases} checks"
+        return result if self.is_passed else f"{result}: optional tools are left out"
 
-    def start(self, ask: Callable[[ToolCase], Awaitable[str]]) -> None:
+    def start(self, ask: Callable[[CallCase], Awaitable[str]]) -> None:
         """Run it in the background unless it runs or is done.
 
         Args:
@@ -111,7 +111,7 @@ class ToolCheck:
         if self._task is not None:
             self._task.cancel()
 
-    async def _run(self, ask: Callable[[ToolCase], Awaitable[str]]) -> None:
+    async def _run(self, ask: Callable[[CallCase], Awaitable[str]]) -> None:
         key = await asyncio.to_thread(self._key)
         known = self._read().get(key)
         if known is not None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -236,6 +237,74 @@ async def test_a_tool_call_comes_back_whole_and_as_deltas(parrot: str) -> None:
         assert plain.choices[0].finish_reason == "stop"
 
 
+@pytest.fixture(scope="module")
+def deaf(tiny_model: Path) -> Path:
+    """A model whose template prints roles and content only."""
+    folder = tiny_model.parent / "deaf"
+    shutil.copytree(tiny_model, folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    return folder
+
+
+def test_tools_that_a_template_ignores_are_said_to_be_unread_and_forced_calls_are_made(
+    deaf: Path, tmp_path: Path
+) -> None:
+    checks = tmp_path / "checks.json"
+    flags = ("--threads", "1", "--tool-check-file", str(checks))
+    body = {"messages": HI, "max_tokens": 60, "return_token_ids": True}
+    called = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'},
+    }
+    past = [*HI, {"role": "assistant", "content": None, "tool_calls": [called]}, {"role": "tool", "tool_call_id": "1", "content": "4"}]  # fmt: skip
+    with (
+        running(deaf, *flags, logs="tools: its chat template shows none") as (address, _),
+        httpx.Client(base_url=address, timeout=60) as client,
+    ):
+
+        def ask(**more: Any) -> httpx.Response:
+            answer = client.post("/v1/chat/completions", json={**body, **more})
+            assert answer.status_code == 200, answer.text
+            return answer
+
+        capabilities = client.get("/version").json()["capabilities"]
+        assert capabilities["tools"] is None
+        assert capabilities["template"] == {"tools": False, "history": False, "system": True}
+        plain, offered = ask(), ask(tools=WEATHER)
+        assert offered.json()["prompt_token_ids"] == plain.json()["prompt_token_ids"]
+        assert offered.headers["x-patina-tools"] == "unread"
+        assert "x-patina-tools" not in plain.headers
+        streamed = ask(tools=WEATHER, stream=True)
+        assert streamed.headers["x-patina-tools"] == "unread"
+        assert "x-patina-tools" not in ask(tools=WEATHER, tool_choice="none").headers
+        named = {"type": "function", "function": {"name": "get_weather"}}
+        for choice, finish in (("required", "tool_calls"), (named, "stop")):
+            forced = ask(tools=WEATHER, tool_choice=choice, max_tokens=200)
+            (call,) = forced.json()["choices"][0]["message"]["tool_calls"]
+            assert list(json.loads(call["function"]["arguments"])) in (["city"], [])
+            assert forced.json()["choices"][0]["finish_reason"] == finish
+            assert len(forced.json()["prompt_token_ids"]) > len(plain.json()["prompt_token_ids"])
+            assert "x-patina-tools" not in forced.headers
+        shown = client.post("/detokenize", json={"tokens": ask(messages=past).json()["prompt_token_ids"]})
+        assert "<tool_call>" in shown.json()["prompt"]
+        assert "user\n<tool_response>\n4\n</tool_response>" in shown.json()["prompt"]
+        for _ in range(600):
+            stats = client.get("/stats").json()
+            if checks.exists() and "0 of 2" in stats["tools"]:
+                break
+            time.sleep(0.1)
+        assert stats["unread_tools"] == 2
+        assert "0 of 2 checks: optional tools are left out" in stats["tools"]
+        assert client.get("/version").json()["capabilities"]["tools"] is False
+
+
 class Person(BaseModel):
     """What is asked for."""
 
@@ -278,7 +347,7 @@ async def test_tools_of_parse_and_functions_are_called_with_valid_arguments(
         "function_call": {"name": "note"},
     }
     whole = (await client.chat.completions.create(**older)).choices[0]
-    assert (whole.finish_reason, whole.message.tool_calls) == ("function_call", None)
+    assert (whole.finish_reason, whole.message.tool_calls) == ("stop", None)
     assert whole.message.function_call is not None
     assert Person.model_validate_json(whole.message.function_call.arguments)
     parts = [

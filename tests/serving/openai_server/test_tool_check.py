@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 from serving.openai_server.schemas import RequestError
-from serving.openai_server.tool_check import CASES, ToolCase, ToolCheck
+from serving.openai_server.tool_check import CASES, CallCase, ToolCheck
 
 
-def call_of(case: ToolCase) -> str:
+def call_of(case: CallCase) -> str:
     return f'<tool_call>\n{{"name": "{case.name}", "arguments": {{"x": "{case.argument.title()}"}}}}\n</tool_call>'
 
 
@@ -37,13 +37,13 @@ def test_a_case_is_passed_by_the_one_right_call() -> None:
 async def test_a_model_that_calls_passes_and_is_not_asked_again(tmp_path: Path) -> None:
     asked = []
 
-    async def ask(case: ToolCase) -> str:
+    async def ask(case: CallCase) -> str:
         asked.append(case)
         return call_of(case) if case.name else "No."
 
     file = tmp_path / "checks.json"
     check = ToolCheck(file, lambda: "digest")
-    assert "found out after the first request" in check.sentence()
+    assert "not known yet" in check.sentence()
     check.start(ask)
     check.start(ask)  # while it runs
     assert (await finished(check)).is_passed
@@ -62,7 +62,7 @@ async def test_a_model_that_calls_passes_and_is_not_asked_again(tmp_path: Path) 
 async def test_a_model_that_only_talks_fails_after_two_cases() -> None:
     asked = []
 
-    async def ask(case: ToolCase) -> str:
+    async def ask(case: CallCase) -> str:
         asked.append(case)
         return "I cannot look that up. "
 
@@ -71,14 +71,14 @@ async def test_a_model_that_only_talks_fails_after_two_cases() -> None:
     assert not (await finished(check)).is_passed
     assert len(asked) == 2
     assert check.sentence() == (
-        "by Patina's own tool prompt it passed 0 of 2 checks, so optional tools are left out of its prompt"
+        "its chat template shows none, and by Patina's own prompt it passed 0 of 2 checks: optional tools are left out"
     )
 
 
 async def test_a_check_that_an_error_ended_runs_again_later() -> None:
     fails = True
 
-    async def ask(case: ToolCase) -> str:
+    async def ask(case: CallCase) -> str:
         if fails:
             raise RequestError("the engine is stopping", status=503)
         return call_of(case) if case.name else "No."
@@ -93,7 +93,7 @@ async def test_a_check_that_an_error_ended_runs_again_later() -> None:
 
 
 async def test_a_damaged_file_of_results_is_written_anew(tmp_path: Path) -> None:
-    async def ask(case: ToolCase) -> str:
+    async def ask(case: CallCase) -> str:
         return "No. "
 
     file = tmp_path / "checks.json"
