@@ -1,6 +1,6 @@
 """The whole stack as users run it: real processes, the test model, the openai SDK.
 
-One stack serves all tests of this file, and they share its record. test_demo.py kills its processes.
+One stack serves all tests of this file, and they share its record. test_kills.py kills its processes.
 """
 
 from __future__ import annotations
