@@ -27,9 +27,7 @@ def main(argv: Sequence[str], *, prog: str = "run.py") -> int:
     parser.check_flags(argv)
     arguments = parser.parse_args(argv)
     try:
-        settings = read_settings(given_settings(arguments))
-        if arguments.command not in _OF_NO_HOME:
-            settings = with_served_model(settings)
+        settings = with_served_model(read_settings(given_settings(arguments)), arguments.command)
         if arguments.command is None:
             from cli.supervisor import serve
 
@@ -86,9 +84,9 @@ def main(argv: Sequence[str], *, prog: str = "run.py") -> int:
         return 2
 
 
-def with_served_model(settings: Settings) -> Settings:
+def with_served_model(settings: Settings, command: str | None) -> Settings:
     """Return the settings with the model that the newest start on this home served, where none was named: its policy is what a command is about."""
-    if settings.model_fields_set & {"model_name", "served_model_name"}:
+    if command in _OF_NO_HOME or settings.model_fields_set & {"model_name", "served_model_name"}:
         return settings
     try:
         last = Settings.load(settings.home / "run" / "settings.json")
