@@ -39,9 +39,7 @@ def main(argv: Sequence[str], *, prog: str = "run.py") -> int:
     parser.check_flags(argv)
     arguments = parser.parse_args(argv)
     try:
-        settings = read_settings(given_settings(arguments))
-        if arguments.command not in _OF_NO_HOME:
-            settings = with_served_model(settings)
+        settings = with_served_model(read_settings(given_settings(arguments)), arguments.command)
         return _run(arguments, settings)
     except PatinaError as exc:
         print(f"patina: {exc}", file=sys.stderr)
@@ -77,9 +75,9 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> int:
     return COMMANDS[command](with_known_model(settings), arguments)
 
 
-def with_served_model(settings: Settings) -> Settings:
+def with_served_model(settings: Settings, command: str | None) -> Settings:
     """Return the settings with the model that the newest start on this home served, where none was named: its policy is what a command is about."""
-    if settings.model_fields_set & {"model_name", "served_model_name"}:
+    if command in _OF_NO_HOME or settings.model_fields_set & {"model_name", "served_model_name"}:
         return settings
     try:
         last = Settings.load(settings.home / "run" / "settings.json")

@@ -25,19 +25,27 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 
 def test_a_command_is_about_the_model_that_the_home_serves(started: Settings) -> None:
-    found = with_served_model(read_settings({"home": started.home}))
+    found = with_served_model(read_settings({"home": started.home}), "why")
     assert (found.model_name, found.policy) == ("org/model", "served")
 
 
+@pytest.mark.parametrize("command", [None, "demo"])
+def test_a_start_serves_the_default_whatever_was_served_before(
+    started: Settings, command: str | None
+) -> None:
+    settings = read_settings({"home": started.home})
+    assert with_served_model(settings, command) == settings
+
+
 def test_a_model_that_is_named_counts(started: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert with_served_model(read_settings({"home": started.home, "model_name": "a/b"})).policy == "b"
+    assert with_served_model(read_settings({"home": started.home, "model_name": "a/b"}), "why").policy == "b"
     monkeypatch.setenv("MODEL_NAME", "c/d")
-    assert with_served_model(read_settings({"home": started.home})).policy == "d"
+    assert with_served_model(read_settings({"home": started.home}), "why").policy == "d"
 
 
 def test_a_home_where_nothing_was_started_has_the_default(tmp_path: Path) -> None:
     settings = read_settings({"home": tmp_path})
-    assert with_served_model(settings) == settings
+    assert with_served_model(settings, "why") == settings
 
 
 def test_a_rollback_as_the_start_prints_it_rolls_back_what_is_served(
