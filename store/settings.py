@@ -39,8 +39,6 @@ IS_CHECKOUT = (REPOSITORY / "pyproject.toml").is_file()
 #: The built-in model's name; any other name or path is a Hugging Face one.
 BUILTIN_MODEL = "patina-tiny"
 BUILTIN_FOLDER = REPOSITORY / "models" / BUILTIN_MODEL
-#: Before a model's name: it is in Ollama's store.
-OLLAMA = "ollama:"
 
 
 def split_urls(text: str) -> tuple[str, ...]:
@@ -55,6 +53,8 @@ def _checked_url(value: str) -> str:
 
 
 _DATABASES = ("sqlite+aiosqlite", "postgresql+asyncpg")
+#: Before a model's name: it is in Ollama's store.
+OLLAMA = "ollama:"
 
 
 def _field(
