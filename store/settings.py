@@ -38,8 +38,6 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 IS_CHECKOUT = (REPOSITORY / "pyproject.toml").is_file()
 #: What `make run` serves.
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
-#: Before a model's name: it is in Ollama's store.
-OLLAMA = "ollama:"
 
 
 def split_urls(text: str) -> tuple[str, ...]:
@@ -54,6 +52,8 @@ def _checked_url(value: str) -> str:
 
 
 _DATABASES = ("sqlite+aiosqlite", "postgresql+asyncpg")
+#: Before a model's name: it is in Ollama's store.
+OLLAMA = "ollama:"
 
 
 def _field(

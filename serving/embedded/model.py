@@ -279,4 +279,5 @@ def _defaults(network: Any) -> SamplingDefaults:
         top_k=int(value("top_k", plain.top_k)),
         min_p=value("min_p", plain.min_p),
         repetition_penalty=value("repetition_penalty", plain.repetition_penalty),
+        max_new_tokens=int(value("max_new_tokens", plain.max_new_tokens)),
     )

@@ -156,7 +156,8 @@ def _generation_config(job: dict[str, Any], reader: Any, tokenizer: Any, network
     sampling = {name: value for name, key in _SAMPLING.items() if (value := _value(reader, key)) is not None}
     sampling |= job["sampling"]
     if sampling:
-        config.update(do_sample=True, **{**sampling, **({"top_k": int(sampling["top_k"])} if "top_k" in sampling else {})})  # fmt: skip
+        counts = {name: int(value) for name, value in sampling.items() if name in ("top_k", "max_new_tokens")}
+        config.update(do_sample=True, **{**sampling, **counts})
     return config
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -37,13 +38,8 @@ class PackagedModel:
     gguf_sha256: str
     maker: str
     licence: str
-    temperature: float
-    top_p: float
+    sampling: Mapping[str, float]
     sampling_from: str
-
-    @property
-    def sampling(self) -> dict[str, float]:
-        return {"temperature": self.temperature, "top_p": self.top_p}
 
     @property
     def origin(self) -> dict[str, object]:
@@ -61,9 +57,9 @@ DEFAULT = PackagedModel(
     gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     maker="Hugging Face (HuggingFaceTB/SmolLM2-135M-Instruct)",
     licence="Apache-2.0",
-    temperature=0.2,
-    top_p=0.9,
-    sampling_from="the model card's example",
+    # A small model may repeat itself for ever; a reply of 1,024 tokens takes it minutes on a CPU.
+    sampling={"temperature": 0.2, "top_p": 0.9, "max_new_tokens": 1024},
+    sampling_from="temperature and top_p: the model card's example; max_new_tokens: ours",
 )
 
 

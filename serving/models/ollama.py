@@ -22,6 +22,7 @@ _MEDIA = "application/vnd.ollama.image."
 #: Ollama's parameter -> entry of generation_config.json.
 _SAMPLING = {
     "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repetition_penalty",
+    "num_predict": "max_new_tokens",
 }  # fmt: skip
 
 
@@ -116,11 +117,12 @@ def _read(name: str, store: Path, manifest: Path) -> OllamaModel:
         name=name,
         gguf=gguf,
         digest=kinds["model"][0].removeprefix("sha256:"),
-        sampling={new: float(parameters[old]) for old, new in _SAMPLING.items() if _number(parameters, old)},
+        sampling={new: float(parameters[old]) for old, new in _SAMPLING.items() if _is_set(parameters, old)},
         stop=tuple(str(text) for text in parameters.get("stop") or ()),
         notes=tuple(f"the layer {kind} of Ollama's model is not used" for kind in unused),
     )
 
 
-def _number(parameters: Mapping[str, Any], name: str) -> bool:
-    return isinstance(parameters.get(name), int | float)
+def _is_set(parameters: Mapping[str, Any], name: str) -> bool:
+    value = parameters.get(name)  # a negative number of tokens is none
+    return isinstance(value, int | float) and value >= 0

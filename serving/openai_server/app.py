@@ -372,9 +372,10 @@ class OpenAIServer:
         Raises RequestError if the conversation exceeds the context.
         """
         ids = self._render(body, body.messages)
-        most = check_context_length(
-            len(ids), body.max_completion_tokens or body.max_tokens, self.engine.max_model_len
-        )
+        length = self.engine.max_model_len
+        most = check_context_length(len(ids), body.max_completion_tokens or body.max_tokens, length)
+        if body.max_completion_tokens is None and body.max_tokens is None:
+            most = min(most, self.engine.defaults.max_new_tokens or most)
         window = cutting(self.engine.window, ids)
         if window is None:
             return ids, 0, most

@@ -12,13 +12,17 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """Sampling defaults of the model's generation_config.json."""
+    """Sampling defaults of the model's generation_config.json.
+
+    `max_new_tokens` counts where a chat request sets no limit; 0: the rest of the context.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    max_new_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

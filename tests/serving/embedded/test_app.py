@@ -765,3 +765,22 @@ async def test_a_prompt_is_scored_as_the_same_tokens_are_when_they_are_sampled(
     assert [choice["logprobs"]["token_logprobs"][1:5] for choice in two] == [
         columns["token_logprobs"][1:5]
     ] * 2
+
+
+def test_the_models_own_limit_counts_where_a_request_sets_none(tiny_model: Path, tmp_path: Path) -> None:
+    """A small model may repeat itself to the end of its context, and its makers may say where to stop."""
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    config = folder / "generation_config.json"
+    own = {"temperature": 0.3, "do_sample": True, "max_new_tokens": 5}
+    config.write_text(json.dumps({**json.loads(config.read_text(encoding="utf-8")), **own}), encoding="utf-8")
+    with (
+        running(folder, "--served-model-name", "tiny", "--threads", "1") as (address, _),
+        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
+    ):
+        for limit, count in (({}, 5), ({"max_tokens": 9}, 9), ({"max_completion_tokens": 7}, 7)):
+            more: dict[str, Any] = {**limit, "extra_body": {"ignore_eos": True}}
+            reply = client.chat.completions.create(model="tiny", messages=HI, **more)
+            assert reply.usage is not None
+            assert (reply.usage.completion_tokens, reply.choices[0].finish_reason) == (count, "length")
+        facts = httpx.get(f"{address}/version").json()["sampling_defaults"]
+        assert (facts["temperature"], facts["max_new_tokens"]) == (0.3, 5)

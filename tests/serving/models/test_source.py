@@ -224,6 +224,7 @@ def test_the_default_model_comes_from_its_wheel_and_speaks(
     tokenizer = model.vocabulary.tokenizer
     assert model.end_ids == {tokenizer.convert_tokens_to_ids("<|im_end|>")}
     assert (model.defaults.temperature, model.defaults.top_p, model.max_model_len) == (0.2, 0.9, 8192)
+    assert model.defaults.max_new_tokens == 1024
     question = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(
         question, add_generation_prompt=True, return_tensors="pt", return_dict=True
