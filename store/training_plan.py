@@ -18,7 +18,7 @@ from store.texts import counted
 from store.values import Json
 
 _FILE = "training-plan.json"
-#: Phases of a version: hints and teacher, optimizer steps with their anchors, gate.
+#: Phases of a version: hints, teacher and the choice of anchors; optimizer steps; gate.
 PHASES = ("teach", "step", "gate")
 #: A ratio of measured to estimated seconds is believed within these bounds, and moves half of the way with each version.
 _RATIOS = (0.25, 4.0)
@@ -34,7 +34,7 @@ class TrainingPlan:
         model: digest of the base model; "": not known.
         threads: CPU threads of the trainer.
         speed: `trainer.cost.Speed`, measured.
-        seconds: expected seconds by phase, on idle cores.
+        seconds: expected seconds by phase, on idle cores; what a version took in fact is in its metrics.
         budget_s: seconds that a version should take at most.
         steps, anchors, probes: optimizer steps, anchors and gate prompts of a version.
         longest_text: tokens of the longest turn that is trained on; None: whatever the model can read.

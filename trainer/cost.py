@@ -105,7 +105,7 @@ def gate_prompts(effort: Effort) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Seconds of a version by phase: hints and teacher; optimizer steps, with their anchors; gate."""
+    """Seconds of a version by phase: hints, teacher and the choice of anchors; optimizer steps; gate."""
 
     teach_s: float
     step_s: float
@@ -152,15 +152,15 @@ def estimate(speed: Speed, effort: Effort, *, turns: int) -> Estimate:
     teach = turns * EFFECTS * reads(references, HINTED_QUESTION, short, 1)
     teach += reads(turns, PROMPT, reply, 3) + reads(turns, HINTED, reply, 1) + wishes
     teach += samples(own, CONTEXT, reply) + reads(own, CONTEXT, reply, 4)
-    # candidates are sampled and read, those that are chosen answered
-    step = samples(2 * anchors, PROMPT, short) + reads(2 * anchors, PROMPT, short, 1)
-    step += samples(anchors + SMALL_TALK, PROMPT, short)
+    # candidates for anchors are sampled and read, those that are chosen answered
+    teach += samples(2 * anchors, PROMPT, short) + reads(2 * anchors, PROMPT, short, 1)
+    teach += samples(anchors + SMALL_TALK, PROMPT, short)
     # forward and backward, base model, the teacher behind its hints, and how far it went
     each = reads(turns, PROMPT, reply, speed.learn_factor + 2) + reads(turns, HINTED, reply, 1)
     each += reads(anchors + SMALL_TALK, PROMPT, short, speed.learn_factor + 2)
     each += reads(own, CONTEXT, reply, speed.learn_factor + 3)
     resampling = samples(turns + own + anchors, PROMPT, max(reply, short))
-    step += effort.steps * each + (effort.steps - 1) * resampling
+    step = effort.steps * each + (effort.steps - 1) * resampling
     # the steps on the anchors alone
     alone = reads(anchors, PROMPT, short, speed.learn_factor + 1) + samples(anchors, PROMPT, short)
     step += anchor_steps(effort.steps) * alone

@@ -312,8 +312,10 @@ class GateProbe:
             of_base = anchors if weights is Weights.BASE else self._greedy(self._anchor_ids, Weights.BASE)
             self._reference = [reply.token_ids for reply in of_base]
         entropy, _ = policy.entropy_and_kl(self._anchor_ids, self._reference, weights, kl=False)
-        own = [reply.token_ids for reply in anchors]
-        _, kl = policy.entropy_and_kl(self._anchor_ids, own, weights, kl=weights is not Weights.BASE)
+        kl = [0.0] * len(anchors)  # of the base model from itself
+        if weights is not Weights.BASE:
+            own = [reply.token_ids for reply in anchors]
+            _, kl = policy.entropy_and_kl(self._anchor_ids, own, weights, kl=True)
         by_style: dict[str, list[float]] = {}
         for anchor, value in zip(self._anchors, kl, strict=True):
             by_style.setdefault(anchor.style, []).append(value)

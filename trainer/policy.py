@@ -209,28 +209,26 @@ class LocalPolicy(Texts):
             return replace(plan, micro_tokens=min(plan.micro_tokens, MOST_ON_CPU))
         return plan
 
-    def measure_speed(self) -> Speed:
-        """How fast this model is here, each operation the best of some: anything else that runs makes one slower.
+    def clock(self) -> float:
+        """Seconds of work: on a CPU in processor time, as with cores of one's own, whatever else runs."""
+        if self.device.type == "cpu":
+            return time.process_time() / torch.get_num_threads()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
-        On a CPU in processor time, for cores of one's own.
-        """
+    def measure_speed(self) -> Speed:
+        """How fast this model is here, by `clock`, each operation the best of some: anything else that runs makes one slower."""
         count = min(128, self.max_context - 1)
         ids = [token % self.vocabulary_size for token in range(count)]
-
-        def now() -> float:
-            if self.device.type == "cpu":
-                return time.process_time() / torch.get_num_threads()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()
-            return time.perf_counter()
 
         def seconds(work: Callable[[], Any]) -> float:
             work()
             found = []
             for _ in range(_MEASUREMENTS):
-                began = now()
+                began = self.clock()
                 work()
-                found.append(now() - began)
+                found.append(self.clock() - began)
             return min(found)
 
         def learn() -> None:

@@ -604,6 +604,7 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
         known = read_plan(settings.home)
         if known is None or not known.is_of(model, threads):
             known = TrainingPlan(model=model, threads=threads, speed=asdict(policy.measure_speed()))
+        self._entered: dict[str, float] = {}  # `LocalPolicy.clock` at the beginning of each phase
         self._speed, self._is_replay = Speed(**known.speed), pinned is not None
         effort, expected = affordable(
             self._speed,
@@ -664,19 +665,25 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
         """See `BaseVersionTrainer.attempt`; what it took corrects the next plan."""
         outcome = super().attempt(turns, replay, recent, number, remembered, edits)
         if outcome.written is not None and not self._is_replay:
-            took = outcome.metrics
             expected = estimate(
                 self._speed, self._effort, turns=max(len(turns), self._settings.learning.replay)
             )
-            self.cost = self.cost.with_measured(
-                expected.by_phase,
-                {"teach": took["teach_s"], "step": took["train_s"] - took["teach_s"], "gate": took["gate_s"]},
-            )
+            self.cost = self.cost.with_measured(expected.by_phase, outcome.metrics["busy_s"])
             write_plan(self._settings.home, self.cost)
         return outcome
 
     def _backend_metrics(self) -> Json:
-        return {"estimate_s": round(self.cost.total_s, 3)}
+        at = self._entered
+        busy = {
+            "teach": at["training"] - at["teacher"],
+            "step": at["gate"] - at["training"],
+            "gate": at["write"] - at["gate"],
+        }
+        return {"estimate_s": self.cost.total_s, "busy_s": busy}
+
+    def _enter(self, phase: str) -> None:
+        super()._enter(phase)
+        self._entered[phase] = self._policy.clock()
 
     def _train(self, samples: Sequence[Sample], number: int) -> dict[str, float]:
         return train(
