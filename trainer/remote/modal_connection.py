@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from store.errors import AdapterError, ConfigError, UpstreamError
-from store.settings import Settings
+from store.settings import OLLAMA, Settings
 
 #: Name of the deployed app and of its class.
 APP, WORKER = "patina-trainer", "TrainingWorker"
@@ -24,7 +24,8 @@ class ModalConnection:
     place = "Modal"
 
     def __init__(self, settings: Settings) -> None:
-        if not settings.is_builtin and Path(settings.model_name).expanduser().exists():
+        is_here = settings.model_name.startswith(OLLAMA) or Path(settings.model_name).expanduser().exists()
+        if is_here and not settings.is_builtin:
             raise ConfigError(
                 f"--train-on modal cannot read {settings.model_name} on this machine: name a model of the hub"
             )
