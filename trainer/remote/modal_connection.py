@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from store.errors import AdapterError, ConfigError, UpstreamError
-from store.settings import Settings
+from store.settings import OLLAMA, Settings
 
 #: Name of the deployed app and of its class.
 APP, WORKER = "patina-trainer", "TrainingWorker"
@@ -24,7 +24,7 @@ class ModalConnection:
     place = "Modal"
 
     def __init__(self, settings: Settings) -> None:
-        if Path(settings.model_name).expanduser().exists():
+        if settings.model_name.startswith(OLLAMA) or Path(settings.model_name).expanduser().exists():
             raise ConfigError(
                 f"--train-on modal cannot read {settings.model_name} on this machine: name a model of the hub"
             )

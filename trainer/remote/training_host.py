@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
+from serving.models.source import with_model
 from store.errors import AdapterError, ConfigError, PatinaError
 from store.settings import read_settings
 from store.values import BASE_VERSION, AdapterState, AdapterVersion, Json
@@ -97,7 +98,8 @@ class TrainingHost:
             return self._trainer
         self._trainer, self._hash, self._attempted, self._last = None, "", None, None
         given = {name: value for name, value in asked.settings.items() if value is not None}
-        settings = read_settings({**given, "home": self._home, "threads": 0, "resume_from_ckpt": ""})
+        wanted = read_settings({**given, "home": self._home, "threads": 0, "resume_from_ckpt": ""})
+        settings, _ = with_model(wanted)
         trainer = LocalVersionTrainer(settings, pinned=asked.effort or None)
         measured = {name: trainer.state()[name] for name in EFFORT}
         self._trainer, self._made_for = trainer, (made_for[0], measured)
