@@ -1,0 +1,35 @@
+"""The whole loop on llama.cpp: two versions are learned and served, and a rollback answers as before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.loop import Loop
+from evals.stack import Stack
+from serving.llamacpp.installation import INSTALL, is_installed
+from store.settings import BUILTIN_FOLDER, read_settings
+from tests.gguf_model import write_gguf_model
+
+
+@pytest.mark.long_run
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+@pytest.mark.skipif(not is_installed(), reason=f"no llama.cpp here: {INSTALL}")
+def test_the_loop_goes_round_and_back(tmp_path: Path) -> None:
+    settings = {
+        "backend": "llamacpp",
+        "model_folder": str(BUILTIN_FOLDER),
+        "model_gguf": str(write_gguf_model(BUILTIN_FOLDER, tmp_path / "model.gguf")),
+        "batch_size": 6,
+        "max_wait_s": 3.0,
+    }
+    with Stack(read_settings(settings), ready_s=300.0) as stack:
+        found = Loop(stack, patience_s=600.0).run()
+    base, first, second = found["versions"]
+    assert (base, found["rolled_back_to"]) == (0, first)
+    assert first < second
+    assert found["same_as_before"] is True
+    assert found["differs_between_versions"] is True
+    assert found["engine"].startswith("patina-llamacpp")
