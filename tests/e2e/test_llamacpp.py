@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.loop import Loop
-from evals.stack import Stack
+from lab.bench.loop import Loop
+from lab.evals.stack import Stack
 from serving.llamacpp.installation import INSTALL, is_installed
-from store.settings import BUILTIN_FOLDER, read_settings
+from store.settings import read_settings
+from tests.fixtures import PATINA_TINY
 from tests.gguf_model import write_gguf_model
 
 
@@ -20,8 +21,8 @@ from tests.gguf_model import write_gguf_model
 def test_the_loop_goes_round_and_back(tmp_path: Path) -> None:
     settings = {
         "backend": "llamacpp",
-        "model_folder": str(BUILTIN_FOLDER),
-        "model_gguf": str(write_gguf_model(BUILTIN_FOLDER, tmp_path / "model.gguf")),
+        "model_folder": str(PATINA_TINY),
+        "model_gguf": str(write_gguf_model(PATINA_TINY, tmp_path / "model.gguf")),
         "batch_size": 6,
         "max_wait_s": 3.0,
     }
