@@ -180,6 +180,8 @@ class OpenAIServer:
             loop.call_soon_threadsafe(deliver)
 
         self.engine.start(post)
+        if self.engine.is_ready and not self._template.tools:
+            self._tool_check.recall()
         yield
         self._tool_check.cancel()
         self.engine.stop()
