@@ -24,7 +24,7 @@ from cli.start_checks import check_start, notes_on_environment
 from migrations import upgrade
 from serving.ports import bind, free_port
 from store.errors import ConfigError, RecordError
-from store.heartbeats import LOOK_S, HeartbeatWriter
+from store.heartbeats import SLOW_LOOK_S, HeartbeatWriter
 from store.processes import die_with_parent
 from store.record import Record
 from store.settings import (
@@ -280,7 +280,7 @@ async def _beat(settings: Settings, children: list[Child]) -> None:
                 await beats.write(record, "running", _detail(children))
             except RecordError as exc:
                 print(f"patina: cannot write the supervisor's state: {exc}", file=sys.stderr, flush=True)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(SLOW_LOOK_S)
     finally:
         if record is not None:
             await record.close()
