@@ -27,7 +27,7 @@ from migrations import upgrade
 from serving.models.source import with_model
 from serving.ports import bind, free_port
 from store.errors import ConfigError, RecordError
-from store.heartbeats import LOOK_S, HeartbeatWriter
+from store.heartbeats import SLOW_LOOK_S, HeartbeatWriter
 from store.processes import die_with_parent
 from store.record import Record
 from store.settings import (
@@ -52,8 +52,6 @@ _KILLED_AT_START_S = 0.5
 _GROUP_SIGNAL_S = 0.25
 #: Longer than the gateways give requests in flight (`proxy.__main__.GRACE_S`).
 _STOP_S = 15.0
-#: Pause between two looks for new versions.
-_VERSIONS_S = 2.0
 _LOG_LIMIT = 10 * 1024 * 1024
 
 
@@ -283,20 +281,17 @@ async def _beat(settings: Settings, children: list[Child], versions: VersionLine
     """
     record: Record | None = None
     beats = HeartbeatWriter("supervisor")
-    next_look = 0.0
     try:
         while True:
             try:
                 if record is None:
                     record = await Record.open(settings.database_url)
                 await beats.write(record, "running", _detail(children))
-                if time.monotonic() >= next_look:
-                    for line in await versions.look(record):
-                        print(line, flush=True)
-                    next_look = time.monotonic() + _VERSIONS_S
+                for line in await versions.look(record):
+                    print(line, flush=True)
             except RecordError as exc:
                 print(f"patina: the supervisor cannot use the record: {exc}", file=sys.stderr, flush=True)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(SLOW_LOOK_S)
     finally:
         if record is not None:
             await record.close()

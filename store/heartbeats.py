@@ -11,6 +11,8 @@ from store.values import Heartbeat, Json
 
 #: A process looks at its own state so often, and writes it when it changed.
 LOOK_S = 1.0
+#: The same for processes whose state changes rarely.
+SLOW_LOOK_S = 2.0
 #: A state that stays the same is written so often: each write wakes threads and the disk.
 _REST_S = 4.0
 #: An older heartbeat is of a process that hangs or is gone.

@@ -19,6 +19,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from serving.openai_server.chat_template import named_tools
 from serving.prompt_window import PromptWindow, cutting, fit_prompt
 from store.errors import AlignmentError
 from trainer.hindsight import after_hints, with_hint
@@ -153,8 +154,8 @@ def _ways(
     tools = request.get("tools") or None
     tool_sets: list[list[Any] | None] = [tools]
     if tools:
-        # Some engines hide tools that may not be called, and ours those that a model does not call of itself.
-        tool_sets.append(None)
+        # Some engines hide tools that may not be called, and ours those that a model does not call of itself or that are not the named one.
+        tool_sets += [named_tools(tools, request.get("tool_choice")), None]
     seen: list[tuple[Messages, list[Any] | None]] = []
     for some_tools, parts, arguments, null, developer in product(
         tool_sets,

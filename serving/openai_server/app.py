@@ -24,7 +24,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from serving.openai_server.chat_template import TemplateSupport, template_support
+from serving.openai_server.chat_template import TemplateSupport, named_tools, template_support
 from serving.openai_server.engine import GrammarError, Job, LoadedAdapter, SamplingEngine
 from serving.openai_server.guard import KeyGuard
 from serving.openai_server.prompts import normalise_messages, render_chat
@@ -180,6 +180,8 @@ class OpenAIServer:
             loop.call_soon_threadsafe(deliver)
 
         self.engine.start(post)
+        if self.engine.is_ready and not self._template.tools:
+            self._tool_check.recall()
         yield
         self._tool_check.cancel()
         self.engine.stop()
@@ -341,14 +343,16 @@ class OpenAIServer:
     def _read_tools(self, body: ChatBody | TokenizeBody) -> list[dict[str, Any]] | None:
         """Return the tools that the prompt shows.
 
-        A template that knows tools shows them all. Patina's own tool prompt shows those that must be called, and those that may be where
+        A template that knows tools shows them all. Patina's own tool prompt shows those of which one must be called, and those that may be where
         the model was seen to call: elsewhere they would only fill the prompt.
         """
         if not body.tools or self._template.tools:
             return body.tools
         choice = body.tool_choice if isinstance(body, ChatBody) else None
         is_forced = choice not in (None, "auto", "none")
-        return body.tools if is_forced or (choice != "none" and self._tool_check.is_passed) else None
+        if is_forced:
+            return [dict(tool) for tool in named_tools(body.tools, choice)]
+        return body.tools if choice != "none" and self._tool_check.is_passed else None
 
     async def _ask_case(self, case: CallCase) -> str:
         """Return the model's greedy reply to a case of the tool check, once no request runs."""

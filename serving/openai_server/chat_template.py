@@ -131,6 +131,15 @@ def apply_template(
     )
 
 
+def named_tools(tools: Sequence[Message], choice: Any) -> list[Message]:
+    """Return the tools that a `tool_choice` leaves: the named one, or all."""
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    if not isinstance(function, Mapping):
+        return list(tools)
+    name = function.get("name")
+    return [tool for tool in tools if tool.get("function", tool).get("name") == name]
+
+
 def tool_prompt(tools: Sequence[Message]) -> str:
     """Return what is added to the system message where a template shows no tools."""
     lines = (json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)

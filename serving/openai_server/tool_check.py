@@ -17,7 +17,7 @@ from typing import Any
 
 from serving.openai_server.chat_template import tool_prompt
 from serving.openai_server.toolcalls import CLOSE, ToolCall, ToolCallParser
-from store.errors import WireError
+from store.errors import PatinaError
 
 log = logging.getLogger("patina.serving")
 
@@ -97,13 +97,18 @@ class ToolCheck:
         result = f"its chat template shows none, and by Patina's own prompt it passed {self.passed} of {self.cases} checks"
         return result if self.is_passed else f"{result}: optional tools are left out"
 
+    def recall(self) -> None:
+        """Read the result of an earlier start in the background, if there is one."""
+        if self._task is None and self._read():
+            self._task = asyncio.create_task(self._run(None), name="tool check")
+
     def start(self, ask: Callable[[CallCase], Awaitable[str]]) -> None:
         """Run it in the background unless it runs or is done.
 
         Args:
             ask: returns the model's reply, greedy, at most `MAX_TOKENS` long and ended by `STOPS`, which it includes.
         """
-        if self._task is None:
+        if not self.is_done and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run(ask), name="tool check")
 
     def cancel(self) -> None:
@@ -111,21 +116,26 @@ class ToolCheck:
         if self._task is not None:
             self._task.cancel()
 
-    async def _run(self, ask: Callable[[CallCase], Awaitable[str]]) -> None:
+    async def _recall(self) -> str:
+        """Read the known result; returns the key of this model's."""
         key = await asyncio.to_thread(self._key)
         known = self._read().get(key)
         if known is not None:
             self.passed, self.cases, self.is_done = int(known["passed"]), int(known["cases"]), True
-            return
+        return key
+
+    async def _run(self, ask: Callable[[CallCase], Awaitable[str]] | None) -> None:
         passed = number = 0
         try:
+            key = await self._recall()
+            if self.is_done or ask is None:
+                return
             for number, case in enumerate(CASES, 1):
                 passed += case.is_passed(await ask(case))
                 if number - passed > _MISSES:
                     break
-        except WireError as error:
+        except PatinaError as error:
             log.warning("the tool check is run again after the next request with tools: %s", error)
-            self._task = None
             return
         self.passed, self.cases, self.is_done = passed, number, True
         log.warning("tools: %s", self.sentence())

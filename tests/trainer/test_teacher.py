@@ -145,6 +145,17 @@ def test_tools_may_have_been_left_out_of_the_prompt(policy: LocalPolicy) -> None
         )
 
 
+def test_only_the_named_tool_may_have_been_shown(policy: LocalPolicy) -> None:
+    other = {"type": "function", "function": {"name": "send_mail", "parameters": {"type": "object"}}}
+    named = {
+        "tools": [*TOOLS, other],
+        "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+    }
+    text = ask(policy, QUESTION, policy.render(QUESTION, TOOLS), request=named)
+    assert "get_weather" in text
+    assert "send_mail" not in text
+
+
 def test_template_arguments_of_the_request_reach_the_template(policy: LocalPolicy) -> None:
     seen = []
 

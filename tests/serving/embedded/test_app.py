@@ -23,6 +23,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.model_digests import digest_served_model
+from serving.openai_server.tool_check import ToolCheck
 from serving.prompt_window import ACCEPTS, LONGEST, ROOM
 from store.manifest import ADAPTER_WEIGHTS, MANIFEST, ModelDigests, build_manifest
 from tests.tiny import make_tiny_parrot
@@ -303,6 +304,28 @@ def test_tools_that_a_template_ignores_are_said_to_be_unread_and_forced_calls_ar
         assert stats["unread_tools"] == 2
         assert "0 of 2 checks: optional tools are left out" in stats["tools"]
         assert client.get("/version").json()["capabilities"]["tools"] is False
+
+
+def test_tools_are_shown_to_a_model_that_was_seen_to_call_them(deaf: Path, tmp_path: Path) -> None:
+    checks = tmp_path / "checks.json"
+    check = ToolCheck(checks, lambda: digest_served_model(str(deaf)).base_model)
+    checks.write_text(json.dumps({check._key(): {"passed": 6, "cases": 6}}))
+    with (
+        running(deaf, "--threads", "1", "--tool-check-file", str(checks)) as (address, _),
+        httpx.Client(base_url=address, timeout=60) as client,
+    ):
+        for _ in range(600):
+            if client.get("/version").json()["capabilities"]["tools"]:
+                break
+            time.sleep(0.1)
+        body = {"messages": HI, "max_tokens": 5, "return_token_ids": True, "tools": WEATHER}
+        answer = client.post("/v1/chat/completions", json=body)
+        assert "x-patina-tools" not in answer.headers
+        shown = client.post("/detokenize", json={"tokens": answer.json()["prompt_token_ids"]}).json()[
+            "prompt"
+        ]
+        assert '"name": "get_weather"' in shown
+        assert "You can call functions." in shown
 
 
 class Person(BaseModel):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serving.openai_server.chat_template import TemplateSupport, apply_template, template_support
+from serving.openai_server.chat_template import TemplateSupport, apply_template, named_tools, template_support
 from serving.openai_server.prompts import normalise_messages, render_chat
 from serving.openai_server.toolcalls import ToolCall, ToolCallParser
 from serving.openai_server.vocabulary import Vocabulary
@@ -119,3 +119,9 @@ def test_the_trainer_renders_the_engines_prompt(tokenizer: Any) -> None:
     plain = with_template(tokenizer, PLAIN)
     served = render_chat(Vocabulary(plain, 0), HISTORY, tools=[TOOL])
     assert Texts("", plain).render(normalise_messages(HISTORY), [TOOL]) == served
+
+
+def test_a_named_choice_leaves_one_tool() -> None:
+    other = {"type": "function", "function": {"name": "send_mail"}}
+    assert named_tools([TOOL, other], {"type": "function", "function": {"name": "send_mail"}}) == [other]
+    assert named_tools([TOOL, other], "required") == [TOOL, other]
