@@ -46,7 +46,17 @@ from trainer.checkpoint import (
     verify_version,
     write_version,
 )
-from trainer.cost import BUDGET_S, MOST, Effort, Speed, affordable, estimate, gate_prompts, longest_text
+from trainer.cost import (
+    BUDGET_S,
+    LEAST,
+    MOST,
+    Effort,
+    Speed,
+    affordable,
+    estimate,
+    gate_prompts,
+    longest_text,
+)
 from trainer.gate import Gate
 from trainer.hint_selection import HintSelection
 from trainer.playbook import Playbook
@@ -632,6 +642,7 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
             known,
             seconds=expected.by_phase,
             budget_s=budget_s,
+            is_least=effort == LEAST,
             steps=plan.steps_per_batch + plan.anchor_steps,
             anchors=min(effort.anchors, settings.learning.anchors),
             probes=gate_prompts(effort),
