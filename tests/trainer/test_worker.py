@@ -132,7 +132,10 @@ async def test_a_process_goes_on_after_the_rejections_of_the_one_before(
     await second.worker._follow_alias(POLICY)
     for one in (first, second):
         state = one.trainer.state()
-        assert (state["rejected_in_a_row"], state["learning_rate"]) == (1, settings.resolved_learning_rate / 2)
+        assert (state["rejected_in_a_row"], state["learning_rate"]) == (
+            1,
+            settings.resolved_learning_rate / 2,
+        )
         one.worker._thread.shutdown()
 
 
