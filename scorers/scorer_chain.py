@@ -81,7 +81,7 @@ class ScorerChain:
             f"testing {candidate.place}: {result.right} of {counted(result.asked, 'case')} right"
         )
         if result.is_decided:
-            if self.test_cache is not None:
+            if self.test_cache is not None and not result.late:  # it may be the machine that was busy
                 await asyncio.to_thread(self.test_cache.write, result)
             await self._settle(candidate, result)
 

@@ -109,6 +109,7 @@ class ScorerWorker:
         self._recheck_s = recheck_s
         self._quiet_s = quiet_s
         self._clock = clock
+        self._began = time.time()
         self.counters = ScorerCounters()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         #: turn id -> when to look at it again (monotonic)
@@ -178,14 +179,18 @@ class ScorerWorker:
             await asyncio.sleep(self._quiet_s / 4)
 
     async def _is_quiet(self, seconds: float) -> bool:
-        """Whether a first request was answered and none is in flight, or was for so many seconds."""
+        """Whether a request was answered since the start and none is in flight, or was for so many seconds."""
         try:
             activity = await self._record.activity()
         except RecordUnavailable as exc:
             self._note_record_error(exc)
             return False
         now = time.time()
-        return bool(activity.newest_main_at) and not activity.in_flight and activity.quiet_s(now) >= seconds
+        return (
+            activity.newest_main_at > self._began
+            and not activity.in_flight
+            and activity.quiet_s(now) >= seconds
+        )
 
     async def poll(self) -> int:
         """Take up to as many answered turns as there is room for; return how many were started."""

@@ -465,7 +465,7 @@ class Settings(BaseSettings):
     threads: int = _field(
         0,
         "PATINA_THREADS",
-        "CPU threads for the engine and the trainer each; 0: half of the cores",
+        "CPU threads for the engine and the trainer each; 0: half of the cores for the engine, and all for the trainer, which yields them",
         "serving",
     )
 

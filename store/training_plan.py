@@ -36,6 +36,7 @@ class TrainingPlan:
         speed: `trainer.cost.Speed`, measured.
         seconds: expected seconds by phase, on idle cores; what a version took in fact is in its metrics.
         budget_s: seconds that a version should take at most.
+        is_least: nothing can be left out any more.
         steps, anchors, probes: optimizer steps, anchors and gate prompts of a version.
         longest_text: tokens of the longest turn that is trained on; None: whatever the model can read.
         ratios: measured by estimated seconds of a version, by phase, over the last versions of this model.
@@ -46,6 +47,7 @@ class TrainingPlan:
     speed: Mapping[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     budget_s: float = 0.0
+    is_least: bool = False
     steps: int = 0
     anchors: int = 0
     probes: int = 0
@@ -84,7 +86,8 @@ class TrainingPlan:
         ]
         if self.total_s > self.budget_s:
             found.append(
-                f"That is more than the {duration(self.budget_s)} that a version should take, and the least that training does."
+                f"That is more than the {duration(self.budget_s)} that a version should take"
+                + (", and training does no less." if self.is_least else ".")
             )
         if self.longest_text is not None:
             found.append(
@@ -101,8 +104,10 @@ def training_threads(threads: int) -> int:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as a person says them: "45 s", "3 min"."""
-    return f"{max(1, round(seconds))} s" if seconds < 100 else f"{round(seconds / 60)} min"
+    """Return seconds as a person says them: "45 s", "2.5 min", "40 min"."""
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 30) / 2:g} min" if seconds < 600 else f"{round(seconds / 60)} min"
 
 
 def wait_s(max_wait_s: float, plan: TrainingPlan | None) -> float:

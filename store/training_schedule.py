@@ -10,6 +10,8 @@ from store.values import Waiting
 from store.version import COMMAND
 
 ALWAYS, IDLE, MANUAL = "always", "idle", "manual"
+#: People complain about several replies in a row; after so many seconds without a complaint they do something else.
+_PAUSE_S = 15.0
 _WINDOW = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)")
 
 
@@ -63,13 +65,16 @@ def parse_schedule(text: str, idle_minutes: float) -> TrainingSchedule:
 
 
 def is_batch_due(waiting: Waiting, batch_size: int, longest_s: float, now: float) -> bool:
-    """Whether to train on what waits: a whole batch, or complaints after `longest_s`.
+    """Whether to train on what waits: so many complaints, or fewer after `longest_s`.
 
-    Thanks and neutral turns start no clock. Where complaints still come, a smaller batch waits for them, at most twice as long.
+    Thanks start no clock. They fill a batch, unless a complaint came just now: more of them may follow. For the same reason a smaller batch
+    waits at most twice as long.
     """
-    if waiting.ready >= batch_size:
-        return True
     if waiting.complaint_since is None or waiting.newest_complaint is None:
-        return False
+        return waiting.ready >= batch_size
     waited, quiet = now - waiting.complaint_since, now - waiting.newest_complaint
-    return waited > longest_s and (quiet > longest_s / 2 or waited > 2 * longest_s)
+    return (
+        waiting.complaints >= batch_size
+        or (waiting.ready >= batch_size and quiet > min(longest_s / 2, _PAUSE_S))
+        or (waited > longest_s and (quiet > longest_s / 2 or waited > 2 * longest_s))
+    )

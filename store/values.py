@@ -1003,7 +1003,6 @@ class Waiting:
     scored: int
     ready: int  #: of these, with something to teach
     oldest_since: float | None  #: when the first of them was scored
-    complaint_since: float | None = (
-        None  #: when the first and the newest of those was that complains or has a hint
-    )
+    complaints: int = 0  #: of these, those that are negative or have a hint
+    complaint_since: float | None = None  #: when the first complaint was scored
     newest_complaint: float | None = None

@@ -20,8 +20,8 @@ import torch
 USABLE = 0.5
 #: Padded tokens of a pass: never more, and with checkpointing where it would be fewer.
 MOST_TOKENS, CHECKPOINT_BELOW = 8_192, 2_048
-#: On a CPU a pass of more tokens is no faster a token, and a version of 135 million parameters takes 1.5 GB more.
-MOST_ON_CPU = 512
+#: On a CPU a longer pass is hardly faster a token, and with 135 million parameters each 512 tokens take 1 GB.
+MOST_ON_CPU = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,17 @@ from trainer.checkpoint import (
     verify_version,
     write_version,
 )
-from trainer.cost import BUDGET_S, MOST, Effort, Speed, affordable, estimate, gate_prompts, longest_text
+from trainer.cost import (
+    BUDGET_S,
+    LEAST,
+    MOST,
+    Effort,
+    Speed,
+    affordable,
+    estimate,
+    gate_prompts,
+    longest_text,
+)
 from trainer.gate import Gate
 from trainer.hint_selection import HintSelection
 from trainer.playbook import Playbook
@@ -583,13 +593,21 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
     Args:
         budget_s: seconds that a version may take by the estimate.
         pinned: `state` of the attempt to replay: its effort, whatever this machine's speed is now.
+        plan_home: where the plan is kept (`store.training_plan`); None: this model is measured, and nothing is kept.
 
     Raises:
         ConfigError: the model cannot be loaded.
         AdapterError: ``--resume-from-ckpt`` names no adapter of this model.
     """
 
-    def __init__(self, settings: Settings, *, budget_s: float = BUDGET_S, pinned: Json | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        budget_s: float = BUDGET_S,
+        pinned: Json | None = None,
+        plan_home: Path | None = None,
+    ) -> None:
         policy = LocalPolicy(
             settings.model_path,
             rank=settings.lora_rank,
@@ -601,7 +619,7 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
             quantize=settings.quantize == "4bit",
         )
         model, threads = digest_served_model(settings.model_path).base_model, torch.get_num_threads()
-        known = read_plan(settings.home)
+        known = read_plan(plan_home) if plan_home is not None else None
         if known is None or not known.is_of(model, threads):
             known = TrainingPlan(model=model, threads=threads, speed=asdict(policy.measure_speed()))
         self._entered: dict[str, float] = {}  # `LocalPolicy.clock` at the beginning of each phase
@@ -632,13 +650,15 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
             known,
             seconds=expected.by_phase,
             budget_s=budget_s,
+            is_least=effort == LEAST,
             steps=plan.steps_per_batch + plan.anchor_steps,
             anchors=min(effort.anchors, settings.learning.anchors),
             probes=gate_prompts(effort),
             longest_text=longest if longest < policy.model_context else None,
         )
-        if pinned is None:
-            write_plan(settings.home, self.cost)
+        self._plan_home = plan_home
+        if plan_home is not None and pinned is None:
+            write_plan(plan_home, self.cost)
         super().__init__(settings, plan, policy, effort)
 
     @property
@@ -669,7 +689,8 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
                 self._speed, self._effort, turns=max(len(turns), self._settings.learning.replay)
             )
             self.cost = self.cost.with_measured(expected.by_phase, outcome.metrics["busy_s"])
-            write_plan(self._settings.home, self.cost)
+            if self._plan_home is not None:
+                write_plan(self._plan_home, self.cost)
         return outcome
 
     def _backend_metrics(self) -> Json:

@@ -144,7 +144,7 @@ def make_workshop(settings: Settings, device: Device, pinned: Json | None = None
         return RemoteVersionTrainer(settings, ModalConnection(settings), pinned=pinned)
     from trainer.version_trainer import LocalVersionTrainer
 
-    trainer = LocalVersionTrainer(settings, pinned=pinned)
+    trainer = LocalVersionTrainer(settings, pinned=pinned, plan_home=settings.home)
     device.enter, device.leave = trainer.policy.unpark, trainer.policy.park
     trainer.policy.at_boundary = device.boundary
     return trainer

@@ -242,7 +242,12 @@ async def test_the_walk_from_recorded_to_trained(record: Record) -> None:
     await record.add_verdict(make_verdict(turn_id, wishes=("shorter", "no_emoji")))
     assert await record.waiting() == {
         POLICY: Waiting(
-            scored=1, ready=1, oldest_since=1_020.0, complaint_since=1_020.0, newest_complaint=1_020.0
+            scored=1,
+            ready=1,
+            oldest_since=1_020.0,
+            complaints=1,
+            complaint_since=1_020.0,
+            newest_complaint=1_020.0,
         )
     }
     (claimed,) = await record.claim(POLICY, 8, worker="w", lease_s=60)

@@ -45,16 +45,18 @@ def test_it_is_measured_again_for_another_model_or_number_of_threads() -> None:
 
 def test_the_sentences_say_steps_anchors_prompts_seconds_and_what_is_dropped() -> None:
     assert PLAN.sentences() == (
-        "A version takes about 2 min on idle cores: 30 s for hints and teacher, 80 s for 2 optimizer steps with 6 anchors, 35 s for a gate "
+        "A version takes about 2.5 min on idle cores: 30 s for hints and teacher, 80 s for 2 optimizer steps with 6 anchors, 35 s for a gate "
         "of 28 prompts.",
         "Turns of more than 900 tokens are dropped: there is no time or memory for them.",
     )
 
 
 def test_a_plan_beyond_its_budget_says_so() -> None:
-    (_, beyond) = replace(PLAN, budget_s=60.0, longest_text=None).sentences()
+    beyond = replace(PLAN, budget_s=60.0, longest_text=None)
+    assert beyond.sentences()[1:] == ("That is more than the 60 s that a version should take.",)
     assert (
-        beyond == "That is more than the 60 s that a version should take, and the least that training does."
+        replace(beyond, is_least=True).sentences()[1]
+        == "That is more than the 60 s that a version should take, and training does no less."
     )
 
 
@@ -79,8 +81,13 @@ def test_the_expectation_is_known_before_anything_was_measured() -> None:
         expectation(4, 0.0, None)
         == "A version is trained after 4 reactions, or when a complaint has waited 30 s."
     )
-    assert "a complaint has waited 72 s. A version takes about 2 min" in expectation(4, 0.0, PLAN)
+    assert "a complaint has waited 72 s. A version takes about 2.5 min" in expectation(4, 0.0, PLAN)
 
 
 def test_durations_are_said_in_minutes_where_it_is_minutes() -> None:
-    assert [duration(seconds) for seconds in (0.1, 45.2, 130.0)] == ["1 s", "45 s", "2 min"]
+    assert [duration(seconds) for seconds in (0.1, 45.2, 140.0, 1_000.0)] == [
+        "1 s",
+        "45 s",
+        "2.5 min",
+        "17 min",
+    ]

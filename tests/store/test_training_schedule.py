@@ -56,15 +56,27 @@ def test_other_texts_are_refused(text: str) -> None:
         read_settings({"train_when": text})
 
 
-def waiting(ready: int, first: float | None = None, newest: float | None = None) -> Waiting:
+def waiting(
+    ready: int, complaints: int = 0, first: float | None = None, newest: float | None = None
+) -> Waiting:
     return Waiting(
-        scored=9, ready=ready, oldest_since=0.0, complaint_since=first, newest_complaint=newest or first
+        scored=9,
+        ready=ready,
+        oldest_since=0.0,
+        complaints=complaints,
+        complaint_since=first,
+        newest_complaint=newest or first,
     )
 
 
 def test_a_whole_batch_does_not_wait() -> None:
-    assert is_batch_due(waiting(4, 0.0), 4, 60.0, 0.0)
+    assert is_batch_due(waiting(4, 4, 0.0), 4, 60.0, 0.0)
     assert is_batch_due(waiting(4), 4, 60.0, 0.0)  # of thanks
+
+
+def test_thanks_do_not_fill_a_batch_while_complaints_come() -> None:
+    assert not is_batch_due(waiting(4, 3, 0.0, 20.0), 4, 60.0, 30.0)
+    assert is_batch_due(waiting(4, 3, 0.0, 20.0), 4, 60.0, 36.0)
 
 
 def test_thanks_and_neutral_turns_start_no_clock() -> None:
@@ -82,4 +94,4 @@ def test_thanks_and_neutral_turns_start_no_clock() -> None:
     ],
 )
 def test_complaints_wait_for_others_that_still_come(newest: float, now: float, is_due: bool) -> None:
-    assert is_batch_due(waiting(2, 0.0, newest), 4, 60.0, now) is is_due
+    assert is_batch_due(waiting(2, 2, 0.0, newest), 4, 60.0, now) is is_due

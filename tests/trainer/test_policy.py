@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from store.errors import AdapterError, AlignmentError, ConfigError, GateRejected
 from tests.tiny import make_tiny_model
 from trainer.checkpoint import verify_version, write_version
+from trainer.memory_plan import MOST_ON_CPU
 from trainer.policy import LocalPolicy, Weights, _WideLinear, wide_linear
 
 PROMPTS = ([5, 9, 30, 12, 7], [44, 3, 8, 90, 33, 21, 60, 61, 62], [17])
@@ -535,3 +536,8 @@ def test_an_output_layer_held_in_float32_gives_the_logits_and_gradient_of_one_th
     (one, gradient), (other, same) = found
     torch.testing.assert_close(other, one, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(same, gradient)
+
+
+def test_a_pass_with_a_gradient_is_short_on_a_cpu(policy: LocalPolicy) -> None:
+    assert policy.memory.micro_tokens == MOST_ON_CPU
+    assert policy.memory.longest > MOST_ON_CPU  # a longer turn has a pass of its own

@@ -69,7 +69,8 @@ async def beat_of(record: Record) -> Heartbeat | None:
 async def test_at_rest_it_has_no_torch_and_with_work_it_starts_the_process_with_the_weights(
     settings: Settings, own: Record
 ) -> None:
-    bench = Bench(own, settings)  # measures the model: the plan is known
+    bench = Bench(own, settings)
+    write_plan(settings.home, bench.trainer.cost)  # this model is measured
     turns = [sampled_turn(bench.trainer._policy, name, f"Question {name}?") for name in "ab"]
     bench.worker._thread.shutdown()
     with trainer_process(settings) as process:

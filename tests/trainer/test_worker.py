@@ -121,6 +121,24 @@ async def test_fewer_turns_than_a_batch_wait_and_are_trained_when_one_has_waited
         one.worker._thread.shutdown()
 
 
+async def test_a_process_goes_on_after_the_rejections_of_the_one_before(
+    record: Record, settings: Settings
+) -> None:
+    first = Bench(record, settings)
+    close_the_gate(first.trainer)
+    await first.add("a", "b")
+    assert await first.worker.work_once()
+    second = Bench(record, settings)
+    await second.worker._follow_alias(POLICY)
+    for one in (first, second):
+        state = one.trainer.state()
+        assert (state["rejected_in_a_row"], state["learning_rate"]) == (
+            1,
+            settings.resolved_learning_rate / 2,
+        )
+        one.worker._thread.shutdown()
+
+
 async def test_pausing_stops_training_and_resuming_goes_on(bench: Bench) -> None:
     await bench.add("a", "b")
     await bench.record.set_paused(True)
