@@ -11,8 +11,9 @@ import numpy
 from safetensors.numpy import load_file
 
 
-def write_gguf_model(folder: Path, file: Path) -> Path:
-    """Write a Llama or Qwen3 folder with a byte-level BPE tokenizer, its weights unchanged in float32; returns `file`."""
+def write_gguf_model(folder: Path, file: Path, *, quantizes: bool = False) -> Path:
+    """Write a Llama or Qwen3 folder with a byte-level BPE tokenizer, in float32 or its matrices in 8 bits; returns `file`."""
+    matrices = gguf.GGMLQuantizationType.Q8_0 if quantizes else gguf.GGMLQuantizationType.F32
     config = json.loads((folder / "config.json").read_text())
     kind = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen3": gguf.MODEL_ARCH.QWEN3}[config["model_type"]]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -29,7 +30,7 @@ def write_gguf_model(folder: Path, file: Path) -> Path:
     writer.add_rope_dimension_count(head_size)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if quantizes else gguf.LlamaFileType.ALL_F32)
     _add_tokenizer(writer, folder, config["vocab_size"])
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     for key, value in load_file(folder / "model.safetensors").items():
@@ -41,7 +42,8 @@ def write_gguf_model(folder: Path, file: Path) -> Path:
             # llama.cpp rotates neighbouring rows of a head there, Hugging Face its halves
             halves = tensor.reshape(rotated, 2, head_size // 2, *tensor.shape[1:])
             tensor = numpy.ascontiguousarray(halves.swapaxes(1, 2).reshape(tensor.shape))
-        writer.add_tensor(name, tensor)
+        wanted = matrices if tensor.ndim == 2 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(name, gguf.quantize(tensor, wanted), raw_dtype=wanted)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,7 +1,6 @@
-"""Continuous batching: requests join and leave the running batch between token steps, on one dedicated thread.
+"""Continuous batching: requests join and leave the running batch between token steps, on one dedicated thread (`serving.openai_server.batch_loop`).
 
-The thread owns the model, the cache and every running sequence. Other threads use two interfaces: `submit` and `cancel` write to an inbox that is
-read between steps, and results leave through `deliver`, once per step for all sequences.
+The thread owns the model, the cache and every running sequence.
 
 A step reads the inbox, admits waiting requests while they fit, prefills one chunk of prompt for new ones, and samples one token for each sequence of
 the batch. Long prompts are prefilled in chunks, so running streams never wait for more than one chunk.
@@ -11,12 +10,9 @@ A sequence's output does not depend on the rest of the batch: it has its own cac
 
 from __future__ import annotations
 
-import logging
-import random
-import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -24,13 +20,10 @@ from serving.embedded.adapters import Adapter
 from serving.embedded.kv_cache import BatchKvCache
 from serving.embedded.model import Model
 from serving.embedded.sampling import SamplingBatch, edit_logits, sample
-from serving.openai_server.batch_loop import EngineStats
+from serving.openai_server.batch_loop import BatchLoop
 from serving.openai_server.engine import GrammarError, Job
-from serving.openai_server.grammar import Grammar
-from serving.openai_server.token_text import TokenText
-from serving.openai_server.values import LogprobsMode, OutputChunk
-
-log = logging.getLogger("patina.embedded")
+from serving.openai_server.sequence import SampledSequence, grammar_failure
+from serving.openai_server.values import LogprobsMode
 
 # Prompt tokens of one forward; bounds how long running streams wait for a long prompt.
 PREFILL_TOKENS = 512
@@ -41,46 +34,7 @@ SCORED_TOKENS = 64
 EmbeddedJob = Job[Adapter]
 
 
-class _Sequence:
-    """One row of the batch, from prompt to finish."""
-
-    __slots__ = (
-        "adapter",
-        "counts",
-        "grammar",
-        "ids",
-        "index",
-        "job",
-        "params",
-        "prompt_logprobs",
-        "prompt_set",
-        "prompt_tokens",
-        "rng",
-        "text",
-    )
-
-    def __init__(self, job: EmbeddedJob, number: int, model: Model) -> None:
-        self.job = job
-        self.index = job.first_index + number
-        self.params = job.params
-        self.adapter = job.adapter
-        self.grammar: Grammar | None = None if job.grammar is None else job.grammar.copy()
-        if self.grammar is not None:
-            # The grammar decides where the reply may end.
-            self.params = replace(job.params, min_tokens=0, ignore_eos=False)
-        self.ids = list(job.prompt_ids)
-        self.prompt_tokens = len(self.ids)
-        self.prompt_logprobs: list[float] = []
-        seed = job.params.seed
-        # Each of n samples has its own random stream, so none depends on the length of the others.
-        self.rng = random.Random(None if seed is None else f"{seed}/{number}")
-        self.text = TokenText(self.params, model.vocabulary, model.end_ids)
-        self.counts: Counter[int] = Counter()
-        self.prompt_set = frozenset(self.ids) if job.params.repetition_penalty != 1.0 else frozenset[int]()
-
-    @property
-    def sampled(self) -> int:
-        return len(self.ids) - self.prompt_tokens
+_Sequence = SampledSequence[Adapter]
 
 
 @dataclass(slots=True)
@@ -112,7 +66,7 @@ class _Prefill:
     done: int = 0
 
 
-class BatchEngine:
+class BatchEngine(BatchLoop[Adapter]):
     """Serves one model to many requests. `post` passes a callable to the thread that reads the results."""
 
     def __init__(
@@ -125,124 +79,50 @@ class BatchEngine:
         logprobs_mode: LogprobsMode = "raw_logprobs",
         cache_bytes: int = 4 << 30,
     ) -> None:
+        super().__init__(post)
         self.model = model
         self.logprobs_mode = logprobs_mode
-        self._post = post
         self._max_num_seqs = max_num_seqs
         self._max_loras = max_loras
         self._cache_bytes = cache_bytes
-        self._inbox: deque[_PromptGroup] = deque()
-        self._wake = threading.Condition()
-        self._stopping = False
-        self._any_cancelled = False
         self._waiting: deque[_PromptGroup] = deque()
         self._prefill: _Prefill | None = None
         self._running: list[_Sequence] = []
         self._cache = BatchKvCache()
         self._batch: SamplingBatch | None = None
-        self._outbox: list[tuple[EmbeddedJob, int, OutputChunk]] = []
-        self._steps = self._prompt_tokens = self._completion_tokens = self._preemptions = self._errors = 0
-        self._last_error: str | None = None
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
-    # ---- for other threads
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ask the thread to end after its current step; what is unfinished is delivered as aborted."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
-
-    def join(self) -> None:
-        """Wait for the thread to end after `stop`."""
-        self._thread.join()
-
-    def submit(self, job: EmbeddedJob) -> bool:
-        """Queue a job; False if the engine is stopping. Its prompt must be shorter than the context, n at most max_num_seqs."""
-        group = _PromptGroup([_Sequence(job, i, self.model) for i in range(job.n)])
-        with self._wake:
-            if self._stopping:
-                return False
-            self._inbox.append(group)
-            self._wake.notify()
-        return True
-
-    def cancel(self, job: EmbeddedJob) -> None:
-        """Drop a job before its next step. Nothing more is delivered for it."""
-        job.cancelled = True
-        self._any_cancelled = True
-
-    def stats(self) -> EngineStats:
-        """Return a snapshot, exact to a step."""
+    def _count(self) -> tuple[int, int]:
         incoming = sum(len(one.sequences) for one in self._prefill.groups) if self._prefill else 0
-        return EngineStats(
-            running=len(self._running),
-            waiting=sum(len(one.sequences) for one in (*self._inbox, *self._waiting)) + incoming,
-            steps=self._steps,
-            prompt_tokens=self._prompt_tokens,
-            cached_prompt_tokens=0,
-            completion_tokens=self._completion_tokens,
-            preemptions=self._preemptions,
-            step_errors=self._errors,
-            last_error=self._last_error,
-        )
+        waiting = tuple(self._waiting)
+        return len(self._running), incoming + sum(len(one.sequences) for one in waiting)
 
     # ---- the engine's thread from here on
 
     @torch.inference_mode()
     def _run(self) -> None:
-        while True:
-            with self._wake:
-                if not (self._inbox or self._waiting or self._prefill or self._running or self._stopping):
-                    self._release_idle_memory()
-                    self._wake.wait()
-                if self._stopping:
-                    break
-            try:
-                self._step()
-            except Exception as error:
-                # A failing step (out of memory, a kernel that refuses a shape) must not end the service: all requests in flight get an
-                # error, the cache is cleared, and the next request finds a working engine. `stats` counts it.
-                log.exception("a step failed")
-                self._errors += 1
-                self._last_error = f"{type(error).__name__}: {error}"
-                self._drop_all(
-                    OutputChunk(
-                        text="", token_ids=(), logprobs=(), finish_reason="error", error=self._last_error
-                    )
-                )
-            self._flush()
-        self._drop_all(OutputChunk(text="", token_ids=(), logprobs=(), finish_reason="abort"))
-        self._flush()
+        super()._run()
 
-    def _release_idle_memory(self) -> None:
+    def _has_work(self) -> bool:
+        return bool(self._waiting or self._prefill or self._running)
+
+    def _take_in(self, job: EmbeddedJob) -> None:
+        sequences = [_Sequence(job, i, self.model.vocabulary, self.model.end_ids) for i in range(job.n)]
+        self._waiting.append(_PromptGroup(sequences))
+
+    def _rest(self) -> None:
         """Free memory that is kept only for speed."""
         self.model.loras.retain_only([])
         if self._cache.bytes_for(self._cache.rows, self._cache.capacity) > self._cache_bytes // 4:
             self._cache.clear()
 
     def _step(self) -> None:
-        self._read_inbox()
-        self._drop_cancelled()
         self._admit()
         if self._prefill is not None:
             self._prefill_chunk(self._prefill)
         if self._running:
             self._decode()
-        self._steps += 1
 
-    def _read_inbox(self) -> None:
-        while self._inbox:
-            self._waiting.append(self._inbox.popleft())
-
-    def _drop_cancelled(self) -> None:
-        if not self._any_cancelled:
-            return
-        self._any_cancelled = False
+    def _remove_cancelled(self) -> None:
         for i in range(len(self._running) - 1, -1, -1):
             if self._running[i].job.cancelled:
                 self._remove_row(i)
@@ -378,11 +258,7 @@ class BatchEngine:
                     edited[row][torch.from_numpy(one.grammar.banned()).to(edited.device)] = -torch.inf
                 except GrammarError as error:
                     failed[row] = str(error)
-        forced = {
-            row: one.job.forced_ids[one.sampled]
-            for row, one in enumerate(rows)
-            if one.sampled < len(one.job.forced_ids)
-        }
+        forced = {row: one.forced_id for row, one in enumerate(rows) if one.forced_id is not None}
         uniforms = [0.0] * len(rows) if batch.all_greedy else [one.rng.random() for one in rows]
         sampled_tokens = sample(raw, edited, batch, uniforms, forced, self.logprobs_mode)
         self._completion_tokens += len(rows)
@@ -394,31 +270,15 @@ class BatchEngine:
                 else []
             )
             if row in failed:
-                chunk = _grammar_failure(failed[row])
+                chunk = grammar_failure(failed[row])
             else:
-                chunk = self._build_chunk(one, sampled_tokens.ids[row], sampled_tokens.logprobs[row], top)
+                token_id, logprob = sampled_tokens.ids[row], sampled_tokens.logprobs[row]
+                chunk = one.add(token_id, logprob, top, max_model_len=self.model.max_model_len)
             self._outbox.append((one.job, one.index, chunk))
             if chunk.finish_reason is not None:
                 finished.append(first + row)
         for row in reversed(finished):
             self._remove_row(row)
-
-    def _build_chunk(
-        self, one: _Sequence, token_id: int, logprob: float, top: list[tuple[int, float]]
-    ) -> OutputChunk:
-        one.ids.append(token_id)
-        if one.params.edits_logits:
-            one.counts[token_id] += 1
-        is_last = one.sampled >= one.params.max_tokens or len(one.ids) >= self.model.max_model_len
-        chunk = one.text.take(token_id, logprob, top, is_last=is_last)
-        if one.grammar is not None and chunk.finish_reason is None:
-            try:
-                one.grammar.accept(token_id)
-            except GrammarError as error:
-                return _grammar_failure(str(error))
-        if one.sampled == 1 and one.prompt_logprobs:
-            chunk = replace(chunk, prompt_logprobs=tuple(one.prompt_logprobs))
-        return chunk
 
     def _remove_row(self, row: int) -> None:
         """Remove a sequence from the batch; the last row moves into its place."""
@@ -431,37 +291,13 @@ class BatchEngine:
         incoming = [one.adapter for one in self._prefill.groups] if self._prefill else []
         self.model.loras.retain_only([*incoming, *(one.adapter for one in self._running)])
 
-    def _drop_all(self, chunk: OutputChunk) -> None:
-        self._read_inbox()
+    def _clear(self) -> list[tuple[EmbeddedJob, int]]:
         groups = [*self._waiting, *(self._prefill.groups if self._prefill else [])]
-        all_sequences = [*self._running, *(one for group in groups for one in group.sequences)]
-        self._outbox += [(one.job, one.index, chunk) for one in all_sequences]
+        dropped = [*self._running, *(one for group in groups for one in group.sequences)]
         self._running.clear()
         self._waiting.clear()
         self._prefill = None
         self._batch = None
         self._cache.clear()
         self.model.loras.retain_only([])
-
-    def _flush(self) -> None:
-        if not self._outbox:
-            return
-        outbox, self._outbox = self._outbox, []
-
-        def deliver() -> None:
-            for job, index, chunk in outbox:
-                if not job.cancelled:
-                    job.deliver(index, chunk)
-
-        self._post(deliver)
-
-
-def _grammar_failure(reason: str) -> OutputChunk:
-    return OutputChunk(
-        text="",
-        token_ids=(),
-        logprobs=(),
-        finish_reason="error",
-        error=f"the schema cannot be enforced: {reason}",
-        status=400,
-    )
+        return [(one.job, one.index) for one in dropped]

@@ -30,6 +30,8 @@ from store.version import VERSION
 
 #: A context of fewer tokens holds no conversation.
 _LEAST_CELLS = 512
+#: Models with fewer parameters often do not find the end of a string that a grammar lets go on.
+_BOUNDED_BELOW = 1_000_000_000
 #: The share of the cache's memory that is taken for several requests beside each other.
 _CHEAP_SHARE = 8
 
@@ -83,7 +85,7 @@ class LlamaCppEngine:
             max_sequences=options.max_num_seqs,
             option="--max-num-seqs",
             is_constrained=self._grammars is not None,
-            bounds_values=self.window is not None,  # the built-in model
+            bounds_values=model.weights.parameters < _BOUNDED_BELOW,
         )
 
     def _choose_cells(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -134,15 +134,9 @@ def _end_ids(*values: Any) -> frozenset[int]:
 
 def _defaults(generation: dict[str, Any]) -> SamplingDefaults:
     plain = SamplingDefaults()
-
-    def value(name: str, default: float) -> float:
-        got = generation.get(name)
-        return default if got is None else float(got)
-
-    return SamplingDefaults(
-        temperature=value("temperature", plain.temperature),
-        top_p=value("top_p", plain.top_p),
-        top_k=int(value("top_k", plain.top_k)),
-        min_p=value("min_p", plain.min_p),
-        repetition_penalty=value("repetition_penalty", plain.repetition_penalty),
-    )
+    stated = {
+        field.name: type(getattr(plain, field.name))(generation[field.name])
+        for field in fields(plain)
+        if generation.get(field.name) is not None
+    }
+    return replace(plain, **stated)

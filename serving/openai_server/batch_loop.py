@@ -108,6 +108,9 @@ class BatchLoop(ABC, Generic[AdapterT]):
 
     # ---- the engine's thread from here on
 
+    def _rest(self) -> None:
+        """Free memory that is kept only for speed: there is no work."""
+
     @abstractmethod
     def _has_work(self) -> bool: ...
 
@@ -130,6 +133,7 @@ class BatchLoop(ABC, Generic[AdapterT]):
         while True:
             with self._wake:
                 if not (self._inbox or self._calls or self._stopping or self._has_work()):
+                    self._rest()
                     self._wake.wait()
                 if self._stopping:
                     break

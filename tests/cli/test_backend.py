@@ -92,6 +92,30 @@ def test_the_built_in_engine_and_the_four_processes_beside_it() -> None:
     assert values(found["proxy"], "--backend-url") == values(found["scorer"], "--judge-url") == [url]
 
 
+def test_llama_cpp_serves_the_file_and_reads_the_folder_that_was_converted_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cli.backend.is_installed", lambda: True)
+    given = {"backend": "llamacpp", "model_gguf": "/m/model.gguf", "model_folder": "/m/model", "threads": 3}
+    command = processes(read_settings(given))["backend"]
+    assert command[1:3] == ["-m", "serving.llamacpp"]
+    for flag, value in (("--model", "/m/model.gguf"), ("--folder", "/m/model"), ("--threads", "3")):
+        assert values(command, flag) == [value]
+    monkeypatch.setattr("cli.backend.is_installed", lambda: False)
+    with pytest.raises(
+        ConfigError, match=r"needs the bindings of llama.cpp: python scripts/install_llamacpp.py"
+    ):
+        plan_backend(read_settings(given))
+
+
+def test_llama_cpp_refuses_a_model_that_is_no_gguf_file() -> None:
+    settings = read_settings({"backend": "llamacpp", "model_name": HF})
+    with pytest.raises(
+        ConfigError, match=rf"serves GGUF files, and {HF} is none: give --model-name a .gguf file"
+    ):
+        plan_backend(settings)
+
+
 def test_vllm_is_kept_with_flags_from_the_settings(vllm_python: Path, tmp_path: Path) -> None:
     settings = read_settings(
         {
