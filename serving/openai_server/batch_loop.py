@@ -19,6 +19,10 @@ from serving.openai_server.values import OutputChunk
 
 log = logging.getLogger("patina.serving")
 
+#: How long the results of a step wait for those of the step before to be read. A tiny model's steps are shorter than a round of the event loop, and
+#: its streams would arrive in lumps.
+_READ_WAIT_S = 0.01
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
@@ -45,6 +49,8 @@ class BatchLoop(ABC, Generic[AdapterT]):
         self._wake = threading.Condition()
         self._stopping = False
         self._any_cancelled = False
+        self._is_read = threading.Event()
+        self._is_read.set()
         self._outbox: list[tuple[Job[AdapterT], int, OutputChunk]] = []
         self._steps = self._prompt_tokens = self._cached_tokens = self._completion_tokens = 0
         self._preemptions = self._errors = 0
@@ -174,8 +180,11 @@ class BatchLoop(ABC, Generic[AdapterT]):
         if not self._outbox:
             return
         outbox, self._outbox = self._outbox, []
+        self._is_read.wait(_READ_WAIT_S)
+        self._is_read.clear()
 
         def deliver() -> None:
+            self._is_read.set()
             for job, index, chunk in outbox:
                 if not job.cancelled:
                     job.deliver(index, chunk)
