@@ -137,6 +137,7 @@ def _llamacpp(settings: Settings) -> BackendPlan:
         "--host", "127.0.0.1", "--port", str(port), "--served-model-name", settings.policy,
         "--max-loras", str(settings.adapter_slots), "--threads", str(settings.resolved_threads),
         "--api-key-file", str(settings.backend_key_file),
+        "--tool-check-file", str(settings.home / "run" / "tool_checks.json"),
     )  # fmt: skip
     return BackendPlan(kind="llamacpp", urls=(f"http://127.0.0.1:{port}",), command=command)
 

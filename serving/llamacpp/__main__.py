@@ -43,6 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--kv-cache-gb", type=float, default=1.0, help="memory for keys and values (default: %(default)s)")
     add("--api-key-file", type=Path,
         help="file that holds the key that clients must send as Bearer (default: none)")  # fmt: skip
+    add("--tool-check-file", type=Path,
+        help="where results of the check of optional tools are kept (default: nowhere)")  # fmt: skip
     return parser
 
 
@@ -81,8 +83,10 @@ def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
     """Load the model and serve it on a bound socket. Raises ConfigError if either fails."""
     from serving.llamacpp.llamacpp_engine import LlamaCppEngine, LlamaCppOptions
     from serving.llamacpp.model import load_model
+    from serving.model_digests import digest_served_model
     from serving.openai_server.app import OpenAIServer
     from serving.openai_server.serve import serve as run
+    from serving.openai_server.tool_check import ToolCheck
 
     model = load_model(
         arguments.model, arguments.folder, threads=arguments.threads, gpu_layers=arguments.gpu_layers
@@ -103,6 +107,9 @@ def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
         served_names=arguments.served_model_name or [str(arguments.model)],
         root=str(arguments.model),
         api_key=read_key_file(arguments.api_key_file),
+        tool_check=ToolCheck(
+            arguments.tool_check_file, lambda: digest_served_model(str(arguments.folder)).base_model
+        ),
     )
     address, port = listen(listener, backlog=512, option=_OPTION)
     print(

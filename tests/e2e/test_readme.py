@@ -141,7 +141,7 @@ def test_the_snippet_and_the_commands_work_against_a_running_stack(stack: Stack,
     (query,) = [block for kind, block in BLOCKS if kind == "sql"]
     answered = [row for row in connection.execute(query) if row[3] is not None]
     connection.close()
-    assert {row[3] for row in answered} == {"Shorter please, and no emoji."}
+    assert {row[3] for row in answered} == {"Shorter, please."}
     until(lambda: stack.status()["live"], "a version going live", 240)
 
     def run(argv: list[str]) -> subprocess.CompletedProcess[str]:
