@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 #: Turns worked on at once. The judge's own limit is lower: turns that rules decide shall not queue behind it.
 CONCURRENCY = 32
 #: Between two looks for turns, and between two heartbeats.
-POLL_S = 1.0
+POLL_S = 2.0
 HEARTBEAT_S = 2.0
 #: A case of the judge's self-test is asked when no request came for so many seconds.
 QUIET_S = 4.0
@@ -176,7 +176,7 @@ class ScorerWorker:
 
     async def _until_quiet(self) -> None:
         while not await self._is_quiet(self._quiet_s):  # noqa: ASYNC110  other processes answer
-            await asyncio.sleep(self._quiet_s / 4)
+            await asyncio.sleep(self._quiet_s)
 
     async def _is_quiet(self, seconds: float) -> bool:
         """Whether a request was answered since the start and none is in flight, or was for so many seconds."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
@@ -24,8 +25,8 @@ from store.training_plan import read_plan, training_threads
 from store.values import Heartbeat, Json
 from trainer.due import DueFinder
 
-#: Between two looks and two heartbeats; less than the silence after which `status` calls a process dead.
-POLL_S = 2.0
+#: Between two heartbeats: less than the silence after which `status` calls a process dead. Between two looks for work.
+BEAT_S, LOOK_S = 2.0, 5.0
 _PROCESS = "trainer"
 
 
@@ -48,20 +49,23 @@ class Watcher:
         """Work until ``stop`` is set or a worker failed; returns its exit code, negative for a signal."""
         if code := await self._measure(stop):
             return code
+        looked_at = -math.inf
         while not stop.is_set():
+            due = None
             try:
                 await self._beat(self._due.state)
-                due = await self._due.find(int(self._detail.get("published", 0)))
+                if time.monotonic() - looked_at >= LOOK_S:
+                    looked_at = time.monotonic()
+                    due = await self._due.find(int(self._detail.get("published", 0)))
             except RecordError as exc:
                 print(f"patina: the trainer cannot read the record: {exc}", file=sys.stderr, flush=True)
-                due = None
             if due is not None:
                 if not due.takes_turns:
                     self._due.unlearning[due.policy].begin()
                 if code := await self._work(stop, "--work", json.dumps(self._detail)):
                     return code
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), POLL_S)
+                await asyncio.wait_for(stop.wait(), BEAT_S)
         return 0
 
     async def _measure(self, stop: asyncio.Event) -> int:
@@ -83,7 +87,7 @@ class Watcher:
         try:
             while not ended.done():
                 await self._beat_beside(child.pid)
-                await asyncio.wait({ended, stopped}, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({ended, stopped}, timeout=BEAT_S, return_when=asyncio.FIRST_COMPLETED)
                 if stopped.done() and not ended.done():
                     with contextlib.suppress(ProcessLookupError):
                         child.terminate()
