@@ -65,15 +65,18 @@ def build_wheel(folder: Path) -> Path:
     requirement.write_text("".join(sections[RUN]), encoding="utf-8")
     option = folder / "options.cmake"
     option.write_text(_NO_COMMON, encoding="utf-8")
+    pip(python, "download", "--no-deps", "--no-build-isolation", "--require-hashes", "--dest", str(folder), "-r", str(requirement))  # fmt: skip
+    # pip gives these settings to a file that is named on its command line, not to requirements of a file.
     settings = {
         "cmake.build-type": "Release",
-        "cmake.args": f"-DLLAVA_BUILD=OFF;-DCMAKE_PROJECT_INCLUDE={option}",
+        "cmake.define.LLAVA_BUILD": "OFF",
+        "cmake.define.CMAKE_PROJECT_INCLUDE": str(option),
         "wheel.exclude": _NOT_IN_WHEEL,
     }
     # Not from pip's cache: a wheel of another processor, or of other options, would have the same name.
     pip(
-        python, "wheel", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--require-hashes", "--wheel-dir", str(folder),
-        *(f"--config-settings={name}={value}" for name, value in settings.items()), "-r", str(requirement),
+        python, "wheel", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--wheel-dir", str(folder),
+        *(f"--config-settings={name}={value}" for name, value in settings.items()), str(next(folder.glob("*.tar.gz"))),
     )  # fmt: skip
     return next(folder.glob("*.whl"))
 

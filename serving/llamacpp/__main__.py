@@ -112,8 +112,9 @@ def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
         ),
     )
     address, port = listen(listener, backlog=512, option=_OPTION)
+    size = f"{model.weights.parameters / 1e6:.1f} M parameters, {model.weights.weight_type}"
     print(
-        f"serving.llamacpp: {arguments.model} ({model.weights.description}) on http://{address}:{port}",
+        f"serving.llamacpp: {arguments.model} ({size}) on http://{address}:{port}",
         file=sys.stderr,
         flush=True,
     )

@@ -84,6 +84,7 @@ class LlamaBatchEngine(BatchLoop[LlamaAdapter]):
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
         self._unloaded: list[LlamaAdapter] = []
+        self._applied: LlamaAdapter | None = None  #: to the next computation
 
     def unload(self, adapter: LlamaAdapter) -> None:
         """Free an adapter once no sequence uses it. Callable from any thread."""
@@ -130,7 +131,8 @@ class LlamaBatchEngine(BatchLoop[LlamaAdapter]):
         for one in self._running:
             if not one.is_scored:
                 groups.setdefault(one.adapter, []).append(one)
-        for group in groups.values():
+        # The group whose adapter is applied already comes first: each change costs a new plan of the computation, milliseconds.
+        for group in sorted(groups.values(), key=lambda rows: rows[0].adapter is not self._applied):
             room -= self._decode(group, room)
         if scored and scored[0] in self._running:
             self._score(scored[0])
@@ -140,7 +142,7 @@ class LlamaBatchEngine(BatchLoop[LlamaAdapter]):
         for adapter in self._unloaded:
             if adapter not in in_use:
                 self._forget(self._prefixes.drop(adapter))
-                self._context.use_adapter(None)
+                self._apply(None)
                 adapter.free()
         # Those that are in use are looked at again when a sequence ends.
         self._unloaded = [adapter for adapter in self._unloaded if adapter in in_use]
@@ -205,7 +207,7 @@ class LlamaBatchEngine(BatchLoop[LlamaAdapter]):
                 parts.append((one, count))
         if not parts:
             return 0
-        self._context.use_adapter(group[0].adapter.pointer if group[0].adapter else None)
+        self._apply(group[0].adapter)
         logits = self._compute(parts, wants_all=False)
         if logits is None:
             return 0  # something was preempted; the next step repeats this one without it
@@ -215,6 +217,10 @@ class LlamaBatchEngine(BatchLoop[LlamaAdapter]):
             if not one.pending:
                 self._sample_all(one, logits[row])
         return read
+
+    def _apply(self, adapter: LlamaAdapter | None) -> None:
+        self._context.use_adapter(None if adapter is None else adapter.pointer)
+        self._applied = adapter
 
     def _compute(self, parts: list[tuple[_Sequence, int]], *, wants_all: bool) -> Logits | None:
         """Return the logits; None if there was no room and a sequence went back to the queue."""
@@ -246,7 +252,7 @@ class LlamaBatchEngine(BatchLoop[LlamaAdapter]):
     def _score(self, one: _Sequence) -> None:
         """Read a part of a prompt and note the log-probabilities of its next tokens."""
         count = min(one.pending, SCORED_TOKENS)
-        self._context.use_adapter(one.adapter.pointer if one.adapter else None)
+        self._apply(one.adapter)
         logits = self._compute([(one, count)], wants_all=True)
         if logits is None:
             return

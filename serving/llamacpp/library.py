@@ -135,11 +135,11 @@ class LlamaModel:
         return self.metadata("general.architecture")
 
     @property
-    def description(self) -> str:
-        """Return the library's description of the weights, e.g. ``llama 256M Q4_1``."""
+    def weight_type(self) -> str:
+        """Return the type of the weights, e.g. ``Q4_1``, as the library describes it after the architecture and a size."""
         buffer = ctypes.create_string_buffer(128)
         self.api.llama_model_desc(self.pointer, buffer, len(buffer))
-        return buffer.value.decode("utf-8", errors="replace")
+        return buffer.value.decode("utf-8", errors="replace").split(" ", 2)[-1]
 
     def piece(self, token_id: int) -> str:
         """Return one entry of the file's vocabulary."""

@@ -181,7 +181,7 @@ class LlamaCppEngine:
             "version": VERSION,
             "engine": "patina-llamacpp",
             "logprobs_mode": self.logprobs_mode,
-            "dtype": self.model.weights.description,
+            "dtype": self.model.weights.weight_type,
             "capabilities": {
                 "tools": True,
                 "constrained": self.limits.is_constrained,
