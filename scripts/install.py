@@ -124,7 +124,7 @@ def _pip_counting(python: str, total: int, *arguments: str) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if named := re.match(r"(?:Collecting|Requirement already satisfied:) ([\w.-]+)", line):
+            if named := re.match(r"(?:Collecting|Ignoring|Requirement already satisfied:) ([\w.-]+)", line):
                 count += 1
                 if is_terminal or count % 20 == 0:
                     print(
