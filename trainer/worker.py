@@ -81,8 +81,6 @@ POLL_S = 0.5
 #: Between two heartbeats.
 _BEAT_S = 1.0
 LEASE_S = 120.0
-#: Where other work keeps the cores busy all the time, a step yields them for so long; then it takes the share of a nice process.
-_PATIENCE_S = 300.0
 #: Pause between two renewals of the lease.
 RENEW_S = LEASE_S / 4
 #: After so many failed steps a turn is held to be the cause.
@@ -328,7 +326,7 @@ class TrainerWorker:
             error=None,
             metrics={},
         )
-        renewal = asyncio.create_task(self._renew(report.started_at))
+        renewal = asyncio.create_task(self._renew())
         claimed: list[ScoredTurn] = []
         self._step_now = report
         try:
@@ -569,15 +567,10 @@ class TrainerWorker:
             )
         )
 
-    async def _renew(self, started_at: float) -> None:
-        """Keep the lease, and let a step that gets no core for long have its share."""
-        self._thread.yield_cores()
-        is_hurried = False
+    async def _renew(self) -> None:
+        """Keep the lease."""
         while True:
             await asyncio.sleep(RENEW_S)
-            if not is_hurried and time.time() - started_at > _PATIENCE_S:
-                is_hurried = True
-                self._thread.hurry()
             try:
                 await self._record.renew(self._name, LEASE_S)
             except RecordError as exc:

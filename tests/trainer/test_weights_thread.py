@@ -1,12 +1,15 @@
-"""The weights' thread yields its core to everything else, until a step has waited long."""
+"""The weights' thread yields its core to everything else, until the work gets too little."""
 
 from __future__ import annotations
 
 import os
 import threading
+import time
+from itertools import pairwise
 
 import pytest
 
+from trainer import weights_thread
 from trainer.weights_thread import WeightsThread, has_gpu_driver
 
 pytestmark = pytest.mark.skipif(
@@ -34,11 +37,38 @@ async def test_work_and_the_threads_that_it_starts_run_on_idle_cores_and_the_mai
     thread.shutdown()
 
 
-async def test_work_that_hurries_has_its_share_again_until_it_yields() -> None:
+async def test_work_that_gets_no_idle_core_is_nice_for_a_while_and_yields_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(weights_thread, "_WINDOW_S", 0.1)
+    monkeypatch.setattr(weights_thread, "_NICE_S", 0.2)
     thread = WeightsThread()
+    seen: list[int] = []
+
+    def work() -> None:
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:  # asleep: it gets no processor time
+            seen.append(policy_of(0))
+            time.sleep(0.02)
+
+    await thread.run(work)
+    changes = [seen[0], *(after for before, after in pairwise(seen) if before != after)]
+    assert changes[:3] == [os.SCHED_IDLE, os.SCHED_OTHER, os.SCHED_IDLE]
     assert await thread.run(lambda: policy_of(0)) == os.SCHED_IDLE
-    thread.hurry()
-    assert await thread.run(lambda: policy_of(0)) == os.SCHED_OTHER
-    thread.yield_cores()
-    assert await thread.run(lambda: policy_of(0)) == os.SCHED_IDLE
+    thread.shutdown()
+
+
+async def test_work_on_an_idle_core_keeps_yielding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_thread, "_WINDOW_S", 0.2)
+    monkeypatch.setattr(weights_thread, "_LEAST_SHARE", 0.0)
+    thread = WeightsThread()
+    seen: set[int] = set()
+
+    def work() -> None:
+        until = time.monotonic() + 0.6
+        while time.monotonic() < until:
+            seen.add(policy_of(0))
+
+    await thread.run(work)
+    assert seen == {os.SCHED_IDLE}
     thread.shutdown()
