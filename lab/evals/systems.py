@@ -123,7 +123,7 @@ class LiveSystem:
         learns: bool,
         batch_size: int,
         pause_every: int = 0,
-        pause_s: float = 30.0,
+        pause_s: float = 120.0,
         home: Path | None = None,
         version: int = 0,
     ) -> None:

@@ -119,7 +119,7 @@ def test_it_serves_records_and_verifies_outside_the_checkout(patina: Path, elsew
         served.wait(120)
     printed = log.read_text(encoding="utf-8")
     assert "Traceback" not in printed
-    assert "`patina open`" in printed
+    assert f"`patina open --home {home}`" in printed
     assert "run.py" not in printed
     assert "run.py" not in _run(patina, "--help", cwd=elsewhere)
     assert _run(patina, "verify", f"--home={home}", cwd=elsewhere)
