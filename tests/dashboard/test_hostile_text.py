@@ -40,7 +40,7 @@ TAGS = frozenset(
         r"\w+",
         """html head meta title link script body a header div nav ul ol li span form input button main section article h1 h2 h3 p footer
         svg path circle line polyline text details summary dl dt dd table thead tbody tr th td strong code pre br label textarea select option
-        progress figure figcaption img""",
+        progress figure figcaption img fieldset legend""",
     )
 )
 OUR_SCRIPTS = ("/dashboard/static/htmx.min.js", "/dashboard/static/page.js")

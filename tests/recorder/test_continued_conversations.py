@@ -144,12 +144,17 @@ def test_a_field_is_trusted_once_it_stayed_and_changed_with_the_histories() -> N
     assert learned.find("root", "c", [("body k-id", "a")], is_opening=True) is None
 
 
-def test_a_conversation_under_a_schema_is_main_once_it_is_continued() -> None:
-    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"properties": {"title": {}}}}}
+#: With `TITLE_SCHEMA` it looks like a request of the client itself.
+TITLE = "Generate a short title for the garden, please."
+TITLE_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"properties": {"title": {}}}}}
+
+
+def test_a_conversation_that_began_like_a_request_for_a_title_is_main_once_it_is_continued() -> None:
+    schema = TITLE_SCHEMA
     history: list[dict[str, Any]] = []
     requests = []
     for i in range(3):
-        history = [*history, user(f"Question {i}: what about the garden, please?")]
+        history = [*history, user(f"Question {i}: what about the garden, please?" if i else TITLE)]
         requests.append((history, f"answer number {i}, long enough to be distinctive"))
         history = [*history, said(requests[-1][1])]
     alone = predict(requests[0], response_format=schema)
@@ -190,10 +195,9 @@ async def test_a_corrected_turn_keeps_its_first_kind_and_waits_for_its_verdict(t
         return record
 
     recorder = TurnRecorder(opening)
-    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
-    history = [user("What about the garden, please?")]
+    history = [user(TITLE)]
     for i in range(2):
-        chat = parse_chat(orjson.dumps({"messages": history, "response_format": schema}))
+        chat = parse_chat(orjson.dumps({"messages": history, "response_format": TITLE_SCHEMA}))
         await recorder.write(
             [classify_exchange(make_captured(str(i), history, f"answer {i}, long enough", chat=chat))]
         )
@@ -208,7 +212,7 @@ async def test_a_corrected_turn_keeps_its_first_kind_and_waits_for_its_verdict(t
     assert (found["kind"], found["first_kind"], found["first_kind_reason"]) == (
         "main",
         "side",
-        "structured_one_off",
+        "title",
     )
     assert "continued" in {code for code, _ in found["kind_evidence"]}
     assert (
