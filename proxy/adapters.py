@@ -456,6 +456,12 @@ class AdapterAlias:
     # ---- the loop
 
     async def run(self) -> None:
+        try:
+            await self._run()
+        finally:
+            self._changes.close()
+
+    async def _run(self) -> None:
         while True:
             try:
                 errors = self._record_errors

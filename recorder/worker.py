@@ -88,6 +88,7 @@ class RecorderWorker:
         try:
             await self._record_forever()
         finally:
+            self._changes.close()
             beats.cancel()
             await asyncio.gather(beats, return_exceptions=True)
 

@@ -20,6 +20,7 @@ import logging
 import os
 import struct
 import time
+import weakref
 from collections.abc import Collection, Iterable
 from enum import IntFlag
 from pathlib import Path
@@ -88,6 +89,8 @@ class ChangeNotice:
                 names.add(file.name)
         self._watches: dict[int, Path] = {}
         self._inotify = _open_inotify() if self._names else None
+        # A user has 128 of them: one that is forgotten is given back with its owner.
+        self._release = weakref.finalize(self, os.close, self._inotify) if self._inotify is not None else None
         self._watch()
 
     @property
@@ -97,9 +100,9 @@ class ChangeNotice:
 
     def close(self) -> None:
         """Stop watching; a later wait polls. Not while one runs."""
-        if self._inotify is not None:
-            os.close(self._inotify)
-            self._inotify = None
+        if self._release is not None:
+            self._release()
+            self._release = self._inotify = None
         self._watches.clear()
 
     def wake(self) -> None:
