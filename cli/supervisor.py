@@ -26,6 +26,7 @@ from cli.version_lines import VersionLines
 from migrations import upgrade
 from serving.models.source import with_model
 from serving.ports import bind, free_port
+from store.change_notice import ChangeNotice
 from store.errors import ConfigError, RecordError
 from store.heartbeats import SLOW_LOOK_S, HeartbeatWriter
 from store.processes import die_with_parent
@@ -280,19 +281,25 @@ async def _beat(settings: Settings, children: list[Child], versions: VersionLine
     end: recorder and proxy report it.
     """
     record: Record | None = None
+    notice = ChangeNotice()
+    has_changed = True
     beats = HeartbeatWriter("supervisor")
     try:
         while True:
             try:
                 if record is None:
                     record = await Record.open(settings.database_url)
+                    notice = record.change_notice(min_interval_s=SLOW_LOOK_S)
                 await beats.write(record, "running", _detail(children))
-                for line in await versions.look(record):
-                    print(line, flush=True)
+                if has_changed:
+                    for line in await versions.look(record):
+                        print(line, flush=True)
+                    has_changed = False
             except RecordError as exc:
                 print(f"patina: the supervisor cannot use the record: {exc}", file=sys.stderr, flush=True)
-            await asyncio.sleep(SLOW_LOOK_S)
+            has_changed |= await notice.wait(SLOW_LOOK_S) or not notice.is_armed or versions.waits_for_plan
     finally:
+        notice.close()
         if record is not None:
             await record.close()
 

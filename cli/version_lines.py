@@ -44,6 +44,11 @@ class VersionLines:
         self._notes: tuple[str, ...] = ()
         self._measured = False
 
+    @property
+    def waits_for_plan(self) -> bool:
+        """Whether the trainer has not said yet what a version costs: heartbeats, which say it, end no wait for changes."""
+        return not self._notes
+
     async def look(self, record: Record) -> list[str]:
         """Return the lines for what happened since the last call. Raises: RecordError."""
         steps = await record.steps_finished_after(self._step_at)
