@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from serving.embedded.adapters import Adapter, read_adapter
-from serving.embedded.batch_engine import BatchEngine, EmbeddedJob
+from serving.embedded.batch_engine import BatchEngine
 from serving.embedded.model import Model
-from serving.model_digests import digest_served_model
-from serving.openai_server.engine import EngineLimits, GrammarError
-from serving.openai_server.grammar import Grammar, GrammarCompiler
-from serving.openai_server.values import LogprobsMode, SamplingDefaults
-from serving.openai_server.vocabulary import Vocabulary
-from serving.prompt_window import PromptWindow
-from store.manifest import check_version
-from store.version import VERSION
-
-#: Models with fewer parameters often do not find the end of a string that a grammar lets go on.
-_BOUNDED_BELOW = 1_000_000_000
+from serving.openai_server.local_engine import LocalEngine
+from serving.openai_server.values import LogprobsMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,58 +26,28 @@ class EmbeddedOptions:
     model_name: str = ""  #: folder or cached name of the model, which the manifest of a version is compared with; "": not compared
 
 
-class EmbeddedEngine:
+class EmbeddedEngine(LocalEngine[Adapter, BatchEngine]):
     """One model in this process (`serving.openai_server.engine.SamplingEngine`)."""
 
     def __init__(self, model: Model, options: EmbeddedOptions) -> None:
+        super().__init__(
+            model,
+            title="the built-in engine",
+            parameters=model.parameters,
+            max_num_seqs=options.max_num_seqs,
+            slots=options.max_loras,
+            source=options.model_name,
+            logprobs_mode=options.logprobs_mode,
+        )
         self.model = model
         self._options = options
-        self._engine: BatchEngine | None = None
-        self._grammars, self._note = _make_compiler(model)
-        self.limits = EngineLimits(
-            name="the built-in engine",
-            max_sequences=options.max_num_seqs,
-            option="--max-num-seqs",
-            is_constrained=self._grammars is not None,
-            bounds_values=model.parameters < _BOUNDED_BELOW,
-        )
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return self.model.vocabulary
-
-    @property
-    def defaults(self) -> SamplingDefaults:
-        return self.model.defaults
 
     @property
     def max_model_len(self) -> int:
         return self.model.accepts
 
-    @property
-    def window(self) -> PromptWindow | None:
-        return self.model.window
-
-    @property
-    def logprobs_mode(self) -> LogprobsMode:
-        return self._options.logprobs_mode
-
-    @property
-    def engine(self) -> BatchEngine:
-        """The running batch engine; available after `start`."""
-        if self._engine is None:
-            raise RuntimeError("the engine has not started")
-        return self._engine
-
-    @property
-    def is_ready(self) -> bool:
-        return True
-
-    def unavailable_reason(self) -> str | None:
-        return None
-
-    def start(self, post: Callable[[Callable[[], None]], None]) -> None:
-        self._engine = BatchEngine(
+    def _make_engine(self, post: Callable[[Callable[[], None]], None]) -> BatchEngine:
+        return BatchEngine(
             self.model,
             post=post,
             max_num_seqs=self._options.max_num_seqs,
@@ -95,66 +55,16 @@ class EmbeddedEngine:
             logprobs_mode=self._options.logprobs_mode,
             cache_bytes=self._options.cache_bytes,
         )
-        self._engine.start()
 
-    def stop(self) -> None:
-        self.engine.stop()
-
-    async def join(self) -> None:
-        await asyncio.to_thread(self.engine.join)
-
-    def submit(self, job: EmbeddedJob) -> bool:
-        return self.engine.submit(job)
-
-    def cancel(self, job: EmbeddedJob) -> None:
-        self.engine.cancel(job)
-
-    def compile_grammar(self, grammar: str) -> Grammar:
-        if self._grammars is None:
-            raise GrammarError(self._note)
-        return self._grammars.compile(grammar)
-
-    def load(self, name: str, path: str) -> Adapter:
-        source = self._options.model_name
-        check_version(Path(path), model=digest_served_model(source) if source else None)
-        return read_adapter(name, Path(path), self.model.loras.modules, max_rank=self._options.max_lora_rank)
+    def _read_adapter(self, name: str, path: Path) -> Adapter:
+        return read_adapter(name, path, self.model.loras.modules, max_rank=self._options.max_lora_rank)
 
     def unload(self, adapter: Adapter) -> None:
         """Do nothing: running sequences hold references, and the memory is freed with the last of them."""
 
-    def version_info(self) -> Mapping[str, Any]:
+    def _facts(self) -> Mapping[str, Any]:
         return {
-            "version": VERSION,
             "engine": "patina-embedded",
-            "logprobs_mode": self.logprobs_mode,
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": str(self.model.device),
-            "capabilities": {
-                "tools": True,
-                "constrained": self.limits.is_constrained,
-                "adapter_slots": self._options.max_loras,
-                "notes": self._notes(),
-            },
         }
-
-    def _notes(self) -> list[str]:
-        notes = [self._note] if self._note else []
-        if window := self.window:
-            notes.append(
-                f"of a prompt of more than {window.longest} tokens, {window.room} are read: the head of the system prompt and the newest messages; "
-                "usage.prompt_tokens_details.dropped_tokens counts the rest"
-            )
-        return notes
-
-    def stats(self) -> Mapping[str, Any]:
-        return asdict(self.engine.stats())
-
-
-def _make_compiler(model: Model) -> tuple[GrammarCompiler | None, str]:
-    """Return the compiler of grammars, or None with the reason: the library does not read every tokenizer."""
-    try:
-        return GrammarCompiler(model.vocabulary, model.end_ids), ""
-    except ValueError as error:
-        return None, (
-            f"no constrained decoding ({error}): response_format is refused, and a required call is opened for the model, not held to its schema"
-        )
