@@ -834,16 +834,18 @@ def read_settings(given: dict[str, Any]) -> Settings:
     """Return the settings from ``given`` values, the environment and the defaults.
 
     Args:
-        given: by field name; a learning setting may stand beside the others or in "learning".
+        given: by field name; a learning setting may stand beside the others or in "learning". Those of the environment that
+            are not given stay.
 
     Raises:
         ConfigError: one clear sentence for the first wrong value.
     """
     others, learning = split_learning(given)
     try:
-        if learning:
+        if learning or others.get("learning"):
             whole = others.get("learning") or {}
             others["learning"] = {
+                **parse_learning(os.environ.get("PATINA_LEARNING", "")),
                 **(parse_learning(whole) if isinstance(whole, str) else dict(whole)),
                 **learning,
             }
@@ -851,6 +853,8 @@ def read_settings(given: dict[str, Any]) -> Settings:
     except ValidationError as exc:
         error = exc.errors()[0]
         raise ConfigError(_sentence(error, given)) from None
+    except ValueError as exc:
+        raise ConfigError(f"--learning: {exc}") from None
 
 
 #: Where a setting comes from that nothing sets.

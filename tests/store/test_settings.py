@@ -235,3 +235,13 @@ def test_the_backends_secret_is_new_at_each_start_and_for_its_owner_only(tmp_pat
     assert min(map(len, keys)) > 40
     attached = settings.model_copy(update={"upstream": "http://127.0.0.1:8000", "backend": "vllm"})
     assert attached.backend_key == "theirs"
+
+
+def test_learning_settings_of_the_environment_stay_beside_given_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATINA_LEARNING", "anchors=3,replay=7")
+    for given in ({"anchors": 5}, {"learning": "anchors=5"}):
+        learning = read_settings(given).learning
+        assert (learning.anchors, learning.replay) == (5, 7)
+    monkeypatch.setenv("PATINA_LEARNING", "nothing")
+    with pytest.raises(ConfigError, match="'nothing' is not key=value"):
+        read_settings({"anchors": 5})
