@@ -134,7 +134,7 @@ def _show(patina: _Patina) -> Json:
             _say("\n" + side_by_side(question, old, new, shutil.get_terminal_size().columns))
         result |= compare(before, now) | {"questions": HELD_OUT, "before": before, "now": now}
         _say(f"\n{sentence(result)}")
-        undo = [sys.executable, "-m", "cli", "rollback", "0", f"--home={patina.home}"]
+        undo = [sys.executable, "-m", "cli", "rollback", "0", f"--home={patina.home}", f"--served-model-name={patina.policy}"]  # fmt: skip
         done = subprocess.run(undo, env=child_environment(), capture_output=True, text=True, check=False)
         _say(f"\nUndo: `{COMMAND} rollback 0`\n  {(done.stdout or done.stderr).strip()}")
     else:

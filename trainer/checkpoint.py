@@ -27,7 +27,6 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +48,7 @@ from store.manifest import (
     read_served,
 )
 from store.values import adapter_name
+from trainer.protocol import WrittenVersion
 
 TRAINER_STATE = "patina/trainer_state.safetensors"
 STATE = "patina/state.json"
@@ -57,15 +57,6 @@ METRICS = "patina/metrics.json"
 #: Prefix of folders that are still being written. A worker that dies leaves one; `sweep` removes it.
 _UNFINISHED = ".writing-"
 _HASH_IN_NAME = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenVersion:
-    """A version on disk. ``content_hash`` is the hex SHA-256 of what an engine loads, ``manifest_hash`` of `manifest.json`."""
-
-    path: Path
-    content_hash: str
-    manifest_hash: str
 
 
 def write_version(

@@ -22,7 +22,6 @@ from store.values import AdapterVersion, Json, ScoredTurn
 if TYPE_CHECKING:  # the trainer at rest loads no torch
     from torch import Tensor
 
-    from trainer.checkpoint import WrittenVersion
     from trainer.losses import Residual
 
 
@@ -197,6 +196,15 @@ class TurnRefusal:
 
     reason: DropReason
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenVersion:
+    """A version on disk. ``content_hash`` is the hex SHA-256 of what an engine loads, ``manifest_hash`` of `manifest.json`."""
+
+    path: Path
+    content_hash: str
+    manifest_hash: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

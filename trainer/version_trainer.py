@@ -39,7 +39,6 @@ from trainer.anchors import Anchors
 from trainer.attestation import FixedText
 from trainer.batch import Sample, SampleKind
 from trainer.checkpoint import (
-    WrittenVersion,
     finite,
     read_state,
     remove_version,
@@ -62,7 +61,7 @@ from trainer.hint_selection import HintSelection
 from trainer.playbook import Playbook
 from trainer.policy import LocalPolicy
 from trainer.policy_progress import RATE_CUT, RATE_GAIN, PolicyProgress
-from trainer.protocol import Edit, Policy, TurnRefusal
+from trainer.protocol import Edit, Policy, TurnRefusal, WrittenVersion
 from trainer.protocol import Outcome as Outcome
 from trainer.step import (
     MAX_RESAMPLE_TOKENS,

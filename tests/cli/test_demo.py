@@ -22,6 +22,7 @@ from store.errors import ConfigError
 from store.examples import HELD_OUT
 from store.settings import REPOSITORY, child_environment, read_settings
 from store.values import Json
+from tests.fixtures import PATINA_TINY
 from tests.proxy.upstream import free_socket, running
 from tests.waiting import until
 
@@ -159,9 +160,8 @@ def test_a_patina_that_does_not_start_ends_the_demo_with_its_own_sentence(
 
 def start(folder: Path, *flags: str) -> subprocess.Popen[str]:
     (folder / "tmp").mkdir()
-    model = next(one for one in (REPOSITORY / "tests" / "fixtures" / "patina-tiny", REPOSITORY / "models" / "patina-tiny") if one.exists())  # fmt: skip
     return subprocess.Popen(
-        [sys.executable, "run.py", "--model-name", str(model), "--served-model-name", POLICY, "demo", *flags],
+        [sys.executable, "run.py", "--model-name", str(PATINA_TINY), "--served-model-name", POLICY, "demo", *flags],
         cwd=REPOSITORY, env=child_environment(TMPDIR=str(folder / "tmp")), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from store.errors import AdapterError
 from store.manifest import content_hash
 from trainer.checkpoint import (
-    WrittenVersion,
     folder_size,
     read_state,
     remove_version,
@@ -25,6 +24,7 @@ from trainer.checkpoint import (
     write_version,
 )
 from trainer.policy import LocalPolicy
+from trainer.protocol import WrittenVersion
 
 
 @pytest.fixture

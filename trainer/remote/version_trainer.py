@@ -17,7 +17,6 @@ from store.errors import AdapterError, PatinaError
 from store.settings import Settings, training_settings
 from store.values import BASE_VERSION, AdapterVersion, Json, ScoredTurn
 from trainer.checkpoint import (
-    WrittenVersion,
     read_state,
     remove_version,
     store_version,
@@ -25,7 +24,7 @@ from trainer.checkpoint import (
     version_bytes,
 )
 from trainer.policy_progress import PolicyProgress
-from trainer.protocol import Edit, Outcome
+from trainer.protocol import Edit, Outcome, WrittenVersion
 from trainer.remote.messages import EFFORT, Attempt, TrainReply, TrainRequest, decode, encode
 from trainer.step import StepPlan
 from trainer.wish_state import WishState

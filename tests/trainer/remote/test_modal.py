@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from store.errors import AdapterError, ConfigError, PatinaError, UpstreamError
 from store.settings import read_settings
+from tests.fixtures import PATINA_TINY
 from tests.trainer.test_worker import settings_of
 from tests.trainer.turns import sampled_turn
 from trainer.device import ExclusiveDevice
@@ -21,6 +23,9 @@ from trainer.version_trainer import LocalVersionTrainer
 from trainer.worker import make_workshop
 
 pytestmark = pytest.mark.slow
+
+
+HUB_MODEL = "org/model"
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +56,22 @@ def test_the_real_package_accepts_the_app(modal_app: ModuleType) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The TrainingWorker.call function is executing locally:UserWarning")
-def test_a_version_is_made_by_the_app(deployed: None, tmp_path: Path) -> None:
+def test_a_version_is_made_by_the_app(
+    deployed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    downloaded = tmp_path / "cache" / "models" / "org--model-0123456789ab"
+    shutil.copytree(PATINA_TINY, downloaded)
+    monkeypatch.setenv("PATINA_CACHE", str(tmp_path / "cache"))
     settings = read_settings(
-        {"home": tmp_path, "method": "rl", "train_on": "modal", "w_rl": 1.0, "anchors": 1}
+        {
+            "home": tmp_path,
+            "model_name": HUB_MODEL,
+            "model_folder": str(downloaded),
+            "method": "rl",
+            "train_on": "modal",
+            "w_rl": 1.0,
+            "anchors": 1,
+        }
     )
     trainer = make_workshop(settings, ExclusiveDevice())
     assert isinstance(trainer, RemoteVersionTrainer)
@@ -83,7 +101,7 @@ def test_errors_of_modal_say_what_to_do(
 
     monkeypatch.setattr(modal.Cls, "from_name", fail)
     with pytest.raises(ours, match=words):
-        ModalConnection(read_settings({"home": tmp_path, "train_on": "modal"}))
+        ModalConnection(read_settings({"home": tmp_path, "model_name": HUB_MODEL, "train_on": "modal"}))
 
 
 def test_a_model_in_a_folder_of_this_machine_is_refused(tiny_model: Path, tmp_path: Path) -> None:
