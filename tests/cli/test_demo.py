@@ -191,7 +191,7 @@ def test_ctrl_c_ends_the_demo_and_what_it_started(tmp_path: Path) -> None:
     until(lock.read_text, "the lock's process")
     supervisor = int(lock.read_text())
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=180)
     assert process.returncode == 130
     assert list((tmp_path / "tmp").glob("patina-demo-*")) == []
     with pytest.raises(ProcessLookupError):
