@@ -216,7 +216,7 @@ def test_sleeping_is_for_a_vllm_of_ours_and_is_handed_to_all_processes(
     for wrong in ({"upstream": "http://h:1"}, {"backend": "embedded"}):
         with pytest.raises(ConfigError, match="--colocate sleep is for a vLLM that Patina starts"):
             read_settings({**given, **wrong})
-    settings, _ = resolve(read_settings({"colocate": "sleep"}))
+    settings, _ = resolve(read_settings({"colocate": "sleep", "model_name": DEFAULT_MODEL}))
     with pytest.raises(ConfigError, match="give --backend vllm"):
         plan_backend(settings)
 

@@ -185,8 +185,8 @@ def test_complaints_make_a_version_live_without_a_command_and_rollback_undoes_it
             )
 
     complain()
-    until(lambda: stack.status()["live"].get("patina-tiny"), "version 1 going live", 240)
-    until(lambda: stack.status()["proxy"]["backend"]["live"] >= 1, "the proxy serving it", 240)
+    until(lambda: stack.status()["live"].get("patina-tiny"), "version 1 going live", 480)
+    until(lambda: stack.status()["proxy"]["backend"]["live"] >= 1, "the proxy serving it", 480)
     reply = client.chat.completions.with_raw_response.create(
         model="patina-tiny", messages=[{"role": "user", "content": "Hello!"}]
     )
