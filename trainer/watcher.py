@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import math
-import os
 import signal
 import sys
 import time
@@ -18,14 +17,15 @@ from pathlib import Path
 
 from serving.model_digests import digest_served_model
 from store.errors import RecordError
+from store.heartbeats import HeartbeatWriter
 from store.processes import die_with_parent
 from store.record import Record
 from store.settings import Settings
 from store.training_plan import read_plan, training_threads
-from store.values import Heartbeat, Json
+from store.values import Json
 from trainer.due import DueFinder
 
-#: Between two heartbeats: less than the silence after which `status` calls a process dead. Between two looks for work.
+#: Between two looks at its own state, and between two looks for work.
 BEAT_S, LOOK_S = 2.0, 5.0
 _PROCESS = "trainer"
 
@@ -42,6 +42,7 @@ class Watcher:
         self._settings = settings
         self._path = settings_path
         self._due = DueFinder(record, settings)
+        self._beats = HeartbeatWriter(_PROCESS)
         #: Detail of the last worker's last heartbeat: its counters go on.
         self._detail: Json = {}
 
@@ -109,6 +110,4 @@ class Watcher:
     async def _beat(self, state: str) -> None:
         plan = read_plan(self._settings.home)
         detail = {**self._detail, "notes": list(plan.sentences()) if plan is not None else []}
-        await self._record.heartbeat(
-            Heartbeat(process=_PROCESS, pid=os.getpid(), state=state, detail=detail, at=time.time())
-        )
+        await self._beats.write(self._record, state, detail)

@@ -182,7 +182,7 @@ async def test_the_test_waits_for_the_first_reply_and_while_a_request_is_in_flig
     stop = asyncio.Event()
     task = asyncio.create_task(worker.run(stop))
     await asyncio.sleep(0.3)
-    assert scripted.requests == []  # nobody has asked anything yet
+    assert scripted.requests == []  # no request has come yet
     await beat(1)
     await record.write_turns([make_turn("first", created_at=time.time())])
     await asyncio.sleep(0.3)

@@ -131,14 +131,14 @@ def test_a_refusal_is_one_sentence(
 
 
 def test_without_a_network_the_start_ends_with_what_can_be_done(tmp_path: Path) -> None:
-    nobody = f"http://127.0.0.1:{free_port()}"
-    code, output, _ = fetch(nobody, tmp_path)
+    silent = f"http://127.0.0.1:{free_port()}"
+    code, output, _ = fetch(silent, tmp_path)
     assert (code, output) == (
         2,
-        f"the model {NAME} is not on this machine and cannot be downloaded ({nobody} does not answer): repeat with a network (what is "
+        f"the model {NAME} is not on this machine and cannot be downloaded ({silent} does not answer): repeat with a network (what is "
         "there is kept), or give --model-name a folder, a .gguf file or ollama:NAME\n",
     )
-    code, output, _ = fetch(nobody, tmp_path, HF_HUB_OFFLINE="1")
+    code, output, _ = fetch(silent, tmp_path, HF_HUB_OFFLINE="1")
     assert code == 2
     assert "(HF_HUB_OFFLINE is set)" in output
 
