@@ -13,13 +13,13 @@ from rich.markup import escape
 from cli.console import PlainConsole
 from cli.opened_record import open_record
 from cli.text import LONG
-from recorder.classify import MEANINGS
 from recorder.linking import LINK_MEANINGS
 from store.errors import RecordError
 from store.settings import Settings
 from store.texts import clip, last_user_text
 from store.values import Json
 from store.version import COMMAND
+from wire.classify import MEANINGS
 
 
 def explain(settings: Settings, arguments: argparse.Namespace) -> int:

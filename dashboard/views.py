@@ -12,7 +12,6 @@ from typing import Any
 
 from dashboard.charts import Node, Share, share, share_chart, tree_chart
 from dashboard.damage import damage_of, sort_out
-from recorder.classify import MEANINGS
 from recorder.linking import LINK_MEANINGS
 from store.client_warnings import warnings_of
 from store.drop_reasons import REMEDIES, SENTENCES, sentence_of
@@ -36,6 +35,7 @@ from store.values import (
 from store.wish_list import read_wishes
 from trainer.gate_bounds import LABELS, SHARES, Bound, bounds, with_worst
 from trainer.hindsight import with_hint
+from wire.classify import MEANINGS
 
 #: Judged turns that the first page looks at; those of one point of its second chart, at least and at most; points that it aims at.
 JUDGED, LEAST, MOST, POINTS = 2_000, 4, 25, 8

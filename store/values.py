@@ -130,11 +130,11 @@ class NewTurn:
         messages: the request's messages exactly as sent; stored once each, content-addressed.
         request: the other fields of the request body (tools, sampling parameters, ...), without ``messages``.
         link_reason: code of how it was linked (`recorder.linking.LinkReason`).
-        kind_reason: code of why it is main or side (`recorder.classify.MEANINGS`).
+        kind_reason: code of why it is main or side (`wire.classify.MEANINGS`).
         prompt_token_ids: [P] what the engine says it was given; empty when it did not say.
         request_key: canonical hash of the whole request history (same prompt again -> retry).
         reply_key: canonical hash of history + reply; the next request of this branch contains it as a prefix.
-        evidence: the evidence for ``kind`` (`recorder.classify`).
+        evidence: the evidence for ``kind`` (`wire.classify`).
         drop_reason: None for a turn that may train; else why not.
         corrections, link_corrections: what this request shows about the kind and the place of earlier turns.
         next_state: what this turn's request says about its parent, see `NextState`.
