@@ -133,6 +133,7 @@ SANS_IO = {
     "wire.user_text",
     "wire.framework_text",
     "wire.line_text",
+    "wire.wish_text",
     "wire.regex_prefilter",
     "wire.headers",
     "recorder.turns",
