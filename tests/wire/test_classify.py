@@ -342,7 +342,7 @@ def test_a_question_about_a_schema_is_a_persons(text: str) -> None:
 
 
 def test_every_file_of_words_is_loaded_and_every_code_is_explained_and_has_words() -> None:
-    names = {entry.name.removesuffix(".toml") for entry in (files(__package__) / "words").iterdir()}
+    names = {entry.name.removesuffix(".toml") for entry in (files("wire") / "words").iterdir()}
     assert names == {*LANGUAGES, "patterns"}
     patterns = {pattern.code: pattern for pattern in (*TOPICS, *MACHINES, *FORMS)}
     assert {code for words in _WORDS for code in words} == set(patterns)

@@ -71,7 +71,7 @@ def test_each_place_is_where_its_name_says() -> None:
         {"role": "user", "content": "U"},
         {"role": "assistant", "content": "A"},
     )
-    asked = [system, user, reply, {"role": "user", "content": [{"type": "text", "text": "V"}]}]
+    asked: list[Json] = [system, user, reply, {"role": "user", "content": [{"type": "text", "text": "V"}]}]
     behind = add_wishes(asked, "W", BEHIND)
     assert behind[:3] == tuple(asked[:3])
     assert behind[3]["content"] == [{"type": "text", "text": "V"}, {"type": "text", "text": "W"}]
