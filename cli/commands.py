@@ -21,7 +21,6 @@ from rich.table import Table
 
 from cli.backup import backup, restore
 from cli.compare import compare
-from cli.conflicts import conflict_lines, find_conflicts
 from cli.console import table_console
 from cli.export import export
 from cli.forget import forget, verify_receipt
@@ -441,19 +440,9 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
     turns = list(reversed(await record.trained_turns(policy, version=arguments.version)))
     unused = await _unused_turns(record, adapter)
     tried = [one for one in await record.canary_releases(policy) if one.version == adapter.version]
-    has_labels = any(turn.verdict.wishes for turn in turns)  # only these can be taken back
-    conflicts = find_conflicts(turns, await record.trained_turns(policy)) if has_labels else []
     if arguments.json:
         shown = {
             **_version_json(adapter),
-            "conflicts": [
-                {
-                    "newer": newer.turn_id,
-                    "older": older.turn_id,
-                    "taken_back": list(labels),
-                }
-                for newer, older, labels in conflicts
-            ],
             "release": releases.to_json(tried[0]) if tried else None,
             "turns": [_turn_json(t) for t in turns],
             "unused_turns": [
@@ -470,8 +459,6 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
     )
     if adapter.reason:
         console.print(f"because: {escape(adapter.reason)}")
-    for line in conflict_lines(conflicts):
-        console.print(escape(line))
     for release in tried:
         console.print(escape(releases.sentence(release)))
         for line in releases.number_lines(release):

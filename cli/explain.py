@@ -104,10 +104,10 @@ def _after(story: Json) -> Iterator[tuple[str, str]]:
             "abstained" if verdict["value"] is None else f"{verdict['value']:+d}" if verdict["value"] else "0"
         )
         hint = f", hint: “{clip(verdict['hint'], LONG)}”" if verdict["hint"] else ""
-        wishes = f", wishes: {', '.join(verdict['wishes'])}" if verdict["wishes"] else ""
+        wish = f", {verdict['wish_scope']} wish: “{clip(verdict['wish'], LONG)}”" if verdict["wish"] else ""
         yield (
             "verdict",
-            f"{value} by {verdict['source']} (confidence {verdict['confidence']:.2f}){hint}{wishes}",
+            f"{value} by {verdict['source']} (confidence {verdict['confidence']:.2f}){hint}{wish}",
         )
 
 

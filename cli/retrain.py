@@ -7,6 +7,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from cli.arguments import given_settings
@@ -111,7 +112,7 @@ async def _score_again(record: Record, settings: Settings, steps: Sequence[Linea
             "value": verdict.value,
             "hint": verdict.hint,
             "hint_is_reaction": verdict.hint_is_reaction,
-            "wishes": list(verdict.wishes),
+            "wish": asdict(verdict.wish) if verdict.wish else None,
             "source": verdict.source,
             "confidence": verdict.confidence,
             "share": verdict.share,

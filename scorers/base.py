@@ -13,7 +13,6 @@ from enum import IntEnum
 from typing import Protocol
 
 from scorers.hints import repeats_reply
-from scorers.wish_labels import label_wishes
 from store.lifecycle import DropReason
 from store.values import NO_SOURCE, AnsweredTurn, FollowUp, Json, NextState, Relation, Verdict
 
@@ -133,8 +132,6 @@ def compose(
     sample. A turn with neither opinion nor text is abstained; one with a neutral opinion and no text has nothing to teach. Both
     keep their verdict row.
 
-    The verdict's ``wishes`` are the labels of the style wishes that its hint states; those of a complaint, without what the reply has already.
-
     Args:
         opinions: in any order; within a rank the earlier one counts first.
         notes: what went wrong on the way (a judge that could not be read, ...), for the detail.
@@ -154,7 +151,6 @@ def compose(
         value=head.value if head else (0 if hint or follow_up else None),
         hint=hint,
         hint_is_reaction=hinting.hint_is_reaction if hinting else True,
-        wishes=label_wishes(hint or "", about=turn.completion.text if head and head.value == -1 else ""),
         follow_up=FollowUp(text=follow_up, is_question=follow_up_is_question) if follow_up else None,
         source=speaker.source if speaker else NO_SOURCE,
         confidence=speaker.confidence if speaker else 0.0,

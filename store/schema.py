@@ -199,7 +199,8 @@ verdicts = Table(
     Column("value", Integer),
     Column("hint", Text),
     Column("hint_is_reaction", Boolean, nullable=False),
-    Column("wishes", Text, nullable=False, server_default="[]"),  # labels of `store.wishes`: a JSON list
+    Column("wish", Text),  # the user's words; NULL together with its scope
+    Column("wish_scope", String(16)),
     Column("source", String(256), nullable=False),
     Column("confidence", Float, nullable=False),
     Column("detail", Text, nullable=False),

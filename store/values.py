@@ -373,6 +373,27 @@ class FollowUp:
     is_question: bool = False
 
 
+class WishScope(StrEnum):
+    """How long what a message asks for is to hold."""
+
+    LASTING = "lasting"  #: from now on
+    ONCE = "once"  #: for what is asked next ("just this once")
+    ANSWER = "answer"  #: for the reply that it follows ("make this one shorter")
+    WITHDRAWAL = "withdrawal"  #: an earlier wish is to end ("you can use emoji again")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WishReading:
+    """What a message asks of replies.
+
+    Attributes:
+        text: the words of the message that state it, verbatim.
+    """
+
+    text: str
+    scope: WishScope
+
+
 #: `Verdict.source` where no scorer had an opinion.
 NO_SOURCE = "none"
 
@@ -391,7 +412,7 @@ class Verdict:
         value: -1, 0 or +1; None means it abstained.
         hint: hindsight text that would have helped, or None.
         hint_is_reaction: the hint is the person's own words (raw follow-up), not a judge's phrasing.
-        wishes: labels of `store.wishes` that the hint states; () when it states no known one.
+        wish: what the user's text asks of replies, in the user's own words; None when it asks nothing of them.
         follow_up: the user's text after the reply; None when only tools or nothing followed.
         source: the scorer or rule ("rule:thanks", "judge:openai/gpt-…", "feedback", "custom:mod:fn").
         confidence: in [0, 1]; the share of votes, or a rule's own estimate.
@@ -403,7 +424,7 @@ class Verdict:
     value: int | None
     hint: str | None = None
     hint_is_reaction: bool = True
-    wishes: tuple[str, ...] = ()
+    wish: WishReading | None = None
     follow_up: FollowUp | None = None
     source: str
     confidence: float = 1.0
@@ -813,7 +834,6 @@ class StatedHint:
 
     turn_id: str
     hint: str
-    wishes: tuple[str, ...] = ()  #: labels of `store.wishes` that the hint states
     created_at: float  #: of the turn
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from store.record import Record
 from store.values import BASE_VERSION, Json, StatedHint, WishEdit
-from store.wishes import CANONICAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +97,7 @@ def list_wishes(
     }
     found = []
     for number, row in enumerate(rows, start=1):
-        labels = dict(zip(row["turns"], row.get("labels", ()), strict=False))  # none in versions of before
-        words = {
-            stated.turn_id: _words(stated, tuple(labels.get(stated.turn_id, ()))) for stated in hints[number]
-        }
+        words = {stated.turn_id: stated.hint.strip() for stated in hints[number]}
         turn_ids = tuple(turn_id for turn_id in row["turns"] if turn_id in words)
         is_settled = row["state"] in ("withdrawn", "unlearnt")
         found.append(
@@ -123,14 +119,3 @@ def list_wishes(
             )
         )
     return found
-
-
-def _words(stated: StatedHint, labels: tuple[str, ...]) -> str:
-    """The person's words; a canonical wording where the wish is only a part of what they asked for there.
-
-    Args:
-        labels: what of `stated.wishes` the wish has; () where it has no name.
-    """
-    if labels and labels != stated.wishes and all(CANONICAL.get(label) for label in labels):
-        return " ".join(CANONICAL[label] for label in labels)
-    return stated.hint.strip()

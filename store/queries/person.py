@@ -23,7 +23,6 @@ from store.queries.common import (
     heartbeat_of,
     lock_aliases,
     own_turns,
-    read_list,
     set_control,
     step_of,
 )
@@ -406,7 +405,7 @@ def stated_hints(connection: sa.Connection, policy: str, turn_ids: Sequence[str]
     v, t = schema.verdicts.c, schema.turns.c
     hints = sa.select(v.hint).where(v.turn_id.in_(list(turn_ids)), v.hint.is_not(None), _is_newest_verdict())
     rows = connection.execute(
-        sa.select(t.turn_id, v.hint, v.wishes, t.created_at)
+        sa.select(t.turn_id, v.hint, t.created_at)
         .join(schema.verdicts, v.turn_id == t.turn_id)
         .where(
             t.policy == policy, v.hint.in_(list(connection.execute(hints).scalars())), _is_newest_verdict()
@@ -417,7 +416,6 @@ def stated_hints(connection: sa.Connection, policy: str, turn_ids: Sequence[str]
         StatedHint(
             turn_id=row.turn_id,
             hint=row.hint,
-            wishes=tuple(read_list(row.wishes)),
             created_at=row.created_at,
         )
         for row in rows
@@ -531,7 +529,8 @@ def judgements(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, 
         v.value,
         v.hint,
         v.hint_is_reaction,
-        v.wishes,
+        v.wish,
+        v.wish_scope,
         v.source,
         v.confidence,
         v.detail,
@@ -539,7 +538,7 @@ def judgements(connection: sa.Connection, turn_ids: Sequence[str]) -> dict[str, 
     )
     for verdict in connection.execute(verdicts.where(v.turn_id.in_(ids)).order_by(v.verdict_id)):
         one = dict(verdict._mapping)
-        one |= {name: json.loads(one[name]) for name in ("wishes", "detail")}
+        one["detail"] = json.loads(one["detail"])
         found[one.pop("turn_id")]["verdicts"].append(one)
     given = sa.select(f.turn_id, f.score, f.text, f.created_at).where(f.turn_id.in_(ids))
     for entry in connection.execute(given.order_by(f.created_at, f.feedback_id)):

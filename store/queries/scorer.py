@@ -10,7 +10,6 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Row
 
 from store import schema
-from store.hashing import exact_json
 from store.lifecycle import DropReason, Event, Stage
 from store.queries.common import bodies, chain_messages, completion_of, encode_verdict_detail, move
 from store.values import AnsweredTurn, Feedback, NextState, Relation, Verdict
@@ -101,7 +100,8 @@ def add_verdict(
             value=verdict.value,
             hint=verdict.hint,
             hint_is_reaction=verdict.hint_is_reaction,
-            wishes=exact_json(list(verdict.wishes)),
+            wish=verdict.wish.text if verdict.wish else None,
+            wish_scope=verdict.wish.scope.value if verdict.wish else None,
             source=verdict.source[:256],
             confidence=verdict.confidence,
             detail=encode_verdict_detail(verdict),

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from store import schema
 from store.hashing import ROOT
 from store.lifecycle import DropReason
-from store.queries.common import chain_messages, read_json, read_list, read_message, read_object
+from store.queries.common import chain_messages, read_json, read_message, read_object
 from store.values import Completion, Json, Relation, Remembered, TurnKind
 
 #: Of a long history only its end is read back: what was asked last, and how it was answered before.
@@ -81,14 +81,11 @@ def story(connection: sa.Connection, reference: str) -> Json | None:
     )
     verdicts = _rows(
         connection,
-        sa.select(v.value, v.hint, v.wishes, v.source, v.confidence, v.detail, v.created_at)
+        sa.select(v.value, v.hint, v.wish, v.wish_scope, v.source, v.confidence, v.detail, v.created_at)
         .where(v.turn_id == turn_id)
         .order_by(v.verdict_id),
     )
-    found["verdicts"] = [
-        {**verdict, "wishes": read_list(verdict["wishes"]), "detail": read_object(verdict["detail"])}
-        for verdict in verdicts
-    ]
+    found["verdicts"] = [{**verdict, "detail": read_object(verdict["detail"])} for verdict in verdicts]
     return found
 
 

@@ -26,6 +26,7 @@ from store.queries.common import (
     lock_aliases,
     move,
     prompt_ids,
+    read_wish,
     set_control,
     step_of,
 )
@@ -461,7 +462,7 @@ def _scored(connection: sa.Connection, turn_id: str, verdict_id: int = 0) -> Sco
             value=verdict.value,
             hint=verdict.hint,
             hint_is_reaction=verdict.hint_is_reaction,
-            wishes=tuple(json.loads(verdict.wishes)),
+            wish=read_wish(verdict.wish, verdict.wish_scope),
             follow_up=follow_up,
             source=verdict.source,
             confidence=verdict.confidence,

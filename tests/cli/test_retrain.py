@@ -66,7 +66,7 @@ async def test_scored_again_the_turns_of_a_lineage_get_todays_verdicts_and_the_r
     found = await _score_again(record, settings, steps)
     assert list(found) == ["one"]
     assert (found["one"]["value"], found["one"]["hint"]) == (-1, "Shorter please!")  # the hint was "shorter"
-    assert found["one"]["wishes"] == ["shorter"]
+    assert found["one"]["wish"] == {"text": "Shorter please!", "scope": "lasting"}
     (kept,) = await record.scored_turns(["one"])
     assert kept.verdict.hint == "shorter"
 

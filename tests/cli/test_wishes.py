@@ -18,10 +18,8 @@ from store.drop_reasons import SENTENCES
 from store.lifecycle import DropReason
 from store.record import Record
 from store.settings import read_settings
-from store.values import AdapterState, AdapterVersion, Json, StatedHint, StepReport, UnusedComplaint, WishEdit
+from store.values import AdapterState, AdapterVersion, Json, StepReport, UnusedComplaint, WishEdit
 from store.version import COMMAND
-from store.wish_list import list_wishes
-from store.wishes import CANONICAL
 from tests.cli.test_commands import fill
 from tests.making import make_answer, make_turn, make_verdict
 
@@ -153,15 +151,6 @@ def test_wishes_are_listed_in_the_persons_words_with_how_well_they_are_followed(
         "t-again",
     )
     assert (one["now"], one["state"], one["removed"]) == (0.96, "active", False)
-
-
-def test_a_wish_that_is_only_a_part_of_what_was_asked_for_has_a_canonical_wording() -> None:
-    both = StatedHint(turn_id="t", hint="short, no emoji", wishes=("shorter", "no_emoji"), created_at=1.0)
-    rows = [{**row("t"), "labels": [["shorter"]]}, {**row("t", state="withdrawn"), "labels": [["no_emoji"]]}]
-    found = list_wishes(rows, {1: [both], 2: [both]}, [])
-    assert [wish.text for wish in found] == [CANONICAL["shorter"], CANONICAL["no_emoji"]]
-    whole = list_wishes([{**row("t"), "labels": [["shorter", "no_emoji"]]}], {1: [both]}, [])
-    assert whole[0].text == "short, no emoji"
 
 
 def test_an_edited_wish_has_the_new_words_alone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

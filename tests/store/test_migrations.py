@@ -81,10 +81,10 @@ def test_a_record_of_the_first_schema_is_brought_up_to_date_with_what_it_holds(t
     old.commit()
     upgrade(f"sqlite+aiosqlite:///{path}")
     rows = old.execute("SELECT turn_id, stage, detail FROM turn_states ORDER BY turn_id").fetchall()
-    verdicts = old.execute("SELECT turn_id, hint, wishes, source FROM verdicts").fetchall()
+    verdicts = old.execute("SELECT turn_id, hint, wish, wish_scope, source FROM verdicts").fetchall()
     reasons = old.execute("SELECT link_reason, kind_reason FROM turns ORDER BY turn_id").fetchall()
     old.close()
-    assert verdicts == [("kept", "shorter", "[]", "rule"), ("broken", None, "[]", "none")]
+    assert verdicts == [("kept", "shorter", None, None, "rule"), ("broken", None, None, None, "none")]
     assert reasons == [("opening", "client_header"), ("beginning_replaced", "conversation")]
     assert rows == [("broken", "dropped", "3 token ids but 2 logprobs"), ("kept", "recorded", None)]
 

@@ -27,6 +27,8 @@ from store.values import (
     StepReport,
     TurnKind,
     Waiting,
+    WishReading,
+    WishScope,
 )
 from tests.making import make_answer, make_turn, make_verdict
 
@@ -239,7 +241,9 @@ async def test_the_walk_from_recorded_to_trained(record: Record) -> None:
     (waiting,) = await record.answered(10)
     assert waiting.turn_id == turn_id
     assert waiting.next_states[0].messages == (SHORTER,)
-    await record.add_verdict(make_verdict(turn_id, wishes=("shorter", "no_emoji")))
+    await record.add_verdict(
+        make_verdict(turn_id, wish=WishReading(text="no emoji", scope=WishScope.LASTING))
+    )
     assert await record.waiting() == {
         POLICY: Waiting(
             scored=1,
@@ -252,7 +256,7 @@ async def test_the_walk_from_recorded_to_trained(record: Record) -> None:
     }
     (claimed,) = await record.claim(POLICY, 8, worker="w", lease_s=60)
     assert (claimed.verdict.value, claimed.verdict.hint) == (-1, "shorter please")
-    assert claimed.verdict.wishes == ("shorter", "no_emoji")
+    assert claimed.verdict.wish == WishReading(text="no emoji", scope=WishScope.LASTING)
     assert await record.claim(POLICY, 8, worker="other", lease_s=60) == []
     await record.publish(adapter(1), [turn_id], step(1), worker="w")
     fate = (await record.fates([turn_id]))[turn_id]
