@@ -29,7 +29,6 @@ class Weights(StrEnum):
     """Whose weights answer."""
 
     STUDENT = "student"  #: base + the adapter being trained
-    EMA = "ema"  #: base + the adapter's moving average
     BASE = "base"  #: no adapter
     TEACHER = "teacher"  #: another model with the same vocabulary
 
@@ -49,35 +48,19 @@ class Reply:
     finished: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HintScore:
-    """A teacher's log-probabilities of one response, with the hint in its context.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TeacherScore:
+    """What a teacher says along one response, as far as it is known. Natural logs, at the sample's temperature.
 
     Attributes:
-        logprobs: [C] of the response's tokens; not finite where the teacher failed.
-        overlap: share of the student's likeliest tokens that are among the teacher's, mean over the response; None: not
-            measured.
+        logprobs: q [C], of the response's tokens.
+        support_ids: [C, K] int64, the teacher's likeliest tokens; None: only the response's tokens are known.
+        support_logprobs: [C, K] the teacher's; None with them.
     """
 
-    logprobs: tuple[float, ...]
-    overlap: float | None
-
-
-#: Smallest change of a token's probability that `Change.shifts` lists.
-LEAST_SHIFT = 0.005
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """How the next-token distributions along one response differ between two contexts or two sets of weights.
-
-    Attributes:
-        peak: largest Jensen-Shannon divergence of a position, nats.
-        shifts: probability after less before, by (position, token), where it is at least `LEAST_SHIFT` in size.
-    """
-
-    peak: float
-    shifts: Mapping[tuple[int, int], float]
+    logprobs: Tensor
+    support_ids: Tensor | None = None
+    support_logprobs: Tensor | None = None
 
 
 class Policy(Protocol):
@@ -130,36 +113,15 @@ class Policy(Protocol):
 
     def trained_logprobs(self, token_ids: Sequence[int]) -> list[float]: ...
 
-    def score_with_hint(
-        self,
-        prompts: Sequence[Sequence[int]],
-        hinted: Sequence[Sequence[int]],
-        responses: Sequence[Sequence[int]],
-        *,
-        teacher: Weights,
-        residual: Residual,
-        temperature: Sequence[float],
-        top_k: int,
-    ) -> list[HintScore]: ...
-
-    def changes(
-        self,
-        before: Sequence[Sequence[int]],
-        after: Sequence[Sequence[int]],
-        responses: Sequence[Sequence[int]],
-        *,
-        before_weights: Weights = Weights.BASE,
-        after_weights: Weights = Weights.BASE,
-    ) -> list[Change]: ...
-
-    def entropy_and_kl(
+    def teacher_scores(
         self,
         prompts: Sequence[Sequence[int]],
         responses: Sequence[Sequence[int]],
         weights: Weights,
         *,
-        kl: bool,
-    ) -> tuple[list[float], list[float]]: ...
+        temperature: Sequence[float],
+        top_k: int,
+    ) -> list[TeacherScore]: ...
 
     def is_finite(self) -> bool: ...
 
