@@ -109,6 +109,8 @@ def _build_turn(
         drop_detail=drop[1] if drop else "",
         next_state=next_state,
         api=captured.api if position == 0 else None,
+        wish_text=captured.wish_text,
+        wish_place=captured.wish_place,
     )
 
 

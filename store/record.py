@@ -31,6 +31,7 @@ from store.queries import (
     stored,
     story,
     trainer,
+    wishes,
 )
 from store.queries import closure as closures
 from store.queries.turns import TurnWriter
@@ -66,7 +67,6 @@ from store.values import (
     ScoredTurn,
     Selection,
     ServedTurn,
-    StatedHint,
     StepReport,
     StoredCompletion,
     StoredQuery,
@@ -77,12 +77,14 @@ from store.values import (
     UnusedComplaint,
     Verdict,
     Waiting,
-    WishEdit,
+    Wish,
+    WishesSeen,
+    WishState,
 )
 from store.verify import verify
 
 #: Newest migration this code knows. A test holds it against `migrations/`.
-SCHEMA_REVISION = "0035"
+SCHEMA_REVISION = "0036"
 
 
 class Record:
@@ -629,29 +631,45 @@ class Record:
         """
         await self._database.write(person.pin, policy, version, stays=stays, now=_now(now))
 
-    async def add_wish_edits(self, policy: str, edits: Sequence[WishEdit], now: float | None = None) -> None:
-        """Store what the owner changed in the playbook. Rows are kept; of each turn the newest counts.
+    async def wishes(self, policy: str | None = None) -> tuple[Wish, ...]:
+        """Return the wishes of a policy, or of all, the oldest first, whatever their state."""
+        return await self._database.read(wishes.wishes, policy)
+
+    async def wishes_since(
+        self, known: WishesSeen | None
+    ) -> tuple[WishesSeen, dict[str, tuple[str, ...]] | None]:
+        """Return the wordings in the prompt of each policy, in their order, where any changed since ``known``.
+
+        Returns:
+            (what to ask with next time, the wordings; None: nothing changed).
+        """
+        return await self._database.read(wishes.prompt_texts_since, known)
+
+    async def change_wish(
+        self,
+        wish_id: int,
+        *,
+        state: WishState | None = None,
+        text: str | None = None,
+        measures: Json | None = None,
+        now: float | None = None,
+    ) -> Wish:
+        """Change what is given of a wish, and return it. ``text`` is the owner's; the measures of the earlier wording go with it.
 
         Raises:
-            RecordError: a turn of these edits is not in the record.
+            RecordError: there is no such wish, or the text is empty.
         """
-        await self._database.write(person.add_wish_edits, policy, edits, _now(now))
+        return await self._database.write(
+            wishes.change_wish, wish_id, state=state, text=text, measures=measures, now=_now(now)
+        )
 
-    async def wish_edits(self, policy: str, until: int | None = None) -> list[WishEdit]:
-        """Return the edits that count; see `store.queries.person.wish_edits`."""
-        return (await self.all_wish_edits(until)).get(policy, [])
+    async def merge_wishes(self, into: int, others: Sequence[int]) -> None:
+        """Move the statements of other wishes to one of the same policy, and delete the others.
 
-    async def all_wish_edits(self, until: int | None = None) -> dict[str, list[WishEdit]]:
-        """Return the edits that count, by policy."""
-        return await self._database.read(person.wish_edits, until)
-
-    async def newest_wish_edit(self) -> int:
-        """Return the number of the newest edit of any policy, 0 when there is none."""
-        return await self._database.read(person.newest_wish_edit)
-
-    async def stated_hints(self, policy: str, turn_ids: Sequence[str]) -> list[StatedHint]:
-        """Return these turns and all others of the policy with a hint in the same words, oldest first."""
-        return await self._database.read(person.stated_hints, policy, turn_ids)
+        Raises:
+            RecordError: one of them is not there, or of another policy.
+        """
+        await self._database.write(wishes.merge_wishes, into, others)
 
     async def unused_complaints(self, policy: str, since: float) -> list[UnusedComplaint]:
         """Return the complaints that were dropped since then because they have nothing to teach, newest first."""

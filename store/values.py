@@ -180,6 +180,8 @@ class NewTurn:
     corrections: tuple[KindCorrection, ...] = ()
     link_corrections: tuple[LinkCorrection, ...] = ()
     api: Json | None = None  #: of a client that does not speak chat: `RecordedTurn.api`
+    wish_text: str = ""  #: what the gateway added to ``messages`` for the sampler (`wire.wish_text`)
+    wish_place: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -460,6 +462,7 @@ class ScoredTurn:
     Attributes:
         prompt_token_ids: [P] ids the policy was given.
         verdict: the newest one; ``verdict_id`` is its number in the record, 0 where it has none.
+        wish_text, wish_place: the wishes that the sampler read besides ``messages``, and where (`wire.wish_text.add_wishes`); "": none.
         is_late: an earlier verdict of this turn was in a batch.
     """
 
@@ -480,6 +483,8 @@ class ScoredTurn:
     created_at: float
     verdict_id: int = 0
     is_late: bool = False
+    wish_text: str = ""
+    wish_place: str = ""
 
 
 class _StoredState(StrEnum):
@@ -815,26 +820,58 @@ class TurnProgress:
     is_live: bool
 
 
+class WishState(_StoredState):
+    """Where a wish acts."""
+
+    PROMPT = "prompt"  #: the gateway adds it to the prompts of its policy
+    RETIRED = "retired"  #: the weights follow it alone
+    WITHDRAWN = "withdrawn"  #: nowhere: the person or the owner took it back
+    DAMAGED = "damaged"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WishEdit:
-    """What the owner changed in one wording of the playbook.
+class WishStatement:
+    """One turn whose reaction states a wish.
 
     Attributes:
-        turn_id: the turn whose reaction the wording is.
-        text: the words that replace it; "": the wording is not used; None: its wish is withdrawn.
+        text: the person's words.
     """
 
     turn_id: str
-    text: str | None
+    text: str
+    created_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatedHint:
-    """One turn whose newest verdict has a hint: what the person asked for there."""
+class Wish:
+    """A lasting preference of the people behind a policy.
 
-    turn_id: str
-    hint: str
-    created_at: float  #: of the turn
+    Attributes:
+        text: the wording in use: the words of a statement, or the owner's.
+        edited: the wording is the owner's.
+        measures: what the trainer measured of it.
+        statements: the turns that state it, the oldest first.
+        changed_at: when it was last stated, edited, or got its state.
+    """
+
+    wish_id: int
+    policy: str
+    state: WishState
+    text: str
+    edited: bool
+    measures: Json
+    statements: tuple[WishStatement, ...]
+    created_at: float
+    changed_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WishesSeen:
+    """What shows whether any wish changed: their number, the newest one's id, and the newest change."""
+
+    count: int
+    newest: int
+    changed_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

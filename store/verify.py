@@ -94,7 +94,7 @@ def _orphans(connection: sa.Connection) -> list[str]:
         schema.feedback,
         schema.verdicts,
         schema.turn_states,
-        schema.wish_edits,
+        schema.wish_statements,
     ):
         rows = connection.execute(
             sa.select(table.c.turn_id)

@@ -474,6 +474,8 @@ def _scored(connection: sa.Connection, turn_id: str, verdict_id: int = 0) -> Sco
         created_at=row.created_at,
         verdict_id=verdict.verdict_id,
         is_late=_is_late(connection, turn_id, verdict.verdict_id),
+        wish_text=row.wish_text,
+        wish_place=row.wish_place,
     )
 
 
