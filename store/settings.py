@@ -711,10 +711,10 @@ class Settings(BaseSettings):
 
     @property
     def resolved_alpha(self) -> float:
-        """Measured (lab/research/2026-11-21-combine-defaults.md): with the verdict term beside it the reverse KL learns several times faster."""
+        """Of the divergence from the teacher: forward KL where the replies are the teacher's own (prompt distillation), SDPO's one half."""
         if self.learning.alpha is not None:
             return self.learning.alpha
-        return 1.0 if self.method == "combine" else 0.5
+        return 0.0 if self.method == "combine" else 0.5
 
     @property
     def resolved_judge(self) -> str:

@@ -39,7 +39,6 @@ from transformers.utils import logging as transformers_logging
 from serving.embedded.devices import usable_device
 from serving.prompt_window import window_of
 from store.errors import AdapterError, AlignmentError, ConfigError, GateRejected
-from store.learning import DEFAULTS
 from store.manifest import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from trainer.batch import GREEDY_BELOW, cheapest_parts
 from trainer.checkpoint import TRAINER_STATE
@@ -56,8 +55,8 @@ from trainer.texts import Texts, check_folder, end_ids, first_line, load_tokeniz
 FLOAT32_BELOW = 200_000_000
 #: Largest gradient norm; what is above is scaled down to it.
 MAX_GRADIENT_NORM = 1.0
-#: AdamW's second moment: a shorter memory than the usual .999, since steps are few and far between.
-BETA2 = 0.99
+#: AdamW's moments: the second one has a shorter memory than the usual .999, since steps are few.
+BETA1, BETA2 = 0.9, 0.99
 #: Rows generated at a time.
 SAMPLE_ROWS = 32
 #: Padded prompt tokens generated from at a time, for the sake of the cache (8 B parameters: 150 kB a token).
@@ -90,8 +89,6 @@ class LocalPolicy(Texts):
         rank: of the LoRA matrices on every linear layer but the output layer; alpha is twice the rank, so that the update's
             scale does not depend on the rank.
         learning_rate: of AdamW, without weight decay: LoRA is already a bound on how far weights can go.
-        beta1: of AdamW: how much of the direction of the last steps is kept.
-        update_clip: most that a step moves a tensor, in learning rates, as the root mean square of its entries; 0: no bound.
         seed: of the adapter's initial weights.
         teacher: another model to teach with the hint in context; empty: none is loaded.
         device: "auto" or a torch device.
@@ -113,8 +110,6 @@ class LocalPolicy(Texts):
         *,
         rank: int,
         learning_rate: float,
-        beta1: float = DEFAULTS.adam_beta1,
-        update_clip: float = DEFAULTS.update_clip,
         seed: int = 0,
         teacher: str = "",
         device: str = "auto",
@@ -137,11 +132,12 @@ class LocalPolicy(Texts):
             getattr(network.generation_config, "eos_token_id", None),
             getattr(network.config, "eos_token_id", None),
         )
+        #: What the model's makers sample at; 1 where they do not say.
+        self.sampling_temperature = float(getattr(network.generation_config, "temperature", None) or 1.0)
         self._pad = int(self.tokenizer.pad_token_id or 0)
         self._head_checked: set[int] = set()
         self._wide_heads: dict[Tensor, Tensor | None] = {}
         self._learning_rate = learning_rate
-        self._beta1, self._update_clip = beta1, update_clip
         #: Of the model itself; `max_context` is what can be trained on here.
         self.model_context = self.max_context
         self.memory = self._plan_memory(network, rank, memory_bytes)
@@ -276,7 +272,7 @@ class LocalPolicy(Texts):
         self._optimizer = torch.optim.AdamW(
             list(self._trainable.values()),
             lr=self._learning_rate,
-            betas=(self._beta1, BETA2),
+            betas=(BETA1, BETA2),
             weight_decay=0.0,
             fused=True,
         )
@@ -761,25 +757,9 @@ class LocalPolicy(Texts):
         if not math.isfinite(norm):
             self.drop_gradients()
             raise GateRejected("the gradient is not finite: no step was taken")
-        before = [p.detach().clone() for p in self._trainable.values()] if self._update_clip else []
         self._optimizer.step()
         self.drop_gradients()
-        if self._update_clip:
-            with torch.no_grad():
-                self._bound_update(before)
         return norm
-
-    def _bound_update(self, before: list[Tensor]) -> None:
-        """Shorten what the last step did to each tensor to `update_clip` learning rates, root mean square.
-
-        Where a gradient grows after many small ones, the second moment lags and Adam's step is up to (1 - β₁) / sqrt(1 - β₂) rates
-        long: four at β₁ = .6 (Shazeer and Stern 2018, section 5; Wortsman et al. 2023).
-        """
-        most = self._update_clip * self._learning_rate
-        for parameter, old in zip(self._trainable.values(), before, strict=True):
-            moved = parameter - old
-            length = moved.square().mean().sqrt()
-            parameter.copy_(old + moved * (most / length.clamp(min=1e-30)).clamp(max=1.0))
 
     def park(self) -> None:
         """Take the base model off the device, into main memory. Adapter, moments and gradients stay: they are small.
