@@ -23,7 +23,7 @@ from store.record_handle import RecordHandle
 from store.values import Json, WishesSeen
 from wire.chat_request import ChatRequest
 from wire.reply_strip import read_reply
-from wire.wish_text import BEHIND, MAX_WISHES, PLACES, join_wishes, splice_wishes
+from wire.wish_text import BEHIND, PLACES, join_wishes, splice_wishes
 
 log = logging.getLogger(__name__)
 
@@ -136,8 +136,7 @@ class PromptWishes:
             return
         texts = {}
         for policy, wordings in found.items():
-            newest = wordings[-MAX_WISHES:]
-            text = PromptText(join_wishes(newest), len(newest))
+            text = PromptText(join_wishes(wordings), len(wordings))
             known = self._texts.get(policy)
             texts[policy] = known if known is not None and known.text == text.text else text
         self._texts = texts
@@ -169,6 +168,7 @@ class PromptWishes:
     def state(self) -> Json:
         """Return the number of wishes in the prompt by policy, for `status`."""
         return {
+            "is_on": self._record is not None,
             "place": self._place,
             "in_prompt": {policy: text.count for policy, text in sorted(self._texts.items())},
             "last_error": self._last_error,

@@ -638,7 +638,7 @@ class Record:
     async def wishes_since(
         self, known: WishesSeen | None
     ) -> tuple[WishesSeen, dict[str, tuple[str, ...]] | None]:
-        """Return the wordings in the prompt of each policy, in their order, where any changed since ``known``.
+        """Return the wordings in the prompt of each policy (`store.wish_states.in_prompt`), where any changed since ``known``.
 
         Returns:
             (what to ask with next time, the wordings; None: nothing changed).

@@ -23,9 +23,6 @@ from wire.user_text import next_state_text
 BEHIND, SYSTEM = "behind", "system"
 PLACES = (BEHIND, SYSTEM)
 
-#: Most wishes in a prompt: those that were stated last.
-MAX_WISHES = 8
-
 _SYSTEM_ROLES = ("system", "developer")
 #: Fields of vLLM, SGLang and llama.cpp that force the form of a reply.
 _GRAMMARS = (
