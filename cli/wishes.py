@@ -22,7 +22,7 @@ from store.errors import ConfigError, RecordError
 from store.record import Record
 from store.settings import Settings
 from store.texts import clip
-from store.values import Wish, WishState, gateway_name
+from store.values import Wish, WishState
 from store.version import COMMAND
 from store.wish_states import describe_state, in_prompt, wish_to_json
 
@@ -52,7 +52,7 @@ async def _run(settings: Settings, arguments: argparse.Namespace) -> int:
         is_known = arguments.policy in {wish.policy for wish in found}
         policy = arguments.policy if is_known else given_policy(settings, arguments)
         found = tuple(wish for wish in found if policy in (None, wish.policy))
-        adds = await _gateway_adds(record)
+        adds = await record.adds_wishes()
         if arguments.action == "list":
             _print_list(found, adds=adds, as_json=arguments.json)
             return 0
@@ -76,12 +76,6 @@ async def _run(settings: Settings, arguments: argparse.Namespace) -> int:
         else:
             table_console(soft_wrap=True).print(escape(message))
         return 0
-
-
-async def _gateway_adds(record: Record) -> bool:
-    """Whether the gateway adds wishes to prompts; the one that ran last says it."""
-    beat = await record.beat_of(gateway_name(1))
-    return beat is None or bool((beat.detail.get("wishes") or {}).get("is_on", True))
 
 
 async def _removed(record: Record, wish: Wish) -> str:
