@@ -57,7 +57,10 @@ def takes_wishes(chat: ChatRequest, requested: TurnKind | None) -> bool:
     newest = next_state_text(chat.messages[begin:], content_text(reply.get("content")), system)
     if newest is not None and newest[0] != "user":
         return False  # a tool's result, or a framework's text
-    return classify_request(chat.messages, chat.body, requested).kind is TurnKind.MAIN
+    found = classify_request(chat.messages, chat.body, requested)
+    # The recorder also sees that the same question was asked under another system prompt; here a title's own system prompt decides.
+    is_title = {"opening", "role_title"} <= {evidence.code for evidence in found.evidence}
+    return found.kind is TurnKind.MAIN and not is_title
 
 
 def add_wishes(messages: Sequence[Json], text: str, place: str) -> tuple[Json, ...]:
