@@ -58,6 +58,9 @@ def lines_of(story: Json) -> Iterator[tuple[str, str]]:
     yield "session", f"{story['session_id']}, number {story['turn_index']} of its branch"
     yield "asked", clip(last_user_text(story["messages"]), LONG)
     yield "answered", clip(story["completion"] or json.dumps(story["tool_calls"], ensure_ascii=False), LONG)
+    if story["wish_text"]:
+        lines = story["wish_text"].splitlines()
+        yield "wishes", f"{len(lines)} added to its prompt ({story['wish_place']}): " + " · ".join(lines)
     meaning = MEANINGS.get(reason, "")
     yield "kind", f"{story['kind']}, because: {reason}" + (f" ({meaning})" if meaning else "")
     if story["first_kind"] is not None:

@@ -31,8 +31,9 @@ from store.values import (
     RecordStatus,
     StepReport,
     TurnKind,
+    Wish,
 )
-from store.wish_list import read_wishes
+from store.wish_states import describe_state, in_prompt
 from trainer.gate_bounds import LABELS, SHARES, Bound, bounds, with_worst
 from trainer.hindsight import with_hint
 from wire.classify import MEANINGS
@@ -196,7 +197,7 @@ async def overview(record: Record, viewer: Viewer) -> Json:
         "time_chart": share_chart(over_time, title="Complaints among judged turns, over time"),
         "group": group_size(len(judged)),
         "is_paused": await record.is_paused(viewer.policy),
-        "wishes": await read_wishes(record, viewer.policy, live) if viewer.can_change else [],
+        "wishes": await listed_wishes(record, viewer.policy) if viewer.can_change else [],
         "trainer": await record.beat_of("trainer") if viewer.is_owner else None,
         "last_error": next(
             (step.error for step in await record.steps(viewer.policy, 20) if step.error), None
@@ -286,10 +287,16 @@ async def version(record: Record, viewer: Viewer, number: int) -> Json | None:
         "measures": gate_measures(gate),
         "metrics": step_metrics(adapter.metrics),
         "phases": phases(adapter.metrics),
-        "wishes": await read_wishes(record, viewer.policy, number) if viewer.can_change else [],
         "lineage": lineage(await record.adapters(viewer.policy), number),
         "examples": examples(gate),
     }
+
+
+async def listed_wishes(record: Record, policy: str) -> list[tuple[Wish, str]]:
+    """Return the wishes of a policy, the oldest first, with their states in words."""
+    found = await record.wishes(policy)
+    acting = {wish.wish_id for wish in in_prompt(found)} if await record.adds_wishes() else set[int]()
+    return [(wish, describe_state(wish, is_in_prompt=wish.wish_id in acting)) for wish in found]
 
 
 def lineage(adapters: Sequence[AdapterVersion], number: int) -> list[int]:

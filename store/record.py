@@ -80,6 +80,7 @@ from store.values import (
     Wish,
     WishesSeen,
     WishState,
+    gateway_name,
 )
 from store.verify import verify
 
@@ -638,12 +639,17 @@ class Record:
     async def wishes_since(
         self, known: WishesSeen | None
     ) -> tuple[WishesSeen, dict[str, tuple[str, ...]] | None]:
-        """Return the wordings in the prompt of each policy, in their order, where any changed since ``known``.
+        """Return the wordings in the prompt of each policy (`store.wish_states.in_prompt`), where any changed since ``known``.
 
         Returns:
             (what to ask with next time, the wordings; None: nothing changed).
         """
         return await self._database.read(wishes.prompt_texts_since, known)
+
+    async def adds_wishes(self) -> bool:
+        """Whether the gateway adds wishes to prompts, as it said last."""
+        beat = await self.beat_of(gateway_name(1))
+        return beat is None or bool((beat.detail.get("wishes") or {}).get("is_on", True))
 
     async def change_wish(
         self,

@@ -98,6 +98,7 @@ SANS_IO = {
     "store.hashing",
     "store.hosts",
     "store.texts",
+    "store.wish_states",
     "store.wishes",
     "serving.openai_server.detokenize",
     "serving.openai_server.engine",

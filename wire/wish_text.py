@@ -16,15 +16,12 @@ from store.texts import content_text
 from store.values import Json, TurnKind
 from wire.chat_request import ChatRequest
 from wire.classify import classify_request, is_structured
-from wire.json_splice import elements, members, value_end
+from wire.json_splice import elements, members, set_members, value_end
 from wire.user_text import next_state_text
 
 #: Places in the prompt: behind the newest user message, or in the system prompt.
 BEHIND, SYSTEM = "behind", "system"
 PLACES = (BEHIND, SYSTEM)
-
-#: Most wishes in a prompt: the newest ones.
-MAX_WISHES = 8
 
 _SYSTEM_ROLES = ("system", "developer")
 #: Fields of vLLM, SGLang and llama.cpp that force the form of a reply.
@@ -60,7 +57,10 @@ def takes_wishes(chat: ChatRequest, requested: TurnKind | None) -> bool:
     newest = next_state_text(chat.messages[begin:], content_text(reply.get("content")), system)
     if newest is not None and newest[0] != "user":
         return False  # a tool's result, or a framework's text
-    return classify_request(chat.messages, chat.body, requested).kind is TurnKind.MAIN
+    found = classify_request(chat.messages, chat.body, requested)
+    # The recorder also sees that the same question was asked under another system prompt; here a title's own system prompt decides.
+    is_title = {"opening", "role_title"} <= {evidence.code for evidence in found.evidence}
+    return found.kind is TurnKind.MAIN and not is_title
 
 
 def add_wishes(messages: Sequence[Json], text: str, place: str) -> tuple[Json, ...]:
@@ -117,6 +117,33 @@ def splice_wishes(raw: bytes, messages: Sequence[Mapping[str, Any]], text: str, 
     else:
         raise ValueError(f"message {at} has no text to which wishes can be added")
     return b"".join((raw[: end - 1], addition, raw[end - 1 :]))
+
+
+def count_in_usage(raw: bytes, reply: Mapping[str, Any], tokens: int | None) -> bytes:
+    """Return a reply's bytes with ``usage.prompt_tokens_details.wish_tokens``, where it has a usage.
+
+    Args:
+        reply: the reply (or chunk), parsed.
+        tokens: of the added wishes; None leaves the reply as it is.
+
+    Raises:
+        ValueError: the bytes are not those of the reply.
+    """
+    usage = reply.get("usage")
+    if tokens is None or not isinstance(usage, Mapping):
+        return raw
+    wanted = {"wish_tokens": b"%d" % tokens}
+    details = usage.get("prompt_tokens_details")
+    start = _last_member(raw, 0, "usage")
+    text = raw[start : value_end(raw, start)]
+    if isinstance(details, Mapping):
+        at = _last_member(text, 0, "prompt_tokens_details")
+        written = set_members(text[at : value_end(text, at)], wanted, details)
+    else:
+        written = set_members(b"{}", wanted, {})
+    return b"".join(
+        (raw[:start], set_members(text, {"prompt_tokens_details": written}, usage), raw[start + len(text) :])
+    )
 
 
 def _target(messages: Sequence[Mapping[str, Any]], place: str) -> int | None:

@@ -15,6 +15,7 @@ from store.errors import RecordError
 from store.hashing import exact_json
 from store.queries.common import read_object
 from store.values import Json, Verdict, Wish, WishesSeen, WishScope, WishState, WishStatement
+from store.wish_states import in_prompt
 
 _WORD = re.compile(r"[^\W_]+")
 #: Writing without spaces between words: each pair of characters counts as a word.
@@ -60,7 +61,7 @@ def prompt_texts_since(
 ) -> tuple[WishesSeen, dict[str, tuple[str, ...]] | None]:
     """Return the wordings in the prompt of each policy where any changed since ``known``, else None.
 
-    The wish that was stated or edited last comes last: of two that contradict each other a model follows the later one.
+    See `store.wish_states.in_prompt`.
     """
     w = schema.wishes.c
     counts = connection.execute(
@@ -69,12 +70,9 @@ def prompt_texts_since(
     seen = WishesSeen(count=counts[0], newest=counts[1] or 0, changed_at=counts[2] or 0.0)
     if seen == known:
         return seen, None
-    rows = connection.execute(
-        sa.select(w.policy, w.text).where(w.state == WishState.PROMPT.value).order_by(w.changed_at, w.wish_id)
-    )
     texts: dict[str, tuple[str, ...]] = {}
-    for policy, text in rows:
-        texts[policy] = (*texts.get(policy, ()), text)
+    for wish in in_prompt(wishes(connection)):
+        texts[wish.policy] = (*texts.get(wish.policy, ()), wish.text)
     return seen, texts
 
 

@@ -138,5 +138,11 @@ def test_what_no_person_says_takes_none() -> None:
     assert not asks({"messages": [question, {"role": "system", "content": "Go on."}]})
     title = "Generate a concise title for this chat, 3-5 words.\n<chat_history>\nUSER: Hi\nASSISTANT: Hello\n</chat_history>"
     assert not asks({"messages": [{"role": "user", "content": title}]})
+    titles = {
+        "role": "system",
+        "content": "You will generate a short title based on the first message of the user.",
+    }
+    assert not asks({"messages": [titles, question]})
+    assert asks({"messages": [titles, question]}, TurnKind.MAIN)
     assert not asks(PERSON, TurnKind.SIDE)
     assert asks({"messages": [{"role": "user", "content": title}]}, TurnKind.MAIN)
