@@ -26,7 +26,9 @@ class LearningConfig(BaseModel):
         le=1,
         description="divergence from the teacher: 0 forward KL, 1 reverse KL, between: Jensen-Shannon; default 0 for combine, .5 for sdpo",
     )
-    top_k: int = Field(default=32, ge=1, description="the teacher's likeliest tokens in the divergence; the rest is one bin")
+    top_k: int = Field(
+        default=32, ge=1, description="the teacher's likeliest tokens in the divergence; the rest is one bin"
+    )
     opd_support: OpdSupport = Field(
         default="topk", description="directive term on the top-k tokens, or on the sampled tokens only"
     )
@@ -38,9 +40,13 @@ class LearningConfig(BaseModel):
     )
 
     # the version
-    samples: int = Field(default=40, ge=1, description="replies with wishes that a version learns from, at most")
+    samples: int = Field(
+        default=40, ge=1, description="replies with wishes that a version learns from, at most"
+    )
     anchors: int = Field(
-        default=24, ge=0, description="replies of the base model to explicit instructions that hold a version, at most"
+        default=24,
+        ge=0,
+        description="replies of the base model to explicit instructions that hold a version, at most",
     )
     step_samples: int = Field(default=8, ge=1, description="replies of an optimizer step")
     passes: int = Field(default=2, ge=1, description="how often a version uses each reply")

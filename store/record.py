@@ -316,14 +316,19 @@ class Record:
 
     # ---------------------------------------------------------------- trainer
 
-    async def waiting(self, *, hint_only: bool = False) -> dict[str, Waiting]:
-        """Return what waits to be trained, by policy.
+    async def waiting(
+        self, *, wishes: bool = True, sources: Sequence[str] | None = None
+    ) -> dict[str, Waiting]:
+        """Return what waits to be trained, by policy; see `store.queries.trainer.waiting`."""
+        return await self._database.read(trainer.waiting, wishes=wishes, sources=sources)
 
-        Args:
-            hint_only: count only turns with a hint as ready (methods that do not read the verdict), not those with a
-                verdict of +1 or -1 as well.
-        """
-        return await self._database.read(trainer.waiting, hint_only=hint_only)
+    async def accepted_turns(self, policy: str, limit: int) -> list[ScoredTurn]:
+        """Return replies that were served with wishes in their prompt and that nobody complained about, the newest first."""
+        return await self._database.read(trainer.accepted_turns, policy, limit)
+
+    async def count_accepted(self, policy: str) -> int:
+        """Return how many `accepted_turns` there are."""
+        return await self._database.read(trainer.count_accepted, policy)
 
     async def claim(
         self, policy: str, limit: int, *, worker: str, lease_s: float, now: float | None = None
@@ -377,16 +382,18 @@ class Record:
         worker: str,
         actor: str = "trainer",
         canary_share: float = 0.0,
+        live: int | None = None,
     ) -> None:
         """Publish a version, move the alias to it and mark its turns trained: one transaction, all or nothing.
 
         Args:
             canary_share: above 0 the alias stays, and the version serves this share of the new conversations first.
+            live: the version that was live when the attempt began; None: its parent.
 
         Raises:
             ClaimLost: ``worker`` does not hold one of the turns any more (its lease ran out): nothing is written, so that no
                 turn is ever trained twice.
-            AliasMoved: the live version is not the parent any more (a rollback came between): nothing is written.
+            AliasMoved: another version is live by now (a rollback came between): nothing is written.
         """
         await self._database.write(
             trainer.publish,
@@ -396,6 +403,7 @@ class Record:
             worker=worker,
             actor=actor,
             canary_share=canary_share,
+            live=live,
         )
 
     async def canary_releases(

@@ -402,6 +402,8 @@ NO_SOURCE = "none"
 
 #: `Verdict.source` of explicit feedback.
 EXPLICIT_SOURCE = "feedback"
+#: Beginnings of `Verdict.source` of verdicts that are about the whole reply: thumbs and scores, reward functions, failed tool calls.
+EXPLICIT_SOURCES = (EXPLICIT_SOURCE, "custom:", "rule:tool_error")
 #: `Verdict.source` of a turn that shares in the verdict on the answer of its tool loop.
 LOOP_SOURCE = "rule:tool_loop"
 
@@ -463,7 +465,6 @@ class ScoredTurn:
         prompt_token_ids: [P] ids the policy was given.
         verdict: the newest one; ``verdict_id`` is its number in the record, 0 where it has none.
         wish_text, wish_place: the wishes that the sampler read besides ``messages``, and where (`wire.wish_text.add_wishes`); "": none.
-        is_late: an earlier verdict of this turn was in a batch.
     """
 
     turn_id: str
@@ -482,7 +483,6 @@ class ScoredTurn:
     next_text: str
     created_at: float
     verdict_id: int = 0
-    is_late: bool = False
     wish_text: str = ""
     wish_place: str = ""
 
@@ -619,8 +619,10 @@ class StepRole(StrEnum):
     """What a step used a turn for."""
 
     BATCH = "batch"  #: claimed for it, whether it taught something or not
-    REPLAY = "replay"  #: drawn from the reservoir
-    REMEMBERED = "remembered"  #: its words are in the playbook
+    SERVED = "served"  #: its reply was served with wishes and accepted
+    STATED = "stated"  #: it states a wish that the version learns
+    REPLAY = "replay"  #: of versions before 0.3: repeated
+    REMEMBERED = "remembered"  #: of versions before 0.3: its words were in the playbook
     RECENT = "recent"  #: its verdict's value is in the window of the baseline
 
 

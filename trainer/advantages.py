@@ -150,7 +150,9 @@ def build_streams(
     )
 
 
-def wish_streams(method: Method, completion_length: int, *, weight: float = 1.0, alpha: float = 0.5) -> Streams:
+def wish_streams(
+    method: Method, completion_length: int, *, weight: float = 1.0, alpha: float = 0.5
+) -> Streams:
     """The streams of a reply that follows a teacher who reads the wishes: opd's divergence is the reverse KL."""
     return directive_streams(
         completion_length=completion_length, weight=weight, alpha=REVERSE_KL if method == "opd" else alpha
@@ -173,7 +175,9 @@ def token_streams(
     trainer = _checked("trainer", trainer_logprobs, count)
     directive = token_directive_advantages(teacher, trainer, clip=clip)
     return Streams(
-        advantages=tuple(a + streams.directive_weight * d for a, d in zip(streams.advantages, directive, strict=True)),
+        advantages=tuple(
+            a + streams.directive_weight * d for a, d in zip(streams.advantages, directive, strict=True)
+        ),
         advantage_mask=(True,) * count,
         directive_weight=0.0,
         directive_alpha=streams.directive_alpha,
@@ -198,12 +202,16 @@ def token_directive_advantages(
     Positive where the policy, with the wishes in context, would have been more likely to say it. Only differences enter,
     never a value on its own, so that an unchanged token gets exactly 0.
     """
-    return tuple(max(-clip, min(clip, q - o)) for q, o in zip(teacher_logprobs, trainer_logprobs, strict=True))
+    return tuple(
+        max(-clip, min(clip, q - o)) for q, o in zip(teacher_logprobs, trainer_logprobs, strict=True)
+    )
 
 
 def _checked(whose: str, logprobs: Sequence[float] | None, length: int) -> Sequence[float]:
     if logprobs is None:
-        raise AlignmentError(f"no {whose} log-probabilities for a sample with a teacher: it has to be dropped")
+        raise AlignmentError(
+            f"no {whose} log-probabilities for a sample with a teacher: it has to be dropped"
+        )
     if len(logprobs) != length:
         raise AlignmentError(f"{len(logprobs)} {whose} log-probabilities for {length} completion tokens")
     for position, value in enumerate(logprobs):

@@ -29,7 +29,9 @@ _PAIRS = 6
 ANCHOR_TOKENS = 64
 
 
-def calibrate(policy: Policy, model: str, canaries: Canaries, gate: Gate, *, anchors: int, seed: int) -> Calibration:
+def calibrate(
+    policy: Policy, model: str, canaries: Canaries, gate: Gate, *, anchors: int, seed: int
+) -> Calibration:
     """Measure a base model.
 
     Args:
@@ -53,8 +55,12 @@ def calibrate(policy: Policy, model: str, canaries: Canaries, gate: Gate, *, anc
 
 def _obeyed(policy: Policy, canaries: Canaries, place: str) -> float:
     """Share of checkable instructions that the base model obeys where wishes stand at this place."""
-    checks = {one.style: one for one in canaries.anchors if one.has_check and one.style in canaries.instructions}
-    questions = canaries.plain_questions()[PROBES : PROBES + _QUESTIONS] or canaries.plain_questions()[:_QUESTIONS]
+    checks = {
+        one.style: one for one in canaries.anchors if one.has_check and one.style in canaries.instructions
+    }
+    questions = (
+        canaries.plain_questions()[PROBES : PROBES + _QUESTIONS] or canaries.plain_questions()[:_QUESTIONS]
+    )
     cases = list(product(list(checks)[:_INSTRUCTIONS], questions))
     replies = policy.sample(
         [
@@ -66,7 +72,10 @@ def _obeyed(policy: Policy, canaries: Canaries, place: str) -> float:
         weights=Weights.BASE,
     )
     return share(
-        [checks[style].is_obeyed(policy.decode(r.token_ids)) for (style, _), r in zip(cases, replies, strict=True)]
+        [
+            checks[style].is_obeyed(policy.decode(r.token_ids))
+            for (style, _), r in zip(cases, replies, strict=True)
+        ]
     )
 
 
@@ -84,11 +93,14 @@ def _anchors(policy: Policy, canaries: Canaries, count: int, seed: int) -> list[
     questions = canaries.plain_questions()[PROBES:] or canaries.plain_questions()
     instructions = [text for texts in canaries.instructions.values() for text in texts]
     prompts += [
-        f"{questions[i % len(questions)]} {text}" for i, text in enumerate(instructions * (1 + count // max(1, len(instructions))))
+        f"{questions[i % len(questions)]} {text}"
+        for i, text in enumerate(instructions * (1 + count // max(1, len(instructions))))
     ]
     ids = [policy.render([_asked(prompt)]) for prompt in prompts[:count]]
     replies = policy.sample(ids, max_tokens=ANCHOR_TOKENS, seed=seed, weights=Weights.BASE)
-    return [[prompt, list(reply.token_ids)] for prompt, reply in zip(ids, replies, strict=True) if reply.token_ids]
+    return [
+        [prompt, list(reply.token_ids)] for prompt, reply in zip(ids, replies, strict=True) if reply.token_ids
+    ]
 
 
 def _asked(text: str) -> dict[str, str]:

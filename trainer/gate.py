@@ -192,9 +192,7 @@ class GateProbe:
                 f"no canary prompt and {max_tokens} tokens of reply fit the model's context of {policy.max_context}"
             )
 
-    def measure(
-        self, weights: Weights, *, right: Mapping[str, Sequence[int]] | None = None
-    ) -> GateMeasures:
+    def measure(self, weights: Weights, *, right: Mapping[str, Sequence[int]] | None = None) -> GateMeasures:
         """Measures of one set of weights.
 
         Args:

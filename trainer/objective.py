@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any, Literal, Self, cast
 
 import torch
@@ -414,9 +413,7 @@ def _total(
             }
         if alphas:
             metrics["directive_loss"] = directive_loss
-            metrics |= _directive_metrics(
-                directive_mask.reshape(-1)[flat], teacher_logprobs - before
-            )
+            metrics |= _directive_metrics(directive_mask.reshape(-1)[flat], teacher_logprobs - before)
         values = torch.stack([value.detach().double() for value in metrics.values()]).tolist()
     return loss, dict(zip(metrics, values, strict=True))
 

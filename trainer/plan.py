@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from store.settings import Settings
-from store.values import Baseline, Method, OpdSupport, ScoredTurn
+from store.values import EXPLICIT_SOURCES, Baseline, Method, OpdSupport, ScoredTurn
 from trainer.objective import Objective
 from trainer.protocol import Weights
 
@@ -113,7 +113,3 @@ class StepPlan:
     def rates(self, count: int) -> Sequence[float]:
         """Return the learning rate of each of so many optimizer steps, as a share of the whole: linear decay to a tenth."""
         return [1.0 - 0.9 * number / max(1, count - 1) for number in range(count)]
-
-
-#: `Verdict.source` of verdicts that are about the whole reply: thumbs and scores, reward functions, failed tool calls.
-EXPLICIT_SOURCES = ("feedback", "custom:", "rule:tool_error")

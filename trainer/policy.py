@@ -46,8 +46,8 @@ from trainer.cost import Speed
 from trainer.decoding import Decoder, MergedDecoder, NetworkDecoder, largest_difference, supports
 from trainer.memory_plan import MOST_ON_CPU, MOST_TOKENS, Sizes, TrainingMemoryPlan, free_bytes, plan_memory
 from trainer.out_of_memory import in_halves
-from trainer.protocol import TeacherScore
 from trainer.protocol import Reply as Reply
+from trainer.protocol import TeacherScore
 from trainer.protocol import Weights as Weights
 from trainer.texts import Texts, check_folder, end_ids, first_line, load_tokenizer
 
@@ -487,9 +487,9 @@ class LocalPolicy(Texts):
         return [
             TeacherScore(logprobs=q.squeeze(-1), support_ids=support, support_logprobs=top)
             for q, support, top in zip(
-                torch.cat(own).split(lengths),
-                torch.cat(places).split(lengths),
-                torch.cat(values).split(lengths),
+                torch.split(torch.cat(own), lengths),
+                torch.split(torch.cat(places), lengths),
+                torch.split(torch.cat(values), lengths),
                 strict=True,
             )
         ]

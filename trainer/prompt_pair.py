@@ -69,7 +69,13 @@ def prompt_pair(
                     continue
                 messages, tools = read
             plain = tuple(render(write(messages), tools, **template))
-            wished = tuple(render(write(add_wishes([*messages], text, place)), tools, **template)) if text else plain
+            wished = (
+                tuple(
+                    render(write(add_wishes([dict(one) for one in messages], text, place)), tools, **template)
+                )
+                if text
+                else plain
+            )
         except (AlignmentError, ValueError) as error:
             refusal = f": {error}"
             continue
@@ -162,5 +168,3 @@ def _parsed(call: Any) -> Any:
         return {**call, "function": {**function, "arguments": json.loads((text or "").strip() or "{}")}}
     except ValueError:
         return call
-
-

@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # the trainer at rest loads no torch
     from torch import Tensor
 
 
-
 class Weights(StrEnum):
     """Whose weights answer."""
 

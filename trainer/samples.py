@@ -89,9 +89,9 @@ def prepare(
     for turn in turns:
         found: list[Sample] = []
         try:
-            if wishes.text and _states_wish(turn):
-                found.append(wish_sample(policy, plan, turn, wishes))
-            elif wishes.text and turn.wish_text and turn.verdict.value == 1 and wishes.cover(turn.wish_text):
+            if (wishes.text and _states_wish(turn)) or (
+                wishes.text and turn.wish_text and turn.verdict.value == 1 and wishes.cover(turn.wish_text)
+            ):
                 found.append(wish_sample(policy, plan, turn, wishes))
         except _Refused as exc:
             refused[turn.turn_id] = exc.refusal
@@ -109,8 +109,12 @@ def prepare(
     baseline = running_baseline(recent_verdicts, kind=plan.baseline)
     value = {turn.turn_id: turn.verdict.value for turn in turns}
     if samples and all(is_expected(value[one.turn_id], baseline) for one in samples):
-        expected = TurnRefusal(reason=DropReason.NO_SIGNAL, detail="a batch of thanks, like most recent verdicts")
-        return PreparedBatch(samples=(), refused={**refused, **dict.fromkeys(value.keys() - refused.keys(), expected)})
+        expected = TurnRefusal(
+            reason=DropReason.NO_SIGNAL, detail="a batch of thanks, like most recent verdicts"
+        )
+        return PreparedBatch(
+            samples=(), refused={**refused, **dict.fromkeys(value.keys() - refused.keys(), expected)}
+        )
     known = {turn.turn_id for turn in turns}
     room = plan.samples - sum(sample.kind is SampleKind.WISH for sample in samples)
     for turn in served if wishes.text else ():
@@ -150,7 +154,9 @@ def wish_sample(policy: Policy, plan: StepPlan, turn: ScoredTurn, wishes: Active
             sampling_logprobs=None,
             temperature=turn.temperature,
             teacher_prompt_ids=pair.wished,
-            streams=wish_streams(plan.method, len(turn.completion.token_ids), weight=plan.w_opd, alpha=plan.objective.alpha),
+            streams=wish_streams(
+                plan.method, len(turn.completion.token_ids), weight=plan.w_opd, alpha=plan.objective.alpha
+            ),
             adapter_version=turn.adapter_version,
         )
     except AlignmentError as exc:
@@ -218,7 +224,9 @@ def _of_this_policy(
                 refused[sample.turn_id] = TurnRefusal(
                     reason=DropReason.STALE, detail=f"geometric mean of the probability ratio is {ratio:.2f}"
                 )
-    return [sample for sample in samples if sample.turn_id not in gone or sample.kind is not SampleKind.VERDICT]
+    return [
+        sample for sample in samples if sample.turn_id not in gone or sample.kind is not SampleKind.VERDICT
+    ]
 
 
 def is_repetitive(token_ids: Sequence[int]) -> bool:
@@ -235,4 +243,7 @@ def weighed(samples: Sequence[Sample]) -> list[Sample]:
     """
     lengths = [len(sample.completion_ids) for sample in samples]
     mean = sum(lengths) / max(1, len(lengths))
-    return [replace(sample, weight=sample.weight * count / mean) for sample, count in zip(samples, lengths, strict=True)]
+    return [
+        replace(sample, weight=sample.weight * count / mean)
+        for sample, count in zip(samples, lengths, strict=True)
+    ]

@@ -18,6 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from trainer.advantages import token_streams
 from trainer.batch import Sample, SampleKind, build_batch, micro_batches
 from trainer.objective import compute_loss
 from trainer.out_of_memory import DoesNotFit, attempt
@@ -49,7 +50,9 @@ def train(
     """
     samples = with_teacher(policy, samples, plan, leave_out)
     whole, old = policy.learning_rate, dict[int, _Old]()
-    steps = [step for number in range(plan.passes) for step in spread(samples, plan.step_samples, seed + number)]
+    steps = [
+        step for number in range(plan.passes) for step in spread(samples, plan.step_samples, seed + number)
+    ]
     metrics: dict[str, float] = {}
     norm = loss = 0.0
     taken = 0
@@ -115,10 +118,26 @@ def with_teacher(
                     continue
                 kept += [replace(one, teacher=score) for one, score in zip(part, scores, strict=True)]
                 break
-    return kept
+    return [_on_tokens(policy, one, plan) for one in kept]
 
 
-def read_teacher(policy: LocalPolicy, samples: Sequence[Sample], weights: Weights, *, top_k: int) -> list[TeacherScore]:
+def _on_tokens(policy: LocalPolicy, sample: Sample, plan: StepPlan) -> Sample:
+    """The sample with the directive term on its own tokens alone, where that is asked for and it is no anchor."""
+    if plan.opd_support != "token" or sample.kind is not SampleKind.WISH or sample.teacher is None:
+        return sample
+    assert sample.streams is not None  # it has a teacher
+    own, _ = policy.response_logprobs(
+        [sample.prompt_ids], [sample.completion_ids], temperature=sample.loss_temperature
+    )
+    streams = token_streams(
+        sample.streams, sample.teacher.logprobs.tolist(), own[0].tolist(), clip=plan.opd_clip
+    )
+    return replace(sample, streams=streams, teacher=None)
+
+
+def read_teacher(
+    policy: LocalPolicy, samples: Sequence[Sample], weights: Weights, *, top_k: int
+) -> list[TeacherScore]:
     """What these weights say along the samples' replies behind their teacher's prompts."""
     return policy.teacher_scores(
         [sample.teacher_prompt_ids or () for sample in samples],
@@ -163,9 +182,11 @@ def _part_backward(
     hidden, mask = policy.response_hidden(prompts, replies)
     if any(id(sample) not in old for sample in samples):
         before = policy.logprobs_of(hidden, mask, replies, temperature=[s.loss_temperature for s in samples])
-        reported = policy.logprobs_of(
-            hidden, mask, replies, temperature=[_reported_temperature(s) for s in samples]
-        ) if any(_reported_temperature(s) != s.loss_temperature for s in samples) else before
+        reported = (
+            policy.logprobs_of(hidden, mask, replies, temperature=[_reported_temperature(s) for s in samples])
+            if any(_reported_temperature(s) != s.loss_temperature for s in samples)
+            else before
+        )
         for row, sample in enumerate(samples):
             count = len(sample.completion_ids)
             old.setdefault(id(sample), (before[row, :count].clone(), reported[row, :count].clone()))

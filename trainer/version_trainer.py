@@ -106,10 +106,18 @@ class BaseVersionTrainer(ABC, Generic[P]):
         if known is None:
             self._enter("calibration")
             gate = Gate(
-                self._policy, self._settings.model_path, max_tokens=self._effort.gate_tokens, share=self._effort.gate
+                self._policy,
+                self._settings.model_path,
+                max_tokens=self._effort.gate_tokens,
+                share=self._effort.gate,
             )
             known = calibrate(
-                self._policy, model, self._canaries, gate, anchors=self._plan.anchors, seed=self._settings.seed
+                self._policy,
+                model,
+                self._canaries,
+                gate,
+                anchors=self._plan.anchors,
+                seed=self._settings.seed,
             )
             write_calibration(self._settings.home, known)
         return known
@@ -190,7 +198,11 @@ class BaseVersionTrainer(ABC, Generic[P]):
         """
         started = time.monotonic()
         self._enter("teacher")
-        reviewed = self._review.review(job.wishes, seed=self._settings.seed) if self._plan.reads_wishes else Reviewed()
+        reviewed = (
+            self._review.review(job.wishes, seed=self._settings.seed)
+            if self._plan.reads_wishes
+            else Reviewed()
+        )
         wishes = ActiveWishes(texts=reviewed.texts, place=self.calibration.placement)
         prepared = prepare(
             self._policy,
@@ -249,17 +261,22 @@ class BaseVersionTrainer(ABC, Generic[P]):
                 teacher_prompt_ids=tuple(prompt),
                 streams=wish_streams(self._plan.method, len(reply), alpha=self._plan.objective.alpha),
             )
-            for number, (prompt, reply) in enumerate(self.calibration.anchors[: min(count, self._plan.anchors)])
+            for number, (prompt, reply) in enumerate(
+                self.calibration.anchors[: min(count, self._plan.anchors)]
+            )
         ]
 
     def _teacher_samples(self, job: VersionJob, wishes: ActiveWishes, count: int) -> list[Sample]:
         """Replies of the teacher, who reads the wishes: to past questions of the person first, then to public ones."""
         own = [turn.messages[-1]["content"] for turn in (*job.turns, *job.served) if _is_question(turn)]
-        questions = [*dict.fromkeys(own), *self._canaries.plain_questions()[PROBES:]] or [*self._meter_questions()]
-        if count <= 0 or not questions:
+        questions = [*dict.fromkeys(own), *self._canaries.plain_questions()[PROBES:]]
+        questions = questions or list(self._canaries.plain_questions())
+        if count <= 0:
             return []
         asked = [questions[i % len(questions)] for i in range(count)]
-        pairs = [(self._meter.prompt(question), self._meter.prompt(question, wishes.text)) for question in asked]
+        pairs = [
+            (self._meter.prompt(question), self._meter.prompt(question, wishes.text)) for question in asked
+        ]
         replies = self._policy.sample(
             [wished for _, wished in pairs],
             max_tokens=TEACHER_TOKENS,
@@ -276,15 +293,15 @@ class BaseVersionTrainer(ABC, Generic[P]):
                 sampling_logprobs=None,
                 teacher_prompt_ids=wished,
                 streams=wish_streams(
-                    self._plan.method, len(reply.token_ids), weight=self._plan.w_opd, alpha=self._plan.objective.alpha
+                    self._plan.method,
+                    len(reply.token_ids),
+                    weight=self._plan.w_opd,
+                    alpha=self._plan.objective.alpha,
                 ),
             )
             for number, ((plain, wished), reply) in enumerate(zip(pairs, replies, strict=True))
             if reply.token_ids and not is_repetitive(reply.token_ids)
         ]
-
-    def _meter_questions(self) -> Sequence[str]:
-        return self._canaries.plain_questions()
 
     def _judge_and_write(self, job: VersionJob, trained: _Trained) -> Outcome:
         self._enter("gate")
@@ -344,7 +361,11 @@ class BaseVersionTrainer(ABC, Generic[P]):
             measures={
                 number: {
                     **measure,
-                    **({"weights": followed[number].weights, "version": job.number} if number in followed else {}),
+                    **(
+                        {"weights": followed[number].weights, "version": job.number}
+                        if number in followed
+                        else {}
+                    ),
                 }
                 for number, measure in (trained.reviewed.measures or {}).items()
             },
@@ -455,5 +476,3 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
         return train(
             self._policy, samples, self._plan, seed=self._settings.seed, leave_out=self._left_out.append
         )
-
-

@@ -70,9 +70,14 @@ class WishMeter:
         """The questions with the base model's replies."""
         if not self._replies:
             self._replies = self._policy.sample(
-                [self.prompt(one) for one in self._questions], max_tokens=MAX_TOKENS, weights=Weights.BASE, seed=1
+                [self.prompt(one) for one in self._questions],
+                max_tokens=MAX_TOKENS,
+                weights=Weights.BASE,
+                seed=1,
             )
-        return [(one, reply) for one, reply in zip(self._questions, self._replies, strict=True) if reply.token_ids]
+        return [
+            (one, reply) for one, reply in zip(self._questions, self._replies, strict=True) if reply.token_ids
+        ]
 
     def effect(self, text: str) -> tuple[float, ...]:
         """Change [N] of the log-probabilities of the probe replies' tokens, less the mean change by neutral words."""
@@ -97,7 +102,11 @@ class WishMeter:
         if not self._plain:
             self._plain = self._read("")
         with_text = self._read(text)
-        return [b - a for row, plain in zip(with_text, self._plain, strict=True) for a, b in zip(plain, row, strict=True)]
+        return [
+            b - a
+            for row, plain in zip(with_text, self._plain, strict=True)
+            for a, b in zip(plain, row, strict=True)
+        ]
 
     def _read(self, text: str) -> list[list[float]]:
         prompts = [self.prompt(question, text) for question, _ in self.probes]
@@ -133,5 +142,3 @@ def share(values: Sequence[bool]) -> float:
 
 def _asked(question: str) -> dict[str, Any]:
     return {"role": "user", "content": question}
-
-

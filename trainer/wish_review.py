@@ -72,7 +72,9 @@ class WishReview:
         return Reviewed(learnt=tuple(learnt), merged=tuple(merged), measures=measures)
 
     def _is_same(self, one: Wish, other: Wish) -> bool:
-        return one.text == other.text or self._meter.cosine(one.text, other.text) >= self._calibration.same_wish
+        return (
+            one.text == other.text or self._meter.cosine(one.text, other.text) >= self._calibration.same_wish
+        )
 
     def _told(self, wishes: Sequence[Wish], seed: int) -> list[tuple[str, Sequence[int]]]:
         """Questions with the base model's replies behind all these wishes."""

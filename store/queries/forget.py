@@ -18,6 +18,7 @@ from store.database import insert_ignore
 from store.hashing import ROOT, exact_json
 from store.lifecycle import DropReason, Event, Stage
 from store.queries import canary
+from store.queries.alias import move_alias
 from store.queries.closure import find_closure, pattern_of
 from store.queries.common import lock_aliases, move, prompt_ids, read_list
 from store.queries.lineage import lineage
@@ -246,11 +247,7 @@ def _retire_versions(connection: sa.Connection, closure: Closure, now: float) ->
             canary.supersede(connection, policy, now, "it was trained on what is forgotten", version=version)
         if policy in closure.clean:
             canary.supersede(connection, policy, now, "an earlier version is live after a forget")
-            connection.execute(
-                sa.insert(schema.alias_moves).values(
-                    policy=policy, version=closure.clean[policy], moved_at=now, actor="forget"
-                )
-            )
+            move_alias(connection, policy, closure.clean[policy], at=now, actor="forget")
     return tuple(folders)
 
 

@@ -15,6 +15,7 @@ from store import schema
 from store.errors import RecordError
 from store.lifecycle import DropReason, Stage
 from store.queries import canary
+from store.queries.alias import move_alias
 from store.queries.common import (
     adapter,
     adapter_of,
@@ -165,9 +166,7 @@ def rollback(
         _servable(connection, policy, version)
     lock_aliases(connection)
     canary.supersede(connection, policy, now, f"{actor} made version {version} live")
-    connection.execute(
-        sa.insert(schema.alias_moves).values(policy=policy, version=version, moved_at=now, actor=actor)
-    )
+    move_alias(connection, policy, version, at=now, actor=actor)
 
 
 def readmit(connection: sa.Connection, policy: str, version: int, *, reason: str) -> None:
@@ -209,9 +208,7 @@ def refuse(
     )
     if live != version:
         return live
-    connection.execute(
-        sa.insert(schema.alias_moves).values(policy=policy, version=ancestor, moved_at=now, actor=actor)
-    )
+    move_alias(connection, policy, ancestor, at=now, actor=actor)
     return ancestor
 
 

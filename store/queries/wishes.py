@@ -172,6 +172,40 @@ def take_wish(connection: sa.Connection, verdict: Verdict) -> None:
     settle_wishes(connection, before - {wish_id}, at)
 
 
+def sync_retired(connection: sa.Connection, policy: str, version: int, now: float) -> None:
+    """Let the wishes that the live version follows alone leave the prompt, and those that it does not come back.
+
+    A wish that was stated, edited or put back since the version was made stays in the prompt: somebody missed it.
+    """
+    a = schema.adapters.c
+    row = connection.execute(
+        sa.select(a.metrics, a.created_at).where(a.policy == policy, a.version == version)
+    ).one_or_none()
+    rows = read_object(row.metrics).get("wishes", ()) if row is not None else ()
+    followed = {one["wish_id"] for one in rows if one.get("retired")}
+    for wish in wishes(connection, policy):
+        is_followed = row is not None and wish.wish_id in followed
+        if wish.state is WishState.RETIRED and not is_followed:
+            _update(
+                connection,
+                wish.wish_id,
+                state=WishState.PROMPT.value,
+                changed_at=_change_time(connection, now),
+            )
+        elif (
+            wish.state is WishState.PROMPT
+            and is_followed
+            and row is not None
+            and wish.changed_at < row.created_at
+        ):
+            _update(
+                connection,
+                wish.wish_id,
+                state=WishState.RETIRED.value,
+                changed_at=_change_time(connection, now),
+            )
+
+
 def settle_wishes(connection: sa.Connection, wish_ids: Collection[int], now: float) -> None:
     """After statements of these wishes are gone: delete a wish without any, and give one whose words are gone those of another statement."""
     s = schema.wish_statements.c
