@@ -100,7 +100,7 @@ class DueFinder:
         self._record = record
         self._settings = settings
         #: As `trainer.plan.StepPlan` has them, which needs torch.
-        self._reads_wishes = settings.method != "rl"
+        self._reads_wishes = settings.method != "rl" and settings.wishes_in_weights
         self._sources = {"rl": None, "combine": EXPLICIT_SOURCES}.get(settings.method, ())
         self.state = "waiting"
         self.has_complaints = False

@@ -82,7 +82,7 @@ class StepPlan:
             ),
             teacher=Weights.TEACHER if settings.teacher_model_name else Weights.BASE,
             begins_at_base=method != "rl",
-            reads_wishes=method != "rl",
+            reads_wishes=method != "rl" and settings.wishes_in_weights,
             reads_verdicts=method in ("rl", "combine"),
             only_explicit=method == "combine",
             w_rl=settings.w_rl if method == "combine" else 1.0,
