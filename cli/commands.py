@@ -32,7 +32,6 @@ from cli.opened_record import open_record
 from cli.policies import chosen_policy, given_policy
 from cli.preferences import preferences
 from cli.recover import recover
-from cli.retrain import retrain
 from cli.text import LONG
 from cli.unused import DAYS, lines_of
 from cli.unused import to_json as unused_json
@@ -662,7 +661,6 @@ COMMANDS: dict[str, Command] = {
     "verify": _command(_verify),
     "export": _command(export),
     "forget": forget,
-    "retrain": retrain,
     "import": import_turns,
     "compare": compare,
     "recover": recover,

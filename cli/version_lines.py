@@ -26,7 +26,6 @@ _CAUSES = {
     "client": "rolled back",
     "lora delete": "the adapter was deleted",
 }
-_STEPS = frozenset({"trainer", "replay"})
 
 
 class VersionLines:
@@ -66,7 +65,7 @@ class VersionLines:
         for move in sorted(aliases.values(), key=lambda one: one.moved_at):
             if move.moved_at > self._move_at:
                 self._move_at = move.moved_at
-                if move.actor not in _STEPS:
+                if move.actor != "trainer":
                     lines.append(self._moved(move))
         return [strip_controls(line) for line in lines]
 
@@ -97,7 +96,7 @@ class VersionLines:
         elif trial := await record.canary_releases(step.policy, stages={ReleaseStage.RUNNING}):
             state = f"is on trial with {trial[-1].share:.0%} of the new conversations"
         else:
-            return ""  # a branch that `retrain` compares
+            return ""  # another one was made live meanwhile
         turns = await record.trained_turns(step.policy, version=step.version)
         undo = self._command(f"rollback {adapter.parent_version}", step.policy)
         return f"{name} {state}: {self._learned(turns, adapter.reason)} · undo: {undo}"

@@ -22,7 +22,6 @@ from store.queries import (
     dashboard,
     forget,
     journal,
-    lineage,
     metrics,
     person,
     proxy,
@@ -57,7 +56,6 @@ from store.values import (
     Json,
     JudgedTurn,
     LearningMetrics,
-    LineageStep,
     NewTurn,
     RecentVerdict,
     RecordedTurn,
@@ -462,30 +460,6 @@ class Record:
         """Return the newest steps, newest first."""
         return await self._database.read(trainer.steps, policy, limit)
 
-    async def claim_turns(
-        self, turn_ids: Sequence[str], *, worker: str, lease_s: float, now: float | None = None
-    ) -> list[str]:
-        """Take those of these turns that wait to be trained; returns them in the given order."""
-        return await self._database.write(
-            trainer.claim_turns, turn_ids, worker=worker, lease_s=lease_s, now=_now(now)
-        )
-
-    async def turns_as_scored(self, used: Sequence[tuple[str, int]]) -> list[ScoredTurn]:
-        """Return turns with the verdicts of these numbers; see `store.queries.trainer.turns_as_scored`."""
-        return await self._database.read(trainer.turns_as_scored, used)
-
-    async def verdict_values(self, verdict_ids: Sequence[int]) -> dict[int, int]:
-        """Return the values of these verdicts, those that are still in the record, by number."""
-        return await self._database.read(trainer.verdict_values, verdict_ids)
-
-    async def add_version(self, adapter: AdapterVersion, step: StepReport) -> None:
-        """Store a version of a branch that is not live. Raises: ClaimLost: it used what was forgotten meanwhile."""
-        await self._database.write(trainer.add_version, adapter, step)
-
-    async def lineage(self, policy: str, version: int, start: int = BASE_VERSION) -> list[LineageStep]:
-        """Return the versions from ``start`` (not among them) to ``version``, oldest first, with what they were computed from."""
-        return await self._database.read(lineage.lineage, policy, version, start)
-
     async def mark_pruned(self, policy: str, versions: Sequence[int]) -> None:
         """The files of these versions are gone by the retention policy; their rows stay."""
         await self._database.write(trainer.mark_pruned, policy, versions)
@@ -493,7 +467,7 @@ class Record:
     async def trained_turns(
         self, policy: str, *, version: int | None = None, limit: int = 1000
     ) -> list[ScoredTurn]:
-        """Return turns that were trained (in ``version``), newest first: for `why` and for replay."""
+        """Return turns that were trained (in ``version``), newest first."""
         return await self._database.read(trainer.trained_turns, policy, version=version, limit=limit)
 
     async def scored_turns(self, turn_ids: Sequence[str]) -> list[ScoredTurn]:

@@ -621,8 +621,6 @@ class StepRole(StrEnum):
     BATCH = "batch"  #: claimed for it, whether it taught something or not
     SERVED = "served"  #: its reply was served with wishes and accepted
     STATED = "stated"  #: it states a wish that the version learns
-    REPLAY = "replay"  #: of versions before 0.3: repeated
-    REMEMBERED = "remembered"  #: of versions before 0.3: its words were in the playbook
     RECENT = "recent"  #: its verdict's value is in the window of the baseline
 
 
@@ -637,17 +635,15 @@ class RecentVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """Everything that a step was computed from, so that it can be computed again.
+    """Everything that a step was computed from.
 
     Attributes:
         turns: by role, in order: (turn id, id of the verdict that counted).
-        edit_id: number of the newest edit of the playbook that counted.
-        state: what `trainer.protocol.VersionTrainer.resume` takes.
+        state: see `trainer.protocol.VersionTrainer.state`.
         settings: the settings of training, by name.
     """
 
     turns: Mapping[StepRole, tuple[tuple[str, int], ...]]
-    edit_id: int
     state: Json
     settings: Json
 
@@ -669,20 +665,6 @@ class StepReport:
     error: str | None
     metrics: Json
     inputs: StepInputs | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineageStep:
-    """A published version with what it was computed from, to compute it again.
-
-    Attributes:
-        inputs: empty of turns and state for a version of before they were recorded.
-    """
-
-    policy: str
-    version: int
-    parent_version: int
-    inputs: StepInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -752,7 +734,6 @@ class Forgotten:
     Attributes:
         fingerprints: keyed digests of removed turns (by id) and of removed messages.
         folders: of the tainted versions.
-        replay: versions to compute again, oldest first, by policy.
     """
 
     closure: Closure
@@ -760,7 +741,6 @@ class Forgotten:
     messages: tuple[str, ...]
     nodes: int
     folders: tuple[str, ...]
-    replay: Mapping[str, tuple[LineageStep, ...]]
     at: float
 
 
@@ -814,7 +794,7 @@ class TurnProgress:
 
     Attributes:
         policy: the one that it trains.
-        is_live: the version that it trained, or a later one made from that, is live.
+        is_live: a version that it trained, or one made from that, is live.
     """
 
     fate: TurnFate

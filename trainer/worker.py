@@ -47,6 +47,7 @@ from store.errors import (
     AdapterMismatch,
     AliasMoved,
     ClaimLost,
+    MadeOfForgotten,
     PatinaError,
     RecordError,
     UpstreamError,
@@ -392,7 +393,6 @@ class TrainerWorker:
                 StepRole.STATED: tuple(stated.items()),
                 StepRole.RECENT: tuple((one.turn_id, one.verdict_id) for one in recent),
             },
-            edit_id=0,
             state=trainer.state(),
             settings=training_settings(self._settings),
         )
@@ -499,13 +499,18 @@ class TrainerWorker:
             self._counters.last_error = done.error
             self._rejections.update(trained)
             again = [i for i in trained if self._rejections[i] < 2]
-            await self._record.reject(
-                adapter,
-                done,
-                worker=self._name,
-                release=again,
-                drop=[i for i in trained if i not in again],
-            )
+            try:
+                await self._record.reject(
+                    adapter,
+                    done,
+                    worker=self._name,
+                    release=again,
+                    drop=[i for i in trained if i not in again],
+                )
+            except MadeOfForgotten:
+                folder = outcome.written.path
+                await self._on_thread(lambda: self._ready().remove(folder))
+                raise
         else:
             try:
                 await self._record.publish(
@@ -516,14 +521,14 @@ class TrainerWorker:
                     canary_share=await self._due.releases.share_of_next(policy),
                     live=live,
                 )
-            except ClaimLost:
-                # The files stay for `sweep`: another worker's version of the same bytes may be the same folder.
-                await self._on_thread(self._ready().revert)
-                raise
-            except AliasMoved:
+            except (AliasMoved, MadeOfForgotten):
                 folder = outcome.written.path
                 await self._on_thread(self._ready().revert)
                 await self._on_thread(lambda: self._ready().remove(folder))
+                raise
+            except ClaimLost:
+                # The files stay for `sweep`: another worker's version of the same bytes may be the same folder.
+                await self._on_thread(self._ready().revert)
                 raise
             self._counters.published += 1
             await self._on_thread(lambda: self._ready().commit(number))

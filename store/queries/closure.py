@@ -4,7 +4,7 @@ selected        the turns that were named
 continuations   turns that hold a selected one in their history
 quotes          later turns under the same keys that repeat a line of one
 reactions       kept turns that a removed one reacted to: the reaction, its verdict, its hint and its wish go
-tainted         versions that were trained on any of these, and all that were made from them
+tainted         versions whose inputs hold any of these, and all that were made from them (`store.queries.lineage`)
 replies         turns under the same keys that a tainted version answered, or that were answered with a forgotten wish in the prompt
 """
 
@@ -22,7 +22,7 @@ from store import schema
 from store.errors import RecordError
 from store.hashing import ROOT
 from store.queries.common import aliases
-from store.queries.lineage import parents, trained_on
+from store.queries.lineage import trained_on
 from store.queries.wishes import answered_with, wishes
 from store.values import BASE_VERSION, AdapterState, Closure, Selection
 
@@ -356,8 +356,8 @@ def _strings(value: Any) -> Iterator[str]:
 def _clean_versions(
     connection: sa.Connection, tainted: Mapping[str, Collection[int]]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the live version of each policy whose live version is tainted, and its newest clean ancestor whose files are there."""
-    a = schema.adapters.c
+    """Return the live version of each policy whose live version is tainted, and the newest one before it that was live, is clean and has its files."""
+    a, m = schema.adapters.c, schema.alias_moves.c
     moves = aliases(connection)
     live: dict[str, int] = {}
     clean: dict[str, int] = {}
@@ -365,13 +365,13 @@ def _clean_versions(
         version = moves[policy].version if policy in moves else BASE_VERSION
         if version not in versions:
             continue
-        rows = connection.execute(sa.select(a.version, a.state).where(a.policy == policy))
-        states = {row.version: row.state for row in rows}
-        of = parents(connection, policy)
         live[policy] = version
-        while version != BASE_VERSION and (
-            version in versions or states.get(version) != AdapterState.PUBLISHED.value
-        ):
-            version = of.get(version, BASE_VERSION)
-        clean[policy] = version
+        usable = sa.select(sa.func.max(a.version)).where(
+            a.policy == policy,
+            a.version < version,
+            a.version.not_in(sorted(versions)),
+            a.state == AdapterState.PUBLISHED.value,
+            a.version.in_(sa.select(m.version).where(m.policy == policy)),
+        )
+        clean[policy] = connection.execute(usable).scalar_one() or BASE_VERSION
     return live, clean

@@ -1,14 +1,15 @@
 """Deletion of what a person asks to forget, as one transaction; what belongs to it is found by `store.queries.closure`.
 
-After it the live versions are clean, the turns that remain of their batches wait to be trained again, and the removed ids are kept in
-`forgotten_turns`, so that a journal that still holds them cannot bring them back.
+After it the live versions are clean, and the turns that remain of the tainted ones' batches wait to be trained again: the trainer builds the
+next version from the base model out of what the record holds then. The removed ids are kept in `forgotten_turns`, so that a journal that
+still holds them cannot bring them back.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,9 +22,8 @@ from store.queries import canary
 from store.queries.alias import move_alias
 from store.queries.closure import find_closure, pattern_of
 from store.queries.common import lock_aliases, move, prompt_ids, read_list
-from store.queries.lineage import lineage
 from store.queries.wishes import answered_with, settle_wishes, wishes_stated_in
-from store.values import AdapterState, Closure, Forgotten, LineageStep, Selection, StepRole
+from store.values import AdapterState, Closure, Forgotten, Selection, StepRole
 
 #: Ids in one statement.
 _CHUNK = 5_000
@@ -60,10 +60,7 @@ def forget(
         connection.execute(sa.text("PRAGMA secure_delete=ON"))
     closure = find_closure(connection, selection, with_replies=with_replies)
     gone = closure.turns
-    replay = {
-        policy: tuple(lineage(connection, policy, closure.live[policy], clean))
-        for policy, clean in closure.clean.items()
-    }
+    batches = _batches(connection, closure)
     fingerprints = _turn_fingerprints(connection, gone, key)
     stating = {*gone, *closure.reactions}
     with_wish = sorted(answered_with(connection, stating) - set(gone))
@@ -78,14 +75,13 @@ def forget(
     after = set(connection.execute(sa.select(schema.messages.c.hash)).scalars())
     _delete_conversations(connection, selection, closure)
     folders = _retire_versions(connection, closure, now)
-    _untrain(connection, replay, {*stating, *with_wish}, now)
+    _untrain(connection, batches - {*stating, *with_wish}, now)
     return Forgotten(
         closure=closure,
         turns=fingerprints,
         messages=tuple(sorted(fingerprint(key, name) for name in before - after)),
         nodes=nodes,
         folders=folders,
-        replay=replay,
         at=now,
     )
 
@@ -251,30 +247,33 @@ def _retire_versions(connection: sa.Connection, closure: Closure, now: float) ->
     return tuple(folders)
 
 
-def _untrain(
-    connection: sa.Connection,
-    replay: Mapping[str, Sequence[LineageStep]],
-    removed: Collection[str],
-    now: float,
-) -> None:
-    """Let what remains of the replayed batches wait to be trained again."""
+def _batches(connection: sa.Connection, closure: Closure) -> set[str]:
+    """Return the turns of the batches of those tainted versions that are between a version that goes live and the one that was."""
+    s, t, lv = schema.steps.c, schema.step_turns.c, schema.turn_states.c
+    found: set[str] = set()
+    for policy, clean in closure.clean.items():
+        versions = [one for one in closure.tainted[policy] if clean < one <= closure.live[policy]]
+        named = sa.select(lv.turn_id).where(lv.policy == policy, lv.trained_in_version.in_(versions))
+        claimed = (
+            sa.select(t.turn_id)
+            .join(schema.steps, s.step_id == t.step_id)
+            .where(s.policy == policy, s.version.in_(versions), t.role == StepRole.BATCH.value)
+        )
+        for query in (named, claimed):
+            found.update(connection.execute(query).scalars())
+    return found
+
+
+def _untrain(connection: sa.Connection, batches: Collection[str], now: float) -> None:
+    """Let what remains of these batches wait to be trained again."""
     lv = schema.turn_states.c
     columns: dict[str, Any] = {"trained_in_version": None, "drop_reason": None, "detail": None}
-    for policy, steps in replay.items():
-        versions = [step.version for step in steps]
-        trained = connection.execute(
-            sa.select(lv.turn_id).where(lv.policy == policy, lv.trained_in_version.in_(versions))
-        ).scalars()
-        for ids in _chunks([one for one in trained if one not in removed]):
-            move(connection, ids, Event.UNTRAIN, now, only=(Stage.TRAINED,), **columns)
-        late = sa.and_(
-            lv.policy == policy, lv.trained_in_version.in_(versions), lv.stage == Stage.ANSWERED.value
-        )
+    decided = lv.drop_reason.in_([reason.value for reason in _DECIDED_BY_STEP])
+    for ids in _chunks(sorted(batches)):
+        move(connection, ids, Event.UNTRAIN, now, only=(Stage.TRAINED,), **columns)
+        move(connection, ids, Event.UNTRAIN, now, only=(Stage.DROPPED,), extra=decided, **columns)
+        late = sa.and_(lv.turn_id.in_(ids), lv.stage == Stage.ANSWERED.value)
         connection.execute(sa.update(schema.turn_states).where(late).values(trained_in_version=None))
-        batches = {turn_id for step in steps for turn_id, _ in step.inputs.turns[StepRole.BATCH]}
-        for ids in _chunks(sorted(batches - set(removed))):
-            decided = lv.drop_reason.in_([reason.value for reason in _DECIDED_BY_STEP])
-            move(connection, ids, Event.UNTRAIN, now, only=(Stage.DROPPED,), extra=decided, **columns)
 
 
 def forgotten_among(connection: sa.Connection, turn_ids: Collection[str]) -> set[str]:

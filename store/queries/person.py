@@ -27,7 +27,7 @@ from store.queries.common import (
     set_control,
     step_of,
 )
-from store.queries.lineage import parents
+from store.queries.lineage import trained_on
 from store.values import (
     BASE_VERSION,
     AdapterState,
@@ -38,6 +38,7 @@ from store.values import (
     Json,
     RecordStatus,
     Relation,
+    StepRole,
     TurnFate,
     TurnKind,
     TurnProgress,
@@ -333,12 +334,9 @@ def turn_progress(connection: sa.Connection, key_name: str, turn_id: str) -> Tur
         return None
     move = aliases(connection).get(policy)
     version = move.version if move is not None else BASE_VERSION
-    trained_in = fate.trained_in_version
-    if trained_in is not None and version > trained_in:
-        parent_of = parents(connection, policy)
-        while version > trained_in:
-            version = parent_of.get(version, BASE_VERSION)
-    return TurnProgress(fate=fate, policy=policy, is_live=version == trained_in)
+    taught = trained_on(connection, [turn_id], but=[StepRole.RECENT]).get(policy, ())
+    is_live = fate.trained_in_version is not None and version in taught
+    return TurnProgress(fate=fate, policy=policy, is_live=is_live)
 
 
 def unused_complaints(connection: sa.Connection, policy: str, since: float) -> list[UnusedComplaint]:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from store import schema
 from store.database import insert_ignore, upsert
-from store.errors import AliasMoved, ClaimLost
+from store.errors import AliasMoved, ClaimLost, MadeOfForgotten
 from store.hashing import exact_json
 from store.heartbeats import SILENT_S
 from store.lifecycle import DropReason, Event, Stage
@@ -273,7 +273,7 @@ def reject(
     """Record a version the gate refused; those of its turns that ``worker`` holds go back or, when they caused it twice, out.
 
     Raises:
-        ClaimLost: it was trained on what was forgotten meanwhile. Nothing is written.
+        MadeOfForgotten: nothing is written.
     """
     _refuse_forgotten(connection, adapter, step)
     _insert_adapter(connection, adapter)
@@ -290,12 +290,12 @@ def reject(
 
 
 def _refuse_forgotten(connection: sa.Connection, adapter: AdapterVersion, step: StepReport) -> None:
-    """Raises: ClaimLost: the version was computed from what a person has had forgotten meanwhile."""
+    """Raises: MadeOfForgotten: the version was computed from what a person has had forgotten meanwhile."""
     used = {turn_id for one in step.inputs.turns.values() for turn_id, _ in one} if step.inputs else set()
     parent = find_adapter(connection, adapter.policy, adapter.parent_version)
     is_tainted = parent is not None and parent.state is AdapterState.FORGOTTEN
     if is_tainted or forgotten_among(connection, used):
-        raise ClaimLost(f"version {adapter.version} was computed from what was forgotten meanwhile")
+        raise MadeOfForgotten(f"version {adapter.version} was computed from what was forgotten meanwhile")
 
 
 def write_step(connection: sa.Connection, step: StepReport) -> None:
@@ -325,7 +325,7 @@ def mark_pruned(connection: sa.Connection, policy: str, versions: Sequence[int])
 def trained_turns(
     connection: sa.Connection, policy: str, *, version: int | None = None, limit: int = 1000
 ) -> list[ScoredTurn]:
-    """Return turns that were trained (in ``version``), newest first: for `why` and for replay."""
+    """Return turns that were trained (in ``version``), newest first."""
     lv = schema.turn_states.c
     query = sa.select(lv.turn_id).where(lv.policy == policy)
     if version is None:
@@ -434,59 +434,11 @@ def _end_claim(
     )
 
 
-def claim_turns(
-    connection: sa.Connection, turn_ids: Sequence[str], *, worker: str, lease_s: float, now: float
-) -> list[str]:
-    """Take those of these turns that wait to be trained; returns them in the given order."""
-    lv = schema.turn_states.c
-    move(connection, turn_ids, Event.CLAIM, now, claimed_by=worker, lease_until=now + lease_s)
-    held = set(
-        connection.execute(
-            sa.select(lv.turn_id).where(lv.turn_id.in_(list(turn_ids)), lv.claimed_by == worker)
-        ).scalars()
-    )
-    return [turn_id for turn_id in turn_ids if turn_id in held]
-
-
-def turns_as_scored(connection: sa.Connection, used: Sequence[tuple[str, int]]) -> list[ScoredTurn]:
-    """Return turns with the verdicts of these numbers (0: the newest), those that are still in the record, in the given order."""
-    v = schema.verdicts.c
-    ids = [turn_id for turn_id, _ in used]
-    rows = connection.execute(sa.select(v.turn_id, v.verdict_id).where(v.turn_id.in_(ids)))
-    known = {(row.turn_id, row.verdict_id) for row in rows}
-    known |= {(turn_id, 0) for turn_id, _ in known}
-    return [
-        _scored(connection, turn_id, verdict_id)
-        for turn_id, verdict_id in used
-        if (turn_id, verdict_id) in known
-    ]
-
-
-def verdict_values(connection: sa.Connection, verdict_ids: Sequence[int]) -> dict[int, int]:
-    """Return the values of these verdicts, those that are still in the record, by number."""
-    v = schema.verdicts.c
-    rows = connection.execute(sa.select(v.verdict_id, v.value).where(v.verdict_id.in_(list(verdict_ids))))
-    return {row.verdict_id: int(row.value) for row in rows if row.value is not None}
-
-
-def add_version(connection: sa.Connection, adapter: AdapterVersion, step: StepReport) -> None:
-    """Store a version of a branch that is not live, with its step.
-
-    Raises:
-        ClaimLost: it was trained on what was forgotten meanwhile. Nothing is written.
-    """
-    _refuse_forgotten(connection, adapter, step)
-    _insert_adapter(connection, adapter)
-    _upsert_step(connection, step)
-
-
-def _scored(connection: sa.Connection, turn_id: str, verdict_id: int = 0) -> ScoredTurn:
+def _scored(connection: sa.Connection, turn_id: str) -> ScoredTurn:
     row = (connection.execute(sa.select(schema.turns).where(schema.turns.c.turn_id == turn_id))).one()
     v, n = schema.verdicts.c, schema.next_states.c
     newest = sa.select(schema.verdicts).where(v.turn_id == turn_id).order_by(v.verdict_id.desc()).limit(1)
-    verdict = connection.execute(
-        newest.where(v.verdict_id == verdict_id) if verdict_id else newest
-    ).one_or_none()
+    verdict = connection.execute(newest).one_or_none()
     next_text = (
         connection.execute(
             sa.select(n.text).where(n.turn_id == turn_id).order_by(n.created_at.desc(), n.by_turn_id).limit(1)
@@ -565,9 +517,7 @@ def _upsert_step(connection: sa.Connection, step: StepReport) -> None:
     }
     if step.inputs is not None:
         inputs = step.inputs
-        values["inputs"] = exact_json(
-            {"edit_id": inputs.edit_id, "state": inputs.state, "settings": inputs.settings}
-        )
+        values["inputs"] = exact_json({"state": inputs.state, "settings": inputs.settings})
     upsert(connection, schema.steps, values, ["step_id"])
     if step.inputs is not None:
         rows = [

@@ -318,12 +318,14 @@ async def test_a_follow_up_of_an_older_release_is_read_from_the_detail(
 async def test_what_is_ready_depends_on_whether_the_method_reads_verdicts(record: Record) -> None:
     complaint, thanks, neutral = await answered(record, 3)
     assert await record.waiting() == {}
-    await record.add_verdict(make_verdict(complaint, -1))
+    await record.add_verdict(
+        make_verdict(complaint, -1, wish=WishReading(text="shorter please", scope=WishScope.LASTING))
+    )
     await record.add_verdict(make_verdict(thanks, 1))
     await record.add_verdict(make_verdict(neutral, 0))
     assert (await record.waiting())[POLICY].scored == 3
     assert (await record.waiting())[POLICY].ready == 2
-    assert (await record.waiting(hint_only=True))[POLICY].ready == 1
+    assert (await record.waiting(sources=()))[POLICY].ready == 1
 
 
 async def test_complaints_are_claimed_before_thanks_that_waited_longer(record: Record) -> None:
@@ -499,7 +501,7 @@ async def test_a_version_whose_parent_is_not_live_any_more_is_not_published(reco
     await record.claim(POLICY, 2, worker="w", lease_s=60)
     await record.publish(adapter(1), [first], step(1), worker="w")
     await record.rollback(POLICY, 0)
-    with pytest.raises(AliasMoved, match="from version 1, and version 0 was made live meanwhile"):
+    with pytest.raises(AliasMoved, match="replace version 1, and version 0 was made live meanwhile"):
         await record.publish(replace(adapter(2), parent_version=1), [second], step(2), worker="w")
     assert [m.version for m in await record.alias_moves(POLICY)] == [1, 0]
     assert (await record.fates([second]))[second].stage is Stage.CLAIMED
