@@ -20,8 +20,10 @@ from typing import Any
 from trainer.protocol import Policy, Reply, Weights
 from wire.wish_text import add_wishes
 
-#: Replies by which wishes are measured, and their longest, in tokens.
+#: Replies by which it is measured whether a wish is followed, and their longest, in tokens.
 PROBES, MAX_TOKENS = 12, 64
+#: Of these, the replies by which effects are compared, and how much of them.
+_EFFECT_PROBES, _EFFECT_TOKENS = 4, 32
 #: Words behind a question that ask for nothing.
 NEUTRAL = ("It is raining here today.", "I have a question.", "Here is the next one.")
 
@@ -109,8 +111,9 @@ class WishMeter:
         ]
 
     def _read(self, text: str) -> list[list[float]]:
-        prompts = [self.prompt(question, text) for question, _ in self.probes]
-        return self._logprobs(prompts, [reply.token_ids for _, reply in self.probes])
+        probes = self.probes[:_EFFECT_PROBES]
+        prompts = [self.prompt(question, text) for question, _ in probes]
+        return self._logprobs(prompts, [reply.token_ids[:_EFFECT_TOKENS] for _, reply in probes])
 
     def follows(self, text: str, replies: Sequence[tuple[Ids, Ids, Sequence[int]]]) -> list[bool]:
         """Whether each reply follows a wish.
