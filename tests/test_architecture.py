@@ -98,7 +98,6 @@ SANS_IO = {
     "store.hashing",
     "store.hosts",
     "store.texts",
-    "store.wishes",
     "serving.openai_server.detokenize",
     "serving.openai_server.engine",
     "serving.openai_server.token_text",
