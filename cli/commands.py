@@ -371,7 +371,7 @@ async def _versions(record: Record, settings: Settings, arguments: argparse.Name
     console = table_console(soft_wrap=True)
     is_narrow = console.width < _NARROW
     table = Table()
-    middle = ("KL",) if is_narrow else ("method", "loss", "KL to base")
+    middle = ("wishes",) if is_narrow else ("method", "loss", "wishes in the weights")
     for name in ("version", "live", "state", "made", "turns", *middle):
         table.add_column(name, no_wrap=True)
     table.add_column("reason")
@@ -385,7 +385,7 @@ async def _versions(record: Record, settings: Settings, arguments: argparse.Name
             time.strftime("%m-%d %H:%M", time.localtime(adapter.created_at)),
             str(metrics.get("turns", "")),
             *(() if is_narrow else (adapter.method, three_digits(metrics.get("loss")))),
-            three_digits(_distance(metrics)),
+            _learnt(metrics),
             escape(clip(_reason(adapter, tried.get(adapter.version)), LONG)),
         )
     console.print(table)
@@ -394,10 +394,10 @@ async def _versions(record: Record, settings: Settings, arguments: argparse.Name
     return 0
 
 
-def _distance(metrics: Json) -> Any:
-    """Return the divergence from the base model on the gate's questions, or on the step's own turns where no gate measured it."""
-    after = (metrics.get("gate") or {}).get("after") or {}
-    return after.get("kl", metrics.get("kl_to_base"))
+def _learnt(metrics: Json) -> str:
+    """Return how many of the wishes that a version learnt its weights follow alone."""
+    rows = metrics.get("wishes") or ()
+    return f"{sum(bool(row['retired']) for row in rows)} of {len(rows)}" if rows else ""
 
 
 def _reason(adapter: AdapterVersion, release: CanaryRelease | None) -> str:
@@ -453,8 +453,8 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
         return 0
     console = table_console(soft_wrap=True)
     console.print(
-        f"{adapter.name}: {adapter.state.value}, made by {adapter.method} from version {adapter.parent_version} "
-        f"and {len(turns)} of your turns"
+        f"{adapter.name}: {adapter.state.value}, made by {adapter.method} from "
+        f"{f'version {adapter.parent_version}' if adapter.parent_version else 'the base model'} and {len(turns)} of your turns"
     )
     if adapter.reason:
         console.print(f"because: {escape(adapter.reason)}")
@@ -462,6 +462,13 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
         console.print(escape(releases.sentence(release)))
         for line in releases.number_lines(release):
             console.print(f"  {line}")
+    texts = {wish.wish_id: wish.text for wish in await record.wishes(policy)}
+    for row in adapter.metrics.get("wishes") or ():
+        where = "in the weights" if row["retired"] else "still in the prompt"
+        followed = f"{row['weights']:.0%} of the replies follow it (told {row['told']:.0%}, base model {row['base']:.0%})"
+        console.print(
+            f"wish {row['wish_id']}, {where}: {escape(clip(texts.get(row['wish_id'], '(removed)')))}: {followed}"
+        )
     table = Table("turn", "your request", "reply", "your reaction", "verdict", "hint", "source")
     for turn in turns:
         table.add_row(

@@ -12,7 +12,7 @@ from store.record import Record
 from store.settings import Settings
 from store.texts import clip, counted, strip_controls
 from store.training_plan import duration
-from store.values import AdapterState, AliasMove, ReleaseStage, ScoredTurn, StepReport
+from store.values import BASE_VERSION, AdapterState, AliasMove, ReleaseStage, ScoredTurn, StepReport
 from store.version import COMMAND
 
 #: Wordings that a line quotes, and characters of each; characters of a reason.
@@ -98,7 +98,9 @@ class VersionLines:
         else:
             return ""  # another one was made live meanwhile
         turns = await record.trained_turns(step.policy, version=step.version)
-        undo = self._command(f"rollback {adapter.parent_version}", step.policy)
+        moves = [move.version for move in await record.alias_moves(step.policy)]
+        before = next((version for version in reversed(moves) if version != step.version), BASE_VERSION)
+        undo = self._command(f"rollback {before}", step.policy)
         return f"{name} {state}: {self._learned(turns, adapter.reason)} · undo: {undo}"
 
     def _learned(self, turns: Sequence[ScoredTurn], reason: str) -> str:

@@ -161,8 +161,8 @@ async def test_metrics_leave_damaged_values_out_and_count_them(
 #: (table, column, page, what it still shows)
 STATES = (
     ("adapters", "state", "/dashboard/versions", "patina-tiny@2"),
-    ("adapters", "state", "/dashboard/versions/1", "Lineage"),
-    ("adapters", "state", "/dashboard/versions/2", "Lineage"),
+    ("adapters", "state", "/dashboard/versions/1", "Made from"),
+    ("adapters", "state", "/dashboard/versions/2", "Made from"),
     ("adapters", "state", "/dashboard/steps", "step2"),
     ("adapters", "state", "/v1/dashboard", "step2"),
     ("adapters", "state", "/dashboard/try", "live version (2)"),
@@ -212,7 +212,7 @@ NUMBERS: tuple[tuple[str, str, str, str, set[str]], ...] = (
     ("verdicts", "turn_id = 't1'", "/dashboard/conversations?session=session", "/dashboard/turns/t2", {"value"}),
     ("verdicts", "turn_id = 't1'", "/dashboard/steps", "Sample 1/1", set()),
     ("adapters", "version = 1", "/dashboard/versions", "patina-tiny@2", {"version", "parent_version", "created_at"}),
-    ("adapters", "version = 1", "/dashboard/versions/2", "Lineage", set()),
+    ("adapters", "version = 1", "/dashboard/versions/2", "Made from", set()),
     ("adapters", "version = 1", "/dashboard/steps", "step2", set()),
     ("adapters", "version = 1", "/dashboard/try", "live version (2)", set()),
     ("alias_moves", "version = 1", "/dashboard/versions", "by owner", {"version", "moved_at"}),
