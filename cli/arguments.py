@@ -354,9 +354,7 @@ def _add_openclaw(command: AddCommand) -> None:
 
 
 def _add_forget(command: AddCommand) -> None:
-    forget = command(
-        "forget", "delete turns and all that was made from them, train again without them, write a receipt"
-    )
+    forget = command("forget", "delete turns and all that was made from them, write a receipt")
     forget.add_argument(
         "turn", nargs="?", help="its id, the end of it as `trajectories` shows, its completion id, or `last`"
     )

@@ -22,7 +22,7 @@ from trainer.worker import TrainerWorker
 from wire.wish_text import BEHIND
 
 POLICY = "patina-tiny"
-SHORT, PLAIN = "Answer in one short sentence, please.", "Spanish, not English, please."
+SHORT, PLAIN = "Answer in one short sentence, please.", "I want it free of emoji."
 
 
 def make_settings(home: Path) -> Settings:

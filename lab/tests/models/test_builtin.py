@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from trainer.hindsight import with_hint
 from transformers import AutoConfig, AutoTokenizer
 
 from lab.models import TOY

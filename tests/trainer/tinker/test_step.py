@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from trainer.anchors import Anchors
 
 from serving.tinker.version import FILE
 from store.errors import AlignmentError, GateRejected
@@ -21,7 +22,6 @@ from tests.tinker.running import TinkerServer
 from tests.trainer.plans import bare_plan
 from tests.trainer.tinker.conftest import Make
 from tests.trainer.turns import sampled_turn
-from trainer.anchors import Anchors
 from trainer.batch import Sample
 from trainer.losses import NO_RESIDUAL, Residual
 from trainer.objective import Objective
