@@ -41,10 +41,10 @@ MODULES_ALLOWED = {
     ("deploy", "trainer"): {"trainer.remote.modal_connection", "trainer.remote.training_host"},
     ("cli", "proxy"): {"proxy.auth", "proxy.client_names"},
     ("cli", "recorder"): {"recorder.linking", "recorder.turn_recorder", "recorder.turns"},
-    ("cli", "trainer"): {"trainer.version_matrix"},
+    ("cli", "trainer"): {"trainer.removal", "trainer.version_matrix"},
     ("cli", "dashboard"): {"dashboard.sign_in"},
     ("dashboard", "recorder"): {"recorder.linking"},
-    ("dashboard", "trainer"): {"trainer.gate_bounds", "trainer.hindsight"},
+    ("dashboard", "trainer"): {"trainer.gate_bounds"},
 }  # fmt: skip
 
 #: library -> packages or modules that may import it.

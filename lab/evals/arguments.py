@@ -151,5 +151,5 @@ def _add_eval_operation(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument(
         "--full",
         action="store_true",
-        help="all methods, five seeds, seven users",
+        help="all methods, five seeds, two wishes at once and each of six alone",
     )

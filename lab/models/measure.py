@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from trainer.hindsight import with_hint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lab.models import TOY

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from trainer.hindsight import with_hint
 from transformers import AutoConfig, AutoTokenizer
 
 from lab.models import TOY

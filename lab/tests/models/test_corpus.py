@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from itertools import chain
 
 import pytest
-from trainer.hindsight import HINT_TEMPLATE, REACTION_TEMPLATE, accepted
 
 from lab.evals.phrasing import every_wording
 from lab.evals.unrelated import WORDINGS
