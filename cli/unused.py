@@ -47,7 +47,10 @@ def to_json(complaint: UnusedComplaint) -> Json:
 def _reason(complaint: UnusedComplaint) -> str:
     if complaint.drop_reason is DropReason.NO_SIGNAL and complaint.hint is None:
         return SENTENCES[DropReason.NO_SIGNAL]
-    return sentence_of(complaint.drop_reason, complaint.detail)
+    sentence = sentence_of(complaint.drop_reason, complaint.detail)
+    if complaint.drop_reason is DropReason.HINT_IRRELEVANT:
+        return sentence + "; say what to do differently"
+    return sentence
 
 
 def _quoted(complaints: Sequence[UnusedComplaint]) -> str:

@@ -347,7 +347,11 @@ class TrainerWorker:
                 }
                 report = replace(report, metrics={**times, "device": _changes(waits, self._device.state())})
             await self._note_wishes(outcome)
-            await self._settle(claimed, outcome, report, number, live)
+            try:
+                await self._settle(claimed, outcome, report, number, live)
+            except (AliasMoved, ClaimLost) as late:
+                await self._undo(outcome, late)
+                raise
         except (AliasMoved, ClaimLost) as late:
             # Nothing failed: a person undid what this step built upon, or the lease ran out and another step has the turns.
             await self._give_back([turn.turn_id for turn in claimed], report, late)
@@ -500,42 +504,37 @@ class TrainerWorker:
             self._counters.last_error = done.error
             self._rejections.update(trained)
             again = [i for i in trained if self._rejections[i] < 2]
-            try:
-                await self._record.reject(
-                    adapter,
-                    done,
-                    worker=self._name,
-                    release=again,
-                    drop=[i for i in trained if i not in again],
-                )
-            except MadeOfForgotten:
-                folder = outcome.written.path
-                await self._on_thread(lambda: self._ready().remove(folder))
-                raise
+            await self._record.reject(
+                adapter,
+                done,
+                worker=self._name,
+                release=again,
+                drop=[i for i in trained if i not in again],
+            )
         else:
-            try:
-                await self._record.publish(
-                    adapter,
-                    trained,
-                    done,
-                    worker=self._name,
-                    canary_share=await self._due.releases.share_of_next(policy),
-                    live=live,
-                )
-            except (AliasMoved, MadeOfForgotten):
-                folder = outcome.written.path
-                await self._on_thread(self._ready().revert)
-                await self._on_thread(lambda: self._ready().remove(folder))
-                raise
-            except ClaimLost:
-                # The files stay for `sweep`: another worker's version of the same bytes may be the same folder.
-                await self._on_thread(self._ready().revert)
-                raise
+            await self._record.publish(
+                adapter,
+                trained,
+                done,
+                worker=self._name,
+                canary_share=await self._due.releases.share_of_next(policy),
+                live=live,
+            )
             self._counters.published += 1
             await self._on_thread(lambda: self._ready().commit(number))
             await self._prune(policy, number)
         if self._log is not None:
             self._log({"version": number, "rejected": bool(outcome.rejected), **outcome.metrics})
+
+    async def _undo(self, outcome: Outcome, late: AliasMoved | ClaimLost) -> None:
+        """Be what the policy was, after the record refused what was made of it.
+
+        Where the lease ran out, the files stay for `sweep`: another worker's version of the same bytes may be the same folder.
+        """
+        await self._on_thread(self._ready().revert)
+        if outcome.written is not None and isinstance(late, AliasMoved | MadeOfForgotten):
+            folder = outcome.written.path
+            await self._on_thread(lambda: self._ready().remove(folder))
 
     async def _leave_withdrawn(self, policy: str, live: int, outcome: Outcome) -> None:
         """Serve the base model again where all that the live version learnt is withdrawn."""
