@@ -18,7 +18,7 @@ from migrations import upgrade
 from store.journal import EntryKind, JournalWriter
 from store.record import Record
 from store.settings import read_settings
-from store.values import AdapterState, Heartbeat, Selection
+from store.values import AdapterState, Heartbeat, Selection, StepRole
 from tests.making import make_turn
 from tests.store.queries.test_forget import SENTINEL, fill, said, train
 
@@ -190,7 +190,14 @@ def test_the_live_version_of_another_policy_stays_in_its_folder(home: Path) -> N
 
     async def train_ann(record: Record) -> None:
         await train(record, 1, path=str(clean), parent=0, policy="patina-tiny.ann")
-        await train(record, 2, path=str(tainted), parent=0, policy="patina-tiny.ann", served=("three",))
+        await train(
+            record,
+            2,
+            path=str(tainted),
+            parent=0,
+            policy="patina-tiny.ann",
+            others={StepRole.SERVED: ("three",)},
+        )
 
     in_record(home, train_ann)
     assert (

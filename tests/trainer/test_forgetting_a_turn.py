@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from migrations import upgrade
+from store.errors import AliasMoved, ClaimLost, MadeOfForgotten
 from store.manifest import ADAPTER_WEIGHTS
 from store.record import Record
 from store.settings import Settings, read_settings
@@ -16,7 +18,7 @@ from store.values import ScoredTurn, Selection, WishReading, WishScope, WishStat
 from tests.trainer.turns import as_recorded, sampled_turn
 from trainer.due import DueFinder
 from trainer.policy import LocalPolicy
-from trainer.protocol import VersionJob
+from trainer.protocol import Outcome, VersionJob, WrittenVersion
 from trainer.version_trainer import LocalVersionTrainer
 from trainer.worker import TrainerWorker
 from wire.wish_text import BEHIND
@@ -119,3 +121,31 @@ async def test_the_version_after_a_wish_is_removed_is_the_one_of_a_record_that_n
     assert after != before
     await record.close()
     await never.close()
+
+
+class StubTrainer:
+    """Counts what the worker asks of it."""
+
+    def __init__(self) -> None:
+        self.calls: list[str | Path] = []
+
+    def revert(self) -> None:
+        self.calls.append("revert")
+
+    def remove(self, folder: Path) -> None:
+        self.calls.append(folder)
+
+
+@pytest.mark.parametrize(
+    ("late", "removes"), [(MadeOfForgotten, True), (AliasMoved, True), (ClaimLost, False)]
+)
+async def test_what_a_step_under_way_made_of_a_forgotten_turn_is_removed_by_the_trainer(
+    record: Record, tmp_path: Path, late: type[AliasMoved | ClaimLost], removes: bool
+) -> None:
+    trainer = StubTrainer()
+    worker = TrainerWorker(record, make_settings(tmp_path), trainer=cast("Any", trainer))
+    written = WrittenVersion(path=tmp_path / "version", content_hash="", manifest_hash="")
+    outcome = Outcome(refused={}, parent_version=0, written=written)
+    await worker._undo(outcome, late("late"))
+    worker._thread.shutdown()
+    assert trainer.calls == (["revert", written.path] if removes else ["revert"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -98,20 +98,20 @@ async def train(
     path: str | None = None,
     parent: int | None = None,
     policy: str = POLICY,
-    **others: tuple[str, ...],
+    others: Mapping[StepRole, tuple[str, ...]] | None = None,
 ) -> None:
-    """Publish a version that was trained on these turns, made from the live one by default. ``others`` are turns by `StepRole`."""
+    """Publish a version that was trained on these turns, made from the live one by default."""
     claimed = await record.claim(POLICY, 10, worker="w", lease_s=60)
     await record.release([turn.turn_id for turn in claimed if turn.turn_id not in turn_ids], worker="w")
     inputs = StepInputs(
         turns={
-            StepRole(role): tuple((one, 1) for one in some)
-            for role, some in {"batch": turn_ids, **others}.items()
+            role: tuple((one, 1) for one in some)
+            for role, some in {StepRole.BATCH: turn_ids, **(others or {})}.items()
         },
         state={},
         settings={},
     )
-    words = SENTINEL if any("three" in some for some in (turn_ids, *others.values())) else "shorter"
+    words = SENTINEL if any("three" in some for some in (turn_ids, *(others or {}).values())) else "shorter"
     adapter = AdapterVersion(
         policy=policy,
         version=version,
@@ -215,7 +215,7 @@ async def test_versions_trained_on_it_and_their_descendants_are_taken_back(recor
     await fill(record)
     await train(record, 1, "one")
     await train(record, 2, "same", "three")
-    await train(record, 3, "two", served=("one",))
+    await train(record, 3, "two", others={StepRole.SERVED: ("one",)})
     await record.write_turns(
         [make_turn("reply", said("Good morning"), session_id="new", adapter_version=3, created_at=9.0)]
     )
@@ -242,7 +242,7 @@ async def test_a_step_that_used_it_meanwhile_is_not_published(record: Record) ->
     await fill(record)
     await record.forget(Selection(turn="three"), key=KEY)
     with pytest.raises(MadeOfForgotten, match="forgotten meanwhile"):
-        await train(record, 1, "one", served=("three",))
+        await train(record, 1, "one", others={StepRole.SERVED: ("three",)})
     assert await record.adapters(POLICY) == []
 
 
@@ -253,7 +253,7 @@ async def test_a_version_goes_exactly_when_its_inputs_or_its_ancestors_hold_the_
 ) -> None:
     await fill(record)
     await train(record, 1, "one", parent=0)
-    await train(record, 2, parent=0, **{role.value: ("three",)})
+    await train(record, 2, parent=0, others={role: ("three",)})
     await train(record, 3, "two", parent=third)
     closure = (await record.forget(Selection(turn="three"), key=KEY)).closure
     assert closure.tainted == {POLICY: tuple(sorted({*tainted, 3}))}  # "three" is the reaction to "two"
@@ -274,7 +274,7 @@ async def test_the_newest_clean_version_that_was_live_before_goes_live(record: R
     await fill(record)
     await train(record, 1, "one", parent=0)
     await train(record, 2, parent=0)
-    await train(record, 3, "same", parent=0, stated=("three",))
+    await train(record, 3, "same", parent=0, others={StepRole.STATED: ("three",)})
     await train(record, 4, parent=0)
     await record.rollback(POLICY, 3)  # a person did not want version 4
     closure = (await record.forget(Selection(turn="three"), key=KEY)).closure
