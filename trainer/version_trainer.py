@@ -430,7 +430,7 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
         known = read_plan(settings.home)
         if known is None or not known.is_of(model, threads):
             known = TrainingPlan(model=model, threads=threads, speed=asdict(policy.measure_speed()))
-        self._entered: dict[str, float] = {}  # `time.monotonic` at the beginning of each phase
+        self._entered: dict[str, float] = {}  # `LocalPolicy.clock` at the beginning of each phase
         self._speed = Speed(**known.speed)
         effort, expected = affordable(self._speed, budget_s=budget_s, ratios=known.ratios)
         longest = min(policy.max_context, longest_text(self._speed, budget_s=budget_s))
@@ -466,17 +466,24 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
         """See `BaseVersionTrainer.attempt`; what it took corrects the next plan."""
         outcome = super().attempt(job)
         if outcome.written is not None:
-            measured = {
-                "teach": outcome.metrics["teach_s"],
-                "step": outcome.metrics["train_s"],
-                "gate": outcome.metrics["gate_s"],
-            }
-            self.cost = self.cost.with_measured(estimate(self._speed, self._effort).by_phase, measured)
+            # In processor time: on a machine that is busy with replies a version takes longer, and is no smaller for it.
+            expected = estimate(self._speed, self._effort).by_phase
+            self.cost = self.cost.with_measured(expected, outcome.metrics["busy_s"])
             write_plan(self._settings.home, self.cost)
         return outcome
 
     def _backend_metrics(self) -> Json:
-        return {"estimate_s": self.cost.total_s}
+        at = self._entered
+        busy = {
+            "teach": at["training"] - at["teacher"],
+            "step": at["gate"] - at["training"],
+            "gate": at["write"] - at["gate"],
+        }
+        return {"estimate_s": self.cost.total_s, "busy_s": busy}
+
+    def _enter(self, phase: str) -> None:
+        super()._enter(phase)
+        self._entered[phase] = self._policy.clock()
 
     def _scale(self, share: float) -> bool:
         self._policy.scale(share)
