@@ -19,7 +19,8 @@ from store.values import WishReading, WishScope
 #: Least probability of a complaint, and of praise, with which a message is one: on reactions that it was not trained on, .95 of what the
 #: classifier reads so is right (lab/research/2026-11-29-reader.md).
 COMPLAINT, PRAISE = 0.84, 0.87
-#: ... of a complaint where a clause states a lasting wish; and of any reaction for such a wish: others read their text to the assistant.
+#: ... of a complaint where a clause states a lasting wish or is a certain complaint; and of any reaction for such a wish: a task with such words in
+#: its text is none.
 STATED = 0.4
 #: ... before a judge is asked. What is decided with less yields to a judge that disagrees.
 CERTAIN = 0.9
@@ -101,9 +102,11 @@ def read_message(
     if wish is not None and wish.scope is WishScope.LASTING and reading.complaint + reading.praise < STATED:
         wish, asked = None, []
     is_lasting = wish is not None and wish.scope is WishScope.LASTING
-    complaint = max([reading.complaint, *(one.reading.complaint for one in asked if is_lasting)])
+    # A wish, or a certain complaint before anything else, is less plain in the whole message than by itself.
+    plain = asked if is_lasting else [one for one in read[:1] if one.reading.complaint >= CERTAIN]
+    complaint = max([reading.complaint, *(one.reading.complaint for one in plain)])
     value: int | None = None
-    if not repeats and complaint >= (STATED if is_lasting else COMPLAINT):
+    if not repeats and reading.complaint >= (STATED if plain else COMPLAINT):
         value = -1
     elif not repeats and reading.praise >= PRAISE:
         value = 1
