@@ -21,7 +21,7 @@ from store.values import WishReading, WishScope
 COMPLAINT, PRAISE = 0.84, 0.87
 #: ... of a complaint where a clause states a lasting wish or is a certain complaint; and of any reaction for such a wish: a task with such words in
 #: its text is none.
-STATED = 0.4
+STATED = 0.6
 #: ... before a judge is asked. What is decided with less yields to a judge that disagrees.
 CERTAIN = 0.9
 #: Least probability that a clause asks something of replies.
