@@ -190,17 +190,7 @@ class Proxy:
         self._record = RecordHandle(open_record)
         self._journal = journal
         self._alias: Alias = (
-            AdapterAlias(
-                backend,
-                policy,
-                lambda: self._record.record,
-                locks=locks,
-                accepts_any=lambda: (
-                    self._has_one_policy() if accepts_any_model is None else accepts_any_model
-                ),
-            )
-            if is_local
-            else UpstreamAlias(backend, policy)
+            self._make_alias(locks, accepts_any_model) if is_local else UpstreamAlias(backend, policy)
         )
         self._is_local = is_local
         # The page's redirects are its own: they name no address.
@@ -235,6 +225,15 @@ class Proxy:
         self._forgetting = forgetting
         self._feedback_keys: dict[str, None] = {}  # of the newest feedback that may not be recorded yet
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _make_alias(self, locks: VersionLocks | None, accepts_any_model: bool | None) -> Alias:
+        return AdapterAlias(
+            self._backend,
+            self._policy,
+            lambda: self._record.record,
+            locks=locks,
+            accepts_any=lambda: self._has_one_policy() if accepts_any_model is None else accepts_any_model,
+        )
 
     def _make_batches(self) -> FeedbackBatches:
         return FeedbackBatches(

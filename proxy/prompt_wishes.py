@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import orjson
@@ -51,9 +52,17 @@ class PromptText:
 def read_placement(calibration: Path) -> str:
     """Return where wishes stand in the prompts of this model, as it was measured; behind the newest message where it was not."""
     try:
-        found = orjson.loads(calibration.read_bytes())
-    except (OSError, orjson.JSONDecodeError):
+        return _placement_in(calibration, calibration.stat().st_mtime_ns)
+    except OSError:
         return BEHIND
+
+
+@lru_cache(maxsize=4)
+def _placement_in(calibration: Path, changed_at: int) -> str:
+    try:
+        found = orjson.loads(calibration.read_bytes())
+    except orjson.JSONDecodeError:
+        return BEHIND  # a cache: it is measured again
     place = found.get("placement") if isinstance(found, dict) else None
     return place if place in PLACES else BEHIND
 
@@ -106,6 +115,9 @@ class PromptWishes:
     async def run(self) -> None:
         """Follow the record until cancelled."""
         changes: ChangeNotice | None = None
+        counting: asyncio.Task[None] | None = (
+            None  # beside the loop: a backend that is busy must not delay a wish
+        )
         if self._record is None:
             return
         try:
@@ -121,7 +133,10 @@ class PromptWishes:
                     # The wishes stay as they are: a locked or missing record must not change replies.
                     self._last_error = str(exc)
                 self._first_look.set()
-                await self._count()
+                if counting is None or counting.done():
+                    if counting is not None:
+                        counting.result()  # an unexpected error ends this loop too
+                    counting = asyncio.create_task(self._count())
                 if changes is None or self._last_error is not None:
                     await asyncio.sleep(_RETRY_S)
                 else:
@@ -129,6 +144,8 @@ class PromptWishes:
         finally:
             if changes is not None:
                 changes.close()
+            if counting is not None:
+                counting.cancel()
 
     async def _read(self, record: Record) -> None:
         self._seen, found = await record.wishes_since(self._seen)
@@ -143,10 +160,18 @@ class PromptWishes:
 
     async def _count(self) -> None:
         """Count the tokens of new texts. They are in prompts already: a reply in between goes without the count."""
-        for policy, text in list(self._texts.items()) if self._backend is not None else ():
-            tokens = text.tokens if text.tokens is not None else await self._count_tokens(text.text)
-            if self._texts.get(policy) == text:
-                self._texts[policy] = replace(text, tokens=tokens)
+        tried: set[str] = set()
+        while self._backend is not None:
+            pending = [
+                one for one in self._texts.items() if one[1].tokens is None and one[1].text not in tried
+            ]
+            if not pending:
+                return
+            for policy, text in pending:
+                tried.add(text.text)
+                tokens = await self._count_tokens(text.text)
+                if self._texts.get(policy) == text:
+                    self._texts[policy] = replace(text, tokens=tokens)
 
     async def _count_tokens(self, text: str) -> int | None:
         assert self._backend is not None

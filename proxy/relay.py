@@ -755,10 +755,14 @@ class ChatRelay:
         if found is None:
             return exchange.raw
         try:
-            body, exchange.wish_place = self._wishes.add(exchange.raw, exchange.chat, found)
+            if len(exchange.raw) > _THREAD_PARSE_BYTES:
+                added = await asyncio.to_thread(self._wishes.add, exchange.raw, exchange.chat, found)
+            else:
+                added = self._wishes.add(exchange.raw, exchange.chat, found)
         except ValueError:  # its newest message is no text
             exchange.takes_wishes = False
             return exchange.raw
+        body, exchange.wish_place = added
         exchange.wishes = found
         return body
 

@@ -18,11 +18,11 @@ from store.values import Json
 #: Seconds that a version should take: a person waits so long for an effect.
 BUDGET_S = 150.0
 #: Typical tokens of a question, of a question with wishes behind it, and of a reply.
-QUESTION, WISHED, REPLY = 48, 72, 64
-#: Prompts of the whole gate, and questions by which wishes are measured.
-GATE_PROMPTS, PROBES = 60, 12
-#: Wishes that are typically measured, and readings of the probes for each.
-WISHES, WISH_READS = 2, 7
+QUESTION, WISHED, REPLY = 40, 52, 48
+#: Prompts of the whole gate, tokens of its longest reply, and questions by which wishes are measured.
+GATE_PROMPTS, GATE_REPLY, PROBES = 48, 96, 12
+#: Wishes that are typically measured.
+WISHES = 2
 #: Between `LEAST` and `MOST` there are so many levels.
 LEVELS = 16
 
@@ -53,19 +53,17 @@ class Effort:
         samples, anchors: at most.
         passes: over them.
         gate: share of the gate's prompts.
-        gate_tokens: longest reply the gate waits for.
     """
 
     samples: int
     anchors: int
     passes: int
     gate: float = 1.0
-    gate_tokens: int = 96
 
 
 MOST = Effort(samples=40, anchors=24, passes=2)
 #: Below this a version learns hardly anything, or its gate sees nothing.
-LEAST = Effort(samples=12, anchors=8, passes=1, gate=0.25, gate_tokens=48)
+LEAST = Effort(samples=12, anchors=8, passes=1, gate=0.25)
 
 
 def effort_at(share: float) -> Effort:
@@ -122,13 +120,13 @@ def estimate(speed: Speed, effort: Effort) -> Estimate:
     def samples(rows: float, prompt: int, reply: int) -> float:
         return rows * prompt * speed.read_s + reply * (speed.step_s + (rows - 1) * speed.row_s)
 
-    wishes = samples(PROBES, WISHED, REPLY) + reads(PROBES, WISHED, WISHES * WISH_READS)
+    wishes = samples(PROBES, WISHED, REPLY) + reads(PROBES, WISHED, 2 * WISHES + 2)
     teach = wishes + samples(effort.samples, WISHED, REPLY)
     rows = effort.samples + effort.anchors
     step = reads(effort.samples, WISHED, 1) + reads(effort.anchors, QUESTION, 1)
     step += effort.passes * reads(rows, QUESTION, speed.learn_factor)
-    gate = samples(gate_prompts(effort), QUESTION, effort.gate_tokens)
-    gate += samples(PROBES, QUESTION, REPLY) + reads(PROBES, WISHED, 2 * WISHES)
+    gate = samples(gate_prompts(effort), QUESTION, GATE_REPLY)
+    gate += samples(PROBES, QUESTION, REPLY) + reads(PROBES, WISHED, WISHES + 1)
     return Estimate(teach_s=teach, step_s=step, gate_s=gate)
 
 

@@ -188,7 +188,7 @@ class DueFinder:
         active = [one for one in await self._record.wishes(policy) if one.state is not WishState.WITHDRAWN]
         versions = await self._record.adapters(policy)
         served = await self._record.count_accepted(policy)
-        if not needs_rebuild(active, live, versions, served):
+        if not needs_rebuild(active, live, versions, served, many=self._settings.learning.samples // 2):
             return False
         basis = (live, tuple((one.wish_id, one.text) for one in active))
         known = self.rebuilds.get(policy)
@@ -197,29 +197,25 @@ class DueFinder:
         return known.may_begin()
 
 
-def needs_rebuild(active: Sequence[Wish], live: int, versions: Sequence[AdapterVersion], served: int) -> bool:
+def needs_rebuild(
+    active: Sequence[Wish], live: int, versions: Sequence[AdapterVersion], served: int, *, many: int
+) -> bool:
     """Whether the live version is to be replaced although no batch waits. Pure.
 
-    It has learnt a wish that is withdrawn or has other words now; or twice as many accepted replies are there as at the last attempt,
-    and a wish is still in the prompt.
+    It has learnt a wish that is withdrawn or that the owner edited since; or many more accepted replies are there than at the last
+    attempt, and a wish is still in the prompt.
 
     Args:
         active: wishes that are not withdrawn.
         served: accepted replies in the record.
+        many: so many more.
     """
-    texts = {one.wish_id: one.text for one in active}
+    changed_at = {one.wish_id: one.changed_at if one.edited else 0.0 for one in active}
     current = next((one for one in versions if one.version == live), None)
-    learnt = current.metrics.get("wishes", ()) if current is not None else ()
-    if any(one["wish_id"] not in texts for one in learnt):
-        return True
+    for row in current.metrics.get("wishes", ()) if current is not None else ():
+        changed = changed_at.get(row["wish_id"])
+        if changed is None or (current is not None and changed > current.created_at):
+            return True
     newest = max(versions, key=lambda one: one.version, default=None)
-    if newest is None:
-        return False
-    if any(
-        one.changed_at > newest.created_at and one.edited
-        for one in active
-        if one.wish_id in {row["wish_id"] for row in learnt}
-    ):
-        return True
-    before = int(newest.metrics.get("served", 0))
-    return served >= 2 * max(before, 1) and any(one.state is WishState.PROMPT for one in active)
+    before = int(newest.metrics.get("served", 0)) if newest is not None else 0
+    return served - before >= max(many, 1) and any(one.state is WishState.PROMPT for one in active)

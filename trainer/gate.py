@@ -131,7 +131,7 @@ class Gate:
 
     Args:
         model: whose canaries to use; see `trainer.canaries`.
-        share: of the prompts of each kind that are asked, for models that are slow here; at least `FEWEST`.
+        share: of the tool calls and explicit requests that are asked again for a version; at least `FEWEST`.
         base: measures of the base model that are known.
     """
 
@@ -141,12 +141,12 @@ class Gate:
         model: str,
         *,
         thresholds: Thresholds | None = None,
-        max_tokens: int = MAX_TOKENS,
         share: float = 1.0,
         base: GateMeasures | None = None,
     ) -> None:
         self._thresholds = thresholds or Thresholds()
-        self.probe = GateProbe(policy, load_canaries(model), max_tokens=max_tokens, share=share)
+        self._share = share
+        self.probe = GateProbe(policy, load_canaries(model))
         self._base = base
 
     def base(self) -> GateMeasures:
@@ -158,23 +158,26 @@ class Gate:
     def examine(self) -> GateVerdict:
         """Measure the policy's weights as they are and judge them."""
         base = self.base()
-        after = self.probe.measure(Weights.STUDENT, right=base.right)
+        asked = {
+            name: some if name == "facts" else some[: max(FEWEST, math.ceil(self._share * len(some)))]
+            for name, some in base.right.items()
+        }
+        after = self.probe.measure(Weights.STUDENT, right=asked)
         measures = {"after": after.to_json(), "base": base.to_json()}
         return GateVerdict(rejected=judge_gate(after, base, self._thresholds), measures=measures)
 
 
 class GateProbe:
-    """Asks a policy the canaries' questions, greedily, and reads the replies."""
+    """Asks a policy the canaries' questions, greedily, and reads the replies.
 
-    def __init__(
-        self, policy: Policy, canaries: Canaries, *, max_tokens: int = MAX_TOKENS, share: float = 1.0
-    ) -> None:
+    Args:
+        most: times the number of prompts that a gate asks, at most.
+    """
+
+    def __init__(self, policy: Policy, canaries: Canaries, *, most: float = 1.0) -> None:
         self._policy = policy
-        self._max_tokens = max_tokens
-        room = policy.max_context - max_tokens
-        facts, tools, anchors = (
-            max(FEWEST, math.ceil(share * most)) for most in (MAX_FACTS, MAX_TOOLS, MAX_ANCHORS)
-        )
+        room = policy.max_context - MAX_TOKENS
+        facts, tools, anchors = (math.ceil(most * count) for count in (MAX_FACTS, MAX_TOOLS, MAX_ANCHORS))
 
         def fitting(cases: Iterable[T], render: Callable[[T], list[int]]) -> tuple[list[T], list[list[int]]]:
             pairs = [(case, ids) for case in cases if len(ids := render(case)) <= room]
@@ -182,14 +185,14 @@ class GateProbe:
 
         self._facts, self._fact_ids = fitting(canaries.facts[:facts], lambda c: _ask(policy, c.prompt))
         self._tools, self._tool_ids = fitting(
-            canaries.tools[: min(tools, MAX_TOOLS)], lambda c: policy.render(c.messages, c.tools)
+            canaries.tools[:tools], lambda c: policy.render(c.messages, c.tools)
         )
         self._anchors, self._anchor_ids = fitting(
             _spread(canaries.split()[1], anchors), lambda c: _ask(policy, c.prompt)
         )
         if not self._facts or not self._anchors:
             raise ConfigError(
-                f"no canary prompt and {max_tokens} tokens of reply fit the model's context of {policy.max_context}"
+                f"no canary prompt and {MAX_TOKENS} tokens of reply fit the model's context of {policy.max_context}"
             )
 
     def measure(self, weights: Weights, *, right: Mapping[str, Sequence[int]] | None = None) -> GateMeasures:
@@ -273,7 +276,7 @@ class GateProbe:
         return [call.name for call in calls] == [name]
 
     def _greedy(self, prompts: Sequence[Sequence[int]], weights: Weights) -> list[Reply]:
-        return self._policy.sample(prompts, max_tokens=self._max_tokens, temperature=0.0, weights=weights)
+        return self._policy.sample(prompts, max_tokens=MAX_TOKENS, temperature=0.0, weights=weights)
 
 
 def _ask(policy: Policy, question: str) -> list[int]:

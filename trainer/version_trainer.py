@@ -89,7 +89,6 @@ class BaseVersionTrainer(ABC, Generic[P]):
         self._gate = Gate(
             policy,
             settings.model_path,
-            max_tokens=effort.gate_tokens,
             share=effort.gate,
             base=GateMeasures(**self.calibration.gate),
         )
@@ -101,16 +100,11 @@ class BaseVersionTrainer(ABC, Generic[P]):
 
     def _calibrated(self) -> Calibration:
         """What is known of the base model; measured where nothing is."""
-        model = f"{self._model_key()} {self._effort.gate} {self._effort.gate_tokens}"
+        model = self._model_key()
         known = read_calibration(self._settings.home, model)
         if known is None:
             self._enter("calibration")
-            gate = Gate(
-                self._policy,
-                self._settings.model_path,
-                max_tokens=self._effort.gate_tokens,
-                share=self._effort.gate,
-            )
+            gate = Gate(self._policy, self._settings.model_path)
             known = calibrate(
                 self._policy,
                 model,

@@ -20,8 +20,10 @@ from typing import Any
 from trainer.protocol import Policy, Reply, Weights
 from wire.wish_text import add_wishes
 
-#: Replies by which wishes are measured, and their longest, in tokens.
-PROBES, MAX_TOKENS = 12, 64
+#: Replies by which it is measured whether a wish is followed, and their longest, in tokens.
+PROBES, MAX_TOKENS = 12, 48
+#: Of these, the replies by which effects are compared, and how much of them.
+_EFFECT_PROBES, _EFFECT_TOKENS = 4, 32
 #: Words behind a question that ask for nothing.
 NEUTRAL = ("It is raining here today.", "I have a question.", "Here is the next one.")
 
@@ -60,6 +62,8 @@ class WishMeter:
         self._replies: list[Reply] = []
         self._effects: dict[str, tuple[float, ...]] = {}
         self._plain: list[list[float]] = []
+        #: Log-probabilities of replies to questions without a wish.
+        self._without: dict[tuple[str, Ids], float] = {}
 
     def prompt(self, question: str, text: str = "") -> Ids:
         """Prompt ids of a question with this text of wishes."""
@@ -109,26 +113,28 @@ class WishMeter:
         ]
 
     def _read(self, text: str) -> list[list[float]]:
-        prompts = [self.prompt(question, text) for question, _ in self.probes]
-        return self._logprobs(prompts, [reply.token_ids for _, reply in self.probes])
+        probes = self.probes[:_EFFECT_PROBES]
+        prompts = [self.prompt(question, text) for question, _ in probes]
+        return self._logprobs(prompts, [reply.token_ids[:_EFFECT_TOKENS] for _, reply in probes])
 
-    def follows(self, text: str, replies: Sequence[tuple[Ids, Ids, Sequence[int]]]) -> list[bool]:
-        """Whether each reply follows a wish.
-
-        Args:
-            replies: prompt without any wish, prompt with this wish, tokens of the reply.
-        """
+    def follows(self, text: str, replies: Sequence[tuple[str, Ids]]) -> list[bool]:
+        """Whether each reply to a question, given with its tokens, follows a wish."""
         if not replies:
             return []
-        answers = [reply for _, _, reply in replies]
-        without = self._logprobs([plain for plain, _, _ in replies], answers)
-        with_it = self._logprobs([wished for _, wished, _ in replies], answers)
-        return [sum(b) > sum(a) for a, b in zip(without, with_it, strict=True)]
+        unread = [one for one in replies if one not in self._without]
+        if unread:
+            read = self._logprobs(
+                [self.prompt(question) for question, _ in unread], [ids for _, ids in unread]
+            )
+            self._without |= {one: sum(row) for one, row in zip(unread, read, strict=True)}
+        wished = self._logprobs(
+            [self.prompt(question, text) for question, _ in replies], [ids for _, ids in replies]
+        )
+        return [sum(row) > self._without[one] for one, row in zip(replies, wished, strict=True)]
 
     def base_share(self, text: str) -> float:
         """Share of the base model's plain replies that follow a wish."""
-        rows = [(self.prompt(q), self.prompt(q, text), reply.token_ids) for q, reply in self.probes]
-        return share(self.follows(text, rows))
+        return share(self.follows(text, [(question, reply.token_ids) for question, reply in self.probes]))
 
     def _logprobs(self, prompts: Sequence[Ids], replies: Sequence[Sequence[int]]) -> list[list[float]]:
         values, _ = self._policy.response_logprobs(prompts, replies, Weights.BASE)

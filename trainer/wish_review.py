@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from store.calibration import Calibration
 from store.values import Json, Wish
 from trainer.protocol import Policy, Weights
-from trainer.wish_meter import MAX_TOKENS, Followed, WishMeter, share
+from trainer.wish_meter import MAX_TOKENS, Followed, Ids, WishMeter, share
 from wire.wish_text import join_wishes
 
 #: Least gain of a wish by asking (share of replies, told less base) with which there is something to learn.
@@ -76,12 +76,12 @@ class WishReview:
             one.text == other.text or self._meter.cosine(one.text, other.text) >= self._calibration.same_wish
         )
 
-    def _told(self, wishes: Sequence[Wish], seed: int) -> list[tuple[str, Sequence[int]]]:
+    def _told(self, wishes: Sequence[Wish], seed: int) -> list[tuple[str, Ids]]:
         """Questions with the base model's replies behind all these wishes."""
         text = join_wishes(wish.text for wish in wishes)
         return self._replies(text, Weights.BASE, seed)
 
-    def _replies(self, text: str, weights: Weights, seed: int) -> list[tuple[str, Sequence[int]]]:
+    def _replies(self, text: str, weights: Weights, seed: int) -> list[tuple[str, Ids]]:
         questions = [question for question, _ in self._meter.probes]
         replies = self._policy.sample(
             [self._meter.prompt(question, text) for question in questions],
@@ -91,9 +91,8 @@ class WishReview:
         )
         return [(q, reply.token_ids) for q, reply in zip(questions, replies, strict=True) if reply.token_ids]
 
-    def _share(self, wish: Wish, replies: Sequence[tuple[str, Sequence[int]]]) -> float:
-        rows = [(self._meter.prompt(q), self._meter.prompt(q, wish.text), reply) for q, reply in replies]
-        return share(self._meter.follows(wish.text, rows))
+    def _share(self, wish: Wish, replies: Sequence[tuple[str, Ids]]) -> float:
+        return share(self._meter.follows(wish.text, replies))
 
     def followed(self, reviewed: Reviewed, *, seed: int) -> dict[int, Followed]:
         """How many of the policy's replies, without any wish in the prompt, follow each wish; by wish_id."""

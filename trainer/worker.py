@@ -330,6 +330,7 @@ class TrainerWorker:
             number = await self._record.next_version(policy)
             recent = await self._record.recent_verdicts(policy, _RECENT)
             job = await self._job(policy, number, claimed, recent)
+            served = await self._record.count_accepted(policy)
             report = replace(report, inputs=self._inputs(trainer, job, recent))
             claimed_at, waits = time.time(), self._device.state()
             held = [turn.turn_id for turn in claimed]
@@ -341,7 +342,7 @@ class TrainerWorker:
                 times = {
                     "queue_s": max(0.0, report.started_at - due.since),
                     "claim_s": claimed_at - report.started_at,
-                    "served": len(job.served),
+                    "served": served,
                 }
                 report = replace(report, metrics={**times, "device": _changes(waits, self._device.state())})
             await self._note_wishes(outcome)

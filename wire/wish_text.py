@@ -16,7 +16,7 @@ from store.texts import content_text
 from store.values import Json, TurnKind
 from wire.chat_request import ChatRequest
 from wire.classify import classify_request, is_structured
-from wire.json_splice import elements, members, set_members, value_end
+from wire.json_splice import elements, find_member, set_members, value_end
 from wire.user_text import next_state_text
 
 #: Places in the prompt: behind the newest user message, or in the system prompt.
@@ -101,14 +101,14 @@ def splice_wishes(raw: bytes, messages: Sequence[Mapping[str, Any]], text: str, 
     if not text:
         return raw
     at = _target(messages, place)
-    array = _last_member(raw, 0, "messages")
+    array = find_member(raw, "messages")
     starts = list(elements(raw, array))
     if at is None:
         first = starts[0]
         message = orjson.dumps({"role": "system", "content": text})
         return b"".join((raw[:first], message, b",", raw[first:]))
     content = messages[at].get("content")
-    value = _last_member(raw, starts[at], "content")
+    value = find_member(raw, "content", starts[at])
     end = value_end(raw, value)
     if isinstance(content, str):
         addition = orjson.dumps(f"\n\n{text}" if content else text)[1:-1]
@@ -134,10 +134,10 @@ def count_in_usage(raw: bytes, reply: Mapping[str, Any], tokens: int | None) -> 
         return raw
     wanted = {"wish_tokens": b"%d" % tokens}
     details = usage.get("prompt_tokens_details")
-    start = _last_member(raw, 0, "usage")
+    start = find_member(raw, "usage")
     text = raw[start : value_end(raw, start)]
     if isinstance(details, Mapping):
-        at = _last_member(text, 0, "prompt_tokens_details")
+        at = find_member(text, "prompt_tokens_details")
         written = set_members(text[at : value_end(text, at)], wanted, details)
     else:
         written = set_members(b"{}", wanted, {})
@@ -156,11 +156,3 @@ def _target(messages: Sequence[Mapping[str, Any]], place: str) -> int | None:
         if messages[at].get("role") == "user":
             return at
     raise ValueError("no user message is there to which wishes can be added")
-
-
-def _last_member(raw: bytes, start: int, name: str) -> int:
-    """Return where the value of the object's last member of this name begins: of repeated keys the last one counts."""
-    found = [member.value for member in members(raw, start) if member.name == name]
-    if not found:
-        raise ValueError(f"the object has no {name}")
-    return found[-1]

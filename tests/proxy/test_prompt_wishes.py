@@ -65,6 +65,8 @@ def state_wish(
     )  # fmt: skip
     gateway.in_record(lambda record: record.add_verdict(verdict))
     until(lambda: in_prompt(gateway).get(policy, 0) == count + 1, "the gateway has the wish")
+    wishes = gateway.proxy._wishes
+    until(lambda: wishes._texts[policy].tokens or wishes._backend is None, "the backend has counted it")
 
 
 def read_wishes(gateway: Gateway) -> tuple[Wish, ...]:

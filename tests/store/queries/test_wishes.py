@@ -255,6 +255,24 @@ async def test_an_edited_wish_keeps_the_owner_s_words_until_its_last_statement_g
     assert await talk.record.wishes() == ()
 
 
+async def test_a_wish_and_its_statements_are_checked_against_each_other(talk: Talk, record_url: str) -> None:
+    await talk.say("Call me Captain.")
+    await talk.say("Shorter.")
+    assert await talk.record.verify() == []
+    connection = sqlite3.connect(record_url.removeprefix("sqlite+aiosqlite:///"))
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("DELETE FROM turns WHERE turn_id = 't1'")  # its statement goes with it
+    connection.execute("UPDATE wish_statements SET wish_id = 9")
+    connection.commit()
+    connection.close()
+    found = [line for line in await talk.record.verify() if line.startswith("wish ")]
+    assert found == [
+        "wish 1: no turn states it",
+        "wish 2: no turn states it",
+        "wish 9: it is not there, but a turn states it",
+    ]
+
+
 async def served_with(record: Record, turn_id: str, text: str, **changes: Any) -> None:
     turn = make_turn(
         turn_id, session_id=turn_id, created_at=3_000.0, wish_text=text, wish_place="behind", **changes
