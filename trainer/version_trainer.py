@@ -307,7 +307,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
         self._enter("gate")
         verdict = self._gate.examine()
         followed = self._review.followed(trained.reviewed, seed=self._settings.seed)
-        rows = wish_rows(trained.reviewed, followed)
+        rows = wish_rows(followed)
         judged_at = time.monotonic()
         self._enter("write")
         kinds = {kind: sum(one.kind is kind for one in trained.samples) for kind in SampleKind}
