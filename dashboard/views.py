@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainer.hindsight import with_hint
+
 from dashboard.charts import Node, Share, share, share_chart, tree_chart
 from dashboard.damage import damage_of, sort_out
 from recorder.linking import LINK_MEANINGS
@@ -35,7 +37,6 @@ from store.values import (
 )
 from store.wish_states import describe_state, in_prompt
 from trainer.gate_bounds import LABELS, SHARES, Bound, bounds, with_worst
-from trainer.hindsight import with_hint
 from wire.classify import MEANINGS
 
 #: Judged turns that the first page looks at; those of one point of its second chart, at least and at most; points that it aims at.

@@ -99,7 +99,6 @@ SANS_IO = {
     "store.hosts",
     "store.texts",
     "store.wish_states",
-    "store.wishes",
     "serving.openai_server.detokenize",
     "serving.openai_server.engine",
     "serving.openai_server.token_text",
