@@ -761,6 +761,13 @@ class LocalPolicy(Texts):
         self.drop_gradients()
         return norm
 
+    def scale(self, share: float) -> None:
+        """Be ``share`` times as far from the base model, in the space of weights; moments stay what they are."""
+        with torch.no_grad():
+            for name, parameter in self._trainable.items():
+                if "lora_B" in name:
+                    parameter.mul_(share)
+
     def park(self) -> None:
         """Take the base model off the device, into main memory. Adapter, moments and gradients stay: they are small.
 
