@@ -103,7 +103,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
 
     def _calibrated(self) -> Calibration:
         """What is known of the base model; measured where nothing is."""
-        model = self._model_digests().base_model
+        model = self._model_key()
         known = read_calibration(self._settings.home, model)
         if known is None:
             self._enter("calibration")
@@ -181,6 +181,10 @@ class BaseVersionTrainer(ABC, Generic[P]):
     def _model_digests(self) -> ModelDigests:
         return digest_served_model(self._settings.model_path)
 
+    def _model_key(self) -> str:
+        """By which the calibration of a base model is known."""
+        return self._model_digests().base_model
+
     def _enter(self, phase: str) -> None:
         self.phase = AttemptPhase(phase, time.time())
 
@@ -229,8 +233,10 @@ class BaseVersionTrainer(ABC, Generic[P]):
         self._before = self._policy.snapshot()
         self._left_out.clear()
         try:
-            if self._plan.begins_at_base and not self._settings.resume_from_ckpt:
+            if self._plan.begins_at_base:
                 self._policy.reset(self._settings.seed)
+                if self._settings.resume_from_ckpt:
+                    self._resume_from(Path(self._settings.resume_from_ckpt).expanduser())
             self._enter("training")
             trained = _Trained(
                 prepared=prepared,
@@ -312,7 +318,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
                 break
             verdict, kept = self._gate.examine(), share
         followed = self._review.followed(trained.reviewed, seed=self._settings.seed)
-        rows = wish_rows(trained.reviewed, followed)
+        rows = wish_rows(followed)
         judged_at = time.monotonic()
         self._enter("write")
         kinds = {kind: sum(one.kind is kind for one in trained.samples) for kind in SampleKind}
