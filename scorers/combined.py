@@ -11,21 +11,21 @@ from dataclasses import dataclass
 
 from scorers.classifier import Classifier, Reading, default_classifier
 from scorers.hints import content_words, repeats_reply
+from scorers.lexicon import JUDGEMENTS
 from scorers.own_words import Clause, clauses, hide_foreign
-from scorers.reactions import MAX_REACTION, Role, bounded, classify, read_reaction, starts_task
+from scorers.reactions import MAX_REACTION, Role, bounded, classify, fold, read_reaction, starts_task
 from store.values import WishReading, WishScope
 
 #: Least probability of a complaint, and of praise, with which a message is one: on reactions that it was not trained on, .95 of what the
 #: classifier reads so is right (lab/research/2026-11-29-reader.md).
 COMPLAINT, PRAISE = 0.84, 0.87
-#: ... of a complaint where a clause states a lasting wish.
-STATED = 0.4
+#: ... of a complaint where a clause states a lasting wish or is a certain complaint; and of any reaction for such a wish: a task with such words in
+#: its text is none.
+STATED = 0.6
 #: ... before a judge is asked. What is decided with less yields to a judge that disagrees.
 CERTAIN = 0.9
 #: Least probability that a clause asks something of replies.
 ASKS = 0.5
-#: ... and that the whole message is a complaint or praise, for a lasting wish: others read their text to the assistant, and set it tasks.
-REACTS = 0.6
 #: From this probability on a clause is praise, blame, or none of it, and no hint.
 ASIDE = 0.6
 #: Longer texts are documents as often as reactions, in characters: their first two clauses and the last are read.
@@ -73,7 +73,9 @@ class _Read:
     @property
     def is_blame(self) -> bool:
         """Whether it rather says what is bad than what is wanted: "Too long."."""
-        return self.reading.fault + self.reading.blame > self.reading.wish
+        if self.reading.fault + self.reading.blame > self.reading.wish:
+            return True
+        return not JUDGEMENTS.isdisjoint(read_reaction(self.clause.text).patterns)
 
 
 def read_message(
@@ -86,7 +88,8 @@ def read_message(
         classifier: default: the one of this repository.
     """
     network = classifier or default_classifier()
-    parts = clauses(text)
+    repeats = bool(prompt) and fold(prompt) == fold(text)
+    parts = [] if repeats else clauses(text)
     own = hide_foreign(text).strip()
     if len(own) > LONG:
         own = " ".join(part.text for part in (*parts[:2], *parts[2:][-1:]))[: 2 * LONG]
@@ -96,14 +99,16 @@ def read_message(
         for part in parts
     ]
     wish, asked = _find_wish(text, read)
-    if wish is not None and wish.scope is WishScope.LASTING and reading.complaint + reading.praise < REACTS:
+    if wish is not None and wish.scope is WishScope.LASTING and reading.complaint + reading.praise < STATED:
         wish, asked = None, []
     is_lasting = wish is not None and wish.scope is WishScope.LASTING
-    complaint = max([reading.complaint, *(one.reading.complaint for one in asked if is_lasting)])
+    # A wish, or a certain complaint before anything else, is less plain in the whole message than by itself.
+    plain = asked if is_lasting else [one for one in read[:1] if one.reading.complaint >= CERTAIN]
+    complaint = max([reading.complaint, *(one.reading.complaint for one in plain)])
     value: int | None = None
-    if complaint >= (STATED if is_lasting else COMPLAINT):
+    if not repeats and reading.complaint >= (STATED if plain else COMPLAINT):
         value = -1
-    elif reading.praise >= PRAISE:
+    elif not repeats and reading.praise >= PRAISE:
         value = 1
     confidence = {-1: complaint, 1: reading.praise}.get(value or 0, 0.0)
     hint = None

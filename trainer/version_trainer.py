@@ -103,7 +103,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
 
     def _calibrated(self) -> Calibration:
         """What is known of the base model; measured where nothing is."""
-        model = self._model_digests().base_model
+        model = self._model_key()
         known = read_calibration(self._settings.home, model)
         if known is None:
             self._enter("calibration")
@@ -181,6 +181,10 @@ class BaseVersionTrainer(ABC, Generic[P]):
     def _model_digests(self) -> ModelDigests:
         return digest_served_model(self._settings.model_path)
 
+    def _model_key(self) -> str:
+        """By which the calibration of a base model is known."""
+        return self._model_digests().base_model
+
     def _enter(self, phase: str) -> None:
         self.phase = AttemptPhase(phase, time.time())
 
@@ -229,8 +233,10 @@ class BaseVersionTrainer(ABC, Generic[P]):
         self._before = self._policy.snapshot()
         self._left_out.clear()
         try:
-            if self._plan.begins_at_base and not self._settings.resume_from_ckpt:
+            if self._plan.begins_at_base:
                 self._policy.reset(self._settings.seed)
+                if self._settings.resume_from_ckpt:
+                    self._resume_from(Path(self._settings.resume_from_ckpt).expanduser())
             self._enter("training")
             trained = _Trained(
                 prepared=prepared,
@@ -312,7 +318,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
                 break
             verdict, kept = self._gate.examine(), share
         followed = self._review.followed(trained.reviewed, seed=self._settings.seed)
-        rows = wish_rows(trained.reviewed, followed)
+        rows = wish_rows(followed)
         judged_at = time.monotonic()
         self._enter("write")
         kinds = {kind: sum(one.kind is kind for one in trained.samples) for kind in SampleKind}
@@ -430,7 +436,7 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
         known = read_plan(settings.home)
         if known is None or not known.is_of(model, threads):
             known = TrainingPlan(model=model, threads=threads, speed=asdict(policy.measure_speed()))
-        self._entered: dict[str, float] = {}  # `time.monotonic` at the beginning of each phase
+        self._entered: dict[str, float] = {}  # `LocalPolicy.clock` at the beginning of each phase
         self._speed = Speed(**known.speed)
         effort, expected = affordable(self._speed, budget_s=budget_s, ratios=known.ratios)
         longest = min(policy.max_context, longest_text(self._speed, budget_s=budget_s))
@@ -466,17 +472,24 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
         """See `BaseVersionTrainer.attempt`; what it took corrects the next plan."""
         outcome = super().attempt(job)
         if outcome.written is not None:
-            measured = {
-                "teach": outcome.metrics["teach_s"],
-                "step": outcome.metrics["train_s"],
-                "gate": outcome.metrics["gate_s"],
-            }
-            self.cost = self.cost.with_measured(estimate(self._speed, self._effort).by_phase, measured)
+            # In processor time: on a machine that is busy with replies a version takes longer, and is no smaller for it.
+            expected = estimate(self._speed, self._effort).by_phase
+            self.cost = self.cost.with_measured(expected, outcome.metrics["busy_s"])
             write_plan(self._settings.home, self.cost)
         return outcome
 
     def _backend_metrics(self) -> Json:
-        return {"estimate_s": self.cost.total_s}
+        at = self._entered
+        busy = {
+            "teach": at["training"] - at["teacher"],
+            "step": at["gate"] - at["training"],
+            "gate": at["write"] - at["gate"],
+        }
+        return {"estimate_s": self.cost.total_s, "busy_s": busy}
+
+    def _enter(self, phase: str) -> None:
+        super()._enter(phase)
+        self._entered[phase] = self._policy.clock()
 
     def _scale(self, share: float) -> bool:
         self._policy.scale(share)

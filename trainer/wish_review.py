@@ -95,7 +95,9 @@ class WishReview:
         return share(self._meter.follows(wish.text, replies))
 
     def followed(self, reviewed: Reviewed, *, seed: int) -> dict[int, Followed]:
-        """How many of the policy's replies, without any wish in the prompt, follow each wish; by wish_id."""
+        """How many of the policy's replies, without any wish in the prompt, follow each wish; by wish_id. Nothing of weights that are no numbers."""
+        if not reviewed.learnt or not self._policy.is_finite():
+            return {}
         replies = self._replies("", Weights.STUDENT, seed)
         known = reviewed.measures or {}
         return {
@@ -109,15 +111,14 @@ class WishReview:
         }
 
 
-def wish_rows(reviewed: Reviewed, followed: Mapping[int, Followed]) -> list[Json]:
+def wish_rows(followed: Mapping[int, Followed]) -> list[Json]:
     """What a version's metrics say of its wishes: ids and numbers, no words."""
     rows = []
-    for wish in reviewed.learnt:
-        found = followed[wish.wish_id]
+    for wish_id, found in followed.items():
         assert found.weights is not None
         rows.append(
             {
-                "wish_id": wish.wish_id,
+                "wish_id": wish_id,
                 "base": found.base,
                 "told": found.told,
                 "weights": found.weights,

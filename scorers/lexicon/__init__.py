@@ -75,6 +75,14 @@ PATTERNS: dict[str, tuple[Pattern, ...]] = {
 #: Patterns without slots, of languages that have no word classes.
 ANY_LANGUAGE = _patterns(_load("other_languages")["patterns"])
 
+#: Names of the patterns that say that a reply was bad.
+JUDGEMENTS = frozenset(
+    pattern.name
+    for patterns in (*PATTERNS.values(), ANY_LANGUAGE)
+    for pattern in patterns
+    if pattern.kind is Kind.JUDGEMENT
+)
+
 BUT, ASKS_FOR_A_NAME, YOU_ARE, SCENE, TAG = (
     _joined(_SHARED[name]) for name in ("but", "asks_for_a_name", "you_are", "scene", "tag")
 )

@@ -126,6 +126,14 @@ _THINGS = [
 ]
 _STATED = [
     "It's {}.",
+    "It's the {}.",
+    "It's the {}!",
+    "no, the {}",
+    "nope, the {}",
+    "Actually the answer is {}",
+    "Actually it's the {}",
+    "Actually the word is {}",
+    "The other one, {}.",
     "it is {}",
     "That's {}.",
     "no, {}",
@@ -251,12 +259,6 @@ def _excerpt(rng: random.Random) -> Sample:
     )
 
 
-def _repeated(rng: random.Random) -> Sample:
-    reply, prompt = _exchange(rng)
-    prompt = rng.choice((prompt, prompt, "shorter please", "in French, please", "no emoji please"))
-    return Sample(text=prompt, label=NEITHER, reply=reply, prompt=prompt, language="en", family="exchange")
-
-
 def _sample(text: str, label: int, rng: random.Random) -> Sample:
     reply, prompt = _exchange(rng) if rng.random() < 0.5 else ("Here it is.", "")
     noisy = add_noise(text, rng, "en") if rng.random() < 0.4 else text
@@ -274,7 +276,7 @@ def _sample(text: str, label: int, rng: random.Random) -> Sample:
 _ROWS = read_rows_of_replies()
 #: Makers and their shares.
 _MAKERS: tuple[tuple[Callable[[random.Random], Sample], int], ...] = (
-    (_closing, 3), (_denied, 4), (_liked, 3), (_other_answer, 8), (_excerpt, 4), (_repeated, 1),
+    (_closing, 3), (_denied, 4), (_liked, 3), (_other_answer, 8), (_excerpt, 4),
 )  # fmt: skip
 
 

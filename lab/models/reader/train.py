@@ -43,7 +43,7 @@ EMBED, HIDDEN = 14, 64
 MIN_COUNT = 12
 EPOCHS = 3
 #: Networks that are averaged.
-NETWORKS = 2
+NETWORKS = 4
 BATCH = 256
 LEARNING_RATE = 0.004
 #: Share of a sample's features that is left out anew in every epoch.
