@@ -40,7 +40,7 @@ from dashboard.views import StatusCache, Viewer
 from store.catch_up import read_recorder_state
 from store.errors import RecordError, UpstreamError
 from store.forgetting import Forgetting
-from store.heartbeats import SLOW_LOOK_S, HeartbeatWriter
+from store.heartbeats import LOOK_S, HeartbeatWriter
 from store.journal import EntryKind, JournalWriter
 from store.keys import DEFAULT, KeyFile, Keyring
 from store.lifecycle import may_teach
@@ -169,7 +169,7 @@ class Dashboard:
         while True:
             await self._write_heartbeat("running")
             self._journal.maintain()
-            await asyncio.sleep(SLOW_LOOK_S)
+            await asyncio.sleep(LOOK_S)
 
     async def _write_heartbeat(self, state: str) -> None:
         forgetting = sum(job.state == "running" for job in self._forgetting.jobs)

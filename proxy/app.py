@@ -86,7 +86,7 @@ from store.catch_up import read_recorder_state, wait_recorded
 from store.errors import RecordError, RecordUnavailable, WireError
 from store.forgetting import Forgetting
 from store.hashing import digest
-from store.heartbeats import SILENT_S, SLOW_LOOK_S, HeartbeatWriter
+from store.heartbeats import LOOK_S, SILENT_S, HeartbeatWriter
 from store.hosts import is_local_host
 from store.journal import EntryKind, JournalWriter, Lag
 from store.lifecycle import may_teach
@@ -309,7 +309,7 @@ class Proxy:
                 await self._write_heartbeat(record, "running")
             self._journal.maintain()
             await self._trim_heap()
-            await asyncio.sleep(SLOW_LOOK_S)
+            await asyncio.sleep(LOOK_S)
 
     async def _trim_heap(self) -> None:
         """Return free heap memory to the system after large bodies."""

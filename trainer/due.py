@@ -90,6 +90,7 @@ class DueFinder:
     Attributes:
         state: why there is nothing, for the heartbeat.
         has_complaints: whether any waited at the last look, for a batch or a schedule.
+        waits_for_time: whether something may be due later although the record does not change.
         served_at: `time.time` of each policy's last batch.
         pauses: after failures, by policy; None: of all.
         rebuilds: attempts at versions without new turns, by policy.
@@ -104,6 +105,7 @@ class DueFinder:
         self._sources = {"rl": None, "combine": EXPLICIT_SOURCES}.get(settings.method, ())
         self.state = "waiting"
         self.has_complaints = False
+        self.waits_for_time = False
         self.served_at: dict[str, float] = {}
         self.pauses: dict[str | None, Pause] = {}
         self.rebuilds: dict[str, Rebuild] = {}
@@ -115,19 +117,25 @@ class DueFinder:
         Args:
             published: versions since the start; `Settings.max_steps` bounds them.
         """
+        self.waits_for_time = True
         if self._is_pausing(None):
             return None
         await self._record.release_expired()
         tried = await self.releases.review()
-        if await self._record.is_paused():
-            self.state = "paused"
-            return None
         steps = self._settings.max_steps
-        if steps and published >= steps:
-            self.state = f"done: {steps} steps"
+        is_paused, is_done = await self._record.is_paused(), bool(steps and published >= steps)
+        if is_paused or is_done:
+            self.state = "paused" if is_paused else f"done: {steps} steps"
+            self.waits_for_time = False
             return None
         due = await self._next(tried)
         if due is None:
+            now = time.monotonic()
+            times = [
+                *(one.until for one in self.pauses.values()),
+                *(one.after for one in self.unlearning.values()),
+            ]
+            self.waits_for_time = self.has_complaints or any(now < at for at in times)
             names = ", ".join(adapter_name(*one) for one in sorted(tried.items()))
             self.state = f"waiting: {names} on trial" if names else "waiting"
             return None
