@@ -27,7 +27,7 @@ class Calibration:
         placement: where the model obeys wishes best; see `wire.wish_text.add_wishes`.
         obeyed: share of checkable instructions that it obeys, by place.
         same_wish: cosine of two effects from which two wordings are one wish.
-        neutral: largest effect of words that ask for nothing, nats a token.
+        neutral: largest effect of words that ask for nothing; see `trainer.wish_meter.WishMeter.size`.
         gate: `trainer.gate.GateMeasures` of the base model.
         anchors: replies of the base model to prompts with an instruction: token ids of prompt and reply.
     """

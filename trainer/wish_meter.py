@@ -1,7 +1,7 @@
-"""What words do to the base model, measured by log-probabilities alone: which wishes are alike, and which replies follow one.
+"""What words do to the base model, measured by its probabilities alone: which wishes are alike, and which replies follow one.
 
 ============  ================================================================================================================
-effect        how a wish in the prompt changes the log-probability of each token of the base model's own replies to the probe
+effect        how a wish in the prompt changes the next-token probabilities along the base model's own replies to the probe
               questions, less what neutral words change there. Rewordings of a wish point in the same direction
 follows       a reply follows a wish when the base model finds it likelier with the wish in the prompt than without: the log
               of the ratio is above 0 (a likelihood-ratio test with equal priors)
@@ -24,10 +24,14 @@ from wire.wish_text import add_wishes
 PROBES, MAX_TOKENS = 12, 48
 #: Of these, the replies by which effects are compared, and how much of them.
 _EFFECT_PROBES, _EFFECT_TOKENS = 4, 32
+#: Likeliest tokens of a position whose probabilities are compared.
+_EFFECT_TOP = 8
 #: Words behind a question that ask for nothing.
 NEUTRAL = ("It is raining here today.", "I have a question.", "Here is the next one.")
 
 Ids = tuple[int, ...]
+#: Change of a probability, by (reply, position, token).
+Effect = dict[tuple[int, int, int], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +64,9 @@ class WishMeter:
         self._questions = tuple(questions[:PROBES])
         self.place = place
         self._replies: list[Reply] = []
-        self._effects: dict[str, tuple[float, ...]] = {}
-        self._plain: list[list[float]] = []
+        self._effects: dict[str, Effect] = {}
+        self._changes: dict[str, Effect] = {}
+        self._plain: Effect = {}
         #: Log-probabilities of replies to questions without a wish.
         self._without: dict[tuple[str, Ids], float] = {}
 
@@ -83,39 +88,60 @@ class WishMeter:
             (one, reply) for one, reply in zip(self._questions, self._replies, strict=True) if reply.token_ids
         ]
 
-    def effect(self, text: str) -> tuple[float, ...]:
-        """Change [N] of the log-probabilities of the probe replies' tokens, less the mean change by neutral words."""
+    def effect(self, text: str) -> Effect:
+        """Change of the probabilities along the probe replies, by (reply, position, token), less the mean change by neutral words."""
         if text not in self._effects:
             neutral = [self._change(words) for words in NEUTRAL if words != text]
-            middle = [sum(column) / len(neutral) for column in zip(*neutral, strict=True)]
-            self._effects[text] = tuple(a - b for a, b in zip(self._change(text), middle, strict=True))
+            found = dict(self._change(text))
+            for change in neutral:
+                for place, value in change.items():
+                    found[place] = found.get(place, 0.0) - value / len(neutral)
+            self._effects[text] = found
         return self._effects[text]
 
     def cosine(self, one: str, other: str) -> float:
         """Cosine of two effects, 0 where one of them is nothing."""
         a, b = self.effect(one), self.effect(other)
-        scale = math.hypot(*a) * math.hypot(*b)
-        return sum(x * y for x, y in zip(a, b, strict=True)) / scale if scale else 0.0
+        scale = math.hypot(*a.values()) * math.hypot(*b.values())
+        return sum(value * b.get(place, 0.0) for place, value in a.items()) / scale if scale else 0.0
 
     def size(self, text: str) -> float:
-        """Root mean square of an effect, nats a token."""
-        values = self.effect(text)
-        return math.hypot(*values) / math.sqrt(len(values))
+        """Length of an effect, by token: the root of its mean square sum over the positions."""
+        positions = sum(
+            min(len(reply.token_ids), _EFFECT_TOKENS) for _, reply in self.probes[:_EFFECT_PROBES]
+        )
+        return math.hypot(*self.effect(text).values()) / math.sqrt(max(1, positions))
 
-    def _change(self, text: str) -> list[float]:
-        if not self._plain:
-            self._plain = self._read("")
-        with_text = self._read(text)
-        return [
-            b - a
-            for row, plain in zip(with_text, self._plain, strict=True)
-            for a, b in zip(plain, row, strict=True)
-        ]
+    def _change(self, text: str) -> Effect:
+        if text not in self._changes:
+            self._plain = self._plain or self._read("")
+            now = self._read(text)
+            self._changes[text] = {
+                place: now.get(place, 0.0) - self._plain.get(place, 0.0)
+                for place in now.keys() | self._plain.keys()
+            }
+        return self._changes[text]
 
-    def _read(self, text: str) -> list[list[float]]:
+    def _read(self, text: str) -> Effect:
+        """Probabilities along the probe replies: of the likeliest tokens, where they can be told, and of the replies' own."""
         probes = self.probes[:_EFFECT_PROBES]
-        prompts = [self.prompt(question, text) for question, _ in probes]
-        return self._logprobs(prompts, [reply.token_ids[:_EFFECT_TOKENS] for _, reply in probes])
+        replies = [reply.token_ids[:_EFFECT_TOKENS] for _, reply in probes]
+        scores = self._policy.teacher_scores(
+            [self.prompt(question, text) for question, _ in probes],
+            replies,
+            Weights.BASE,
+            temperature=[1.0] * len(probes),
+            top_k=_EFFECT_TOP,
+        )
+        found: dict[tuple[int, int, int], float] = {}
+        for row, (reply, score) in enumerate(zip(replies, scores, strict=True)):
+            if score.support_ids is not None and score.support_logprobs is not None:
+                pairs = zip(score.support_ids.tolist(), score.support_logprobs.exp().tolist(), strict=True)
+                for column, (ids, values) in enumerate(pairs):
+                    found |= {(row, column, token): value for token, value in zip(ids, values, strict=True)}
+            for column, (token, value) in enumerate(zip(reply, score.logprobs.exp().tolist(), strict=True)):
+                found[row, column, token] = value
+        return found
 
     def follows(self, text: str, replies: Sequence[tuple[str, Ids]]) -> list[bool]:
         """Whether each reply to a question, given with its tokens, follows a wish."""
