@@ -22,7 +22,7 @@ import torch
 
 from store.errors import AlignmentError
 from store.lifecycle import DropReason
-from store.values import ScoredTurn, WishScope
+from store.values import ScoredTurn
 from trainer.advantages import build_streams, is_expected, mask_constrained, running_baseline, wish_streams
 from trainer.batch import Sample, SampleKind, forced_tokens, micro_batches, sample_of
 from trainer.decoding_constraint import decoding_constraint
@@ -44,10 +44,12 @@ class ActiveWishes:
     Attributes:
         texts: their words, as in the prompt.
         place: where the gateway puts them; see `wire.wish_text.add_wishes`.
+        stated: ids of the turns that state them.
     """
 
     texts: tuple[str, ...] = ()
     place: str = "behind"
+    stated: frozenset[str] = frozenset()
 
     @property
     def text(self) -> str:
@@ -89,9 +91,8 @@ def prepare(
     for turn in turns:
         found: list[Sample] = []
         try:
-            if (wishes.text and _states_wish(turn)) or (
-                wishes.text and turn.wish_text and turn.verdict.value == 1 and wishes.cover(turn.wish_text)
-            ):
+            is_accepted = bool(turn.wish_text) and turn.verdict.value == 1 and wishes.cover(turn.wish_text)
+            if wishes.text and (turn.turn_id in wishes.stated or is_accepted):
                 found.append(wish_sample(policy, plan, turn, wishes))
         except _Refused as exc:
             refused[turn.turn_id] = exc.refusal
@@ -134,10 +135,6 @@ class _Refused(Exception):
     def __init__(self, reason: DropReason, detail: str) -> None:
         super().__init__(detail)
         self.refusal = TurnRefusal(reason=reason, detail=detail)
-
-
-def _states_wish(turn: ScoredTurn) -> bool:
-    return turn.verdict.wish is not None and turn.verdict.wish.scope is WishScope.LASTING
 
 
 def wish_sample(policy: Policy, plan: StepPlan, turn: ScoredTurn, wishes: ActiveWishes) -> Sample:

@@ -208,7 +208,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
             if self._plan.reads_wishes
             else Reviewed()
         )
-        wishes = ActiveWishes(texts=reviewed.texts, place=self.calibration.placement)
+        wishes = ActiveWishes(texts=reviewed.texts, place=self.calibration.placement, stated=reviewed.stated)
         prepared = prepare(
             self._policy,
             self._plan,

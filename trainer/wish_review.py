@@ -27,13 +27,20 @@ class Reviewed:
 
     Attributes:
         learnt: those that it learns, the oldest first.
+        reworded: those that are merged into one of them.
         merged: (kept, merged into it), by wish_id.
         measures: what was measured of each wish, by wish_id.
     """
 
     learnt: tuple[Wish, ...] = ()
+    reworded: tuple[Wish, ...] = ()
     merged: tuple[tuple[int, int], ...] = ()
     measures: Mapping[int, Json] | None = None
+
+    @property
+    def stated(self) -> frozenset[str]:
+        """Ids of the turns that state what is learnt."""
+        return frozenset(one.turn_id for wish in (*self.learnt, *self.reworded) for one in wish.statements)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -69,7 +76,14 @@ class WishReview:
             measures[wish.wish_id] |= {"base": base, "told": asked}
             if asked - base >= LEAST_GAIN:
                 learnt.append(wish)
-        return Reviewed(learnt=tuple(learnt), merged=tuple(merged), measures=measures)
+        kept_ids = {wish.wish_id for wish in learnt}
+        gone = {other for into, other in merged if into in kept_ids}
+        return Reviewed(
+            learnt=tuple(learnt),
+            reworded=tuple(one for one in wishes if one.wish_id in gone),
+            merged=tuple(merged),
+            measures=measures,
+        )
 
     def _is_same(self, one: Wish, other: Wish) -> bool:
         return (
