@@ -50,8 +50,8 @@ from store.record_handle import RecordHandle
 from store.releases import sentence
 from store.settings import Settings
 from store.texts import clip, strip_controls
-from store.training_plan import expectation, read_plan
-from store.training_schedule import ALWAYS
+from store.training_plan import expectation
+from store.training_schedule import MANUAL
 from store.values import AdapterState, Feedback, Selection, WishState, may_hold_hint, new_feedback_id
 from store.version import COMMAND, VERSION
 from telemetry.record_metrics import render_metrics
@@ -324,11 +324,8 @@ class Dashboard:
         )
 
     def _expectation(self) -> str:
-        """Return when a version is trained, in a sentence; "" where that depends on a schedule, or nothing is trained here."""
-        settings = self._settings
-        if not settings.trains_locally or settings.schedule.mode != ALWAYS:
-            return ""
-        return expectation(settings.batch_size, settings.max_wait_s, read_plan(settings.home))
+        """Return when a version is trained, in a sentence; "" where a person starts it, or nothing is trained here."""
+        return "" if self._settings.schedule.mode == MANUAL else expectation(self._settings)
 
     async def _versions(self, request: Request, viewer: Viewer) -> Response:
         record = await self._record.get()

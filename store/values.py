@@ -496,7 +496,6 @@ class _StoredState(StrEnum):
 
 
 class AdapterState(_StoredState):
-    CANDIDATE = "candidate"  #: written, not yet gated
     PUBLISHED = "published"  #: passed the gate; may be (or may have been) live
     REJECTED = "rejected"  #: failed the gate; kept for `versions` to show why
     PRUNED = "pruned"  #: its files were removed by the retention policy
@@ -909,7 +908,6 @@ class ConversationRow:
     trained: int
     is_opted_out: bool
     last_message: Json | None
-    last_reply: str
     first_at: float
     last_at: float
 

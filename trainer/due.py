@@ -133,7 +133,7 @@ class DueFinder:
             now = time.monotonic()
             times = [
                 *(one.until for one in self.pauses.values()),
-                *(one.after for one in self.unlearning.values()),
+                *(one.after for one in self.rebuilds.values()),
             ]
             self.waits_for_time = self.has_complaints or any(now < at for at in times)
             names = ", ".join(adapter_name(*one) for one in sorted(tried.items()))
