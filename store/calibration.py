@@ -41,14 +41,14 @@ class Calibration:
     anchors: Sequence[Sequence[Sequence[int]]] = ()
 
 
-def read_calibration(home: Path, model: str) -> Calibration | None:
-    """Return what was measured of the model with this digest; None: nothing yet."""
+def read_calibration(home: Path, model: str | None = None) -> Calibration | None:
+    """Return what was measured of the model with this digest (None: of whatever model there is); None: nothing yet."""
     try:
         found: Any = json.loads((home / FILE).read_text(encoding="utf-8"))
         known = Calibration(**found)
     except (OSError, ValueError, TypeError):
         return None  # measured again: the file is a cache
-    return known if known.model == model else None
+    return known if model in (None, known.model) else None
 
 
 def write_calibration(home: Path, calibration: Calibration) -> None:

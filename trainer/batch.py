@@ -17,6 +17,8 @@ Shapes: P prompt tokens, C completion tokens (padded to the longest), B batch, V
 from __future__ import annotations
 
 import math
+import random
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -274,6 +276,23 @@ def _supports(
         ids[row, :count, :own] = one.support_ids.to(device)
         logprobs[row, :count, :own] = one.support_logprobs.to(device)
     return ids, logprobs
+
+
+def spread(samples: Sequence[Sample], size: int, seed: int) -> list[list[Sample]]:
+    """Return the steps of a pass: about ``size`` samples in each, every kind spread evenly, in an order that the seed gives."""
+    count = max(1, round(len(samples) / size))
+    kinds: dict[SampleKind, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        kinds[sample.kind].append(sample)
+    steps: list[list[Sample]] = [[] for _ in range(count)]
+    place = 0
+    for kind in sorted(kinds):
+        some = sorted(kinds[kind], key=lambda sample: sample.turn_id)
+        random.Random(seed).shuffle(some)
+        for sample in some:
+            steps[place % count].append(sample)
+            place += 1
+    return [step for step in steps if step]
 
 
 def micro_batches(samples: Iterable[Sample], max_tokens: int) -> Iterator[list[Sample]]:

@@ -10,7 +10,6 @@ region around the weights (a version begins from the base model, a few steps are
 from __future__ import annotations
 
 import math
-import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trainer.advantages import token_streams
-from trainer.batch import Sample, SampleKind, build_batch, micro_batches
+from trainer.batch import Sample, SampleKind, build_batch, micro_batches, spread
 from trainer.objective import compute_loss
 from trainer.out_of_memory import DoesNotFit, attempt
 from trainer.plan import StepPlan
@@ -81,23 +80,6 @@ def train(
     if not taken:
         raise DoesNotFit(0, "no sample fits the memory")
     return {**metrics, "gradient_norm": norm, "optimizer_steps": float(taken), "loss_after": loss}
-
-
-def spread(samples: Sequence[Sample], size: int, seed: int) -> list[list[Sample]]:
-    """Return the steps of a pass: about ``size`` samples in each, every kind spread evenly, in an order that the seed gives."""
-    count = max(1, round(len(samples) / size))
-    kinds: dict[SampleKind, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        kinds[sample.kind].append(sample)
-    steps: list[list[Sample]] = [[] for _ in range(count)]
-    place = 0
-    for kind in sorted(kinds):
-        some = sorted(kinds[kind], key=lambda sample: sample.turn_id)
-        random.Random(seed).shuffle(some)
-        for sample in some:
-            steps[place % count].append(sample)
-            place += 1
-    return [step for step in steps if step]
 
 
 def with_teacher(

@@ -100,7 +100,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
 
     def _calibrated(self) -> Calibration:
         """What is known of the base model; measured where nothing is."""
-        model = self._model_digests().base_model
+        model = self._model_key()
         known = read_calibration(self._settings.home, model)
         if known is None:
             self._enter("calibration")
@@ -174,6 +174,10 @@ class BaseVersionTrainer(ABC, Generic[P]):
     def _model_digests(self) -> ModelDigests:
         return digest_served_model(self._settings.model_path)
 
+    def _model_key(self) -> str:
+        """By which the calibration of a base model is known."""
+        return self._model_digests().base_model
+
     def _enter(self, phase: str) -> None:
         self.phase = AttemptPhase(phase, time.time())
 
@@ -222,8 +226,10 @@ class BaseVersionTrainer(ABC, Generic[P]):
         self._before = self._policy.snapshot()
         self._left_out.clear()
         try:
-            if self._plan.begins_at_base and not self._settings.resume_from_ckpt:
+            if self._plan.begins_at_base:
                 self._policy.reset(self._settings.seed)
+                if self._settings.resume_from_ckpt:
+                    self._resume_from(Path(self._settings.resume_from_ckpt).expanduser())
             self._enter("training")
             trained = _Trained(
                 prepared=prepared,
