@@ -96,6 +96,8 @@ class WishReview:
 
     def followed(self, reviewed: Reviewed, *, seed: int) -> dict[int, Followed]:
         """How many of the policy's replies, without any wish in the prompt, follow each wish; by wish_id."""
+        if not reviewed.learnt:
+            return {}
         replies = self._replies("", Weights.STUDENT, seed)
         known = reviewed.measures or {}
         return {
