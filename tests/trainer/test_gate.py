@@ -250,7 +250,7 @@ def test_a_context_too_short_for_any_canary_is_a_config_error(policy: LocalPolic
 def gated() -> tuple[LocalPolicy, Gate]:
     """The test model and its gate; the base is measured once for all."""
     policy = LocalPolicy(
-        str(PATINA_TINY), rank=16, learning_rate=1e-3, seed=0, beta1=0.9, update_clip=0.0, device="cpu"
+        str(PATINA_TINY), rank=16, learning_rate=1e-3, seed=0, device="cpu"
     )
     gate = Gate(policy, str(PATINA_TINY), max_tokens=48)
     gate.base()

@@ -25,7 +25,7 @@ from store.values import Heartbeat
 from tests.trainer.test_worker import Bench, settings_of
 from tests.trainer.turns import as_recorded, sampled_turn
 from tests.waiting import until_async
-from trainer.due import DueFinder, Unlearning
+from trainer.due import DueFinder, Rebuild
 from trainer.watcher import Watcher
 from trainer.worker import TrainerWorker
 
@@ -157,12 +157,12 @@ async def test_counters_go_on_in_the_next_process(record: Record, settings: Sett
     worker._thread.shutdown()
 
 
-async def test_attempts_to_unlearn_are_bounded_for_the_watcher_too(
+async def test_attempts_without_new_turns_are_bounded_for_the_watcher_too(
     record: Record, settings: Settings
 ) -> None:
     finder = DueFinder(record, settings)
-    finder.unlearning["p"] = Unlearning(version=1)
-    assert finder.unlearning["p"].may_begin()
-    finder.unlearning["p"].begin()
-    assert not finder.unlearning["p"].may_begin()  # until the pause is over
-    assert finder.unlearning["p"].after > time.monotonic() + 30.0
+    finder.rebuilds["p"] = Rebuild(basis=(1, ()))
+    assert finder.rebuilds["p"].may_begin()
+    finder.rebuilds["p"].begin()
+    assert not finder.rebuilds["p"].may_begin()  # until the pause is over
+    assert finder.rebuilds["p"].after > time.monotonic() + 30.0
