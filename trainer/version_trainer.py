@@ -267,7 +267,9 @@ class BaseVersionTrainer(ABC, Generic[P]):
 
     def _teacher_samples(self, job: VersionJob, wishes: ActiveWishes, count: int) -> list[Sample]:
         """Replies of the teacher, who reads the wishes: to past questions of the person first, then to public ones."""
+        room = self._policy.max_context - TEACHER_TOKENS
         own = [turn.messages[-1]["content"] for turn in (*job.turns, *job.served) if _is_question(turn)]
+        own = [question for question in own if len(self._meter.prompt(question, wishes.text)) <= room]
         questions = [*dict.fromkeys(own), *self._canaries.plain_questions()[PROBES:]]
         questions = questions or list(self._canaries.plain_questions())
         if count <= 0:
