@@ -66,8 +66,6 @@ _SAMPLE_ROOM = 32_768
 _SAMPLE_TOKENS = 1_024
 #: When at most this share of the rows goes on, the others are taken out of the batch.
 _KEPT_SHARE = 0.75
-#: Padded tokens of one pass that measures a spread.
-_SPREAD_TOKENS = 8_192
 #: Up to this many tokens in the vocabulary, whole logits are made; beyond it those of so many positions at a time.
 WHOLE_VOCABULARY, POSITIONS = 8_192, 256
 #: Numbers in the logits that are made at a time, at most (64 MiB in float32; a few such tensors live at once).
@@ -503,42 +501,6 @@ class LocalPolicy(Texts):
     def positions(self) -> int:
         """Positions whose logits are made at a time."""
         return min(POSITIONS, max(16, _LOGITS // self.vocabulary_size))
-
-    def _pieces(self, rows: int, columns: int) -> Iterator[slice]:
-        """Columns whose logits are held at a time."""
-        step = max(1, self.positions // rows) if self.is_wide else columns
-        for start in range(0, columns, step):
-            yield slice(start, start + step)
-
-    @torch.no_grad()
-    def entropy_and_kl(
-        self,
-        prompts: Sequence[Sequence[int]],
-        responses: Sequence[Sequence[int]],
-        weights: Weights,
-        *,
-        kl: bool,
-    ) -> tuple[list[float], list[float]]:
-        """Mean entropy and KL to base along each response, nats a token; KL is 0 where it is not asked for."""
-        entropies, divergences = [], []
-        longest = max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
-        rows = max(1, _SPREAD_TOKENS // longest)
-        for start in range(0, len(responses), rows):
-            self.at_boundary()
-            asked = prompts[start : start + rows], responses[start : start + rows]
-            own, mask = self.response_hidden(*asked, weights)
-            base = self.response_hidden(*asked, Weights.BASE)[0] if kl else None
-            entropy, divergence = [], []
-            for at in self._pieces(*mask.shape):
-                s = torch.log_softmax(self.logits(own[:, at], weights), dim=-1)
-                entropy.append(torch.special.entr(s.exp()).sum(dim=-1))
-                if base is not None:
-                    p = torch.log_softmax(self.logits(base[:, at], Weights.BASE), dim=-1)
-                    divergence.append((s.exp() * (s - p)).sum(dim=-1))
-            for row, live in enumerate(mask):
-                entropies.append(float(torch.cat(entropy, dim=1)[row][live].mean()))
-                divergences.append(float(torch.cat(divergence, dim=1)[row][live].mean()) if kl else 0.0)
-        return entropies, divergences
 
     def _pack(
         self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]

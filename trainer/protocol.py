@@ -60,6 +60,13 @@ class TeacherScore:
     support_ids: Tensor | None = None
     support_logprobs: Tensor | None = None
 
+    def is_complete(self, count: int) -> bool:
+        """Whether it has a number for each of so many tokens, and for each token of the support (-inf: an unused slot)."""
+        if self.logprobs.shape != (count,) or not bool(self.logprobs.isfinite().all()):
+            return False
+        support = self.support_logprobs
+        return support is None or (len(support) == count and not bool(support.isnan().any()))
+
 
 class Policy(Protocol):
     """A base model with one adapter that is being trained. One thread only.

@@ -109,13 +109,12 @@ def prepare(
     samples = _of_this_policy(policy, plan, samples, refused)
     baseline = running_baseline(recent_verdicts, kind=plan.baseline)
     value = {turn.turn_id: turn.verdict.value for turn in turns}
-    if samples and all(is_expected(value[one.turn_id], baseline) for one in samples):
+    if all(one.kind is SampleKind.VERDICT and is_expected(value[one.turn_id], baseline) for one in samples):
         expected = TurnRefusal(
             reason=DropReason.NO_SIGNAL, detail="a batch of thanks, like most recent verdicts"
         )
-        return PreparedBatch(
-            samples=(), refused={**refused, **dict.fromkeys(value.keys() - refused.keys(), expected)}
-        )
+        refused |= dict.fromkeys((one.turn_id for one in samples), expected)
+        samples = []
     known = {turn.turn_id for turn in turns}
     room = plan.samples - sum(sample.kind is SampleKind.WISH for sample in samples)
     for turn in served if wishes.text else ():

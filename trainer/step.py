@@ -17,14 +17,23 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from store.lifecycle import DropReason
 from trainer.advantages import token_streams
 from trainer.batch import Sample, SampleKind, build_batch, micro_batches, spread
 from trainer.objective import compute_loss
 from trainer.out_of_memory import DoesNotFit, attempt
 from trainer.plan import StepPlan
 from trainer.policy import LocalPolicy
-from trainer.protocol import TeacherScore, Weights
+from trainer.protocol import TeacherScore, TurnRefusal, Weights
 
+#: Called with the turn of a sample that is left out, and why.
+LeaveOut = Callable[[str, TurnRefusal], None]
+_TOO_LARGE = TurnRefusal(
+    reason=DropReason.OUT_OF_MEMORY, detail="alone in a pass it took more memory than there is"
+)
+_NO_NUMBERS = TurnRefusal(
+    reason=DropReason.TEACHER_FAILED, detail="a log-probability of the teacher is not finite"
+)
 #: Of one sample: log-probabilities [C] of its completion before the first step, at the loss temperature and at the engine's.
 _Old = tuple[Tensor, Tensor]
 
@@ -35,17 +44,17 @@ def train(
     plan: StepPlan,
     *,
     seed: int = 0,
-    leave_out: Callable[[str], None] = lambda turn_id: None,
+    leave_out: LeaveOut = lambda turn_id, refusal: None,
 ) -> dict[str, float]:
     """Move the policy's weights by ``plan.passes`` over these samples; returns the metrics of the first and the last step.
 
     Args:
         seed: of the order of the samples.
-        leave_out: called with the `Sample.turn_id` of each sample that does not fit the memory alone.
+        leave_out: called with the `Sample.turn_id` of each sample that does not fit the memory alone, or whose teacher has no numbers.
 
     Raises:
         GateRejected: a gradient is not finite; the weights are those after the last good step.
-        DoesNotFit: no sample fits; the weights are as before.
+        DoesNotFit: no sample is left; the weights are as before.
     """
     samples = with_teacher(policy, samples, plan, leave_out)
     whole, old = policy.learning_rate, dict[int, _Old]()
@@ -68,7 +77,7 @@ def train(
                     policy.drop_gradients()  # of the samples before, whose means counted this one
                     sample = part.pop(error.index)
                     left_out.add(id(sample))
-                    leave_out(sample.turn_id)
+                    leave_out(sample.turn_id, _TOO_LARGE)
             if found is None:
                 continue
             metrics = metrics or found
@@ -83,7 +92,7 @@ def train(
 
 
 def with_teacher(
-    policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan, leave_out: Callable[[str], None]
+    policy: LocalPolicy, samples: Sequence[Sample], plan: StepPlan, leave_out: LeaveOut
 ) -> list[Sample]:
     """The samples, with what their teacher says along their replies: read once, whatever the weights become."""
     kept = [sample for sample in samples if sample.teacher_prompt_ids is None or sample.teacher is not None]
@@ -96,9 +105,13 @@ def with_teacher(
                 try:
                     scores = read_teacher(policy, part, weights, top_k=plan.objective.top_k or 1)
                 except DoesNotFit as error:
-                    leave_out(part.pop(error.index).turn_id)
+                    leave_out(part.pop(error.index).turn_id, _TOO_LARGE)
                     continue
-                kept += [replace(one, teacher=score) for one, score in zip(part, scores, strict=True)]
+                for one, score in zip(part, scores, strict=True):
+                    if score.is_complete(len(one.completion_ids)):
+                        kept.append(replace(one, teacher=score))
+                    else:
+                        leave_out(one.turn_id, _NO_NUMBERS)
                 break
     return [_on_tokens(policy, one, plan) for one in kept]
 

@@ -25,7 +25,6 @@ import torch
 
 from serving.model_digests import digest_served_model
 from store.calibration import Calibration, read_calibration, write_calibration
-from store.lifecycle import DropReason
 from store.manifest import ModelDigests
 from store.settings import Settings, to_json
 from store.texts import counted
@@ -86,7 +85,7 @@ class BaseVersionTrainer(ABC, Generic[P]):
         self.name, self.version = settings.policy, BASE_VERSION
         self.phase = AttemptPhase()
         self._before: Mapping[str, Any] | None = None
-        self._left_out: list[str] = []
+        self._left_out: dict[str, TurnRefusal] = {}
         self._canaries = load_canaries(settings.model_path)
         self.calibration = self._calibrated()
         self._gate = Gate(
@@ -275,7 +274,9 @@ class BaseVersionTrainer(ABC, Generic[P]):
 
     def _teacher_samples(self, job: VersionJob, wishes: ActiveWishes, count: int) -> list[Sample]:
         """Replies of the teacher, who reads the wishes: to past questions of the person first, then to public ones."""
+        room = self._policy.max_context - TEACHER_TOKENS
         own = [turn.messages[-1]["content"] for turn in (*job.turns, *job.served) if _is_question(turn)]
+        own = [question for question in own if len(self._meter.prompt(question, wishes.text)) <= room]
         questions = [*dict.fromkeys(own), *self._canaries.plain_questions()[PROBES:]]
         questions = questions or list(self._canaries.plain_questions())
         if count <= 0:
@@ -351,13 +352,10 @@ class BaseVersionTrainer(ABC, Generic[P]):
                 None if self._plan.begins_at_base else self._before, adapter_name(self.name, self._parent)
             ),
         )
-        gone = set(self._left_out)
-        refusal = TurnRefusal(
-            reason=DropReason.OUT_OF_MEMORY, detail="alone in a pass it took more memory than there is"
-        )
+        gone = self._left_out
         refused = {
             **trained.prepared.refused,
-            **{turn.turn_id: refusal for turn in job.turns if turn.turn_id in gone},
+            **{turn.turn_id: gone[turn.turn_id] for turn in job.turns if turn.turn_id in gone},
         }
         if verdict.rejected:
             self.revert()
@@ -497,5 +495,5 @@ class LocalVersionTrainer(BaseVersionTrainer[LocalPolicy]):
 
     def _train(self, samples: Sequence[Sample], number: int) -> dict[str, float]:
         return train(
-            self._policy, samples, self._plan, seed=self._settings.seed, leave_out=self._left_out.append
+            self._policy, samples, self._plan, seed=self._settings.seed, leave_out=self._left_out.__setitem__
         )

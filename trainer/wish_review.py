@@ -61,11 +61,18 @@ class WishReview:
         merged: list[tuple[int, int]] = []
         measures: dict[int, Json] = {}
         for wish in wishes:
-            same = next((one for one in kept if self._is_same(one, wish)), None)
-            if same is not None:
+            size = self._meter.size(wish.text)
+            acts = size > self._calibration.neutral
+            # What changes no more than neutral words has no direction: it is like nothing but itself.
+            alike = (
+                one
+                for one in kept
+                if one.text == wish.text
+                or (acts and measures[one.wish_id]["effect"] > self._calibration.neutral and self._is_same(one, wish))
+            )
+            if (same := next(alike, None)) is not None:
                 merged.append((same.wish_id, wish.wish_id))
                 continue
-            size = self._meter.size(wish.text)
             measures[wish.wish_id] = {"effect": size, "neutral": self._calibration.neutral}
             kept.append(wish)
         acting = [one for one in kept if measures[one.wish_id]["effect"] > self._calibration.neutral]
@@ -86,9 +93,7 @@ class WishReview:
         )
 
     def _is_same(self, one: Wish, other: Wish) -> bool:
-        return (
-            one.text == other.text or self._meter.cosine(one.text, other.text) >= self._calibration.same_wish
-        )
+        return self._meter.cosine(one.text, other.text) >= self._calibration.same_wish
 
     def _told(self, wishes: Sequence[Wish], seed: int) -> list[tuple[str, Ids]]:
         """Questions with the base model's replies behind all these wishes."""

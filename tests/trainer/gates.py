@@ -1,4 +1,4 @@
-"""What a version trainer measures of random weights, scripted: the gate (tests/trainer/test_gate.py tests the real one, which asks some sixty
+"""What a version trainer measures of random weights, scripted: the gate (tests/trainer/test_gate.py tests the real one, which asks some fifty
 prompts for each version) and the calibration of the base model (tests/trainer/test_calibrate.py).
 
 `python -m tests.trainer.gates` is the trainer process with a gate that admits every version: random weights know no facts.
@@ -7,14 +7,17 @@ prompts for each version) and the calibration of the base model (tests/trainer/t
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import trainer.version_trainer
-from store.calibration import Calibration
+from serving.model_digests import digest_served_model
+from store.calibration import Calibration, write_calibration
+from store.settings import Settings
 from trainer.__main__ import main
 from trainer.gate import GateMeasures, GateVerdict
 from trainer.protocol import Policy, Weights
-from trainer.version_trainer import BaseVersionTrainer
+from trainer.version_trainer import BaseVersionTrainer, LocalVersionTrainer
 
 
 class ScriptedGate:
@@ -31,11 +34,11 @@ class ScriptedGate:
 
 
 def close_the_gate(trainer: BaseVersionTrainer[Any]) -> None:
-    trainer._gate = ScriptedGate("replies do not end")  # type: ignore[assignment]  # same method
+    trainer._gate = ScriptedGate("replies do not end")  # type: ignore[assignment]  # same methods
 
 
 def open_the_gate(trainer: BaseVersionTrainer[Any]) -> None:
-    trainer._gate = ScriptedGate()  # type: ignore[assignment]  # same method
+    trainer._gate = ScriptedGate()  # type: ignore[assignment]  # same methods
 
 
 def quick_calibration(policy: Policy, model: str, *_: object, anchors: int, seed: int) -> Calibration:
@@ -50,6 +53,29 @@ def quick_calibration(policy: Policy, model: str, *_: object, anchors: int, seed
         if reply.token_ids
     ]
     return Calibration(model=model, gate=GateMeasures().to_json(), anchors=found)
+
+
+def know_model(home: Path, model: Path | str, **changes: Any) -> Calibration:
+    """Write into a home what was measured of a model, as if it had been: nothing of it is measured again.
+
+    Args:
+        changes: fields of Calibration.
+    """
+    known: dict[str, Any] = {
+        "model": digest_served_model(str(model)).base_model,
+        "same_wish": 0.5,
+        "gate": GateMeasures().to_json(),
+        "anchors": [[[9, 8, 7], [5, 6, 2]], [[9, 8], [70, 2]]],
+    }
+    calibration = Calibration(**{**known, **changes})
+    write_calibration(home, calibration)
+    return calibration
+
+
+def local_trainer(settings: Settings, **changes: Any) -> LocalVersionTrainer:
+    """A trainer of the settings' model that measures nothing of it; ``changes`` are fields of Calibration."""
+    know_model(settings.home, settings.model_path, **changes)
+    return LocalVersionTrainer(settings)
 
 
 if __name__ == "__main__":

@@ -246,7 +246,7 @@ async def test_a_teacher_that_lies_ruins_what_nothing_guards_and_is_stopped_by_t
 @pytest.fixture(scope="module")
 def fresh() -> LocalPolicy:
     return LocalPolicy(
-        str(PATINA_TINY), rank=4, learning_rate=1e-3, seed=0, beta1=0.9, update_clip=0.0, device="cpu"
+        str(PATINA_TINY), rank=4, learning_rate=1e-3, seed=0, device="cpu"
     )
 
 

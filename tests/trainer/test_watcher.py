@@ -26,7 +26,7 @@ from tests.making import make_answer, make_turn, make_verdict
 from tests.trainer.test_worker import Bench, settings_of
 from tests.trainer.turns import as_recorded, sampled_turn
 from tests.waiting import until_async
-from trainer.due import DueFinder, Unlearning
+from trainer.due import DueFinder, Rebuild
 from trainer.watcher import Watcher
 from trainer.worker import TrainerWorker
 
@@ -182,12 +182,12 @@ async def test_only_what_comes_due_by_time_is_looked_for_while_the_record_rests(
     assert finder.waits_for_time
 
 
-async def test_attempts_to_unlearn_are_bounded_for_the_watcher_too(
+async def test_attempts_without_new_turns_are_bounded_for_the_watcher_too(
     record: Record, settings: Settings
 ) -> None:
     finder = DueFinder(record, settings)
-    finder.unlearning["p"] = Unlearning(version=1)
-    assert finder.unlearning["p"].may_begin()
-    finder.unlearning["p"].begin()
-    assert not finder.unlearning["p"].may_begin()  # until the pause is over
-    assert finder.unlearning["p"].after > time.monotonic() + 30.0
+    finder.rebuilds["p"] = Rebuild(basis=(1, ()))
+    assert finder.rebuilds["p"].may_begin()
+    finder.rebuilds["p"].begin()
+    assert not finder.rebuilds["p"].may_begin()  # until the pause is over
+    assert finder.rebuilds["p"].after > time.monotonic() + 30.0
