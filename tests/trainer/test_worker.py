@@ -719,7 +719,9 @@ async def test_a_version_is_built_again_without_a_withdrawn_wish_and_without_the
     assert await wished.record.verify() == []
 
 
-async def test_a_withdrawn_wish_is_not_served_on_where_the_model_follows_none_of_the_others(wished: Wished) -> None:
+async def test_a_withdrawn_wish_is_not_served_on_where_the_model_follows_none_of_the_others(
+    wished: Wished,
+) -> None:
     await wished.state(WORDS, "a")
     assert await wished.worker.work_once()
     wished.learns = False
@@ -732,7 +734,9 @@ async def test_a_withdrawn_wish_is_not_served_on_where_the_model_follows_none_of
     assert await wished.live() == 0
 
 
-async def test_wishes_that_do_the_same_are_one_in_the_record(wished: Wished, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wishes_that_do_the_same_are_one_in_the_record(
+    wished: Wished, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await wished.state(WORDS, "a")
     await wished.state("Shorter answers, please.", "b")
 
