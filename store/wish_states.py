@@ -8,6 +8,8 @@ from store.values import Json, Wish, WishState
 
 #: Most wishes in a prompt: those that were stated or edited last.
 MAX_WISHES = 8
+#: Least gain of a wish by asking (share of replies, asked less not asked) with which there is something to learn.
+LEAST_GAIN = 0.3
 
 
 def in_prompt(wishes: Iterable[Wish]) -> list[Wish]:
@@ -32,7 +34,18 @@ def describe_state(wish: Wish, *, is_in_prompt: bool) -> str:
         acts = "retired: the weights follow it alone"
     else:
         acts = wish.state.value
-    return ", ".join(filter(None, (acts, learnt)))
+    return ", ".join(filter(None, (acts, learnt, _refusal(wish.measures))))
+
+
+def _refusal(measures: Json) -> str:
+    """Return why a wish is not taught to the weights; "" where it is, or was not measured yet."""
+    effect, neutral = measures.get("effect"), measures.get("neutral")
+    if isinstance(effect, int | float) and isinstance(neutral, int | float) and effect <= neutral:
+        return "this model does not act on these words"
+    told, base = measures.get("told"), measures.get("base")
+    if isinstance(told, int | float) and isinstance(base, int | float) and told - base < LEAST_GAIN:
+        return f"this model hardly follows it when asked ({told:.0%} of replies, {base:.0%} without)"
+    return ""
 
 
 def wish_to_json(wish: Wish, *, is_in_prompt: bool) -> Json:

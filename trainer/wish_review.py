@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 from store.calibration import Calibration
 from store.values import Json, Wish
+from store.wish_states import LEAST_GAIN
 from trainer.protocol import Policy, Weights
 from trainer.wish_meter import MAX_TOKENS, Followed, Ids, WishMeter, share
 from wire.wish_text import join_wishes
 
-#: Least gain of a wish by asking (share of replies, told less base) with which there is something to learn.
-LEAST_GAIN = 0.3
 #: A version has a wish in its weights when they follow it in this share of what asking gives.
 IN_WEIGHTS = 0.9
 
