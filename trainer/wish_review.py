@@ -61,7 +61,11 @@ class WishReview:
                 one
                 for one in kept
                 if one.text == wish.text
-                or (acts and measures[one.wish_id]["effect"] > self._calibration.neutral and self._is_same(one, wish))
+                or (
+                    acts
+                    and measures[one.wish_id]["effect"] > self._calibration.neutral
+                    and self._is_same(one, wish)
+                )
             )
             if (same := next(alike, None)) is not None:
                 merged.append((same.wish_id, wish.wish_id))

@@ -535,8 +535,12 @@ class TrainerWorker:
     async def _leave_withdrawn(self, policy: str, live: int, outcome: Outcome) -> None:
         """Serve the base model again where nothing can be learnt and a wish that the live version learnt is withdrawn."""
         adapter = await self._record.adapter(policy, live) if live != BASE_VERSION else None
-        learnt = {row["wish_id"] for row in adapter.metrics.get("wishes", ())} if adapter is not None else set()
-        known = {one.wish_id for one in await self._record.wishes(policy) if one.state is not WishState.WITHDRAWN}
+        learnt = (
+            {row["wish_id"] for row in adapter.metrics.get("wishes", ())} if adapter is not None else set()
+        )
+        known = {
+            one.wish_id for one in await self._record.wishes(policy) if one.state is not WishState.WITHDRAWN
+        }
         if learnt - known - {other for _, other in outcome.merged}:
             await self._record.rollback(policy, BASE_VERSION, actor="trainer")
 

@@ -42,7 +42,10 @@ def test_wishes_stand_where_the_model_obeys_best(found: Calibration) -> None:
 def test_the_bounds_of_wishes_are_the_models_own(found: Calibration, policy: LocalPolicy) -> None:
     meter = WishMeter(policy, load_canaries(str(PATINA_TINY)).plain_questions(), found.placement)
     assert found.neutral == pytest.approx(max(meter.size(words) for words in NEUTRAL), abs=1e-4)
-    short = [meter.cosine("Please keep your answers short.", other) for other in ("Be brief.", "I want it free of emoji.")]
+    short = [
+        meter.cosine("Please keep your answers short.", other)
+        for other in ("Be brief.", "I want it free of emoji.")
+    ]
     assert short[0] > found.same_wish > short[1]
 
 

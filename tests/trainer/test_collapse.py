@@ -245,9 +245,7 @@ async def test_a_teacher_that_lies_ruins_what_nothing_guards_and_is_stopped_by_t
 
 @pytest.fixture(scope="module")
 def fresh() -> LocalPolicy:
-    return LocalPolicy(
-        str(PATINA_TINY), rank=4, learning_rate=1e-3, seed=0, device="cpu"
-    )
+    return LocalPolicy(str(PATINA_TINY), rank=4, learning_rate=1e-3, seed=0, device="cpu")
 
 
 def test_a_teacher_that_babbles_is_refused_by_the_hint_gate(fresh: LocalPolicy) -> None:

@@ -14,7 +14,9 @@ SHORT = make_wish(1, "Shorter, please.")
 LISTS = make_wish(2, "No lists.")
 
 
-def version(number: int, *wish_ids: int, served: int | None = None, created_at: float = 2_000.0) -> AdapterVersion:
+def version(
+    number: int, *wish_ids: int, served: int | None = None, created_at: float = 2_000.0
+) -> AdapterVersion:
     metrics: dict[str, Any] = {"wishes": [{"wish_id": wish_id} for wish_id in wish_ids]}
     return AdapterVersion(
         policy="patina-tiny",
@@ -46,7 +48,10 @@ def test_one_that_learnt_a_withdrawn_wish_is_built_again() -> None:
     assert not needs_rebuild([LISTS], 0, [version(1, 1, 2)], 0, many=20)
 
 
-@pytest.mark.parametrize(("edited", "changed_at", "is_due"), [(True, 3_000.0, True), (True, 1_000.0, False), (False, 3_000.0, False)])
+@pytest.mark.parametrize(
+    ("edited", "changed_at", "is_due"),
+    [(True, 3_000.0, True), (True, 1_000.0, False), (False, 3_000.0, False)],
+)
 def test_words_of_the_owner_are_learnt_anew_and_another_statement_is_not(
     edited: bool, changed_at: float, is_due: bool
 ) -> None:

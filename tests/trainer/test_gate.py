@@ -32,7 +32,9 @@ BASE = GateMeasures(
     counts={"facts": 24, "tools": 8, "obeyed": 28, "plain": 24},
 )
 #: A version that answers all that the base model has right: 20 facts, 8 calls, 20 requests.
-SAME = replace(BASE, facts=1.0, tools=1.0, obeyed=1.0, counts={"facts": 20, "tools": 8, "obeyed": 20, "plain": 24})
+SAME = replace(
+    BASE, facts=1.0, tools=1.0, obeyed=1.0, counts={"facts": 20, "tools": 8, "obeyed": 20, "plain": 24}
+)
 
 
 def test_a_version_that_lost_nothing_passes_however_little_the_base_model_can() -> None:
@@ -153,7 +155,9 @@ def test_a_context_too_short_for_any_canary_is_a_config_error(policy: LocalPolic
 class Answers:
     """A gate whose replies are scripted: ``right`` says of which facts the answer is right, by weights."""
 
-    def __init__(self, policy: LocalPolicy, model: Path, patch: pytest.MonkeyPatch, share: float = 1.0) -> None:
+    def __init__(
+        self, policy: LocalPolicy, model: Path, patch: pytest.MonkeyPatch, share: float = 1.0
+    ) -> None:
         self.gate = Gate(policy, str(model), share=share)
         self.asked: dict[Weights, int] = {}
         self.right: dict[Weights, set[int]] = {Weights.BASE: set(), Weights.STUDENT: set()}
@@ -182,7 +186,9 @@ def test_only_what_the_base_model_has_right_counts(
     assert (after["facts"], after["counts"]["facts"]) == (pytest.approx(2 / 3), 3)
     assert after["counts"]["plain"] == count  # length, ends and empty replies are of all of them
     assert verdict.rejected == ()  # one may always be lost
-    given.right[Weights.STUDENT] = set(range(3, count)) | {0}  # more than the base model, and two of its own lost
+    given.right[Weights.STUDENT] = set(range(3, count)) | {
+        0
+    }  # more than the base model, and two of its own lost
     (reason,) = given.gate.examine().rejected
     assert "facts are forgotten: 67% of the 3" in reason
 
@@ -206,9 +212,7 @@ def test_a_shorter_gate_asks_fewer_of_the_prompts_that_the_base_model_has_right(
 @pytest.fixture(scope="module")
 def gated() -> tuple[LocalPolicy, Gate]:
     """The test model and its gate; the base is measured once for all."""
-    policy = LocalPolicy(
-        str(PATINA_TINY), rank=16, learning_rate=1e-3, seed=0, device="cpu"
-    )
+    policy = LocalPolicy(str(PATINA_TINY), rank=16, learning_rate=1e-3, seed=0, device="cpu")
     gate = Gate(policy, str(PATINA_TINY))
     gate.base()
     return policy, gate

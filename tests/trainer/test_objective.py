@@ -155,7 +155,7 @@ def test_the_gradient_is_the_numerical_derivative(objective: Objective, support:
 def test_a_teacher_that_agrees_leaves_only_the_other_terms(objective: Objective) -> None:
     logits, batch = make_batch()
     agreeing = replace(batch, teacher_logits=logits, advantage_mask=torch.zeros_like(batch.mask))
-    loss, gradient, metrics = run(replace(objective, kl_coef=0.0), agreeing, logits)
+    loss, gradient, _ = run(replace(objective, kl_coef=0.0), agreeing, logits)
     assert abs(loss) < 1e-12
     assert largest(gradient) < 1e-12
 

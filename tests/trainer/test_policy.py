@@ -282,9 +282,7 @@ def test_a_new_process_goes_on_from_a_version_bit_for_bit(
 def test_the_same_weights_give_the_same_bytes(policy: LocalPolicy, tiny_model: Path) -> None:
     take_step(policy, 0)
     files = policy.version_files()
-    twin = LocalPolicy(
-        str(tiny_model), rank=4, learning_rate=1e-2, seed=3, device="cpu"
-    )
+    twin = LocalPolicy(str(tiny_model), rank=4, learning_rate=1e-2, seed=3, device="cpu")
     take_step(twin, 0)
     assert twin.version_files() == files
 

@@ -104,9 +104,7 @@ def test_what_the_gateway_added_is_taken_out_for_the_student_and_replaced_by_the
     policy: LocalPolicy, served: str, place: str
 ) -> None:
     recorded = policy.render(add_wishes(QUESTION, "No lists.", served))
-    plain, wished = ask(
-        policy, QUESTION, recorded, place=place, wish_text="No lists.", wish_place=served
-    )
+    plain, wished = ask(policy, QUESTION, recorded, place=place, wish_text="No lists.", wish_place=served)
     assert plain == policy.tokenizer.decode(policy.render(QUESTION))
     assert wished == policy.tokenizer.decode(policy.render(add_wishes(QUESTION, WISH, place)))
     assert "No lists." in policy.tokenizer.decode(recorded)

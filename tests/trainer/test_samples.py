@@ -185,7 +185,9 @@ def test_a_verdict_with_a_share_moves_the_tokens_by_that_share(policy: LocalPoli
 
 
 @pytest.mark.parametrize("body", [{"response_format": {"type": "json_schema"}}, {"tool_choice": "required"}])
-def test_a_turn_under_a_schema_is_not_judged_by_forced_tokens(policy: LocalPolicy, body: dict[str, Any]) -> None:
+def test_a_turn_under_a_schema_is_not_judged_by_forced_tokens(
+    policy: LocalPolicy, body: dict[str, Any]
+) -> None:
     praised = sampled_turn(policy, "t", "Hi", request=body, verdict={"value": 1, "hint": None})
     prepared = ready(policy, praised)
     assert (prepared.samples, prepared.refused["t"].reason) == ((), DropReason.CONSTRAINED)

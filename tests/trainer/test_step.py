@@ -93,7 +93,9 @@ def batches_seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Batch]]:
 
 def test_the_plan_follows_the_settings() -> None:
     plan = StepPlan.of(
-        read_settings({"method": "opd", "opd_support": "token", "loss_fn": "importance_sampling", "passes": 3})
+        read_settings(
+            {"method": "opd", "opd_support": "token", "loss_fn": "importance_sampling", "passes": 3}
+        )
     )
     assert (plan.method, plan.opd_support, plan.passes) == ("opd", "token", 3)
     objective = plan.objective
@@ -163,7 +165,9 @@ def test_a_pass_has_every_sample_once_and_every_kind_evenly_in_an_order_that_the
     assert [[sample.turn_id for sample in step] for step in spread(samples, 6, seed=5)] != names
 
 
-@pytest.mark.parametrize(("count", "size", "steps"), [(1, 8, 1), (3, 8, 1), (11, 8, 1), (13, 8, 2), (64, 8, 8)])
+@pytest.mark.parametrize(
+    ("count", "size", "steps"), [(1, 8, 1), (3, 8, 1), (11, 8, 1), (13, 8, 2), (64, 8, 8)]
+)
 def test_a_pass_has_about_as_many_samples_a_step_as_asked(count: int, size: int, steps: int) -> None:
     found = spread([make(str(i)) for i in range(count)], size, seed=0)
     assert len(found) == steps
@@ -245,14 +249,19 @@ def test_thanks_make_a_reply_likelier_and_complaints_less_likely(policy: LocalPo
 
 
 def test_a_step_in_parts_has_the_gradient_of_the_whole(policy: LocalPolicy) -> None:
-    samples = [wish(policy, f"w{i}", "Hi " * (i + 1)) for i in range(2)] + [rated(policy), rated(policy, "b", -1)]
+    samples = [wish(policy, f"w{i}", "Hi " * (i + 1)) for i in range(2)] + [
+        rated(policy),
+        rated(policy, "b", -1),
+    ]
     start = policy.snapshot()
     found = []
     for tokens in (1_000_000, 1):
         policy.restore(start)
         plan = replace(COMBINE, micro_tokens=tokens)
         metrics = train(policy, samples, plan)
-        found.append((metrics, moved({k: v for k, v in start.items() if k.startswith("weight/")}, weights(policy))))
+        found.append(
+            (metrics, moved({k: v for k, v in start.items() if k.startswith("weight/")}, weights(policy)))
+        )
     (first, together), (second, apart) = found
     assert first["loss"] == pytest.approx(second["loss"], rel=1e-4)
     assert first["live_samples"] == second["live_samples"] == 4
@@ -281,7 +290,13 @@ def test_metrics_of_a_step_in_parts_are_those_of_the_whole(
 ) -> None:
     """Thanks have no teacher, wishes no advantage: each metric is a mean over its own tokens."""
     policy.learning_rate = 0.05
-    samples = [wish(policy, "a"), rated(policy), wish(policy, "bb"), rated(policy, "more"), rated(policy, "many!")]
+    samples = [
+        wish(policy, "a"),
+        rated(policy),
+        wish(policy, "bb"),
+        rated(policy, "more"),
+        rated(policy, "many!"),
+    ]
     plan = replace(COMBINE, objective=replace(CLIPPED, kl_coef=0.02))
     start, found = policy.snapshot(), []
     for cut in (len(samples), 2):
@@ -409,7 +424,9 @@ def test_a_score_is_complete_with_a_number_for_each_token() -> None:
     assert not replace(whole, support_logprobs=torch.tensor([[-1.0, -2.0]])).is_complete(2)
 
 
-def test_on_tokens_each_gets_what_the_teacher_changes_about_it_and_no_anchor_does(policy: LocalPolicy) -> None:
+def test_on_tokens_each_gets_what_the_teacher_changes_about_it_and_no_anchor_does(
+    policy: LocalPolicy,
+) -> None:
     step_once(policy)
     sample = wish(policy)
     plan = replace(COMBINE, method="opd", opd_support="token", opd_clip=100.0)

@@ -207,7 +207,9 @@ def test_without_anything_to_teach_there_is_no_version_but_what_was_measured_is_
 
 def test_merged_wishes_are_told_with_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer(tmp_path)
-    found = Reviewed(learnt=(SHORT,), merged=((1, 2),), measures={1: {"effect": 1.0, "base": 0.1, "told": 0.9}})
+    found = Reviewed(
+        learnt=(SHORT,), merged=((1, 2),), measures={1: {"effect": 1.0, "base": 0.1, "told": 0.9}}
+    )
     monkeypatch.setattr(WishReview, "review", lambda *_, seed: found)
     outcome = trainer.attempt(job_of(trainer.policy, wishes=(SHORT, OTHER)))
     assert outcome.written is not None
@@ -236,9 +238,7 @@ def test_a_sample_that_the_steps_leave_out_is_refused_and_not_counted(
     assert outcome.used == ("served-1", "served-2")
 
 
-def test_rl_goes_on_from_its_parent_and_reads_no_wish(
-    tmp_path: Path, reviewed: list[Sequence[Wish]]
-) -> None:
+def test_rl_goes_on_from_its_parent_and_reads_no_wish(tmp_path: Path, reviewed: list[Sequence[Wish]]) -> None:
     trainer = make_trainer(tmp_path, method="rl", learning_rate=1e-3)
     first_turns = _rated(trainer.policy, "a", "b")
     first = trainer.attempt(VersionJob(number=1, turns=first_turns, wishes=(SHORT,)))
@@ -266,7 +266,9 @@ def test_rl_goes_on_from_its_parent_and_reads_no_wish(
 
 def _rated(policy: LocalPolicy, *names: str, **changes: Any) -> list[ScoredTurn]:
     return [
-        sampled_turn(policy, name, f"{QUESTIONS[0]} {name}", verdict={"value": value, "hint": None}, **changes)
+        sampled_turn(
+            policy, name, f"{QUESTIONS[0]} {name}", verdict={"value": value, "hint": None}, **changes
+        )
         for name, value in zip(names, (-1, 1), strict=True)
     ]
 
@@ -315,7 +317,9 @@ def test_a_turn_of_forty_thousand_tokens_is_dropped_and_neither_read_nor_answere
     assert outcome.metrics["turns"] == 3
 
 
-def test_what_is_known_of_a_model_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_known_of_a_model_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def measured(*_: object, **__: object) -> None:
         raise AssertionError("it was measured again")
 

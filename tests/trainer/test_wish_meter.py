@@ -48,7 +48,9 @@ def test_a_reply_follows_a_wish_where_the_wish_makes_it_likelier(meter: WishMete
     assert meter.follows(SHORT, []) == []
 
 
-def test_the_base_model_follows_a_wish_more_often_when_it_reads_it(meter: WishMeter, tiny: LocalPolicy) -> None:
+def test_the_base_model_follows_a_wish_more_often_when_it_reads_it(
+    meter: WishMeter, tiny: LocalPolicy
+) -> None:
     questions = [question for question, _ in meter.probes]
     assert 0 < len(questions) <= PROBES
     replies = tiny.sample([meter.prompt(question, SHORT) for question in questions], max_tokens=48, seed=2)
@@ -60,7 +62,10 @@ def test_what_was_learnt_changes_no_measure(meter: WishMeter, tiny: LocalPolicy)
     fresh = WishMeter(tiny, [question for question, _ in meter.probes], "behind")
     expected = meter.effect(SHORT)
     before = tiny.snapshot()
-    state = {name: value + 0.05 if "lora_B" in name and name.startswith("weight/") else value for name, value in before.items()}
+    state = {
+        name: value + 0.05 if "lora_B" in name and name.startswith("weight/") else value
+        for name, value in before.items()
+    }
     tiny.restore(state)
     assert fresh.effect(SHORT) == pytest.approx(expected, abs=1e-4)
     tiny.restore(before)
