@@ -509,7 +509,7 @@ async def test_a_version_whose_parent_is_not_live_any_more_is_not_published(reco
     await record.claim(POLICY, 2, worker="w", lease_s=60)
     await record.publish(adapter(1), [first], step(1), worker="w")
     await record.rollback(POLICY, 0)
-    with pytest.raises(AliasMoved, match="from version 1, and version 0 was made live meanwhile"):
+    with pytest.raises(AliasMoved, match="replace version 1, and version 0 was made live meanwhile"):
         await record.publish(replace(adapter(2), parent_version=1), [second], step(2), worker="w")
     assert [m.version for m in await record.alias_moves(POLICY)] == [1, 0]
     assert (await record.fates([second]))[second].stage is Stage.CLAIMED
