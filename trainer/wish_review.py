@@ -145,7 +145,7 @@ def wish_rows(followed: Mapping[int, Followed]) -> list[Json]:
                 "told": found.told,
                 "weights": found.weights,
                 "replies": found.replies,
-                "retired": found.weights >= IN_WEIGHTS * found.told,
+                "retired": found.weights >= IN_WEIGHTS * found.told - 1e-9,
             }
         )
     return rows

@@ -175,7 +175,7 @@ def take_wish(connection: sa.Connection, verdict: Verdict) -> None:
 def sync_retired(connection: sa.Connection, policy: str, version: int, now: float) -> None:
     """Let the wishes that the live version follows alone leave the prompt, and those that it does not come back.
 
-    A wish that was stated, edited or put back since the version was made stays in the prompt: somebody missed it.
+    A wish that was stated or edited since the version was made stays in the prompt.
     """
     a = schema.adapters.c
     row = connection.execute(
@@ -196,7 +196,7 @@ def sync_retired(connection: sa.Connection, policy: str, version: int, now: floa
             wish.state is WishState.PROMPT
             and is_followed
             and row is not None
-            and wish.changed_at < row.created_at
+            and _said_at(wish) < row.created_at
         ):
             _update(
                 connection,
@@ -204,6 +204,12 @@ def sync_retired(connection: sa.Connection, policy: str, version: int, now: floa
                 state=WishState.RETIRED.value,
                 changed_at=_change_time(connection, now),
             )
+
+
+def _said_at(wish: Wish) -> float:
+    """Return when a wish was last stated, or edited by the owner."""
+    stated = max((one.created_at for one in wish.statements), default=wish.created_at)
+    return max(stated, wish.changed_at) if wish.edited else stated
 
 
 def settle_wishes(connection: sa.Connection, wish_ids: Collection[int], now: float) -> None:

@@ -316,16 +316,24 @@ async def test_a_follow_up_of_an_older_release_is_read_from_the_detail(
 
 
 async def test_what_is_ready_depends_on_whether_the_method_reads_verdicts(record: Record) -> None:
-    complaint, thanks, neutral = await answered(record, 3)
+    complaint, thanks, neutral, wish = await answered(record, 4)
     assert await record.waiting() == {}
-    await record.add_verdict(
-        make_verdict(complaint, -1, wish=WishReading(text="shorter please", scope=WishScope.LASTING))
-    )
-    await record.add_verdict(make_verdict(thanks, 1))
+    await record.add_verdict(make_verdict(complaint, -1))
+    await record.add_verdict(make_verdict(thanks, 1, source="feedback"))
     await record.add_verdict(make_verdict(neutral, 0))
-    assert (await record.waiting())[POLICY].scored == 3
-    assert (await record.waiting())[POLICY].ready == 2
-    assert (await record.waiting(sources=()))[POLICY].ready == 1
+    stated = WishReading(text="Shorter.", scope=WishScope.LASTING)
+    await record.add_verdict(make_verdict(wish, 0, wish=stated))
+
+    async def ready(**given: Any) -> int:
+        found = (await record.waiting(**given))[POLICY]
+        assert found.scored == 4
+        return found.ready
+
+    assert await ready() == 3
+    assert await ready(sources=()) == 1  # wishes alone
+    assert await ready(sources=("feedback",)) == 2
+    assert await ready(wishes=False) == 2
+    assert await ready(wishes=False, sources=("feedback",)) == 1
 
 
 async def test_complaints_are_claimed_before_thanks_that_waited_longer(record: Record) -> None:

@@ -155,7 +155,7 @@ def test_a_batch_holds_each_stream_at_its_place_and_nan_elsewhere() -> None:
     assert batch.support_ids is not None
     assert batch.support_logprobs is not None
     assert torch.equal(batch.support_ids[1], top)
-    assert torch.equal(batch.support_logprobs[1], score.support_logprobs)
+    assert torch.equal(batch.support_logprobs[1], -1.0 - torch.arange(8.0).reshape(4, 2))
     assert bool(torch.isneginf(batch.support_logprobs[0]).all())  # no teacher speaks of the other sample
     assert batch.completion_ids.tolist() == [[7, 2, 0, 0], [8, 9, 10, 2]]
     assert batch.mask.tolist() == [[True, True, False, False], [True] * 4]

@@ -179,10 +179,12 @@ def test_every_sample_is_used_as_often_as_there_are_passes(
 ) -> None:
     samples = [wish(policy, f"wish-{i}") for i in range(3)] + [rated(policy), anchor_of(wish(policy))]
     seen: list[list[str]] = []
-    monkeypatch.setattr(
-        "trainer.step.micro_batches",
-        lambda part, _: seen.append([sample.turn_id for sample in part]) or ([list(part)] if part else []),
-    )
+
+    def whole(part: Sequence[Sample], _: int) -> list[list[Sample]]:
+        seen.append([sample.turn_id for sample in part])
+        return [list(part)] if part else []
+
+    monkeypatch.setattr("trainer.step.micro_batches", whole)
     metrics = train(policy, samples, replace(COMBINE, passes=3, step_samples=2), seed=1)
     teachers, steps = seen[:2], seen[2:]
     assert [len(part) for part in teachers] == [3, 1]
