@@ -32,9 +32,10 @@ def test_rewordings_of_a_wish_are_more_alike_than_different_wishes(meter: WishMe
 
 def test_an_effect_is_what_a_wish_changes_beyond_neutral_words(meter: WishMeter) -> None:
     assert meter.size(SHORT) > max(meter.size(words) for words in NEUTRAL)
-    values = meter.effect(SHORT)
-    assert all(math.isfinite(value) for value in values)
-    assert meter.size(SHORT) == pytest.approx(math.sqrt(sum(v * v for v in values) / len(values)))
+    effect = meter.effect(SHORT)
+    assert all(math.isfinite(value) for value in effect.values())
+    places = {(row, column) for row, column, _ in effect}
+    assert meter.size(SHORT) == pytest.approx(math.sqrt(sum(v * v for v in effect.values()) / len(places)))
 
 
 def test_a_reply_follows_a_wish_where_the_wish_makes_it_likelier(meter: WishMeter, tiny: LocalPolicy) -> None:

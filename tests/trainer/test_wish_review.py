@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from store.calibration import Calibration
+from store.wish_states import LEAST_GAIN
 from tests.fixtures import PATINA_TINY
 from tests.trainer.turns import make_wish
 from trainer.calibrate import _cosines
 from trainer.canaries import load_canaries
 from trainer.policy import LocalPolicy
 from trainer.wish_meter import NEUTRAL, Followed, WishMeter
-from trainer.wish_review import IN_WEIGHTS, LEAST_GAIN, Reviewed, WishReview, wish_rows
+from trainer.wish_review import IN_WEIGHTS, Reviewed, WishReview, wish_rows
 
 SHORT = make_wish(1, "Please keep your answers short.")
 REWORDED = make_wish(2, "Keep your answers short, please.")
@@ -69,7 +70,7 @@ def test_a_wish_that_the_model_does_not_follow_when_asked_is_not_learnt_and_says
     assert deaf.measures is not None
     assert deaf.measures[1]["told"] == 0.0
     assert deaf.measures[1]["effect"] > deaf.measures[1]["neutral"]
-    assert wish_rows(deaf, review.followed(deaf, seed=0)) == []
+    assert wish_rows(review.followed(deaf, seed=0)) == []
 
 
 @pytest.mark.parametrize("texts", [("Short.", "Short, " * 20), ("Short, " * 20, "Short.")])
@@ -93,7 +94,7 @@ def test_a_policy_that_learnt_nothing_follows_a_wish_about_as_often_as_the_base_
         assert one.weights is not None
         assert one.weights < IN_WEIGHTS * one.told
         assert one.replies > 0
-    assert not any(row["retired"] for row in wish_rows(found, followed))
+    assert not any(row["retired"] for row in wish_rows(followed))
 
 
 @pytest.mark.parametrize(("weights", "retired"), [(0.73, True), (0.7, False)])
@@ -102,4 +103,4 @@ def test_a_version_has_a_wish_in_its_weights_at_nine_tenths_of_what_asking_gives
 ) -> None:
     row = {"wish_id": 1, "base": 0.1, "told": 0.8, "weights": weights, "replies": 12, "retired": retired}
     followed = {1: Followed(base=0.1, told=0.8, weights=weights, replies=12)}
-    assert wish_rows(Reviewed(learnt=(SHORT,)), followed) == [row]
+    assert wish_rows(followed) == [row]
