@@ -607,7 +607,7 @@ async def test_a_step_keeps_what_it_was_computed_from(bench: Bench) -> None:
         }
         assert min(times.values()) >= 0
         assert step.metrics["device"] == {}  # nothing shares it
-    assert second.inputs.settings["method"] == "rl"
+    assert second.method == "rl"
 
 
 # -- wishes
