@@ -62,6 +62,7 @@ from store.values import (
     adapter_name,
 )
 from store.version import COMMAND
+from store.wish_states import learnt_rows
 
 #: In fewer columns `versions` leaves out what a person asks for least, so that the reasons can be read.
 _NARROW = 120
@@ -396,7 +397,7 @@ async def _versions(record: Record, settings: Settings, arguments: argparse.Name
 
 def _learnt(metrics: Json) -> str:
     """Return how many of the wishes that a version learnt its weights follow alone."""
-    rows = metrics.get("wishes") or ()
+    rows = learnt_rows(metrics)
     return f"{sum(bool(row['retired']) for row in rows)} of {len(rows)}" if rows else ""
 
 
@@ -463,7 +464,7 @@ async def _why(record: Record, settings: Settings, arguments: argparse.Namespace
         for line in releases.number_lines(release):
             console.print(f"  {line}")
     texts = {wish.wish_id: wish.text for wish in await record.wishes(policy)}
-    for row in adapter.metrics.get("wishes") or ():
+    for row in learnt_rows(adapter.metrics):
         where = "in the weights" if row["retired"] else "still in the prompt"
         followed = f"{row['weights']:.0%} of the replies follow it (told {row['told']:.0%}, base model {row['base']:.0%})"
         console.print(

@@ -24,6 +24,11 @@ def in_prompt(wishes: Iterable[Wish]) -> list[Wish]:
     return [wish for found in active.values() for wish in found[-MAX_WISHES:]]
 
 
+def learnt_rows(metrics: Json) -> list[Json]:
+    """Return the rows of the wishes that a version learnt; versions before 0.3 have rows of another form, which say nothing here."""
+    return [row for row in metrics.get("wishes") or () if "wish_id" in row]
+
+
 def describe_state(wish: Wish, *, is_in_prompt: bool) -> str:
     """Return the state of a wish in words, with the share of replies in which the weights follow it where that was measured."""
     share = wish.measures.get("weights")

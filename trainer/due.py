@@ -21,6 +21,7 @@ from store.values import (
     WishState,
     adapter_name,
 )
+from store.wish_states import learnt_rows
 from trainer.release_watch import ReleaseWatch
 
 #: So many attempts in a row at a version without new turns may be rejected or fail, before the wishes or the live version have to change.
@@ -220,7 +221,7 @@ def needs_rebuild(
     """
     changed_at = {one.wish_id: one.changed_at if one.edited else 0.0 for one in active}
     current = next((one for one in versions if one.version == live), None)
-    for row in current.metrics.get("wishes", ()) if current is not None else ():
+    for row in learnt_rows(current.metrics) if current is not None else ():
         changed = changed_at.get(row["wish_id"])
         if changed is None or (current is not None and changed > current.created_at):
             return True

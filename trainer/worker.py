@@ -72,6 +72,7 @@ from store.values import (
     Wish,
     WishState,
 )
+from store.wish_states import learnt_rows
 from trainer.checkpoint import folder_size, sweep, versions_to_keep
 from trainer.deaths import Deaths
 from trainer.device import Device, make_device
@@ -539,9 +540,7 @@ class TrainerWorker:
     async def _leave_withdrawn(self, policy: str, live: int, outcome: Outcome) -> None:
         """Serve the base model again where nothing can be learnt and a wish that the live version learnt is withdrawn."""
         adapter = await self._record.adapter(policy, live) if live != BASE_VERSION else None
-        learnt = (
-            {row["wish_id"] for row in adapter.metrics.get("wishes", ())} if adapter is not None else set()
-        )
+        learnt = {row["wish_id"] for row in learnt_rows(adapter.metrics)} if adapter is not None else set()
         known = {
             one.wish_id for one in await self._record.wishes(policy) if one.state is not WishState.WITHDRAWN
         }

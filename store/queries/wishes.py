@@ -15,7 +15,7 @@ from store.errors import RecordError
 from store.hashing import exact_json
 from store.queries.common import read_object
 from store.values import Json, Verdict, Wish, WishesSeen, WishScope, WishState, WishStatement
-from store.wish_states import in_prompt
+from store.wish_states import in_prompt, learnt_rows
 
 _WORD = re.compile(r"[^\W_]+")
 #: Writing without spaces between words: each pair of characters counts as a word.
@@ -181,7 +181,7 @@ def sync_retired(connection: sa.Connection, policy: str, version: int, now: floa
     row = connection.execute(
         sa.select(a.metrics, a.created_at).where(a.policy == policy, a.version == version)
     ).one_or_none()
-    rows = read_object(row.metrics).get("wishes", ()) if row is not None else ()
+    rows = learnt_rows(read_object(row.metrics)) if row is not None else ()
     followed = {one["wish_id"] for one in rows if one.get("retired")}
     for wish in wishes(connection, policy):
         is_followed = row is not None and wish.wish_id in followed

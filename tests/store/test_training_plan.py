@@ -48,7 +48,7 @@ def test_it_is_measured_again_for_another_model_or_number_of_threads() -> None:
 
 def test_the_sentences_say_steps_anchors_prompts_seconds_and_what_is_dropped() -> None:
     assert PLAN.sentences() == (
-        "A version takes about 2.5 min on idle cores: 30 s for hints and teacher, 80 s for 2 optimizer steps with 6 anchors, 35 s for a gate "
+        "A version takes about 2.5 min on idle cores: 30 s for wishes and teacher, 80 s for 2 optimizer steps with 6 anchors, 35 s for a gate "
         "of 28 prompts.",
         "Turns of more than 900 tokens are dropped: there is no time or memory for them.",
     )
