@@ -38,6 +38,7 @@ MAX_TOKENS = 96
 EXAMPLES = 6
 #: At most so many prompts of each kind; the same ones for base and candidate.
 MAX_FACTS, MAX_TOOLS, MAX_ANCHORS = 24, 8, 28
+_KINDS = ("facts", "tools", "obeyed")
 #: At least so many of each kind, however slow the model is.
 FEWEST = 4
 
@@ -204,7 +205,7 @@ class GateProbe:
         policy = self._policy
         if weights is Weights.STUDENT and not policy.is_finite():
             return GateMeasures(finite=False)
-        kept = {name: list(numbers) for name, numbers in (right or {}).items()}
+        kept = {name: list((right or {}).get(name, ())) for name in _KINDS} if right is not None else {}
         facts = list(range(len(self._facts)))
         tools = kept.get("tools", list(range(len(self._tools))))
         anchors = kept.get("obeyed", [i for i, one in enumerate(self._anchors) if one.has_check])

@@ -12,7 +12,7 @@ from store.lifecycle import DropReason
 from store.values import Completion, LogprobMode, ScoredTurn, WishReading, WishScope
 from tests.trainer.conftest import step_once
 from tests.trainer.plans import bare_plan
-from tests.trainer.turns import accepted, sampled_turn, wishing_turn
+from tests.trainer.turns import accepted, sampled_turn, stated_in, wishing_turn
 from trainer.batch import SampleKind
 from trainer.plan import StepPlan
 from trainer.policy import LocalPolicy
@@ -38,7 +38,7 @@ def ready(
     served: Sequence[ScoredTurn] = (),
     recent: Sequence[int] = (),
 ) -> PreparedBatch:
-    wishes = wishes if plan.reads_wishes else ActiveWishes()
+    wishes = stated_in(wishes, turns) if plan.reads_wishes and wishes.text else ActiveWishes()
     return prepare(policy, plan, turns, served, wishes, recent_verdicts=recent, version=version)
 
 

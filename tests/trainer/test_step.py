@@ -17,7 +17,7 @@ from store.settings import read_settings
 from store.values import ScoredTurn
 from tests.trainer.conftest import step_once
 from tests.trainer.plans import bare_plan
-from tests.trainer.turns import anchor_of, sampled_turn, wishing_turn
+from tests.trainer.turns import anchor_of, sampled_turn, stated_in, wishing_turn
 from trainer.advantages import directive_streams
 from trainer.batch import Sample, SampleKind, spread
 from trainer.losses import kl_k3
@@ -36,7 +36,7 @@ UNCLIPPED = StepPlan.of(read_settings({"loss_fn": "importance_sampling"})).objec
 
 
 def samples_of(policy: LocalPolicy, *turns: ScoredTurn, plan: StepPlan = COMBINE) -> list[Sample]:
-    wishes = ActiveWishes(texts=(WORDS,)) if plan.reads_wishes else ActiveWishes()
+    wishes = stated_in(ActiveWishes(texts=(WORDS,)), turns) if plan.reads_wishes else ActiveWishes()
     return list(prepare(policy, plan, turns, (), wishes, recent_verdicts=[], version=0).samples)
 
 

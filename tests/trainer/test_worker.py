@@ -20,7 +20,7 @@ from store.lifecycle import DropReason, Stage
 from store.record import Record
 from store.settings import Settings, read_settings
 from store.values import AdapterState, ScoredTurn, StepReport, StepRole, Wish, WishState
-from tests.trainer.gates import close_the_gate, know_model, local_trainer, open_the_gate
+from tests.trainer.gates import ScriptedGate, close_the_gate, know_model, local_trainer, open_the_gate
 from tests.trainer.turns import accepted, as_recorded, sampled_turn, wishing_turn
 from trainer.deaths import Deaths
 from trainer.policy import LocalPolicy
@@ -454,7 +454,10 @@ async def test_old_versions_lose_their_files_and_keep_their_rows(record: Record,
     bench.worker._thread.shutdown()
 
 
-async def test_the_loop_trains_by_itself_and_stops_on_request(record: Record, settings: Settings) -> None:
+async def test_the_loop_trains_by_itself_and_stops_on_request(
+    record: Record, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.version_trainer.Gate", lambda *_, **__: ScriptedGate())
     speaker = LocalPolicy(settings.model_path, rank=4, device="cpu", learning_rate=1e-4)
     for name in ("a", "b"):
         turn = sampled_turn(speaker, name, "Hello?", verdict={"hint": None})

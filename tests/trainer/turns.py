@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from store.values import (
 from tests.making import make_answer, make_turn, make_verdict
 from trainer.batch import Sample, SampleKind
 from trainer.protocol import Policy
+from trainer.samples import ActiveWishes
 from wire.wish_text import add_wishes
 
 
@@ -123,3 +124,11 @@ def as_recorded(turn: ScoredTurn) -> Sequence[NewTurn]:
         next_state=make_answer(turn.turn_id, f"{turn.turn_id}-next", turn.next_text),
     )
     return first, follow
+
+
+def stated_in(wishes: ActiveWishes, turns: Iterable[ScoredTurn]) -> ActiveWishes:
+    """The wishes, stated by those of these turns that state one."""
+    stating = (
+        one.turn_id for one in turns if one.verdict.wish and one.verdict.wish.scope is WishScope.LASTING
+    )
+    return replace(wishes, stated=frozenset(stating))

@@ -19,7 +19,7 @@ from store.manifest import ADAPTER_WEIGHTS
 from store.values import EXPLICIT_SOURCE, ScoredTurn
 from tests.tinker.running import TinkerServer
 from tests.trainer.tinker.conftest import Make, settings_of
-from tests.trainer.turns import anchor_of, sampled_turn, wishing_turn
+from tests.trainer.turns import anchor_of, sampled_turn, stated_in, wishing_turn
 from trainer.batch import Sample, SampleKind
 from trainer.plan import StepPlan
 from trainer.policy import LocalPolicy
@@ -62,7 +62,7 @@ def plan_of(server: TinkerServer, **given: Any) -> StepPlan:
 def prepared(policy: Any, turns: Sequence[ScoredTurn], plan: StepPlan) -> list[Sample]:
     """The samples of the turns that the method reads, and an anchor where there is a wish."""
     read = [turn for turn in turns if plan.has_signal(turn)]
-    ready = prepare(policy, plan, read, (), WISHES if plan.reads_wishes else ActiveWishes(),
+    ready = prepare(policy, plan, read, (), stated_in(WISHES, read) if plan.reads_wishes else ActiveWishes(),
                     recent_verdicts=[], version=0)  # fmt: skip
     assert not ready.refused
     return [*ready.samples, *(anchor_of(one) for one in ready.samples if one.kind is SampleKind.WISH)]
