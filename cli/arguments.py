@@ -261,12 +261,12 @@ def _add_wishes(command: AddCommand) -> None:
         nargs="?",
         choices=["list", "edit", "remove"],
         default="list",
-        help="list (default), edit N WORDS, remove N",
+        help="list (default), edit N WORDS, remove N: at once in the prompt",
     )
     wishes.add_argument("number", nargs="?", type=int, metavar="N", help="the wish, as the list numbers it")
     wishes.add_argument("words", nargs="?", metavar="WORDS", help="what it is to say instead")
     wishes.add_argument("--json", action="store_true", help="as JSON")
-    add_policy_arguments(wishes, _SHARED)
+    add_policy_arguments(wishes, "all")
 
 
 def _add_control_commands(command: AddCommand) -> None:

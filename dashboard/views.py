@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainer.hindsight import with_hint
+
 from dashboard.charts import Node, Share, share, share_chart, tree_chart
 from dashboard.damage import damage_of, sort_out
-from recorder.classify import MEANINGS
 from recorder.linking import LINK_MEANINGS
 from store.client_warnings import warnings_of
 from store.drop_reasons import REMEDIES, SENTENCES, sentence_of
@@ -32,10 +33,11 @@ from store.values import (
     RecordStatus,
     StepReport,
     TurnKind,
+    Wish,
 )
-from store.wish_list import read_wishes
+from store.wish_states import describe_state, in_prompt
 from trainer.gate_bounds import LABELS, SHARES, Bound, bounds, with_worst
-from trainer.hindsight import with_hint
+from wire.classify import MEANINGS
 
 #: Judged turns that the first page looks at; those of one point of its second chart, at least and at most; points that it aims at.
 JUDGED, LEAST, MOST, POINTS = 2_000, 4, 25, 8
@@ -196,7 +198,7 @@ async def overview(record: Record, viewer: Viewer) -> Json:
         "time_chart": share_chart(over_time, title="Complaints among judged turns, over time"),
         "group": group_size(len(judged)),
         "is_paused": await record.is_paused(viewer.policy),
-        "wishes": await read_wishes(record, viewer.policy, live) if viewer.can_change else [],
+        "wishes": await listed_wishes(record, viewer.policy) if viewer.can_change else [],
         "trainer": await record.beat_of("trainer") if viewer.is_owner else None,
         "last_error": next(
             (step.error for step in await record.steps(viewer.policy, 20) if step.error), None
@@ -286,10 +288,16 @@ async def version(record: Record, viewer: Viewer, number: int) -> Json | None:
         "measures": gate_measures(gate),
         "metrics": step_metrics(adapter.metrics),
         "phases": phases(adapter.metrics),
-        "wishes": await read_wishes(record, viewer.policy, number) if viewer.can_change else [],
         "lineage": lineage(await record.adapters(viewer.policy), number),
         "examples": examples(gate),
     }
+
+
+async def listed_wishes(record: Record, policy: str) -> list[tuple[Wish, str]]:
+    """Return the wishes of a policy, the oldest first, with their states in words."""
+    found = await record.wishes(policy)
+    acting = {wish.wish_id for wish in in_prompt(found)} if await record.adds_wishes() else set[int]()
+    return [(wish, describe_state(wish, is_in_prompt=wish.wish_id in acting)) for wish in found]
 
 
 def lineage(adapters: Sequence[AdapterVersion], number: int) -> list[int]:

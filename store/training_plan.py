@@ -18,7 +18,7 @@ from store.texts import counted
 from store.values import Json
 
 _FILE = "training-plan.json"
-#: Phases of a version: hints, teacher and the choice of anchors; optimizer steps; gate.
+#: Phases of a version: wishes and teacher; optimizer steps; gate.
 PHASES = ("teach", "step", "gate")
 #: A ratio of measured to estimated seconds is believed within these bounds, and moves half of the way with each version.
 _RATIOS = (0.25, 4.0)
@@ -80,7 +80,7 @@ class TrainingPlan:
         """Return what a person should know before the first version, in sentences."""
         by_phase = {name: duration(self.seconds.get(name, 0.0)) for name in PHASES}
         found = [
-            f"A version takes about {duration(self.total_s)} on idle cores: {by_phase['teach']} for hints and teacher, "
+            f"A version takes about {duration(self.total_s)} on idle cores: {by_phase['teach']} for wishes and teacher, "
             f"{by_phase['step']} for {counted(self.steps, 'optimizer step')} with {counted(self.anchors, 'anchor')}, "
             f"{by_phase['gate']} for a gate of {counted(self.probes, 'prompt')}."
         ]

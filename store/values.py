@@ -130,11 +130,11 @@ class NewTurn:
         messages: the request's messages exactly as sent; stored once each, content-addressed.
         request: the other fields of the request body (tools, sampling parameters, ...), without ``messages``.
         link_reason: code of how it was linked (`recorder.linking.LinkReason`).
-        kind_reason: code of why it is main or side (`recorder.classify.MEANINGS`).
+        kind_reason: code of why it is main or side (`wire.classify.MEANINGS`).
         prompt_token_ids: [P] what the engine says it was given; empty when it did not say.
         request_key: canonical hash of the whole request history (same prompt again -> retry).
         reply_key: canonical hash of history + reply; the next request of this branch contains it as a prefix.
-        evidence: the evidence for ``kind`` (`recorder.classify`).
+        evidence: the evidence for ``kind`` (`wire.classify`).
         drop_reason: None for a turn that may train; else why not.
         corrections, link_corrections: what this request shows about the kind and the place of earlier turns.
         next_state: what this turn's request says about its parent, see `NextState`.
@@ -180,6 +180,8 @@ class NewTurn:
     corrections: tuple[KindCorrection, ...] = ()
     link_corrections: tuple[LinkCorrection, ...] = ()
     api: Json | None = None  #: of a client that does not speak chat: `RecordedTurn.api`
+    wish_text: str = ""  #: what the gateway added to ``messages`` for the sampler (`wire.wish_text`)
+    wish_place: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,6 +402,8 @@ NO_SOURCE = "none"
 
 #: `Verdict.source` of explicit feedback.
 EXPLICIT_SOURCE = "feedback"
+#: Beginnings of `Verdict.source` of verdicts that are about the whole reply: thumbs and scores, reward functions, failed tool calls.
+EXPLICIT_SOURCES = (EXPLICIT_SOURCE, "custom:", "rule:tool_error")
 #: `Verdict.source` of a turn that shares in the verdict on the answer of its tool loop.
 LOOP_SOURCE = "rule:tool_loop"
 
@@ -460,7 +464,7 @@ class ScoredTurn:
     Attributes:
         prompt_token_ids: [P] ids the policy was given.
         verdict: the newest one; ``verdict_id`` is its number in the record, 0 where it has none.
-        is_late: an earlier verdict of this turn was in a batch.
+        wish_text, wish_place: the wishes that the sampler read besides ``messages``, and where (`wire.wish_text.add_wishes`); "": none.
     """
 
     turn_id: str
@@ -479,7 +483,8 @@ class ScoredTurn:
     next_text: str
     created_at: float
     verdict_id: int = 0
-    is_late: bool = False
+    wish_text: str = ""
+    wish_place: str = ""
 
 
 class _StoredState(StrEnum):
@@ -614,8 +619,10 @@ class StepRole(StrEnum):
     """What a step used a turn for."""
 
     BATCH = "batch"  #: claimed for it, whether it taught something or not
-    REPLAY = "replay"  #: drawn from the reservoir
-    REMEMBERED = "remembered"  #: its words are in the playbook
+    SERVED = "served"  #: its reply was served with wishes and accepted
+    STATED = "stated"  #: it states a wish that the version learns
+    REPLAY = "replay"  #: of versions before 0.3: repeated
+    REMEMBERED = "remembered"  #: of versions before 0.3: its words were in the playbook
     RECENT = "recent"  #: its verdict's value is in the window of the baseline
 
 
@@ -815,26 +822,58 @@ class TurnProgress:
     is_live: bool
 
 
+class WishState(_StoredState):
+    """Where a wish acts."""
+
+    PROMPT = "prompt"  #: the gateway adds it to the prompts of its policy
+    RETIRED = "retired"  #: the weights follow it alone
+    WITHDRAWN = "withdrawn"  #: nowhere: the person or the owner took it back
+    DAMAGED = "damaged"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WishEdit:
-    """What the owner changed in one wording of the playbook.
+class WishStatement:
+    """One turn whose reaction states a wish.
 
     Attributes:
-        turn_id: the turn whose reaction the wording is.
-        text: the words that replace it; "": the wording is not used; None: its wish is withdrawn.
+        text: the person's words.
     """
 
     turn_id: str
-    text: str | None
+    text: str
+    created_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatedHint:
-    """One turn whose newest verdict has a hint: what the person asked for there."""
+class Wish:
+    """A lasting preference of the people behind a policy.
 
-    turn_id: str
-    hint: str
-    created_at: float  #: of the turn
+    Attributes:
+        text: the wording in use: the words of a statement, or the owner's.
+        edited: the wording is the owner's.
+        measures: what the trainer measured of it.
+        statements: the turns that state it, the oldest first.
+        changed_at: when it was last stated, edited, or got its state.
+    """
+
+    wish_id: int
+    policy: str
+    state: WishState
+    text: str
+    edited: bool
+    measures: Json
+    statements: tuple[WishStatement, ...]
+    created_at: float
+    changed_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WishesSeen:
+    """What shows whether any wish changed: their number, the newest one's id, and the newest change."""
+
+    count: int
+    newest: int
+    changed_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,14 +105,14 @@ async def _run(settings: Settings, earlier: Json, idle_s: float | None) -> int:
 async def _measure(settings: Settings) -> int:
     """Write the plan of a version (`store.training_plan`)."""
     _prepare(settings)
-    from trainer.worker import make_workshop
+    from trainer.worker import make_version_trainer
 
     record = await Record.open(settings.database_url)
     thread = WeightsThread()
     try:
         device = make_device(settings, record)
         async with device.lease():
-            await thread.run(lambda: make_workshop(settings, device))
+            await thread.run(lambda: make_version_trainer(settings, device))
     finally:
         thread.shutdown()
         await record.close()

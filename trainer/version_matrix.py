@@ -98,7 +98,7 @@ def measure_versions(settings: Settings, folders: Sequence[Path | None]) -> list
         seed=settings.seed,
         quantize=settings.quantize == "4bit",
     )
-    probe = GateProbe(policy, load_canaries(settings.model_path), share=_ALL)
+    probe = GateProbe(policy, load_canaries(settings.model_path), most=_ALL)
     found: list[Scores] = []
     for folder in folders:
         if folder is None:

@@ -62,7 +62,7 @@ class Watcher:
                 print(f"patina: the trainer cannot read the record: {exc}", file=sys.stderr, flush=True)
             if due is not None:
                 if not due.takes_turns:
-                    self._due.unlearning[due.policy].begin()
+                    self._due.rebuilds[due.policy].begin()
                 if code := await self._work(stop, "--work", json.dumps(self._detail)):
                     return code
             with contextlib.suppress(TimeoutError):

@@ -20,10 +20,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from trainer.hindsight import accepted, with_hint
+
 from lab.models.follow_ups import CLAIMED, FOLLOW_UPS, RESTATED
 from lab.models.questions import DAYS, FACTS, MONTHS, PRETRAIN, Fact, Question, other_answers
 from lab.models.styles import NEUTRAL, PREFERENCES, STYLES, THANKS, draw
-from trainer.hindsight import accepted, with_hint
 
 Message = dict[str, Any]
 

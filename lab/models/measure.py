@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from trainer.hindsight import after_hints, with_hint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lab.models import TOY
@@ -26,7 +27,6 @@ from lab.models.follow_ups import CLAIMED, FOLLOW_UPS, RESTATED
 from lab.models.questions import HELDOUT, Question, other_answers
 from lab.models.styles import HELDOUT_THANKS, NEUTRAL, PREFERENCES, STYLES, Style
 from lab.models.wellformed import built_in_words, is_well_formed
-from trainer.hindsight import after_hints, with_hint
 
 Message = dict[str, Any]
 MAX_NEW_TOKENS = 128

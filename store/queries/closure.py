@@ -3,9 +3,9 @@
 selected        the turns that were named
 continuations   turns that hold a selected one in their history
 quotes          later turns under the same keys that repeat a line of one
-reactions       kept turns that a removed one reacted to: the reaction, its verdict and its hint go
+reactions       kept turns that a removed one reacted to: the reaction, its verdict, its hint and its wish go
 tainted         versions that were trained on any of these, and all that were made from them
-replies         turns that a tainted version answered under the same keys
+replies         turns under the same keys that a tainted version answered, or that were answered with a forgotten wish in the prompt
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from store.errors import RecordError
 from store.hashing import ROOT
 from store.queries.common import aliases
 from store.queries.lineage import parents, trained_on
+from store.queries.wishes import answered_with, wishes
 from store.values import BASE_VERSION, AdapterState, Closure, Selection
 
 #: Shorter lines are not searched for: many people write them.
@@ -103,11 +104,13 @@ def find_closure(connection: sa.Connection, selection: Selection, *, with_replie
     replies: set[str] = set()
     while True:
         reactions = _reactions(connection, gone, lines)
-        tainted = trained_on(connection, gone | reactions)
+        with_wish = answered_with(connection, gone | reactions)
+        tainted = trained_on(connection, gone | reactions | with_wish)
         found = {
             turn.turn_id
             for turn in record.turns.values()
-            if turn.key_name in keys and turn.adapter_version in tainted.get(turn.policy, ())
+            if turn.key_name in keys
+            and (turn.turn_id in with_wish or turn.adapter_version in tainted.get(turn.policy, ()))
         } - (gone - replies)
         found |= _continuations(record, found) - (gone - replies)
         if found <= replies or not with_replies:
@@ -257,19 +260,25 @@ def _holding(
 
 
 def _reactions_holding(connection: sa.Connection, texts: list[str]) -> set[str]:
-    """Return the turns whose feedback, verdicts or owner's edits hold one of these texts."""
+    """Return the turns whose feedback, verdicts or wishes (the owner's wording too) hold one of these texts."""
     pattern = pattern_of(texts)
     found: set[str] = set()
     for table, names in (
         (schema.feedback, ("text",)),
         (schema.verdicts, ("hint", "detail")),
-        (schema.wish_edits, ("text",)),
+        (schema.wish_statements, ("text",)),
     ):
         for turn_id, *values in connection.execute(
             sa.select(table.c.turn_id, *(table.c[name] for name in names))
         ):
             if any(value and pattern.search(value) for value in values):
                 found.add(turn_id)
+    found |= {
+        statement.turn_id
+        for wish in wishes(connection)
+        if pattern.search(wish.text)
+        for statement in wish.statements
+    }
     return found
 
 

@@ -12,6 +12,7 @@ from sqlalchemy.engine import Row
 from store import schema
 from store.lifecycle import DropReason, Event, Stage
 from store.queries.common import bodies, chain_messages, completion_of, encode_verdict_detail, move
+from store.queries.wishes import take_wish
 from store.values import AnsweredTurn, Feedback, NextState, Relation, Verdict
 
 _HOUR_S = 3_600.0
@@ -83,7 +84,7 @@ def _answered(connection: sa.Connection, row: Row[Any]) -> AnsweredTurn:
 def add_verdict(
     connection: sa.Connection, verdict: Verdict, *, drop: DropReason | None = None, most_per_hour: int = 0
 ) -> None:
-    """Store a verdict and move its turn to scored, or with ``drop`` to dropped.
+    """Store a verdict with its wish, and move its turn to scored, or with ``drop`` to dropped.
 
     Args:
         most_per_hour: verdicts of one key within an hour that may train; a turn beyond them is dropped. 0: no limit.
@@ -94,6 +95,8 @@ def add_verdict(
     trained_in = _trained_in(connection, verdict.turn_id)
     if drop is None and most_per_hour and has_signal and _trainable(connection, verdict) >= most_per_hour:
         drop = DropReason.OVER_LIMIT
+    if drop is not DropReason.OVER_LIMIT:
+        take_wish(connection, verdict)
     connection.execute(
         sa.insert(schema.verdicts).values(
             turn_id=verdict.turn_id,

@@ -40,7 +40,7 @@ def story(connection: sa.Connection, reference: str) -> Json | None:
     columns = (
         t.turn_id, t.completion_id, t.session_id, t.parent_turn_id, t.turn_index, t.kind, t.relation, t.link_reason, t.kind_reason,
         t.kind_evidence, t.first_kind, t.first_kind_reason, t.first_kind_evidence, t.link_confidence, t.policy, t.key_name, t.adapter_version, t.client, t.user, t.created_at, t.preamble_node, t.history_node,
-        t.request, t.completion, t.tool_calls, t.finish_reason, t.drop_detail,
+        t.request, t.completion, t.tool_calls, t.finish_reason, t.drop_detail, t.wish_text, t.wish_place,
         lv.stage, lv.drop_reason, lv.trained_in_version,
     )  # fmt: skip
     query = sa.select(*columns).join(schema.turn_states, lv.turn_id == t.turn_id)

@@ -17,7 +17,7 @@ from store.examples import COMPLAINTS, QUESTIONS
 from store.journal import EntryKind, read_entries, segments
 from store.keys import KeyFile, Keyring
 from store.record import Record
-from store.values import AdapterState, Heartbeat
+from store.values import AdapterState, Heartbeat, WishState
 from tests.dashboard.conftest import HOSTILE, OWNER_KEY, POLICY, sign_in
 from tests.dashboard.test_hostile_text import HostileGateway
 from tests.making import make_verdict
@@ -206,6 +206,7 @@ async def test_another_key_changes_nothing_of_others(
     for path, form in (
         ("rollback", {"version": "0"}),
         ("pin", {"version": "1", "stays": "1"}),
+        ("wishes", {"wish": "1"}),
         ("canary", {"version": "1"}),
         ("training", {"paused": "1"}),
         ("training", {"now": "1"}),
@@ -228,6 +229,7 @@ async def test_another_key_changes_nothing_of_others(
     [
         "rollback",
         "pin",
+        "wishes",
         "canary",
         "training",
         "policy",
@@ -269,6 +271,27 @@ async def test_rollback_and_pause_take_effect(page: httpx.AsyncClient, record_ur
     await page.post("/dashboard/training", data={"csrf": csrf, "now": "1"})
     assert (await record.activity()).asked_at > 0
     assert not await record.is_paused()
+    await record.close()
+
+
+async def test_a_wish_is_shown_with_where_it_acts_and_removed_from_the_page(
+    page: httpx.AsyncClient, record_url: str
+) -> None:
+    await sign_in(page)
+    csrf = await csrf_of(page)
+    record = await Record.open(record_url)
+    (wish,) = await record.wishes(POLICY)
+    await record.change_wish(wish.wish_id, text="Shorter.", measures={"weights": 0.4})
+    shown = (await page.get("/dashboard")).text
+    assert "“Shorter.”" in shown
+    assert "in the prompt, in the weights 40% · your own wording · stated once, last " in shown
+    assert 'href="/dashboard/turns/t1">where it was said' in shown
+    for number, status in (("x", 400), ("99", 404), (str(wish.wish_id), 303)):
+        assert (
+            await page.post("/dashboard/wishes", data={"csrf": csrf, "wish": number})
+        ).status_code == status
+    assert [one.state for one in await record.wishes()] == [WishState.WITHDRAWN]
+    assert "withdrawn, in the weights 40%" in (await page.get("/dashboard")).text
     await record.close()
 
 

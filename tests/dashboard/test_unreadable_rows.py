@@ -39,6 +39,8 @@ DAMAGES = (
     ("UPDATE verdicts SET wish = 'w', wish_scope = '{'", "/dashboard", "Is it learning?"),
     ("UPDATE verdicts SET wish = 'w', wish_scope = '{'", "/dashboard/versions/1", "1 complaint"),
     ("UPDATE verdicts SET wish = 'w', wish_scope = '{'", "/dashboard/turns/t1", "Verdicts"),
+    ("UPDATE wishes SET state = '{', measures = '{'", "/dashboard", "damaged"),
+    ("UPDATE wish_statements SET created_at = 1e300", "/dashboard", "where it was said"),
     ("UPDATE verdicts SET detail = '1e300'", "/dashboard/turns/t1", "Verdicts"),
     ("UPDATE verdicts SET created_at = 1e300", "/dashboard", "at no time"),
     ("UPDATE steps SET finished_at = 1e300", "/dashboard/steps", "step2"),

@@ -245,3 +245,28 @@ def test_learning_settings_of_the_environment_stay_beside_given_ones(monkeypatch
     monkeypatch.setenv("PATINA_LEARNING", "nothing")
     with pytest.raises(ConfigError, match="'nothing' is not key=value"):
         read_settings({"anchors": 5})
+
+
+@pytest.mark.parametrize(
+    ("given", "in_prompt", "in_weights"),
+    [
+        ({}, True, True),
+        ({"wishes": "both"}, True, True),
+        ({"wishes": "prompt"}, True, False),
+        ({"wishes": "weights"}, False, True),
+        ({"wishes": "off"}, False, False),
+        ({"upstream": "http://localhost:1"}, False, False),
+        ({"upstream": "http://localhost:1", "wishes": "prompt"}, True, False),
+        ({"upstream": "http://localhost:1", "backend": "vllm"}, True, True),
+    ],
+)
+def test_wishes_act_where_the_setting_says_and_at_an_endpoint_only_when_asked(
+    given: dict[str, str], in_prompt: bool, in_weights: bool
+) -> None:
+    settings = read_settings(given)
+    assert (settings.wishes_in_prompt, settings.wishes_in_weights) == (in_prompt, in_weights)
+
+
+def test_an_endpoint_has_no_weights_that_could_learn_a_wish() -> None:
+    with pytest.raises(ConfigError, match="an --upstream can have prompt"):
+        read_settings({"upstream": "http://localhost:1", "wishes": "both"})

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from trainer.teacher import teacher_prompt
 
 from store.errors import AlignmentError
 from store.values import Completion, LogprobMode, ScoredTurn, Verdict
@@ -18,7 +19,6 @@ from trainer.advantages import build_streams
 from trainer.batch import Sample, build_batch, sample_of
 from trainer.objective import Objective, compute_loss
 from trainer.policy import LocalPolicy, Reply, Weights
-from trainer.teacher import teacher_prompt
 
 MESSAGES = ({"role": "user", "content": "What is the opposite of hot?"},)
 

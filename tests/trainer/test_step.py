@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from trainer.hint_effect import HintMeter
+from trainer.hint_selection import HintSelection
+from trainer.playbook import Playbook, Wish, Wording
 
 from store.errors import ConfigError
 from store.lifecycle import DropReason
@@ -16,10 +19,7 @@ from tests.trainer.conftest import step_once
 from tests.trainer.plans import bare_plan
 from tests.trainer.turns import anchor_of, sampled_turn
 from trainer.batch import Sample, SampleKind
-from trainer.hint_effect import HintMeter
-from trainer.hint_selection import HintSelection
 from trainer.losses import NO_RESIDUAL, Residual, kl_k3
-from trainer.playbook import Playbook, Wish, Wording
 from trainer.policy import LocalPolicy, Weights
 from trainer.step import (
     MAX_RESAMPLE_TOKENS,

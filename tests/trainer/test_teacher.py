@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from trainer.hindsight import HINT_TEMPLATE, REACTION_TEMPLATE
+from trainer.teacher import teacher_prompt
 
 from serving.openai_server.prompts import render_chat
 from serving.openai_server.vocabulary import Vocabulary
 from serving.prompt_window import PromptWindow, fit_prompt
 from store.errors import AlignmentError
-from trainer.hindsight import HINT_TEMPLATE, REACTION_TEMPLATE
 from trainer.policy import LocalPolicy
-from trainer.teacher import teacher_prompt
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from trainer.hint_selection import HintSelection
+from trainer.playbook import Playbook
+from trainer.wish_training import LOST_AT_ONCE, Shares, WishTraining
 
 from store.lifecycle import DropReason
 from store.manifest import read_attestation
@@ -16,13 +19,10 @@ from store.values import ScoredTurn
 from tests.trainer.gates import ScriptedGate, open_the_gate
 from tests.trainer.turns import sampled_turn
 from trainer.checkpoint import read_state
-from trainer.hint_selection import HintSelection
-from trainer.playbook import Playbook
 from trainer.policy import LocalPolicy
 from trainer.protocol import Edit
 from trainer.step import PreparedBatch, prepare
 from trainer.version_trainer import LocalVersionTrainer, resample_replies
-from trainer.wish_training import LOST_AT_ONCE, Shares, WishTraining
 
 QUESTIONS = ("What is the capital of France?", "What is the capital of Peru?", "What is 2 plus 3?")
 

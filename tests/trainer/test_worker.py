@@ -40,9 +40,9 @@ def settings_of(model: Path, home: Path, **more: Any) -> Settings:
             "lora_rank": 4,
             "learning_rate": 1e-3,
             "anchors": 1,
-            "steps_per_batch": 1,
+            "passes": 1,
             "w_rl": 1.0,
-            "method": "rl",  # on random weights a hint has nothing to say; hints are tested in test_step and end to end
+            "method": "rl",  # on random weights a wish has nothing to say
             **more,
         }
     )

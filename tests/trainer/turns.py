@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from store.values import Completion, LogprobMode, NewTurn, Relation, ScoredTurn
+from store.values import Completion, LogprobMode, NewTurn, Relation, ScoredTurn, WishReading, WishScope
 from tests.making import make_answer, make_turn, make_verdict
 from trainer.batch import Sample, SampleKind
 from trainer.protocol import Policy
@@ -44,8 +44,14 @@ def sampled_turn(policy: Policy, turn_id: str, question: str, **changes: Any) ->
     return ScoredTurn(**{**fields, **changes})
 
 
+def wishing_turn(policy: Policy, turn_id: str, question: str, wish: str) -> ScoredTurn:
+    """Let the policy answer, and state a lasting wish about it."""
+    reading = WishReading(text=wish, scope=WishScope.LASTING)
+    return sampled_turn(policy, turn_id, question, verdict={"wish": reading, "hint": wish})
+
+
 def anchor_of(sample: Sample) -> Sample:
-    """The same reply as an anchor: its teacher is the base model without the hint."""
+    """The same reply as an anchor: its teacher is the base model behind the same prompt."""
     return replace(
         sample,
         turn_id="anchor",

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from trainer.contexts import PARAGRAPHS
 
 from lab.evals.metrics import (
     Answer,
@@ -23,7 +24,6 @@ from lab.models.canaries import canaries
 from lab.models.wellformed import built_in_words
 from lab.tests.evals.test_phrasing import runs
 from store.errors import ConfigError
-from trainer.contexts import PARAGRAPHS
 
 
 def test_probes_are_the_same_for_the_same_seed_and_none_is_a_canary_or_an_anchor() -> None:

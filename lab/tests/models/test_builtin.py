@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from trainer.hindsight import with_hint
 from transformers import AutoConfig, AutoTokenizer
 
 from lab.models import TOY
@@ -30,7 +31,6 @@ from lab.models.questions import HELDOUT, PRETRAIN
 from lab.models.styles import HELDOUT_THANKS, PREFERENCES, STYLES
 from lab.models.wellformed import built_in_words, is_well_formed
 from trainer.canaries import read_canaries
-from trainer.hindsight import with_hint
 
 TOOL = {
     "type": "function",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 import pytest
+from trainer.hindsight import HINT_TEMPLATE, REACTION_TEMPLATE, accepted
 
 from lab.evals.phrasing import every_wording
 from lab.evals.unrelated import WORDINGS
@@ -33,7 +34,6 @@ from lab.models.follow_ups import CLAIMED, FOLLOW_UPS, RESTATED
 from lab.models.questions import HELDOUT, ONLINE, PRETRAIN
 from lab.models.styles import HELDOUT_THANKS, STYLES, THANKS
 from lab.tests.models.test_styles import bare
-from trainer.hindsight import HINT_TEMPLATE, REACTION_TEMPLATE, accepted
 
 
 def rate(hits: Sequence[bool]) -> float:

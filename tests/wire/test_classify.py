@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from recorder.classify import (
+from store.values import Completion, TurnKind
+from wire.classify import (
     CROSSED,
     MEANINGS,
     WEIGHTS,
@@ -20,8 +21,7 @@ from recorder.classify import (
     reconsider,
     weigh,
 )
-from recorder.evidence import _WORDS, FORMS, LANGUAGES, MACHINES, TOPICS, find_words
-from store.values import Completion, TurnKind
+from wire.evidence import _WORDS, FORMS, LANGUAGES, MACHINES, TOPICS, find_words
 
 QUOTED = "<chat_history>\nUSER: Where is Oslo?\nASSISTANT: In Norway.\n</chat_history>"
 
@@ -342,7 +342,7 @@ def test_a_question_about_a_schema_is_a_persons(text: str) -> None:
 
 
 def test_every_file_of_words_is_loaded_and_every_code_is_explained_and_has_words() -> None:
-    names = {entry.name.removesuffix(".toml") for entry in (files("recorder") / "words").iterdir()}
+    names = {entry.name.removesuffix(".toml") for entry in (files("wire") / "words").iterdir()}
     assert names == {*LANGUAGES, "patterns"}
     patterns = {pattern.code: pattern for pattern in (*TOPICS, *MACHINES, *FORMS)}
     assert {code for words in _WORDS for code in words} == set(patterns)

@@ -42,7 +42,7 @@ class WordPattern:
 
 
 def _load(name: str) -> dict[str, Any]:
-    return tomllib.loads((files("recorder") / "words" / f"{name}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((files(__package__) / "words" / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 _WORDS = [_load(name) for name in LANGUAGES]

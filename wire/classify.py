@@ -7,7 +7,7 @@ negative for main; the sum decides. Three kinds of evidence:
   limit, tools offered and used. It does not depend on language.
 * *the record* (`RecordEvidence`): the request extends a recorded turn, with another system prompt or fewer tools; its long literal beginning stood
   before other texts of the same client (a template); the turn was itself continued by a person.
-* *words* (`recorder.evidence`): in the newest user text and in the beginning of a short system prompt, nowhere else.
+* *words* (`wire.evidence`): in the newest user text and in the beginning of a short system prompt, nowhere else.
 
 Explicit headers win over every score (`wire.headers`). The kind is provisional until the turn is followed: `reconsider` adds what is known later.
 """
@@ -23,10 +23,10 @@ from importlib.resources import files
 from itertools import pairwise
 from typing import Any
 
-from recorder.evidence import FORMS, MACHINES, TOPICS, find_words
-from recorder.text_overlap import FIELDS, normalise_line
 from store.texts import content_text
 from store.values import Completion, TurnKind
+from wire.evidence import FORMS, MACHINES, TOPICS, find_words
+from wire.line_text import FIELDS, normalise_line
 from wire.user_text import is_machine_event, strip_client_context, strip_reasoning
 
 Message = Mapping[str, Any]
