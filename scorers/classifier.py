@@ -58,6 +58,18 @@ class Reading:
         return self.wish + self.fault + self.blame
 
 
+#: Of a message without a character.
+NOTHING = Reading(
+    neither=1,
+    praise=0,
+    wish=0,
+    fault=0,
+    blame=0,
+    scopes={one: float(one == "none") for one in SCOPES},
+    known=1,
+)
+
+
 class Classifier:
     """The network.
 
@@ -101,6 +113,8 @@ class Classifier:
         self, text: str, *, reply: str = "", prompt: str = "", before: str = "", after: str = ""
     ) -> Reading:
         """Return the probabilities of ``text``, a message that followed ``reply`` to ``prompt``, or a clause of one; see `features`."""
+        if not text.strip():
+            return NOTHING
         found = features(text, reply=reply, prompt=prompt, before=before, after=after)
         hashes = np.array(found, dtype=np.uint32)
         buckets, prints = slots(hashes, len(self._fingerprints))

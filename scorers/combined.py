@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scorers.classifier import Classifier, Reading, default_classifier
+from scorers.evidence import says_nothing
 from scorers.hints import content_words, repeats_reply
 from scorers.lexicon import JUDGEMENTS
 from scorers.own_words import Clause, clauses, hide_foreign
-from scorers.reactions import MAX_REACTION, Role, bounded, classify, fold, read_reaction, starts_task
+from scorers.reactions import MAX_REACTION, Role, bounded, classify, read_reaction, starts_task
 from store.values import WishReading, WishScope
 
 #: Least probability of a complaint, and of praise, with which a message is one: on reactions that it was not trained on, .95 of what the
@@ -84,12 +85,12 @@ def read_message(
     """Read ``text``, a person's message that followed ``reply``.
 
     Args:
-        prompt: what the reply answers; a message that repeats it word for word is undecided.
+        prompt: what the reply answers; a message that repeats it word for word, a bare number that corrects none, and a farewell are undecided.
         classifier: default: the one of this repository.
     """
     network = classifier or default_classifier()
-    repeats = bool(prompt) and fold(prompt) == fold(text)
-    parts = [] if repeats else clauses(text)
+    is_void = says_nothing(text, reply, prompt)
+    parts = [] if is_void else clauses(text)
     own = hide_foreign(text).strip()
     if len(own) > LONG:
         own = " ".join(part.text for part in (*parts[:2], *parts[2:][-1:]))[: 2 * LONG]
@@ -105,12 +106,15 @@ def read_message(
     # A wish, or a certain complaint before anything else, is less plain in the whole message than by itself.
     plain = asked if is_lasting else [one for one in read[:1] if one.reading.complaint >= CERTAIN]
     complaint = max([reading.complaint, *(one.reading.complaint for one in plain)])
+    # A withdrawal is no opinion of the reply: praise before it is.
+    thanks = read[:1] if wish is not None and wish.scope is WishScope.WITHDRAWAL and len(read) > 1 else []
+    praise = max([reading.praise, *(one.reading.praise for one in thanks if one.reading.praise >= CERTAIN)])
     value: int | None = None
-    if not repeats and reading.complaint >= (STATED if plain else COMPLAINT):
+    if not is_void and reading.complaint >= (STATED if plain else COMPLAINT):
         value = -1
-    elif not repeats and reading.praise >= PRAISE:
+    elif not is_void and praise >= PRAISE:
         value = 1
-    confidence = {-1: complaint, 1: reading.praise}.get(value or 0, 0.0)
+    confidence = {-1: complaint, 1: praise}.get(value or 0, 0.0)
     hint = None
     if value == -1:
         hint = bounded([wish.text]) if wish is not None and is_lasting else _hint(text, reply, reading, read)

@@ -63,6 +63,13 @@ def evidence(text: str, reply: str, prompt: str) -> Iterator[str]:
         yield from _against_reply(text, reply, prompt)
 
 
+def says_nothing(text: str, reply: str, prompt: str) -> bool:
+    """Whether a message ends the conversation, repeats its request, or is a number that corrects none of the reply."""
+    if _CLOSING.fullmatch(text) or (prompt and fold(prompt) == fold(text)):
+        return True
+    return is_bare_number(text) and not names_other_answer(text, reply, prompt)
+
+
 def scope_words(text: str) -> list[str]:
     """Return of which scopes a message has words: "lasting", "once", "answer", "back" (a withdrawal)."""
     return [name for name, pattern in _SCOPES.items() if pattern.search(text[:_MAX_SEARCHED])]

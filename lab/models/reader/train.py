@@ -20,9 +20,10 @@ import numpy.typing as npt
 import torch
 
 from lab.models.reader.exchanges import exchange_samples
-from lab.models.reader.generate import CLASSES, Sample, generate
+from lab.models.reader.generate import CLASSES, WISH, Sample, generate
 from lab.models.reader.labelled import labelled_samples
 from lab.models.reader.wishes import (
+    LASTING,
     SCOPES,
     Message,
     held_out_messages,
@@ -38,10 +39,10 @@ from scorers.own_words import hide_foreign
 #: Buckets of the hash table, a power of 2.
 BUCKETS = 1 << 17
 #: Size of an embedding and of the hidden layer.
-EMBED, HIDDEN = 14, 64
+EMBED, HIDDEN = 15, 64
 #: A feature that fewer samples have stays unknown: more than the copies of one labelled reaction, so that none is learned by heart.
-MIN_COUNT = 12
-EPOCHS = 3
+MIN_COUNT = 18
+EPOCHS = 4
 #: Networks that are averaged.
 NETWORKS = 4
 BATCH = 256
@@ -59,11 +60,11 @@ SCOPE_WEIGHT = 1.0
 
 SAMPLES = 100_000
 #: For each of them, so many copies of reactions that were labelled by hand (`lab.models.reader.labelled`).
-LABELLED = 2.4
+LABELLED = 3.9
 #: ... and messages with a wish or none (`lab.models.reader.wishes`).
 STATED = 0.3
 #: ... and reactions that only the reply explains (`lab.models.reader.exchanges`).
-EXPLAINED = 0.1
+EXPLAINED = 0.2
 #: Processes that read the features.
 PROCESSES = 2
 HELD_OUT = 20_000
@@ -306,7 +307,14 @@ def _with_scope(sample: Sample) -> Sample:
 def training_samples(count: int) -> list[Sample]:
     """Return all samples of a training run, shuffled: ``count`` generated ones, and what belongs to them."""
     styles = [
-        Sample(text=text, label=None, reply="", language="", family="style", scopes=scopes)
+        Sample(
+            text=text,
+            label=WISH if scopes == (LASTING,) else None,
+            reply="",
+            language="",
+            family="style",
+            scopes=scopes,
+        )
         for text, scopes in style_rows()
     ]
     samples = [

@@ -29,7 +29,7 @@ NONE, LASTING, ONCE, ANSWER, WITHDRAWAL = range(len(SCOPES))
 #: Every n-th kind and frame is held out, by the checksum of its name.
 HELD_OUT = 6
 #: Share of the frames of each sort.
-SHARES = {"lasting": 30, "once": 9, "answer": 10, "withdrawal": 12, "foreign": 22, "none": 14, "praise": 3}
+SHARES = {"lasting": 30, "once": 9, "answer": 10, "withdrawal": 12, "foreign": 22, "none": 16, "praise": 6}
 LANGUAGE_SHARES = {"en": 60, "de": 14, "fr": 13, "es": 13}
 #: Share of the messages with a clause of blame, thanks or a reason around the wish.
 SURROUNDED = 0.35
