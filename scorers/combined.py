@@ -22,7 +22,7 @@ from store.values import WishReading, WishScope
 COMPLAINT, PRAISE = 0.84, 0.87
 #: ... of a complaint where a clause states a lasting wish or is a certain complaint; and of any reaction for such a wish: a task with such words in
 #: its text is none.
-STATED = 0.6
+STATED = 0.5
 #: ... before a judge is asked. What is decided with less yields to a judge that disagrees.
 CERTAIN = 0.9
 #: Least probability that a clause asks something of replies.
@@ -106,9 +106,11 @@ def read_message(
     # A wish, or a certain complaint before anything else, is less plain in the whole message than by itself.
     plain = asked if is_lasting else [one for one in read[:1] if one.reading.complaint >= CERTAIN]
     complaint = max([reading.complaint, *(one.reading.complaint for one in plain)])
-    # A withdrawal is no opinion of the reply: praise before it is.
-    thanks = read[:1] if wish is not None and wish.scope is WishScope.WITHDRAWAL and len(read) > 1 else []
-    praise = max([reading.praise, *(one.reading.praise for one in thanks if one.reading.praise >= CERTAIN)])
+    praise = reading.praise
+    if wish is not None and wish.scope is WishScope.WITHDRAWAL and len(read) > 1:
+        # A withdrawal is no opinion of the reply: praise before it counts by itself.
+        first = network.read(read[0].clause.text, reply=reply, prompt=prompt)
+        praise = first.praise if first.praise >= CERTAIN else praise
     value: int | None = None
     if not is_void and reading.complaint >= (STATED if plain else COMPLAINT):
         value = -1

@@ -52,7 +52,7 @@ around them, as the wish, with its scope: "lasting" (no limit is named), "once" 
 "withdrawal" (an earlier wish is to end). A correction of what the reply says is no wish, and neither is text that is quoted, pasted, \
 to be worked on, or about somebody else."""
 
-HINT_ASK = 'Write the code {marker}, then JSON only: {{"hint": "…" or null, "wish": "…" or null, "scope": "…" or null}}.'
+HINT_ASK = 'Write the code {marker}, then JSON only: {{"hint": "…" or null, "wish": "…" or null, "scope": "…" or null}}, or {{"hint": null}}.'
 
 _RUBRIC = "What this person counts as good:"
 

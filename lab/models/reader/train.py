@@ -92,11 +92,11 @@ def hash_samples(samples: list[Sample]) -> Hashes:
         return pool.map(_hashes, samples, chunksize=500)
 
 
-def choose_owners(hashes: Hashes) -> npt.NDArray[np.uint8]:
+def choose_owners(hashes: Hashes, least: int = MIN_COUNT) -> npt.NDArray[np.uint8]:
     """Give each bucket to its most frequent feature; returns the fingerprints [BUCKETS], 0 where there is none."""
     values, counts = np.unique(np.concatenate(hashes), return_counts=True)
     order = np.lexsort((values, -counts))
-    buckets, prints = slots(values[order[counts[order] >= MIN_COUNT]], BUCKETS)
+    buckets, prints = slots(values[order[counts[order] >= least]], BUCKETS)
     owned, first = np.unique(buckets, return_index=True)
     owners = np.zeros(BUCKETS, dtype=np.uint8)
     owners[owned] = prints[first]
@@ -135,6 +135,7 @@ def train(
     seed: int = SEED,
     epochs: int = EPOCHS,
     networks: int = NETWORKS,
+    least: int = MIN_COUNT,
     log: bool = True,
 ) -> dict[str, npt.NDArray[np.generic]]:
     """Train on samples; returns the arrays of a weights file.
@@ -142,10 +143,11 @@ def train(
     Args:
         networks: so many are trained from different beginnings and stand side by side in the file: their logits are averaged, so that
             a message of which the samples say little is decided only where they agree.
+        least: samples that a known feature has; few samples need fewer.
     """
     torch.set_num_threads(1)
     hashes = hash_samples(samples)
-    owners = choose_owners(hashes)
+    owners = choose_owners(hashes, least)
     rows = known_rows(hashes, owners)
     del hashes
     wanted = _targets(samples)

@@ -123,8 +123,8 @@ def test_labelled_rows_become_samples_as_they_are_and_with_typing_noise() -> Non
 
 def test_a_small_training_run_learns_and_repeats_to_the_bit(tmp_path: Path) -> None:
     samples = list(generate(3000, 3))
-    first = train(samples, epochs=8, networks=1, log=False)
-    again = train(samples, epochs=8, networks=1, log=False)
+    first = train(samples, epochs=14, networks=1, least=8, log=False)
+    again = train(samples, epochs=14, networks=1, least=8, log=False)
     assert all(np.array_equal(first[name], again[name]) for name in first)
     write_weights(tmp_path / "a.npz", first)
     write_weights(tmp_path / "b.npz", again)
@@ -181,7 +181,9 @@ def test_a_clause_is_labelled_by_the_span_that_it_stands_in() -> None:
 
 
 def test_a_small_training_run_learns_scopes_of_unseen_kinds(tmp_path: Path) -> None:
-    write_weights(tmp_path / "w.npz", train(list(scope_samples(3000, 3)), epochs=6, networks=1, log=False))
+    write_weights(
+        tmp_path / "w.npz", train(list(scope_samples(6000, 3)), epochs=6, networks=1, least=12, log=False)
+    )
     counts = Counter(
         (m.scope == "lasting", bool(wish and wish.scope == "lasting"))
         for m in made(200, 4, held_out=True)
